@@ -1,0 +1,14 @@
+"""edge-agent: cameras and sensors through INT8 models, results over MQTT.
+
+Data flows one way, control the other, and they meet at a frame boundary::
+
+    capture thread            lanes                                   paho's thread
+    source --Sample--> [board: newest wins] --> model.infer --> wire --> link --> broker
+                                  ^
+    link --order--> deploy --> library.activate (swaps the model of a route)
+
+Start reading at `edge_agent.agent.run`, then `pipeline` and `board`.
+Imports point down only; `tests/test_architecture.py` holds the layers.
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,241 @@
+"""The command line: section 1 of the public interface.
+
+Here are the words and the exit statuses; each command is a module of its own, imported when asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+from .. import __version__
+from ..errors import AgentError, UsageError
+
+Options = argparse.Namespace
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line on stderr for wrong usage, as for wrong settings."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}; see '{self.prog} --help'", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; gives the exit status: 0 done, 1 it ran and failed, 2 wrong usage or settings."""
+    options = parser().parse_args(arguments)
+    _set_up_logging(verbose=options.verbose)
+    command: Callable[[Options], int] = import_module(f"edge_agent.cli.{options.module}").main
+    try:
+        return command(options)
+    except UsageError as problem:
+        print(f"edge-agent: {problem}", file=sys.stderr)
+        return 2
+    except AgentError as problem:
+        print(f"edge-agent: {problem}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader has seen enough, as in `edge-agent tail | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe all commands."""
+    top = _Parser(
+        prog="edge-agent", description="Cameras and sensors through INT8 models, results over MQTT."
+    )
+    top.add_argument("--version", action="version", version=f"edge-agent {__version__}")
+    top.add_argument("-v", "--verbose", action="store_true", help="say more on stderr")
+    commands = top.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=_Parser
+    )
+
+    def command(name: str, module: str, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text[:1].upper() + text[1:] + ".")
+        added.set_defaults(module=module)
+        return added
+
+    def config(added: argparse.ArgumentParser) -> None:
+        added.add_argument(
+            "--config",
+            metavar="FILE",
+            help="settings; default /etc/edge-agent/config.toml, else ./edge-agent.toml",
+        )
+
+    config(command("run", "run", "the daemon, in the foreground"))
+
+    demo = command(
+        "demo", "demo", "everything at once with nothing set up, results live in the terminal"
+    )
+    demo.add_argument(
+        "--seconds", type=_positive, metavar="N", help="end by itself; default: at Ctrl-C"
+    )
+    demo.add_argument("--pipeline", metavar="NAME", help="only this one of the demo's pipelines")
+    demo.add_argument("--json", action="store_true", help="results as JSON, one a line")
+
+    attempt = command("try", "try_", "a model on a source, with no settings, broker or manifest")
+    attempt.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="camera URL, /dev/video0, clip, folder of pictures, recording",
+    )
+    attempt.add_argument("model", metavar="MODEL", help="model folder, .onnx or .xml")
+    attempt.add_argument(
+        "--seconds",
+        type=_positive,
+        metavar="N",
+        help="end by itself; default: at the source's end or Ctrl-C",
+    )
+    attempt.add_argument(
+        "--save", metavar="DIR", help="write the model folder and settings for `run`"
+    )
+
+    config(
+        command(
+            "check",
+            "check",
+            "whether settings, profile, engines, sources, broker and models are fit to run",
+        )
+    )
+
+    profile = command("profile", "profile", "what this device is, which profile matches, and why")
+    profile.add_argument(
+        "--list", action="store_true", help="all profiles, and why each does not match"
+    )
+    config(profile)
+
+    tail = command("tail", "tail", "follow what devices publish, one line a message")
+    tail.add_argument("--device", metavar="ID", help="only this device")
+    tail.add_argument(
+        "--kind",
+        choices=("result", "event", "health", "status", "model", "all"),
+        default="result",
+        help="default: result",
+    )
+    tail.add_argument("--json", action="store_true", help="payloads as they are, one a line")
+    tail.add_argument(
+        "-n", type=_positive_int, dest="count", metavar="N", help="end after N messages"
+    )
+    _broker(tail, config)
+
+    add = command("add", "add", "install a model from a local path, no broker needed")
+    add.add_argument("path", metavar="PATH", help="model folder, packed .tar, .onnx or .xml")
+    add.add_argument("--name", metavar="N", help="instead of the model's own")
+    add.add_argument(
+        "--version",
+        metavar="V",
+        dest="model_version",
+        help="instead of the model's own, or the next",
+    )
+    add.add_argument(
+        "--allow-older", action="store_true", help="also a version below the highest ever accepted"
+    )
+    config(add)
+
+    bench = command("bench", "bench", "measure this device, beside what a plain script gets")
+    kinds = bench.add_subparsers(dest="bench", required=True, metavar="WHAT", parser_class=_Parser)
+    pipeline = kinds.add_parser("pipeline", help="frames a second, cost of each step, overhead")
+    pipeline.add_argument("models", nargs="+", metavar="MODEL")
+    pipeline.add_argument(
+        "--source", metavar="SOURCE", help="clip or folder; default: the bundled clip"
+    )
+    pipeline.add_argument(
+        "--runs", type=_positive_int, default=5, metavar="N", help="pairs; default 5"
+    )
+    pipeline.add_argument("--json", action="store_true", help="figures as JSON")
+    return top
+
+
+def _broker(
+    added: argparse.ArgumentParser, config: Callable[[argparse.ArgumentParser], None]
+) -> None:
+    added.add_argument(
+        "--broker", metavar="URL", help="mqtt://[user[:password]@]host[:port] or mqtts://…"
+    )
+    config(added)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
+    return value
+
+
+def _positive_int(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, found {text!r}")
+    return int(text)
+
+
+def _set_up_logging(*, verbose: bool) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    if os.environ.get("JOURNAL_STREAM"):
+        handler.setFormatter(_Journal("%(message)s"))
+    else:
+        handler.setFormatter(
+            logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+        )
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO, handlers=[handler], force=True
+    )
+
+
+class _Journal(logging.Formatter):
+    """Puts the priority in front, as sd-daemon(3) has it; journald adds the time."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        priority = (
+            3 if record.levelno >= logging.ERROR else 4 if record.levelno >= logging.WARNING else 6
+        )
+        priority = 7 if record.levelno <= logging.DEBUG else priority
+        return "\n".join(f"<{priority}>{line}" for line in super().format(record).splitlines())
+
+
+def load_settings(options: Any, *, needed: bool = False) -> Any:
+    """Read the settings that a command names or finds.
+
+    Raises:
+        UsageError: there are none where some are needed, or they are wrong.
+
+    """
+    from ..settings import PLACES, find_file, load
+
+    file = find_file(options.config)
+    if file is None and needed:
+        places = " nor ".join(str(place) for place in PLACES)
+        raise UsageError(
+            f"no settings: neither {places} is there; write one, or name it with --config FILE"
+        )
+    return load(file)
+
+
+def broker_settings(options: Any) -> Any:
+    """Read the settings for a command that talks to a broker; `--broker` replaces the URL."""
+    from dataclasses import replace
+
+    from ..settings import parse_url
+
+    settings = load_settings(options)
+    if options.broker is None:
+        return settings
+    try:
+        address = parse_url(options.broker)
+    except UsageError as problem:
+        raise UsageError(f"--broker: {problem}") from None
+    broker = settings.broker
+    if not address.tls:
+        broker = replace(broker, ca_file=None, cert_file=None, key_file=None)
+    return replace(settings, broker=replace(broker, url=options.broker))

@@ -1,0 +1,128 @@
+"""`edge-agent check`: whether everything is fit to run, line by line, with the mend where not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from ..errors import AgentError, SampleError, UsageError
+from . import Options, load_settings
+
+
+class _Report:
+    """Prints a line for each thing looked at."""
+
+    def __init__(self) -> None:
+        self.failed = 0
+        self._color = sys.stdout.isatty()
+
+    def line(self, mark: str, subject: str, text: str) -> None:
+        shade = {"ok": 32, "FAIL": 31, "note": 33}[mark]
+        shown = f"\033[{shade}m{mark:4}\033[0m" if self._color else f"{mark:4}"
+        print(f"{shown}  {subject}: {text}")
+        self.failed += mark == "FAIL"
+
+    def tried(self, subject: str, look: Callable[[], str]) -> bool:
+        """Look at something; say what was found or what is wrong."""
+        try:
+            self.line("ok", subject, look())
+        except AgentError as problem:
+            self.line("FAIL", subject, str(problem))
+            return False
+        return True
+
+
+def main(options: Options) -> int:
+    """Check all; 0 if all is fit, 1 if something is not, 2 if the settings are wrong."""
+    settings = load_settings(options, needed=True)
+    from ..agent import library_of, match_profile, open_store
+    from ..serving import Engines
+    from ..settings import find_file
+
+    report = _Report()
+    report.line("ok", "settings", str(find_file(options.config)))
+    match, facts = match_profile(settings)
+    report.line("ok", "profile", f"{match.name} ({match.reason}) on {facts}")
+    engines = Engines(match.profile, facts, settings.engine)
+    for choice, why in engines.lineup.absent:
+        report.line("note", "engine", f"{choice.engine}:{choice.device} is passed over: {why}")
+    for choice in engines.lineup.choices:
+        report.line("ok", "engine", f"{choice.engine}:{choice.device}")
+    store = open_store(settings)
+    report.line("ok", "state_dir", f"{settings.state}, writable")
+    report.tried("broker", lambda: _broker(settings))
+    library = library_of(settings, store)
+    wrong_settings = False
+    for pipeline in settings.pipelines:
+        wrong_settings |= not _pipeline(report, settings, pipeline, library, engines)
+    if not settings.pipelines:
+        report.line("note", "pipelines", "there are none; the agent runs, but has nothing to do")
+    for problem in _trust(settings):
+        report.line("FAIL", "trust", problem)
+    if wrong_settings:
+        return 2
+    return 1 if report.failed else 0
+
+
+def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, engines: Any) -> bool:
+    """Check one pipeline; False where its settings themselves are wrong."""
+    from ..settings import parse_route
+    from ..sources import open_source, parse_source
+
+    subject = f"pipeline {pipeline.name}"
+    try:
+        spec = parse_source(pipeline.source, settings.base)
+    except UsageError as problem:
+        report.line("FAIL", f"{subject} source", str(problem))
+        return False
+
+    def source() -> str:
+        opened = open_source(spec, Event())
+        try:
+            if not opened.grab():
+                return f"{spec.redacted} is empty"
+            try:
+                reading = opened.retrieve()
+            except SampleError as problem:
+                return f"{spec.redacted}, but its first reading cannot be used: {problem}"
+        finally:
+            opened.close()
+        if spec.kind == "picture":
+            return f"{spec.redacted}, {reading.data.shape[1]}x{reading.data.shape[0]}"
+        return f"{spec.redacted}, rows of {reading.data.shape[1:]}"
+
+    report.tried(f"{subject} source", source)
+    stages = [parse_route(stage.model)[0] for stage in pipeline.then]
+    for arm, kind in [(arm, spec.kind) for arm in pipeline.arms] + [(arm, "picture") for arm in stages]:
+
+        def model(arm: Any = arm, kind: Any = kind) -> str:
+            loaded, passed = engines.open(library.find(arm.name, arm.version), kind)
+            try:
+                text = f"{loaded.id} runs on {loaded.engine.label}"
+            finally:
+                loaded.close()
+            return text + (f" (passed over {'; '.join(passed)})" if passed else "")
+
+        report.tried(f"{subject} model {arm.reference}", model)
+    return True
+
+
+def _broker(settings: Any) -> str:
+    from ..mqtt import Hooks, connect
+
+    connection = connect(settings.broker, f"edge-agent-check-{settings.device_id}", hooks=Hooks())
+    version = "5" if connection.protocol == 5 else "3.1.1"
+    limit = f", packets up to {connection.max_packet} bytes" if connection.max_packet else ""
+    connection.close()
+    return f"{settings.broker.address}, MQTT {version}{limit}"
+
+
+def _trust(settings: Any) -> list[str]:
+    return [
+        f"trust.keys: {name}: no such file or folder"
+        for name in settings.trust.keys
+        if not Path(name).exists()
+    ]

@@ -1,0 +1,128 @@
+"""`edge-agent demo`: a broker, the bundled clip and models, and results live in the terminal."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+from ..bundled import bundled
+from ..client import BrokerClient
+from ..errors import AgentError, LinkError
+from ..settings import Broker
+from . import Options, UsageError
+from .live import LiveView
+from .loopback import Loopback, broker
+
+DEVICE = "demo"
+PIPELINES = {
+    "conveyor": ("file", "conveyor.mp4", "loop=1", "parts-inspection"),
+    "bearing": ("csv", "bearing.csv", "loop=1&rate={rate}", "bearing-vibration"),
+}
+START_SECONDS = 60.0
+
+
+def main(options: Options) -> int:
+    """Run the demo; 0 only if results arrived."""
+    names = list(PIPELINES)
+    if options.pipeline is not None:
+        if options.pipeline not in PIPELINES:
+            raise UsageError(f"--pipeline: there is no {options.pipeline!r}; there are {', '.join(PIPELINES)}")
+        names = [options.pipeline]
+    with tempfile.TemporaryDirectory(prefix="edge-agent-demo-") as place:
+        folder = Path(place)
+        with broker(folder) as loopback:
+            settings = folder / "edge-agent.toml"
+            settings.write_text(_settings(folder, loopback, names), encoding="utf-8")
+            return _watch(options, folder, loopback, settings)
+
+
+def _settings(folder: Path, loopback: Loopback, names: list[str]) -> str:
+    lines = [
+        f'device_id = "{DEVICE}"',
+        f"state_dir = {json.dumps(str(folder / 'state'))}",
+        "[broker]",
+        f'url = "{loopback.url}"',
+        f"protocol = {loopback.protocol}",
+        "[health]",
+        "interval_s = 2",
+    ]
+    media = bundled("models") / "media"
+    for name in names:
+        form, file, query, model = PIPELINES[name]
+        source = f"{form}:{quote(str(media / file))}?{query.format(rate=_rate(model))}"
+        lines += ["[[pipelines]]", f'name = "{name}"', f"source = {json.dumps(source)}", f'model = "{model}"']
+    return "\n".join(lines) + "\n"
+
+
+def _rate(model: str) -> float:
+    from ..manifest import load
+
+    return load(bundled("models") / model).manifest.input.rate_hz or 1000.0
+
+
+def _watch(options: Options, folder: Path, loopback: Loopback, settings: Path) -> int:
+    """Run the agent beside the view."""
+    log = folder / "agent.log"
+    command = [sys.executable, "-m", "edge_agent", "run", "--config", str(settings)]
+    notes = [
+        f"broker   {loopback.name} on 127.0.0.1:{loopback.port}, started for this demo",
+        f"look on  mosquitto_sub -p {loopback.port} -v -t 'edge/{DEVICE}/#'",
+        f"or       edge-agent tail --broker {loopback.url} --kind all",
+    ]
+    if options.json:
+        for note in notes:
+            print(note, file=sys.stderr)
+    with BrokerClient(
+        Broker(url=loopback.url, protocol=loopback.protocol), [f"edge/{DEVICE}/result/+"]
+    ) as client, log.open("wb") as output:
+        agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=output, start_new_session=True)
+        view = LiveView("edge-agent demo", notes, quiet=options.json)
+        try:
+            with view:
+                _show(options, client, agent, view)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            agent.send_signal(signal.SIGTERM)
+            try:
+                agent.wait(10)
+            except subprocess.TimeoutExpired:
+                agent.kill()
+                agent.wait()
+    for line in view.summary_lines():
+        print(line, file=sys.stderr if options.json else sys.stdout)
+    if not view.rows:
+        words = log.read_text(errors="replace").strip().splitlines()
+        raise AgentError(f"no result arrived; the agent's last word: {words[-1] if words else 'none'}")
+    return 0
+
+
+def _show(
+    options: Options, client: BrokerClient, agent: subprocess.Popen[bytes], view: LiveView
+) -> None:
+    """Take in results until the time is over; it counts from the first result."""
+    deadline = time.monotonic() + START_SECONDS
+    counting = False
+    while time.monotonic() < deadline:
+        if agent.poll() is not None:
+            return
+        try:
+            heard = client.next(timeout=0.25)
+        except LinkError as problem:
+            view.say(str(problem))
+            return
+        if heard is None:
+            continue
+        payload = json.loads(heard.payload)
+        if not counting:
+            counting = True
+            deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
+        if options.json:
+            print(json.dumps(payload, ensure_ascii=False), flush=True)
+        view.result(payload)

@@ -1,0 +1,49 @@
+"""`edge-agent profile`: what this device is, which profile matches, which engine serves, and why."""
+
+from __future__ import annotations
+
+from ..engines.probe import installed, probe
+from ..facts import read_facts
+from ..profile import choose, default_dirs, lineup, load_profiles
+from . import Options, load_settings
+
+
+def main(options: Options) -> int:
+    """Print the facts, the match and the reasons."""
+    settings = load_settings(options)
+    facts = read_facts()
+    profiles = load_profiles(default_dirs())
+    match = choose(profiles, facts, settings.profile)
+    flags = " ".join(sorted(facts.flags & NOTED)) or "none of note"
+    print(f"device    {settings.device_id}")
+    print(f"machine   {facts}")
+    print(f"flags     {flags}")
+    for name, version in sorted(installed().items()):
+        print(f"engine    {name} {version}")
+    print(f"profile   {match.name}: {match.profile.description}")
+    print(f"why       {match.reason}")
+    found = lineup(match.profile, facts, probe, settings.engine)
+    for choice, why in found.absent:
+        print(f"absent    {choice.engine}:{choice.device}: {why}")
+    for rank, choice in enumerate(found.choices):
+        role = "serves" if rank == 0 else "then"
+        print(
+            f"{role:9} {choice.engine}:{choice.device}, {choice.lanes} lane(s) of "
+            f"{choice.threads} thread(s)"
+        )
+    if settings.engine != "auto":
+        print(f'forced    engine = "{settings.engine}" in the settings')
+    if match.profile.memory_budget_mb:
+        print(f"budget    {match.profile.memory_budget_mb} MiB for models")
+    if options.list:
+        print()
+        for name, why in match.rejected:
+            print(f"{name:18} no: {why}")
+        print(f"{match.name:18} yes: {match.reason}")
+    return 0
+
+
+# What decides between profiles, and what INT8 speed depends on.
+NOTED = frozenset(
+    "avx2 avx512f avx512_vnni avx_vnni amx_int8 amx_bf16 asimd asimddp i8mm bf16 fphp sve".split()
+)

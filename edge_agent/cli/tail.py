@@ -1,0 +1,56 @@
+"""`edge-agent tail`: follow what devices publish, one line a message."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..client import BrokerClient
+from ..names import NAME_RULE, is_name
+from . import Options, UsageError, broker_settings
+from .terminal import message_line
+
+TOPICS = {
+    "result": ("result/+",),
+    "event": ("event/+",),
+    "health": ("health",),
+    "status": ("status", "source/+"),
+    "model": ("model/+",),
+    "all": ("result/+", "event/+", "health", "status", "source/+", "model/+", "info", "push/+", "reply/+"),
+}
+
+
+def main(options: Options) -> int:
+    """Print until told to stop, or until enough has come."""
+    if options.device is not None and not is_name(options.device):
+        raise UsageError(f"--device: {options.device!r} is not a name ({NAME_RULE})")
+    settings = broker_settings(options)
+    root, device = settings.broker.topic_root, options.device or "+"
+    filters = [f"{root}/{device}/{topic}" for topic in TOPICS[options.kind]]
+    seen = 0
+    with BrokerClient(settings.broker, filters) as client:
+        for heard in client:
+            if not heard.payload:
+                continue  # a retained topic was cleared
+            print(_line(heard.topic, root, heard.payload, as_json=options.json), flush=True)
+            seen += 1
+            if options.count is not None and seen >= options.count:
+                break
+    return 0
+
+
+def _line(topic: str, root: str, data: bytes, *, as_json: bool) -> str:
+    try:
+        payload: Any = json.loads(data)
+    except ValueError:
+        payload = None
+    if not isinstance(payload, dict):
+        text = data.decode("utf-8", "backslashreplace")
+        return json.dumps({"topic": topic, "payload": text}) if as_json else f"{topic}: {text}"
+    if as_json:
+        return json.dumps({"topic": topic, **payload}, ensure_ascii=False)
+    try:
+        return message_line(topic, root, payload)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        # Another version's payload, or somebody else's: shown as it is.
+        return f"{topic}: {json.dumps(payload, ensure_ascii=False)}"

@@ -1,0 +1,90 @@
+"""How results and messages read as one line in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def summary(payload: Mapping[str, Any]) -> str:
+    """Say what a result found, in a few words."""
+    if "detections" in payload:
+        found = payload["detections"]
+        if not found:
+            return "nothing found"
+        shown = ", ".join(
+            f"{entry['label']} {entry['score']:.2f}{_nested(entry)}" for entry in found[:6]
+        )
+        return shown + (f" and {len(found) - 6} more" if len(found) > 6 else "")
+    if "classes" in payload:
+        return ", ".join(
+            f"{entry['label']} {entry['score']:.2f}" for entry in payload["classes"][:3]
+        )
+    if "anomaly" in payload:
+        anomaly = payload["anomaly"]
+        word = "ANOMALY" if anomaly["anomalous"] else "normal"
+        return f"{word} {anomaly['score']:.4g} (threshold {anomaly['threshold']:.4g})"
+    if "values" in payload:
+        return ", ".join(
+            f"{name} {value:.4g}" for name, value in list(payload["values"].items())[:8]
+        )
+    if "tensors" in payload:
+        return ", ".join(f"{name} {_shape(value)}" for name, value in payload["tensors"].items())
+    return ""
+
+
+def _nested(entry: Mapping[str, Any]) -> str:
+    then = entry.get("then")
+    return f" [{'; '.join(summary(found) for found in then.values())}]" if then else ""
+
+
+def _shape(value: Any) -> str:
+    sizes = []
+    while isinstance(value, list):
+        sizes.append(str(len(value)))
+        value = value[0] if value else None
+    return f"[{', '.join(sizes)}]"
+
+
+def message_line(topic: str, root: str, payload: Mapping[str, Any]) -> str:
+    """Write any message that a device publishes as one line."""
+    device, kind, *rest = topic.removeprefix(f"{root}/").split("/")
+    name = "/".join(rest)
+    time = str(payload.get("time", ""))[11:23]
+    head = f"{time:12} {device} {kind}" + (f" {name}" if name else "")
+    return f"{head}: {_body(kind, payload)}"
+
+
+def _body(kind: str, payload: Mapping[str, Any]) -> str:
+    match kind:
+        case "result":
+            replayed = " (replayed)" if payload.get("replayed") else ""
+            age = payload.get("timing", {}).get("age_ms", 0.0)
+            file = f" {payload['file']}" if "file" in payload else ""
+            return f"#{payload.get('seq')}{file} {summary(payload)} · {payload.get('model')} · {age:.0f} ms{replayed}"
+        case "status":
+            return f"{payload.get('state')} ({payload.get('reason')})"
+        case "source":
+            error = f": {payload['error']}" if "error" in payload else ""
+            return f"{payload.get('state')}{error}"
+        case "health":
+            pipelines = ", ".join(
+                f"{name} {figures['fps']} fps p99 {figures['latency_ms']['p99']:.0f} ms"
+                for name, figures in payload.get("pipelines", {}).items()
+            )
+            why = f" ({'; '.join(payload.get('why', []))})" if payload.get("why") else ""
+            return f"{payload.get('state')}{why} · {pipelines} · {payload.get('rss_mb')} MB"
+        case "model":
+            candidate = payload.get("candidate")
+            trying = f" · {candidate['version']} {candidate['phase']}" if candidate else ""
+            return f"live {payload.get('live')}, previous {payload.get('previous')}{trying}"
+        case "push":
+            why = f": {payload['why']}" if payload.get("why") else ""
+            return f"{payload.get('state')} {payload.get('percent', '')}%{why}"
+        case _:
+            keys = {
+                key: value
+                for key, value in payload.items()
+                if key not in {"schema", "time", "device"}
+            }
+            return ", ".join(f"{key} {value}" for key, value in list(keys.items())[:6])

@@ -1,0 +1,87 @@
+"""A command's way to the broker: connects once, subscribes, and gives messages as they come."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from .errors import LinkError
+from .mqtt import Hooks, connect
+from .settings import Broker
+
+
+class Heard(NamedTuple):
+    """A message."""
+
+    topic: str
+    payload: bytes
+    retained: bool
+
+
+class BrokerClient:
+    """One connection for the life of a command."""
+
+    def __init__(self, broker: Broker, filters: list[str]) -> None:
+        """Connect and listen.
+
+        Raises:
+            LinkError: the broker cannot be reached or refuses us.
+
+        """
+        self._heard: SimpleQueue[Heard] = SimpleQueue()
+        self._connection = connect(
+            broker,
+            f"edge-agent-cli-{uuid.uuid4().hex[:12]}",
+            hooks=Hooks(message=lambda m: self._heard.put(Heard(m.topic, m.payload, m.retained))),
+        )
+        self._connection.subscribe(filters)
+
+    @property
+    def max_packet(self) -> int | None:
+        return self._connection.max_packet
+
+    def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> Any:
+        """Send; gives paho's receipt."""
+        return self._connection.publish(topic, payload, qos, retain=retain)
+
+    def next(self, timeout: float | None = None) -> Heard | None:
+        """Wait for a message; None when the time is over.
+
+        Raises:
+            LinkError: the connection is gone.
+
+        """
+        waited = 0.0
+        while True:
+            step = 0.25 if timeout is None else max(0.0, min(0.25, timeout - waited))
+            try:
+                return self._heard.get(timeout=step)
+            except Empty:
+                if self._connection.gone.is_set():
+                    raise LinkError("the connection to the broker is lost") from None
+                waited += step
+                if timeout is not None and waited >= timeout:
+                    return None
+
+    def __iter__(self) -> Iterator[Heard]:
+        while True:
+            heard = self.next()
+            if heard is not None:
+                yield heard
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

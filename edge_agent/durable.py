@@ -1,0 +1,150 @@
+"""Writing to disk so that a power cut leaves the old or the new, never a half of either.
+
+Knows nothing of models: files, folders, who owns them, and what a full disk is called. The fault
+points are the steps between which tests kill the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, get_args
+
+from .errors import ModelError
+
+FaultPoint = Literal[
+    "receive.metadata",  # an offer's three files are written, their folder not yet in place
+    "receive.ready",  # the transfer's folder is in place
+    "block.written",  # a block is in the page cache
+    "block.durable",  # and on disk
+    "install.file",  # one file of the candidate is unpacked
+    "install.unpacked",  # all are; nothing is in place
+    "commit.before",  # everything durable, about to be renamed
+    "commit.renamed",  # renamed, the folder above not yet durable
+    "commit.done",
+    "pointers.written",  # the new pointers are in a temporary file
+    "pointers.renamed",  # they are in place, the folder above not yet durable
+    "accept.marked",  # the version is marked as accepted, not yet live
+    "delete.renamed",  # a version is out of the way, not yet removed
+    "delete.partly",  # some of its files are gone
+]
+FAULT_POINTS: tuple[FaultPoint, ...] = get_args(FaultPoint)
+
+FAULT_VARIABLE = "EDGE_AGENT_FAULT"
+_hits = 0
+
+
+def fault(point: FaultPoint) -> None:
+    """Die here as in a power cut, when a test asks for it: `EDGE_AGENT_FAULT=point[:nth]`."""
+    wanted = os.environ.get(FAULT_VARIABLE)
+    if wanted is None:
+        return
+    name, _, nth = wanted.partition(":")
+    if name != point:
+        return
+    global _hits  # noqa: PLW0603 - a counter of the process, like the process's death
+    _hits += 1
+    if _hits == int(nth or 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def disk_errors(doing: str) -> Iterator[None]:
+    """Turn what the disk says into one line; *doing* says what was being done to what."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            raise ModelError(
+                f"{doing}: the disk is full; delete models that are not used, or lower quota_mb"
+            ) from problem
+        raise ModelError(f"{doing}: {problem.strerror or problem}") from problem
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what was created, renamed or removed in *folder* durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make all files and folders under *folder* durable."""
+    for parent, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            descriptor = os.open(Path(parent, name), os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        sync_folder(Path(parent))
+
+
+def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Create a file and make its content durable; its name is when its folder is."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace a file as a whole: a reader sees the old content or the new."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        write_new(temporary, data)
+        belong_to(temporary, path.parent)
+        fault("pointers.written")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fault("pointers.renamed")
+    sync_folder(path.parent)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder and all in it; gone already is as good."""
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+
+
+def belong_to(path: Path, like: Path) -> None:
+    """Give *path* and all under it to the owner of *like*.
+
+    So that `sudo edge-agent add` leaves nothing that the service's own user cannot delete. Where
+    we are not root, what we create is ours and nothing can be given away.
+    """
+    if os.geteuid() != 0:
+        return
+    owner = like.stat()
+    if owner.st_uid == 0 and owner.st_gid == 0:
+        return
+    os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+    if path.is_dir():
+        for parent, folders, names in os.walk(path):
+            for name in (*folders, *names):
+                os.chown(Path(parent, name), owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
+def size_of(folder: Path) -> int:
+    """Add up the bytes of all files under *folder*; a file that vanishes meanwhile counts 0."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(Path(parent, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total

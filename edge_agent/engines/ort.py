@@ -1,0 +1,221 @@
+"""ONNX Runtime as an engine: .onnx files on the CPU, or on a provider that this build has.
+
+Knows no manifest and no profile. Never registers libraries of custom operators: a model must not
+bring code.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from ..errors import EngineError
+from ..facts import usable_cpus
+from ..records import Array, Tensors, TensorSpec
+from . import EngineChoice, FixShapes, check_inputs, native_reason, settle_shapes
+
+# Problems come as exceptions; on stderr they would be said twice, and a network whose initializers
+# are also inputs warns once for each of its hundreds of weights.
+_FATAL_ONLY = 4
+ort.set_default_logger_severity(_FATAL_ONLY)
+
+# ONNX Runtime takes any key of the form "session.…" without a word; these are the ones that mean
+# something to 1.31 and that may matter on a small device.
+_SESSION_ENTRIES = frozenset(
+    {
+        "session.disable_prepacking",
+        "session.dynamic_block_base",
+        "session.enable_gemm_fastmath_arm64_bfloat16",
+        "session.force_spinning_stop",
+        "session.inter_op.allow_spinning",
+        "session.intra_op.allow_spinning",
+        "session.intra_op_thread_affinities",
+        "session.prepack.enable_parallel",
+        "session.qdqisint8allowed",
+        "session.set_denormal_as_zero",
+        "session.use_env_allocators",
+        "mlas.disable_kleidiai",
+        "mlas.enable_gemm_fastmath_arm64_bfloat16",
+    }
+)
+_SESSION_SWITCHES = frozenset({"enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse"})
+_LEVELS: Mapping[str, ort.GraphOptimizationLevel] = {
+    "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+# What runs the nodes that the first provider does not take, before the CPU does.
+_HELPERS: Mapping[str, tuple[str, ...]] = {
+    "TensorrtExecutionProvider": ("CUDAExecutionProvider",),
+    "NvTensorRTRTXExecutionProvider": ("CUDAExecutionProvider",),
+}
+_PRECISIONS: Mapping[tuple[str, str], Mapping[str, str]] = {
+    ("TensorrtExecutionProvider", "f16"): {"trt_fp16_enable": "True"},
+    ("TensorrtExecutionProvider", "i8"): {"trt_fp16_enable": "True", "trt_int8_enable": "True"},
+}
+_CPU = "CPUExecutionProvider"
+
+
+class OrtEngine:
+    """A session. `run` may be called by any number of threads at a time."""
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+    ) -> None:
+        self.label = f"onnxruntime:{session.get_providers()[0]}"
+        self.inputs = inputs
+        self.outputs = outputs
+        self._names = [spec.name for spec in outputs]
+        self._session: ort.InferenceSession | None = session
+
+    def infer(self, tensors: Tensors) -> dict[str, Array]:
+        """Run the network; the arrays returned are new ones, made for this call."""
+        check_inputs(self.inputs, tensors)
+        # A local name: whoever closes the engine meanwhile does not pull it from under this call.
+        session = self._session
+        if session is None:
+            raise EngineError(f"{self.label}: the network has been closed")
+        try:
+            return dict(zip(self._names, session.run(self._names, dict(tensors)), strict=True))
+        except Exception as problem:  # its exceptions have no common class but this one
+            raise EngineError(f"{self.label}: {native_reason(problem, Path('model'))}") from problem
+
+    def close(self) -> None:
+        """Let go of the session; memory is freed when the last running call returns."""
+        self._session = None
+
+
+def open_network(choice: EngineChoice, network: Path, fix_shapes: FixShapes) -> OrtEngine:
+    """Load an ONNX file.
+
+    Args:
+        choice: `device` is a provider's name without "ExecutionProvider", in any case.
+            `options`: session entries ("session.…"), `graph_optimization_level` (none, basic,
+            extended, all), `enable_cpu_mem_arena`, `enable_mem_pattern`, `enable_mem_reuse`;
+            on other providers than the CPU anything else is passed to the provider.
+        network: the .onnx file; its external data lies beside it.
+        fix_shapes: decides the sizes that the network leaves open.
+
+    Raises:
+        EngineError: no such provider, or one that did not come up; an unknown option; a file that
+            ONNX Runtime cannot read or run.
+    """
+    where = f"onnxruntime:{choice.device}"
+    if network.suffix.lower() != ".onnx":
+        raise EngineError(f"{where}: reads .onnx files only, found {network.name}")
+    provider = _provider(choice.device)
+    options, provider_options = _options(choice, provider)
+    providers = [(provider, provider_options)] if provider != _CPU else []
+    available = ort.get_available_providers()
+    fallbacks = [name for name in _HELPERS.get(provider, ()) if name in available]
+    providers += [(name, {}) for name in (*fallbacks, _CPU)]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it warns of is checked below
+            # By path: from bytes it would hold the GIL while it parses.
+            session = ort.InferenceSession(str(network), options, providers=providers)
+    except Exception as problem:  # its exceptions have no common class but this one
+        raise EngineError(
+            f"{where}: {network.name}: {native_reason(problem, network)}"
+        ) from problem
+    # Else a provider that fails is replaced behind our back, and the label would lie.
+    session.disable_fallback()
+    serving = session.get_providers()
+    if serving[0] != provider:
+        raise EngineError(
+            f"{where}: {provider} did not come up (a driver or library of it is missing); "
+            f"only {', '.join(serving)} did"
+        )
+    # get_inputs() leaves out initializers, also where the graph lists them as inputs.
+    inputs = settle_shapes(_specs(session.get_inputs(), network), fix_shapes, network)
+    return OrtEngine(session, inputs, _specs(session.get_outputs(), network))
+
+
+def _provider(device: str) -> str:
+    """Find the full name of the provider that *device* means."""
+    available = ort.get_available_providers()
+    for name in available:
+        if name.lower() in {device.lower(), f"{device}ExecutionProvider".lower()}:
+            return str(name)
+    short = ", ".join(name.removesuffix("ExecutionProvider") for name in available)
+    raise EngineError(
+        f"onnxruntime:{device}: this build of onnxruntime has no such provider; it has {short}"
+    )
+
+
+def _options(choice: EngineChoice, provider: str) -> tuple[ort.SessionOptions, dict[str, str]]:
+    """Turn a line of a profile into session options and options of the provider."""
+    cpus = usable_cpus()
+    threads = choice.threads or max(1, cpus // choice.lanes)
+    session = ort.SessionOptions()
+    session.log_severity_level = _FATAL_ONLY
+    # An explicit count: left to itself it pins one thread to each core, whoever else is there.
+    session.intra_op_num_threads = threads
+    session.inter_op_num_threads = 1
+    # Waiting threads spin for a millisecond or so; that is only free where cores are left over.
+    spins = choice.lanes == 1 and threads < cpus
+    session.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
+    given: dict[str, str] = {}
+    for key, value in choice.options.items():
+        if key in _SESSION_ENTRIES:
+            session.add_session_config_entry(key, _text(value))
+        elif key == "graph_optimization_level" and value in _LEVELS:
+            session.graph_optimization_level = _LEVELS[value]
+        elif key in _SESSION_SWITCHES and isinstance(value, bool):
+            setattr(session, key, value)
+        elif provider != _CPU and not key.startswith(("session.", "mlas.")):
+            given[key] = _text(value)
+        else:
+            raise EngineError(f"onnxruntime:{choice.device}: option {key} = {value!r} is not known")
+    if choice.precision not in {None, "f32"}:
+        try:
+            given = {**_PRECISIONS[provider, str(choice.precision)], **given}
+        except KeyError:
+            raise EngineError(
+                f"onnxruntime:{choice.device}: precision {choice.precision!r} cannot be set here; "
+                "the model's own is what runs"
+            ) from None
+    return session, given
+
+
+def _text(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _specs(values: Sequence[Any], network: Path) -> tuple[TensorSpec, ...]:
+    """Describe what a session takes or gives."""
+    return tuple(
+        TensorSpec(
+            value.name,
+            # An open size is None or the name of a symbol; some exporters write 0 or -1.
+            tuple(n if isinstance(n, int) and n > 0 else None for n in value.shape),
+            _dtype(value.type, f"{network.name}: {value.name}"),
+        )
+        for value in values
+    )
+
+
+_TYPES: Mapping[str, str] = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(bool)": "bool",
+}
+
+
+def _dtype(native: str, where: str) -> str:
+    """Give NumPy's name of ONNX Runtime's "tensor(…)"."""
+    name = _TYPES.get(native, native.removeprefix("tensor(").removesuffix(")"))
+    try:
+        return np.dtype(name).name
+    except TypeError:
+        raise EngineError(f"{where}: type {native} has no counterpart in NumPy") from None

@@ -1,0 +1,179 @@
+"""OpenVINO as an engine: .onnx and .xml files on any of its devices.
+
+Knows no manifest and no profile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+
+from ..errors import EngineError
+from ..facts import usable_cpus
+from ..networkfacts import OPENVINO_TYPES
+from ..records import Array, Tensors, TensorSpec
+from . import EngineChoice, FixShapes, check_inputs, native_reason, settle_shapes
+
+# One for the process: each costs a device query, and plugins are not unloaded anyway.
+_core = ov.Core()
+
+# Devices that only choose others; what serves is asked of the compiled network.
+_BROKERS = ("AUTO", "MULTI", "HETERO", "BATCH")
+
+
+class OvEngine:
+    """A compiled network and the requests that run it, one for each thread that is in `infer`."""
+
+    def __init__(
+        self,
+        compiled: ov.CompiledModel,
+        label: str,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+    ) -> None:
+        self.label = label
+        self.inputs = inputs
+        self.outputs = outputs
+        self._compiled: ov.CompiledModel | None = compiled
+        # Last in, first out: its buffers are still in the cache. A deque's ends are thread-safe.
+        self._idle: deque[ov.InferRequest] = deque()
+
+    def infer(self, tensors: Tensors) -> dict[str, Array]:
+        """Run the network; the arrays returned are copies of the request's own buffers."""
+        check_inputs(self.inputs, tensors)
+        compiled = self._compiled
+        if compiled is None:
+            raise EngineError(f"{self.label}: the network has been closed")
+        try:
+            try:
+                request = self._idle.pop()
+            except IndexError:
+                request = compiled.create_infer_request()
+            for index, spec in enumerate(self.inputs):
+                request.set_input_tensor(index, _tensor(tensors[spec.name]))
+            # Not `request.infer`: that looks every tensor up by name again, 60 µs on a small model.
+            request.start_async()
+            request.wait()
+            results = {
+                # A copy: the next inference of this request writes to the same memory.
+                spec.name: np.array(request.get_output_tensor(index).data)
+                for index, spec in enumerate(self.outputs)
+            }
+        except Exception as problem:  # RuntimeError mostly, but plugins raise others
+            # The request is not put back: what state it is in is unknown.
+            raise EngineError(f"{self.label}: {native_reason(problem, Path('model'))}") from problem
+        self._idle.append(request)
+        return results
+
+    def close(self) -> None:
+        """Let go of the network; memory is freed when the last running call returns."""
+        self._compiled = None
+        self._idle.clear()
+
+
+def open_network(choice: EngineChoice, network: Path, fix_shapes: FixShapes) -> OvEngine:
+    """Read, fix the shapes of, and compile a network.
+
+    Args:
+        choice: `device` is OpenVINO's ("CPU", "GPU.1", "AUTO:GPU,CPU"); `options` are its
+            properties by name ("CACHE_DIR", "SCHEDULING_CORE_TYPE") and win over what is set here.
+            Without a `precision` the CPU computes in f32, so that a network gives the same numbers
+            on every box: left alone it takes bf16 or f16 where the processor has them.
+        network: the .onnx or .xml file.
+        fix_shapes: decides the sizes that the network leaves open.
+
+    Raises:
+        EngineError: no such device, an unknown option, or a file that OpenVINO cannot read or run.
+    """
+    where = f"openvino:{choice.device}"
+    try:
+        # By path: IR weights are then mapped, not copied, and the GIL is not held.
+        model = _core.read_model(str(network))
+        names = [_result_name(port) for port in model.outputs]
+        declared = tuple(_spec(port, port.get_any_name(), network) for port in model.inputs)
+        inputs = settle_shapes(declared, fix_shapes, network)
+        if inputs != declared:
+            model.reshape({spec.name: list(spec.shape) for spec in inputs})
+        compiled = _core.compile_model(model, choice.device, _properties(choice))
+        outputs = tuple(
+            _spec(port, name, network) for port, name in zip(compiled.outputs, names, strict=True)
+        )
+        label = f"openvino:{_serving(choice.device, compiled)}"
+    except EngineError:
+        raise
+    except Exception as problem:  # RuntimeError mostly, but plugins raise others
+        raise EngineError(
+            f"{where}: {network.name}: {native_reason(problem, network)}"
+        ) from problem
+    return OvEngine(compiled, label, inputs, outputs)
+
+
+def _properties(choice: EngineChoice) -> dict[str, Any]:
+    """Turn a line of a profile into OpenVINO's properties."""
+    device = choice.device.partition(".")[0].upper()
+    properties: dict[str, Any] = {
+        "PERFORMANCE_HINT": "LATENCY" if choice.lanes == 1 else "THROUGHPUT"
+    }
+    if device == "CPU":
+        threads = choice.threads or max(1, usable_cpus() // choice.lanes)
+        properties |= {
+            # Of all streams together, whereas a choice's threads are those of one inference.
+            "INFERENCE_NUM_THREADS": threads * choice.lanes,
+            "NUM_STREAMS": choice.lanes,
+            # Two networks of one agent would each pin their threads to the same first cores.
+            "ENABLE_CPU_PINNING": False,
+            "INFERENCE_PRECISION_HINT": "f32",
+        }
+    elif choice.lanes > 1:
+        properties["PERFORMANCE_HINT_NUM_REQUESTS"] = choice.lanes
+    if choice.precision is not None:
+        properties["INFERENCE_PRECISION_HINT"] = choice.precision
+    return properties | dict(choice.options)
+
+
+def _serving(device: str, compiled: ov.CompiledModel) -> str:
+    """Name the device that really serves."""
+    if not device.upper().startswith(_BROKERS):
+        return device
+    serving: list[str] = compiled.get_property("EXECUTION_DEVICES")
+    return ",".join(name.strip("()") for name in serving)
+
+
+def _tensor(array: Array) -> ov.Tensor:
+    """Lend *array* to OpenVINO; what it cannot borrow is copied."""
+    flags = array.flags
+    return ov.Tensor(array, shared_memory=bool(flags.c_contiguous and flags.writeable))
+
+
+def _result_name(port: Any) -> str:
+    """Give the name that the model's author gave to an output.
+
+    Where transformations made several tensors one, it has all their names; the result node still
+    carries the declared one, as "<name>/sink_port_0".
+    """
+    names: Mapping[str, Any] | set[str] = port.get_names()
+    declared = str(port.get_node().friendly_name).removesuffix("/sink_port_0")
+    if declared in names or not names:
+        return declared
+    return str(port.get_any_name())
+
+
+def _spec(port: Any, name: str, network: Path) -> TensorSpec:
+    """Describe what a network takes or gives."""
+    shape = port.get_partial_shape()
+    if shape.rank.is_dynamic:
+        raise EngineError(f"{network.name}: {name}: the number of its dimensions is open")
+    native = port.get_element_type().get_type_name()
+    # Not `to_dtype`: it gives bf16 and the 4-bit types as the bits of another type.
+    if native not in OPENVINO_TYPES:
+        raise EngineError(f"{network.name}: {name}: type {native} has no counterpart in NumPy")
+    return TensorSpec(
+        name,
+        tuple(None if size.is_dynamic else size.get_length() for size in shape),
+        OPENVINO_TYPES[native],
+    )

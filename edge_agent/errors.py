@@ -1,0 +1,40 @@
+"""Everything this program can name as an error, and what becomes of it.
+
+AgentError
+  UsageError         wrong command line, settings, profile: exit 2, one line, no traceback
+  ModelError         a model, manifest or package that must not be used: reject it, keep the old
+  EngineError        this engine or device cannot load or run this model: try the next one
+  SourceError        the camera or sensor is gone: close it, wait, open it again
+  SampleError        this one sample cannot be used: drop and count it
+  LinkError          the broker cannot be reached or said no: wait, try again
+"""
+
+from __future__ import annotations
+
+
+class AgentError(Exception):
+    """An error with one line that says what is wrong, where, and how to mend it."""
+
+
+class UsageError(AgentError):
+    """Wrong usage or settings; the command ends with exit status 2."""
+
+
+class ModelError(AgentError):
+    """A model folder, file or manifest that is not fit to run."""
+
+
+class EngineError(AgentError):
+    """An engine or device that cannot load or run a model."""
+
+
+class SourceError(AgentError):
+    """A source that cannot be opened or has stopped giving readings."""
+
+
+class SampleError(AgentError):
+    """One reading that cannot be used."""
+
+
+class LinkError(AgentError):
+    """A broker that cannot be reached or refuses us."""

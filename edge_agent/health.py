@@ -1,0 +1,154 @@
+"""Says how the device is: counters and facts gathered into one payload.
+
+Reads what others count; counts nothing itself but the past it compares with.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import wire
+from .board import Board
+from .link import Link
+from .model import Model
+from .pipeline import Pipeline
+from .serving import Serving
+
+RECENT_SECONDS = 60.0
+"""How long an error keeps the device degraded."""
+
+
+class Health:
+    """Makes the health payload."""
+
+    def __init__(
+        self,
+        board: Board[Model],
+        link: Link,
+        pipelines: Callable[[], Sequence[Pipeline]],
+        servings: Callable[[], Sequence[Serving]],
+        state_dir: Path,
+    ) -> None:
+        self._board = board
+        self._link = link
+        self._pipelines = pipelines
+        self._servings = servings
+        self._state_dir = state_dir
+        self._began = time.monotonic()
+        self._last: dict[str, tuple[float, int]] = {}
+        self._cpu = (time.monotonic(), sum(os.times()[:4]))
+        self.malformed = 0
+        self.watchdog: dict[str, Any] = {"enabled": False, "fed": 0}
+        self.notes: list[str] = []
+        """Why the device is not as it should be, beyond what is seen here."""
+
+    def why(self) -> list[str]:
+        """Say in words what is not as it should be; empty: all is well."""
+        reasons = list(self.notes)
+        for serving in self._servings():
+            if serving.model is None and serving.problem is not None:
+                reasons.append(f"model {serving.reference}: {serving.problem}")
+            elif serving.passed and serving.model is not None:
+                reasons.append(
+                    f"model {serving.reference}: on {serving.model.engine.label}, because {serving.passed[0]}"
+                )
+        now = time.monotonic()
+        for pipeline in self._pipelines():
+            if pipeline.state == "lost":
+                reasons.append(f"source of {pipeline.name}: {pipeline.error}")
+            if (
+                pipeline.last_problem is not None
+                and now - pipeline.last_problem[0] < RECENT_SECONDS
+            ):
+                reasons.append(f"pipeline {pipeline.name}: {pipeline.last_problem[1]}")
+        link = self._link.counters()
+        if not link.connected:
+            reasons.append(f"broker: {link.problem or 'not connected yet'}")
+        elif link.unauthorized:
+            reasons.append("broker: does not take all that we publish")
+        return reasons
+
+    def payload(self) -> dict[str, Any]:
+        """Gather everything."""
+        import psutil
+
+        accounts = self._board.accounts()
+        link = self._link.counters()
+        why = self.why()
+        process = psutil.Process()
+        payload: dict[str, Any] = {
+            "schema": wire.SCHEMA,
+            "time": wire.iso(time.time_ns()),
+            "uptime_s": round(time.monotonic() - self._began, 1),
+            "state": "degraded" if why else "ok",
+            "why": why,
+            "pipelines": {},
+            "models": {},
+            "rss_mb": round(process.memory_info().rss / 2**20, 1),
+            "cpu_percent": self._cpu_percent(),
+            "disk_free_mb": self._disk_free(),
+            "spool": {"waiting": link.waiting, "lost": link.lost, "refused": link.refused},
+            "reconnects": link.reconnects,
+            "malformed": self.malformed,
+            "watchdog": dict(self.watchdog),
+        }
+        temperature = self._temperature(psutil)
+        if temperature is not None:
+            payload["temperature_c"] = temperature
+        for pipeline in self._pipelines():
+            account = accounts.get(pipeline.name)
+            if account is None:
+                continue
+            payload["pipelines"][pipeline.name] = {
+                "fps": self._fps(pipeline.name, account.inferred),
+                "captured": account.captured,
+                "inferred": account.inferred,
+                "published": pipeline.channel.published,
+                "lost": pipeline.channel.lost,
+                "waiting": account.waiting,
+                "dropped": dict(account.dropped),
+                "latency_ms": wire.percentiles(list(pipeline.latency_ms)),
+                "source": pipeline.state or "opening",
+            }
+        for model in {
+            id(s.model): s.model for s in self._servings() if s.model is not None
+        }.values():
+            payload["models"][model.id] = {
+                "engine": model.engine.label,
+                "inferred": model.inferred,
+                "infer_ms": wire.percentiles(list(model.infer_ms)),
+            }
+        return payload
+
+    def _fps(self, name: str, inferred: int) -> float:
+        now = time.monotonic()
+        before, count = self._last.get(name, (self._began, 0))
+        self._last[name] = (now, inferred)
+        return round((inferred - count) / max(now - before, 1e-3), 2)
+
+    def _cpu_percent(self) -> float:
+        """Of one core, since the last time; with the children's, as `top` has it."""
+        now, used = time.monotonic(), sum(os.times()[:4])
+        (before, had), self._cpu = self._cpu, (now, used)
+        return round(100 * (used - had) / max(now - before, 1e-3), 1)
+
+    def _disk_free(self) -> int:
+        try:
+            return shutil.disk_usage(self._state_dir).free // 2**20
+        except OSError:
+            return 0
+
+    @staticmethod
+    def _temperature(psutil: Any) -> float | None:
+        """Give the hottest sensor's reading, where there is one."""
+        if not hasattr(psutil, "sensors_temperatures"):
+            return None
+        readings = [
+            entry.current for entries in psutil.sensors_temperatures().values() for entry in entries
+        ]
+        return round(max(readings), 1) if readings else None

@@ -1,0 +1,267 @@
+"""A package on its way: the blocks that have arrived, kept so that they survive any crash.
+
+Which blocks are there is not written down: after a restart their digests tell. So no order of
+writes, and no sector lost in a power cut, can make a block count that is not whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Self
+
+from .archive import Front
+from .blocks import BlockList
+from .durable import belong_to, disk_errors, fault, sync_folder
+from .errors import ModelError
+from .known import Source, find, read_front, write_front
+from .package import PackageHeader
+from .store import Store, subfolders, take_lock
+from .tarfolder import Piece, Stream
+
+log = logging.getLogger(__name__)
+
+_DATA = "data"
+
+
+class Incoming:
+    """One transfer, open for writing by one thread."""
+
+    def __init__(
+        self, store: Store, front: Front, header: PackageHeader, blocks: BlockList
+    ) -> None:
+        """Begin a transfer, or go on with one that was interrupted.
+
+        Args:
+            store: where to keep it.
+            front: the first members of the package.
+            header: what they say; believed.
+            blocks: the list in them, checked.
+
+        Raises:
+            ModelError: it is open already, or the disk is full or broken; nothing is left then.
+        """
+        self.front, self.header, self.blocks = front, header, blocks
+        self.transfer = front.transfer
+        self._store = store
+        self._folder = store.incoming / front.transfer
+        self._where: dict[bytes, list[int]] = {}
+        for index, digest in enumerate(blocks.digests):
+            self._where.setdefault(digest, []).append(index)
+        with disk_errors(f"{header.id}: preparing to receive it"):
+            if not self._folder.is_dir():
+                self._create()
+            self._lock, self._file = self._open()
+            try:
+                self._has = bytearray(len(blocks))
+                self.recheck()
+            except BaseException:
+                self.close()
+                raise
+
+    def _create(self) -> None:
+        """Make the folder of the transfer in one step."""
+        with self._store.stage() as staged:
+            write_front(staged, self.front)
+            descriptor = os.open(staged / _DATA, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+            try:
+                _reserve(descriptor, self.header.size)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            sync_folder(staged)
+            belong_to(staged, self._store.root)
+            fault("receive.metadata")
+            staged.rename(self._folder)
+            sync_folder(self._store.incoming)
+            fault("receive.ready")
+
+    def _open(self) -> tuple[int, int]:
+        """Lock the transfer against collectors and second receivers; open its data."""
+        try:
+            lock = take_lock(self._folder)
+        except BlockingIOError:
+            raise ModelError(f"{self.header.id}: is being received already") from None
+        try:
+            return lock, os.open(self._folder / _DATA, os.O_RDWR)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    def recheck(self) -> None:
+        """Look at the blocks on the disk anew.
+
+        Raises:
+            OSError: the disk is broken.
+        """
+        for index, (offset, length) in enumerate(
+            zip(self.blocks.offsets, self.blocks.lengths, strict=True)
+        ):
+            data = os.pread(self._file, length, offset)
+            self._has[index] = hashlib.sha256(data).digest() == self.blocks.digests[index]
+
+    @property
+    def have(self) -> int:
+        """How many blocks are there."""
+        return sum(self._has)
+
+    @property
+    def total(self) -> int:
+        """How many blocks there are to be."""
+        return len(self._has)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all are there."""
+        return all(self._has)
+
+    def missing(self, limit: int | None = None) -> list[int]:
+        """List the first *limit* blocks to ask for; of equal ones only one."""
+        found: list[int] = []
+        asked: set[bytes] = set()
+        for index, digest in enumerate(self.blocks.digests):
+            if limit is not None and len(found) >= limit:
+                break
+            if not self._has[index] and digest not in asked:
+                asked.add(digest)
+                found.append(index)
+        return found
+
+    def put(self, index: int, data: bytes) -> bool:
+        """Take a block in; it is durable after the next `flush`.
+
+        Returns:
+            Whether it was new.
+
+        Raises:
+            ModelError: it is not the block that the list has, or the disk is full or broken.
+        """
+        self.blocks.check(index, data)
+        if self._has[index]:
+            return False
+        self._write(self.blocks.digests[index], data)
+        return True
+
+    def flush(self) -> None:
+        """Make all blocks durable that have been put.
+
+        Raises:
+            ModelError: the disk is full or broken.
+        """
+        with disk_errors(f"{self.header.id}: receiving"):
+            os.fdatasync(self._file)
+            # Tells the collector that this one is alive.
+            os.utime(self._folder)
+        fault("block.durable")
+
+    def fill(self, sources: Iterable[Source]) -> int:
+        """Take from the device itself what it has already.
+
+        Returns:
+            How many bytes need not be sent.
+
+        Raises:
+            ModelError: the disk is full or broken.
+        """
+        before = self._bytes_here()
+        wanted = {self.blocks.digests[index] for index in self.missing()}
+        if wanted:
+            for digest, data in find(wanted, sources):
+                self._write(digest, data)
+            self.flush()
+        return self._bytes_here() - before
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Read back what has arrived.
+
+        Raises:
+            OSError: the disk is broken.
+        """
+        return os.pread(self._file, length, offset)
+
+    def discard(self) -> None:
+        """Close the transfer and remove all of it.
+
+        Raises:
+            ModelError: the disk is broken.
+        """
+        self.close()
+        with disk_errors(f"{self.header.id}: removing the transfer"), self._store.locked():
+            if self._folder.is_dir():
+                self._store.take_apart(self._folder)
+
+    def close(self) -> None:
+        """Let go of the transfer; what has arrived stays. May be called twice."""
+        for name in ("_file", "_lock"):
+            descriptor = getattr(self, name)
+            if descriptor >= 0:
+                setattr(self, name, -1)
+                os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _write(self, digest: bytes, data: bytes) -> None:
+        """Write a checked block to every place where the package has it."""
+        with disk_errors(f"{self.header.id}: receiving"):
+            for index in self._where[digest]:
+                written = os.pwrite(self._file, data, self.blocks.offsets[index])
+                if written != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._has[index] = True
+        fault("block.written")
+
+    def _bytes_here(self) -> int:
+        pairs = zip(self.blocks.lengths, self._has, strict=True)
+        return sum(length for length, has in pairs if has)
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Take the room now: better no transfer than one that fails at its end."""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as problem:
+        if problem.errno not in {errno.EOPNOTSUPP, errno.EINVAL}:
+            raise
+        os.ftruncate(descriptor, size)
+
+
+def arriving(store: Store) -> dict[str, Front]:
+    """List the transfers that were interrupted, by id; their signatures are to be checked again."""
+    found: dict[str, Front] = {}
+    for folder in subfolders(store.incoming):
+        try:
+            front = read_front(folder)
+        except FileNotFoundError:
+            continue  # not a transfer; `clean_leftovers` says so
+        if front.transfer == folder.name:
+            found[folder.name] = front
+    return found
+
+
+def other_transfers(store: Store, transfer: str) -> Iterator[Source]:
+    """Give the other transfers as sources of blocks.
+
+    The same files packed again are another package, but the same blocks.
+    """
+    for other, front in arriving(store).items():
+        if other == transfer:
+            continue
+        try:
+            blocks = BlockList.read(front.block_list)
+        except ValueError as problem:
+            log.warning("transfer %s: its blocks cannot be used again: %s", other, problem)
+            continue
+        yield Source(blocks, Stream([Piece(store.incoming / other / _DATA, blocks.total)]))

@@ -1,0 +1,488 @@
+"""The way to the broker: what is to be said goes out, whatever becomes of the connection.
+
+What has not been confirmed when a connection breaks is sent again over the next one, marked as
+replayed. Knows no payloads and nothing of paho.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Literal
+
+from .errors import LinkError
+from .mqtt import TAKEN_OVER, Connection, Hooks, Message, Will, connect, tls_context
+from .settings import Broker
+
+log = logging.getLogger(__name__)
+
+HELD = 100
+"""Results of live sources kept before the first connection."""
+OUTSTANDING = 1000
+"""Messages on their way to the broker; beyond, new ones are refused and counted: paho would pile
+them up without bound behind a socket that does not move."""
+CREDIT = 256
+"""Results of a lossless pipeline that may be unconfirmed."""
+FENCE_SECONDS = 0.25
+STABLE = 30.0
+"""Seconds that a connection must last before the pauses start from the shortest again."""
+TAKEN_OVER_PAUSE = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class Channel:
+    """The results of one pipeline on their way."""
+
+    name: str
+    qos: int
+    lossless: bool
+    unconfirmed: deque[Parcel] = field(default_factory=deque)
+    """Lossless, QoS 0: sent or waiting, not yet known to have reached the broker."""
+    pending: int = 0
+    """QoS 1: sent or waiting, not yet acknowledged."""
+    published: int = 0
+    lost: int = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether a lossless pipeline may send more."""
+        return len(self.unconfirmed) < CREDIT and self.pending < CREDIT
+
+
+@dataclass(slots=True, eq=False)
+class Parcel:
+    """One result; encoded when it goes, since its age and whether it is a copy show only then."""
+
+    channel: Channel
+    topic: str
+    encode: Callable[[bool], bytes]
+    counted: bool = False
+    replayed: bool = False
+    """Waited out a broken connection, or may be a second copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What the link has to say for health."""
+
+    connected: bool
+    reconnects: int
+    refused: int
+    lost: int
+    unauthorized: int
+    waiting: int
+    problem: str | None
+
+
+class Backoff:
+    """Growing, jittered pauses, so that a broker that comes back is not met by a herd."""
+
+    def __init__(self, first: float = 0.5, most: float = 60.0) -> None:
+        self._first = first
+        self._most = most
+        self._next = first
+
+    def pause(self) -> float:
+        """Give the seconds to wait before the next try."""
+        pause = self._next * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
+        self._next = min(self._next * 2, self._most)
+        return pause
+
+    def reset(self) -> None:
+        self._next = self._first
+
+
+class Link:
+    """Publishes, listens, reconnects. `publish` and `send` may be called from any thread."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        client_id: str,
+        *,
+        status_topic: str,
+        status: Callable[[str, str], bytes],
+        inboxes: Callable[[], Iterable[str]],
+        inbox: SimpleQueue[Message | None],
+        backoff: Backoff | None = None,
+    ) -> None:
+        """Prepare; nothing is connected before `run`.
+
+        Args:
+            broker: where to.
+            client_id: this device's.
+            status_topic: carries `status(state, reason)`, also as the last will.
+            status: makes the status payload.
+            inboxes: topic filters to listen to, asked at each connection.
+            inbox: where what arrives is left.
+            backoff: pauses between tries.
+
+        Raises:
+            UsageError: certificates that cannot be used.
+
+        """
+        self._broker = broker
+        self._client_id = client_id
+        self._status_topic = status_topic
+        self._status = status
+        self._inboxes = inboxes
+        self._inbox = inbox
+        self._backoff = backoff or Backoff()
+        self._tls = tls_context(broker)
+        self._protocol = broker.protocol
+
+        self._lock = threading.Condition()
+        self._connection: Connection | None = None
+        self._closing = threading.Event()
+        self._ever = False
+        self._connects = 0
+        self._retained: dict[str, bytes] = {}
+        self._held: deque[Parcel] = deque()
+        self._spool: deque[Parcel] = deque()
+        self._inflight: dict[int, Parcel] = {}
+        self._outgoing = 0
+        self._channels: list[Channel] = []
+        self._fences: dict[int, list[tuple[Channel, Parcel]]] = {}
+        self._unfenced = 0
+        self._fenced_at = 0.0
+        self._heard: deque[
+            tuple[Connection, Literal["published", "unsubscribed", "refused"], int, str | None]
+        ] = deque()
+        """What paho's thread has to say: about which connection, what, message id, refusal."""
+        self._refused = 0
+        self._lost = 0
+        self._unauthorized = 0
+        self._problem: str | None = None
+
+    # What others call
+
+    def channel(self, name: str, *, qos: int, lossless: bool) -> Channel:
+        """Open the way for a pipeline's results."""
+        channel = Channel(name, qos, lossless)
+        with self._lock:
+            self._channels.append(channel)
+        return channel
+
+    def drop_channel(self, channel: Channel) -> None:
+        with self._lock:
+            self._channels.remove(channel)
+
+    @property
+    def connected(self) -> bool:
+        return self._connection is not None
+
+    def ready(self, channel: Channel, closing: threading.Event) -> bool:
+        """Wait until a lossless pipeline may go on; False when it shall not."""
+        with self._lock:
+            while not (self._closing.is_set() or closing.is_set()):
+                self._absorb()
+                if self._connection is not None and channel.open:
+                    return True
+                if self._connection is not None:
+                    self._fence()
+                # Paho's thread must not take our lock to wake us; see `_absorb`.
+                self._lock.wait(0.005 if self._connection is not None else 0.1)
+        return False
+
+    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> None:
+        """Send now or never; retained state is also said again at every new connection.
+
+        An empty retained payload clears the topic.
+        """
+        with self._lock:
+            self._absorb()
+            if retain:
+                self._retained[topic] = payload
+            if self._connection is not None:
+                self._give(topic, payload, qos, retain)
+
+    def reply(self, topic: str, payload: bytes, correlation: bytes | None = None) -> None:
+        """Answer a request, on the topic and with the correlation data that it brought."""
+        with self._lock:
+            if self._connection is None:
+                return
+            self._connection.publish(topic, payload, 1, correlation=correlation)
+
+    def send(self, parcel: Parcel) -> None:
+        """Send a result; what becomes of it without a connection is up to its channel."""
+        with self._lock:
+            self._absorb()
+            channel = parcel.channel
+            if channel.qos == 0 and channel.lossless:
+                channel.unconfirmed.append(parcel)
+                if self._connection is not None:
+                    self._post(parcel)
+                    self._unfenced += 1
+                    if (
+                        self._unfenced >= CREDIT // 4
+                        or time.monotonic() - self._fenced_at > FENCE_SECONDS
+                    ):
+                        self._fence()
+            elif channel.qos == 1:
+                channel.pending += 1
+                if self._connection is not None and len(self._inflight) < OUTSTANDING:
+                    self._post(parcel)
+                else:
+                    self._spool_up(parcel)
+            elif self._connection is not None:
+                self._post(parcel)
+            elif self._ever:
+                self._lost += 1
+                channel.lost += 1
+            else:
+                if len(self._held) >= HELD:
+                    self._lost += 1
+                    self._held.popleft().channel.lost += 1
+                self._held.append(parcel)
+
+    def listen(self) -> None:
+        """Subscribe again: the groups have changed."""
+        with self._lock:
+            filters = list(self._inboxes())
+            if self._connection is not None and filters:
+                self._connection.subscribe(filters)
+
+    def counters(self) -> Counters:
+        with self._lock:
+            self._absorb()
+            waiting = (
+                len(self._held) + len(self._spool) + sum(len(c.unconfirmed) for c in self._channels)
+            )
+            return Counters(
+                self._connection is not None,
+                max(0, self._connects - 1),
+                self._refused,
+                self._lost,
+                self._unauthorized,
+                waiting,
+                self._problem,
+            )
+
+    def close(self) -> None:
+        """Say goodbye and let go; waits at most two seconds."""
+        with self._lock:
+            connection = self._connection
+        if connection is not None:
+            farewell = connection.publish(
+                self._status_topic, self._status("offline", "stopped"), 1, retain=True
+            )
+            deadline = time.monotonic() + 2.0
+            while not (farewell.is_published() or connection.gone.wait(0.005)):
+                if time.monotonic() > deadline:
+                    log.warning("broker: does not take our goodbye; it will say that we are lost")
+                    break
+        self._closing.set()
+        with self._lock:
+            self._lock.notify_all()
+
+    # The thread that connects, and connects again
+
+    def run(self) -> None:
+        """Keep a connection until closed."""
+        while not self._closing.is_set():
+            pause = self._backoff.pause()
+            try:
+                connection = self._connect()
+            except LinkError as problem:
+                self._say(str(problem))
+                self._closing.wait(pause)
+                continue
+            since = time.monotonic()
+            self._serve(connection)
+            self._let_go(connection)
+            if self._closing.is_set():
+                return
+            if time.monotonic() - since >= STABLE:
+                self._backoff.reset()
+                pause = self._backoff.pause()
+            if connection.code == TAKEN_OVER:
+                self._say("another box uses this device_id: the broker gave our connection to it")
+                pause = max(pause, TAKEN_OVER_PAUSE)
+            else:
+                self._say(f"connection to {self._broker.address} lost: {connection.reason}")
+            self._closing.wait(pause)
+
+    def _say(self, problem: str) -> None:
+        """Report a change of what is wrong, once."""
+        with self._lock:
+            if problem == self._problem:
+                return
+            self._problem = problem
+        log.warning("broker: %s", problem)
+
+    def _connect(self) -> Connection:
+        connection = connect(
+            self._broker,
+            self._client_id,
+            hooks=Hooks(
+                message=self._inbox.put,
+                published=lambda c, mid, refusal: self._heard.append(
+                    (c, "published", mid, refusal)
+                ),
+                unsubscribed=lambda c, mid: self._heard.append((c, "unsubscribed", mid, None)),
+                refused=lambda c, refusal: self._heard.append((c, "refused", 0, refusal)),
+            ),
+            protocol=self._protocol,
+            will=Will(self._status_topic, self._status("offline", "lost")),
+            tls=self._tls,
+            session=True,
+            stopping=self._closing,
+        )
+        self._protocol = connection.protocol
+        return connection
+
+    def _serve(self, connection: Connection) -> None:
+        """Say who we are and what waited, then stay until the connection is gone."""
+        with self._lock:
+            first = not self._ever
+            self._connects += 1
+            self._ever, self._problem, self._outgoing = True, None, 0
+            self._connection = connection
+            # Subscribed before "online" is said: who waits for it may speak to us at once.
+            connection.subscribe(list(self._inboxes()))
+            self._give(
+                self._status_topic,
+                self._status("online", "started" if first else "reconnected"),
+                1,
+                True,
+            )
+            for topic, payload in self._retained.items():
+                self._give(topic, payload, 1, True)
+            for topic in [topic for topic, payload in self._retained.items() if not payload]:
+                del self._retained[topic]
+            while self._held:
+                self._post(self._held.popleft())
+            for channel in self._channels:
+                for parcel in channel.unconfirmed:
+                    # It waited out a break, or may have arrived before it: a copy either way.
+                    parcel.replayed = not first
+                    self._post(parcel)
+            self._fence()
+            self._lock.notify_all()
+        version = "5" if connection.protocol == 5 else "3.1.1"
+        log.info("connected to %s, MQTT %s", self._broker.address, version)
+        while not connection.gone.wait(0.1 if self._spool else FENCE_SECONDS):
+            if self._closing.is_set():
+                return
+            with self._lock:
+                self._absorb()
+                # What waited follows slowly, so that live results go ahead.
+                for _ in range(min(20, len(self._spool))):
+                    if len(self._inflight) >= OUTSTANDING:
+                        break
+                    self._post(self._spool.popleft())
+                self._fence()
+
+    def _let_go(self, connection: Connection) -> None:
+        with self._lock:
+            self._absorb()
+            self._connection = None
+            self._fences.clear()
+            # Unconfirmed ones go first again, as possible second copies.
+            for parcel in reversed(self._inflight.values()):
+                self._spool.appendleft(parcel)
+            self._inflight.clear()
+            for parcel in self._spool:
+                parcel.replayed = True
+        connection.close()
+
+    # With the lock held
+
+    def _give(self, topic: str, payload: bytes, qos: int, retain: bool) -> None:
+        """Hand on something that is not a result."""
+        assert self._connection is not None  # noqa: S101
+        # State is small, rare, and must not be missing: no bound for it.
+        if self._too_large(topic, payload) or (not retain and self._too_many()):
+            return
+        self._outgoing += 1
+        self._connection.publish(topic, payload, qos, retain=retain)
+
+    def _too_large(self, topic: str, payload: bytes) -> bool:
+        limit = self._connection.max_packet if self._connection is not None else None
+        if limit is None or len(payload) + len(topic) + 64 <= limit:
+            return False
+        self._refused += 1
+        log.warning("%s: %d bytes are more than the broker takes (%d)", topic, len(payload), limit)
+        return True
+
+    def _too_many(self) -> bool:
+        if self._outgoing < OUTSTANDING:
+            return False
+        self._refused += 1
+        return True
+
+    def _post(self, parcel: Parcel) -> None:
+        """Hand on a result."""
+        assert self._connection is not None  # noqa: S101
+        channel = parcel.channel
+        payload = parcel.encode(parcel.replayed)
+        if self._too_large(parcel.topic, payload) or (not channel.lossless and self._too_many()):
+            channel.lost += 1
+            return
+        self._outgoing += 1
+        receipt = self._connection.publish(parcel.topic, payload, channel.qos)
+        if not parcel.counted:
+            parcel.counted = True
+            channel.published += 1
+        if channel.qos == 1:
+            self._inflight[receipt.mid] = parcel
+
+    def _spool_up(self, parcel: Parcel) -> None:
+        if len(self._spool) >= OUTSTANDING:
+            oldest = self._spool.popleft().channel
+            self._lost += 1
+            oldest.lost += 1
+            oldest.pending -= 1
+        self._spool.append(parcel)
+
+    def _fence(self) -> None:
+        """Learn that all QoS 0 results so far have reached the broker.
+
+        QoS 0 has no acknowledgement, but a broker answers in order: an UNSUBSCRIBE of something
+        never subscribed changes nothing and is always answered (MQTT 5, 3.10.4), after it has
+        dealt with all that was sent before.
+        """
+        marks = [(c, c.unconfirmed[-1]) for c in self._channels if c.unconfirmed]
+        if not marks or self._connection is None or len(self._fences) >= 4:
+            return
+        mid = self._connection.unsubscribe(f"{self._status_topic}/fence")
+        if mid is not None:
+            self._fences[mid] = marks
+        self._unfenced = 0
+        self._fenced_at = time.monotonic()
+
+    def _absorb(self) -> None:
+        """Deal with what paho's thread has left."""
+        while self._heard:
+            connection, what, mid, refusal = self._heard.popleft()
+            if connection is not self._connection:
+                continue
+            match what:
+                case "published":
+                    self._outgoing = max(0, self._outgoing - 1)
+                    parcel = self._inflight.pop(mid, None)
+                    if parcel is not None:
+                        parcel.channel.pending -= 1
+                    if refusal is not None:
+                        self._unauthorized += 1
+                        if self._unauthorized == 1:
+                            log.warning(
+                                "broker: refuses what we publish: %s (see its access list)", refusal
+                            )
+                case "unsubscribed":
+                    for channel, mark in self._fences.pop(mid, []):
+                        # A later fence may have been answered first.
+                        if any(parcel is mark for parcel in channel.unconfirmed):
+                            while channel.unconfirmed.popleft() is not mark:
+                                pass
+                case "refused":
+                    self._problem = (
+                        f"the broker does not let us listen: {refusal} (see its access list)"
+                    )
+                    log.warning("%s", self._problem)

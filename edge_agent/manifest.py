@@ -1,0 +1,292 @@
+"""What a model says of itself: `model.toml`, section 4 of the public interface.
+
+Knows no engine and no weights; whether the network fits its manifest is seen when both are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le
+
+from .errors import ModelError
+from .names import NAME_RULE, is_name, is_version
+from .validation import build, read_toml
+
+MANIFEST = "model.toml"
+
+Task = Literal["detection", "classification", "anomaly", "regression", "raw"]
+DecoderName = Literal[
+    "ultraface",
+    "yunet",
+    "yolox",
+    "yolov8",
+    "yolo-e2e",
+    "yolov5",
+    "nanodet",
+    "ssd",
+    "detr",
+    "softmax",
+    "logits",
+    "reconstruction",
+    "score",
+    "raw",
+]
+PICTURE_LAYOUTS = ("nchw", "nhwc")
+SIGNAL_LAYOUTS = ("ct", "tc", "flat-ct", "flat-tc")
+
+# Which decoders make sense for which task.
+DECODERS_OF: Mapping[Task, tuple[DecoderName, ...]] = {
+    "detection": (
+        "ultraface",
+        "yunet",
+        "yolox",
+        "yolov8",
+        "yolo-e2e",
+        "yolov5",
+        "nanodet",
+        "ssd",
+        "detr",
+    ),
+    "classification": ("softmax", "logits"),
+    "anomaly": ("reconstruction", "score"),
+    "regression": ("raw", "score"),
+    "raw": ("raw",),
+}
+
+_STRICT: Any = {"extra": "forbid"}
+Size = Annotated[int, Gt(0), Le(16384)]
+Numbers = tuple[Annotated[float, Le(1e9), Ge(-1e9)], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogMel:
+    """Parameters of `transform = "logmel"`."""
+
+    __pydantic_config__ = _STRICT
+    sample_rate: Annotated[int, Gt(0)] = 16000
+    n_fft: Annotated[int, Gt(0), Le(65536)] = 512
+    window: Annotated[int, Gt(0), Le(65536)] = 480
+    hop: Annotated[int, Gt(0), Le(65536)] = 320
+    n_mels: Annotated[int, Gt(0), Le(1024)] = 40
+    f_min: Annotated[float, Ge(0)] = 20.0
+    f_max: Annotated[float, Gt(0)] = 4000.0
+    n_mfcc: Annotated[int, Ge(0), Le(1024)] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputSpec:
+    """How a sample becomes the network's input."""
+
+    __pydantic_config__ = _STRICT
+    # Pictures
+    color: Literal["rgb", "bgr", "gray"] = "rgb"
+    layout: Literal["nchw", "nhwc", "ct", "tc", "flat-ct", "flat-tc"] | None = None
+    """None: nchw for pictures, ct for signals."""
+    width: Size | None = None
+    height: Size | None = None
+    """Only where the network leaves its size open."""
+    resize: Literal["stretch", "letterbox", "crop"] = "stretch"
+    crop_ratio: Annotated[float, Gt(0), Le(1)] = 1.0
+    interpolation: Literal["linear", "area", "cubic", "nearest"] = "linear"
+    anchor: Literal["center", "top-left"] = "center"
+    pad: Annotated[float, Ge(0), Le(255)] = 114.0
+    # Signals
+    channels: tuple[int | str, ...] = ()
+    every: Annotated[int, Ge(1)] = 1
+    window: Annotated[int, Ge(1), Le(10_000_000)] | None = None
+    hop: Annotated[int, Ge(1), Le(10_000_000)] | None = None
+    """None: as the window, without overlap."""
+    rate_hz: Annotated[float, Gt(0)] | None = None
+    transform: Literal["none", "logmel"] = "none"
+    logmel: LogMel | None = None
+    # Both
+    mean: float | Numbers = ()
+    scale: float | Numbers = ()
+    tensor: str | None = None
+    """The input that takes the sample, where the network has several."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Constant values of the other inputs: name = number or nested list."""
+
+    @property
+    def is_signal(self) -> bool:
+        """Whether the manifest describes windows of sensor data rather than pictures."""
+        return bool(self.channels) or self.window is not None or self.layout in SIGNAL_LAYOUTS
+
+    def per_channel(self, name: Literal["mean", "scale"], count: int) -> tuple[float, ...]:
+        """Give `mean` or `scale` once for each of *count* channels.
+
+        Raises:
+            ModelError: they are given for another number of channels, or a scale is 0.
+
+        """
+        given = getattr(self, name)
+        values = (float(given),) if isinstance(given, int | float) else tuple(given)
+        if not values:
+            values = (0.0 if name == "mean" else 1.0,)
+        if len(values) == 1:
+            values *= count
+        if len(values) != count:
+            raise ModelError(f"input.{name}: expected 1 or {count} numbers, found {len(values)}")
+        if name == "scale" and 0.0 in values:
+            raise ModelError("input.scale: must not be 0, it divides")
+        return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputSpec:
+    """How the network's outputs become findings."""
+
+    __pydantic_config__ = _STRICT
+    decoder: DecoderName | None = None
+    threshold: float | None = None
+    iou: Annotated[float, Gt(0), Le(1)] = 0.45
+    labels: str | tuple[str, ...] = ()
+    first_label: Annotated[int, Ge(-1), Le(10)] = 0
+    top_k: Annotated[int, Ge(1), Le(100_000)] = 5
+    scale: float = 1.0
+    zero_point: float = 0.0
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Role = tensor name, where they are not found by shape and usual names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialSpec:
+    """Bounds on a candidate; stricter than the device's, never laxer."""
+
+    __pydantic_config__ = _STRICT
+    tolerance: Annotated[float, Ge(0)] = 0.05
+    golden: bool | None = None
+    shadow_frames: Annotated[int, Ge(0)] | None = None
+    min_agreement: Annotated[float, Ge(0), Le(1)] | None = None
+    max_infer_ms: Annotated[float, Ge(0)] | None = None
+    probation_s: Annotated[float, Ge(0)] | None = None
+    timeout_s: Annotated[float, Gt(0)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The whole of `model.toml`."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    version: str
+    task: Task
+    file: str
+    input: InputSpec = field(default_factory=InputSpec)
+    output: OutputSpec = field(default_factory=OutputSpec)
+    trial: TrialSpec = field(default_factory=TrialSpec)
+    description: str = ""
+    license: str = ""
+
+    @property
+    def id(self) -> str:
+        """name@version, as results carry it."""
+        return f"{self.name}@{self.version}"
+
+    @property
+    def decoder(self) -> DecoderName:
+        """The decoder named, or the only one its task can have."""
+        if self.output.decoder is None:
+            return "raw"
+        return self.output.decoder
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A model on disk whose manifest has been read; its network has not."""
+
+    path: Path
+    manifest: Manifest
+    labels: tuple[str, ...]
+
+    @property
+    def network(self) -> Path:
+        return self.path / self.manifest.file
+
+
+def load(folder: Path) -> ModelFolder:
+    """Read the manifest and labels of a model folder.
+
+    Raises:
+        ModelError: something is missing, malformed or contradicts itself.
+
+    """
+    where = folder / MANIFEST
+    return check(parse(read_toml(where, ModelError), str(where)), folder)
+
+
+def parse(data: Mapping[str, Any], where: str) -> Manifest:
+    """Make a manifest of what a TOML file or a model's own metadata says."""
+    manifest = build(Manifest, data, where, ModelError)
+    if not is_name(manifest.name):
+        raise ModelError(f"{where}: name: {manifest.name!r} is not a name ({NAME_RULE})")
+    if not is_version(manifest.version):
+        raise ModelError(
+            f'{where}: version: {manifest.version!r} is not a version (dot-separated integers: "3" or "1.2")'
+        )
+    allowed = DECODERS_OF[manifest.task]
+    if manifest.output.decoder is None and manifest.task in {
+        "detection",
+        "classification",
+        "anomaly",
+    }:
+        raise ModelError(
+            f"{where}: output.decoder: is missing; task {manifest.task} takes one of {', '.join(allowed)}"
+        )
+    if manifest.decoder not in allowed:
+        raise ModelError(
+            f"{where}: output.decoder: {manifest.decoder!r} does not fit task {manifest.task}; "
+            f"it takes one of {', '.join(allowed)}"
+        )
+    if manifest.task == "anomaly" and manifest.output.threshold is None:
+        raise ModelError(f"{where}: output.threshold: is missing; above it a window is anomalous")
+    if manifest.input.is_signal and manifest.input.layout in PICTURE_LAYOUTS:
+        raise ModelError(
+            f"{where}: input.layout: {manifest.input.layout!r} is for pictures, but input has channels or a "
+            f"window; it takes one of {', '.join(SIGNAL_LAYOUTS)}"
+        )
+    if manifest.input.transform == "logmel" and manifest.input.logmel is None:
+        manifest = replace(manifest, input=replace(manifest.input, logmel=LogMel()))
+    return manifest
+
+
+def check(manifest: Manifest, folder: Path) -> ModelFolder:
+    """See that the files a manifest names are there and inside its folder; read the labels."""
+    where = folder / MANIFEST
+    network = inside(folder, manifest.file, f"{where}: file")
+    if network.suffix not in {".onnx", ".xml"}:
+        raise ModelError(f"{where}: file: {manifest.file!r} is neither .onnx nor .xml")
+    if network.suffix == ".xml" and not network.with_suffix(".bin").is_file():
+        raise ModelError(
+            f"{where}: file: {network.with_suffix('.bin').name} is missing beside {manifest.file}"
+        )
+    labels = manifest.output.labels
+    if isinstance(labels, str):
+        text = inside(folder, labels, f"{where}: output.labels")
+        try:
+            lines = text.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            raise ModelError(f"{text}: is not UTF-8 text") from None
+        while lines and not lines[-1].strip():
+            lines.pop()
+        labels = tuple(line.strip() for line in lines)
+        if not labels:
+            raise ModelError(f"{text}: is empty, expected one label a line")
+    return ModelFolder(folder, manifest, labels)
+
+
+def inside(folder: Path, name: str, where: str) -> Path:
+    """Find a file that a manifest names, and see that it lies inside the folder."""
+    pure = PurePosixPath(name)
+    if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name:
+        raise ModelError(f"{where}: {name!r} must be a path inside the model folder")
+    path = folder / pure
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ModelError(f"{where}: {name!r} leads outside the model folder")
+    if not path.is_file():
+        raise ModelError(f"{where}: {name!r} is missing from {folder}")
+    return path

@@ -1,0 +1,199 @@
+"""A model as one value: manifest, engine, preprocessing and decoder that fit each other.
+
+Knows no pipeline and no broker; where the model came from is the library's business.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from . import modelfile
+from .decode import Decoder, build_decoder
+from .engines import Engine, EngineChoice, open_engine
+from .errors import AgentError, EngineError, ModelError
+from .manifest import ModelFolder
+from .preprocess import Placement, Plan, fixed_shapes, plan
+from .records import Array, Detections, Findings, Outcome, Sample, Tensors, Timing
+from .sources import Kind
+
+log = logging.getLogger(__name__)
+
+Region = tuple[int, int, int, int]
+"""x1, y1, x2, y2 in source pixels."""
+
+
+class Model:
+    """A loaded model. `infer` may be called by as many threads at a time as it was opened for."""
+
+    def __init__(self, folder: ModelFolder, engine: Engine, prepare: Plan, decode: Decoder) -> None:
+        self.folder = folder
+        self.manifest = folder.manifest
+        self.engine = engine
+        self.users = 0
+        """Frames that are going through it; the board counts."""
+        self.infer_ms: deque[float] = deque(maxlen=1000)
+        self.inferred = 0
+        self._prepare = prepare
+        self._decode = decode
+        self._id = folder.manifest.id
+        self._threshold = default_threshold(folder)
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    def infer(
+        self, sample: Sample, *, threshold: float | None = None, region: Region | None = None
+    ) -> Outcome:
+        """Find what the model finds in *sample*.
+
+        Args:
+            sample: a picture, window or ready input.
+            threshold: instead of the manifest's.
+            region: of a picture: look only here; what is found is still in pixels of the frame.
+
+        Raises:
+            SampleError: the sample does not fit, or the outputs are not finite.
+            EngineError: the engine failed.
+
+        """
+        start = time.perf_counter()
+        data, dx, dy = sample.data, 0, 0
+        if region is not None:
+            data, dx, dy = cut(data, region)
+        tensors, placement = self._prepare(data)
+        prepared = time.perf_counter()
+        outputs = self.engine.infer(tensors)
+        inferred = time.perf_counter()
+        found = self._decode(outputs, tensors, self._threshold if threshold is None else threshold)
+        if isinstance(found, Detections) and placement is not None:
+            found = place(found, placement, dx, dy)
+        done = time.perf_counter()
+        took = (inferred - prepared) * 1e3
+        self.infer_ms.append(took)
+        self.inferred += 1
+        return Outcome(
+            self._id,
+            self.engine.label,
+            found,
+            Timing((prepared - start) * 1e3, took, (done - inferred) * 1e3),
+        )
+
+    def raw(self, tensors: Tensors) -> dict[str, Array]:
+        """Run the network alone on ready tensors."""
+        return self.engine.infer(tensors)
+
+    def decode(self, outputs: Tensors, inputs: Tensors) -> Findings:
+        """Decode ready outputs, as `infer` does, in pixels of the network's input."""
+        return self._decode(outputs, inputs, self._threshold)
+
+    def warm_up(self) -> None:
+        """Run once on zeros, so that the first frame does not pay for lazy set-up."""
+        self.engine.infer(
+            {
+                spec.name: np.zeros([size or 1 for size in spec.shape], spec.dtype)
+                for spec in self.engine.inputs
+            }
+        )
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def default_threshold(folder: ModelFolder) -> float:
+    """Give the manifest's threshold, or its task's usual one."""
+    if folder.manifest.output.threshold is not None:
+        return folder.manifest.output.threshold
+    return 0.5 if folder.manifest.task == "detection" else 0.0
+
+
+def cut(data: Array, region: Region) -> tuple[Array, int, int]:
+    """Cut a region out of a picture, as far as it lies inside; gives its corner too."""
+    height, width = data.shape[:2]
+    x1, y1 = min(max(region[0], 0), width - 1), min(max(region[1], 0), height - 1)
+    x2, y2 = max(min(region[2], width), x1 + 1), max(min(region[3], height), y1 + 1)
+    return data[y1:y2, x1:x2], x1, y1
+
+
+def place(found: Detections, placement: Placement, dx: int, dy: int) -> Detections:
+    """Carry boxes from the network's input back to the frame."""
+    boxes = placement.back(found.boxes)
+    points = None if found.points is None else placement.back_points(found.points)
+    if dx or dy:
+        boxes = boxes + np.array([dx, dy, dx, dy], np.float32)
+        points = None if points is None else points + np.array([dx, dy], np.float32)
+    return replace(found, boxes=boxes, points=points)
+
+
+def engine_order(choices: Sequence[EngineChoice], wanted: str, network: Path) -> list[EngineChoice]:
+    """Pick the engines that can read a network's file, in the order given.
+
+    Args:
+        choices: what the device profile offers.
+        wanted: "auto", or the engine that the settings insist on.
+        network: OpenVINO IR runs on OpenVINO only.
+
+    Raises:
+        EngineError: what is wanted cannot run such a file.
+
+    """
+    if network.suffix != ".xml":
+        return list(choices)
+    if wanted == "onnxruntime":
+        raise EngineError(
+            f'{network.name}: OpenVINO IR runs on openvino only, but engine = "onnxruntime" is set; '
+            'use the .onnx, or engine = "auto"'
+        )
+    picked = [choice for choice in choices if choice.engine == "openvino"]
+    lanes = max((choice.lanes for choice in choices), default=1)
+    return picked or [EngineChoice("openvino", lanes=lanes)]
+
+
+def open_model(
+    folder: ModelFolder, choices: Sequence[EngineChoice], kind: Kind
+) -> tuple[Model, list[str]]:
+    """Load a model on the first engine that can run it.
+
+    Returns:
+        The model, warmed up, and why each engine before the one that serves was passed over.
+
+    Raises:
+        ModelError: the model itself is not fit to run, on whatever engine.
+        EngineError: no engine can run it; says why for each.
+
+    """
+    where = folder.path / "model.toml"
+    modelfile.check_network(folder.network)
+    passed: list[str] = []
+    for choice in choices:
+        try:
+            engine = open_engine(choice, folder.network, fixed_shapes(folder.manifest.input, kind))
+        except EngineError as problem:
+            passed.append(f"{choice.engine}:{choice.device}: {problem}")
+            continue
+        try:
+            try:
+                prepare = plan(folder.manifest.input, engine.inputs, kind)
+                decode = build_decoder(
+                    folder.manifest, folder.labels, engine.inputs, engine.outputs, prepare.size
+                )
+            except ModelError as problem:
+                raise ModelError(f"{where}: {problem}") from None
+            model = Model(folder, engine, prepare, decode)
+            model.warm_up()
+        except EngineError as problem:
+            engine.close()
+            passed.append(f"{engine.label}: {problem}")
+            continue
+        except AgentError:
+            engine.close()
+            raise
+        return model, passed
+    raise EngineError(f"{folder.manifest.id}: no engine can run it: {'; '.join(passed)}")

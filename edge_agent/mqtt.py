@@ -1,0 +1,362 @@
+"""One MQTT connection, from CONNECT to its end: the only importer of paho.
+
+It never reconnects: whoever wants another connection makes a new one, so that nothing lingers in
+paho's own unbounded queues. paho runs by `loop_start` only; under `loop_forever` in a thread of
+ours, publishing from other threads garbles the stream (measured).
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .errors import LinkError, UsageError
+from .settings import Broker
+
+if TYPE_CHECKING:
+    from paho.mqtt.client import Client
+
+log = logging.getLogger(__name__)
+
+KEEPALIVE = 20
+CONNECT_TIMEOUT = 10.0
+RECEIVE_MAXIMUM = 64
+"""Messages that the broker may have outstanding towards us: bounds memory during a push."""
+SESSION_EXPIRY = 3600
+"""How long the broker keeps what arrives for us while we are away, seconds."""
+REFUSAL = 0x80
+"""MQTT 5 reason codes from here on say no."""
+UNSUPPORTED_PROTOCOL = frozenset({0x84, 0x01})
+TAKEN_OVER = 0x8E
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Something that arrived."""
+
+    topic: str
+    payload: bytes
+    retained: bool
+    response_topic: str | None
+    correlation: bytes | None
+    ack: Callable[[], object]
+    """Tell the broker that it is dealt with: after what it asks for is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Will:
+    """What the broker says for us when we vanish."""
+
+    topic: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """Called by paho's thread, which holds locks of its own meanwhile: only leave word, never
+    wait for a lock under which something is published, never raise.
+    """
+
+    message: Callable[[Message], None] = lambda _message: None
+    published: Callable[[Connection, int, str | None], None] = lambda _c, _mid, _refusal: None
+    """QoS 1: acknowledged; QoS 0: written to the socket. With the broker's refusal, if any."""
+    unsubscribed: Callable[[Connection, int], None] = lambda _c, _mid: None
+    refused: Callable[[Connection, str], None] = lambda _c, _refusal: None
+    """A subscription was."""
+
+
+class RefusesProtocol(LinkError):
+    """The broker does not speak this version of MQTT."""
+
+
+class Connection:
+    """A connection that the broker has accepted."""
+
+    def __init__(self, client: Client, protocol: int) -> None:
+        self.protocol = protocol
+        self.max_packet: int | None = None
+        """Largest packet that the broker takes, bytes; None: it does not say."""
+        self.gone = threading.Event()
+        self.reason: str = ""
+        self.code = 0
+        """Why it is gone, in words and as a reason code."""
+        self._client = client
+        self._answered = threading.Event()
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        qos: int,
+        *,
+        retain: bool = False,
+        correlation: bytes | None = None,
+    ) -> Any:
+        """Hand a message to paho; gives its receipt, whose `mid` the hooks name."""
+        properties = None
+        if correlation is not None and self.protocol == 5:
+            properties = _properties("PUBLISH", CorrelationData=correlation)
+        return self._client.publish(topic, payload, qos, retain=retain, properties=properties)
+
+    def subscribe(self, filters: list[str]) -> None:
+        if filters:
+            self._client.subscribe([(topic, 1) for topic in filters])
+
+    def unsubscribe(self, topic: str) -> int | None:
+        return self._client.unsubscribe(topic)[1]
+
+    def close(self) -> None:
+        """End the connection, also one whose broker does not answer any more."""
+        self._client.disconnect()
+        # Paho's thread sends the DISCONNECT; without it the broker would publish our last will.
+        deadline = time.monotonic() + 0.5
+        while self._client.socket() is not None and time.monotonic() < deadline:
+            self.gone.wait(0.002)
+        wire: Any = self._client.socket()
+        if wire is not None:
+            try:
+                wire.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                log.debug("the connection was already closed")
+        self._client.loop_stop()
+
+
+def connect(
+    broker: Broker,
+    client_id: str,
+    *,
+    hooks: Hooks,
+    protocol: int | None = None,
+    will: Will | None = None,
+    tls: ssl.SSLContext | None = None,
+    session: bool = False,
+    stopping: threading.Event | None = None,
+) -> Connection:
+    """Connect once; where the broker refuses MQTT 5, with 3.1.1.
+
+    Args:
+        broker: where to.
+        client_id: who we are.
+        hooks: what is done with what arrives.
+        protocol: 5 or 4 instead of the settings'.
+        will: our last will.
+        tls: from `tls_context`; made here where it is not given.
+        session: have the broker keep what arrives for us over short absences, and acknowledge
+            by hand; else every connection starts anew and paho acknowledges.
+        stopping: gives up early when set.
+
+    Raises:
+        LinkError: it cannot be reached or refuses us.
+
+    """
+    wanted = protocol or broker.protocol
+    context = tls or tls_context(broker)
+
+    def attempt(version: int) -> Connection:
+        return _connect(broker, client_id, version, hooks, will, context, session, stopping)
+
+    try:
+        return attempt(wanted)
+    except RefusesProtocol as refusal:
+        if wanted == 4:
+            raise
+        connection = attempt(4)
+        log.warning("broker: %s: speaking MQTT 3.1.1", refusal)
+        return connection
+
+
+def _connect(
+    broker: Broker,
+    client_id: str,
+    protocol: int,
+    hooks: Hooks,
+    will: Will | None,
+    tls: ssl.SSLContext | None,
+    session: bool,
+    stopping: threading.Event | None,
+) -> Connection:
+    address = broker.address
+    client = _client(broker, client_id, protocol, will, tls, session)
+    connection = Connection(client, protocol)
+    _attach(client, connection, hooks, manual_ack=session)
+    options: dict[str, Any] = {}
+    if protocol == 5:
+        limits = {
+            "ReceiveMaximum": RECEIVE_MAXIMUM,
+            **({"SessionExpiryInterval": SESSION_EXPIRY} if session else {}),
+        }
+        options = {"clean_start": not session, "properties": _properties("CONNECT", **limits)}
+    try:
+        try:
+            client.connect(address.host, address.port, KEEPALIVE, **options)
+        except (OSError, ValueError) as problem:
+            raise LinkError(f"{address} cannot be reached: {_words(problem)}") from problem
+        client.loop_start()
+        deadline = time.monotonic() + CONNECT_TIMEOUT
+        while not (connection._answered.wait(0.02) or connection.gone.is_set()):  # noqa: SLF001
+            if time.monotonic() > deadline or (stopping is not None and stopping.is_set()):
+                raise LinkError(f"{address} does not answer")
+        if not connection._answered.is_set():  # noqa: SLF001
+            if protocol == 5:
+                # Brokers of old close the connection without a word.
+                raise RefusesProtocol(f"{address} closed the connection on MQTT 5")
+            raise LinkError(f"{address} closed the connection")
+        if connection.code != 0:
+            if protocol == 5 and connection.code in UNSUPPORTED_PROTOCOL:
+                raise RefusesProtocol(f"{address} refuses MQTT 5 ({connection.reason})")
+            raise LinkError(f"{address} refuses us: {connection.reason}")
+    except BaseException:
+        connection.close()
+        raise
+    connection.code = 0
+    return connection
+
+
+def _client(
+    broker: Broker,
+    client_id: str,
+    protocol: int,
+    will: Will | None,
+    tls: ssl.SSLContext | None,
+    session: bool,
+) -> Client:
+    import paho.mqtt.client as paho
+    from paho.mqtt.enums import CallbackAPIVersion
+
+    client = paho.Client(
+        CallbackAPIVersion.VERSION2,
+        client_id=client_id,
+        clean_session=None if protocol == 5 else not session,
+        protocol=paho.MQTTv5 if protocol == 5 else paho.MQTTv311,
+        reconnect_on_failure=False,
+        manual_ack=session,
+    )
+    address = broker.address
+    username = broker.username or address.username
+    if username is not None:
+        client.username_pw_set(username, broker.password or address.password)
+    if tls is not None:
+        client.tls_set_context(tls)
+    if will is not None:
+        client.will_set(will.topic, will.payload, 1, retain=True)
+    client.connect_timeout = CONNECT_TIMEOUT
+    return client
+
+
+def _attach(client: Client, connection: Connection, hooks: Hooks, *, manual_ack: bool) -> None:
+    def on_connect(_c: Any, _u: Any, _flags: Any, reason: Any, properties: Any) -> None:
+        connection.code, connection.reason = _code(reason), str(reason)
+        connection.max_packet = getattr(properties, "MaximumPacketSize", None)
+        connection._answered.set()  # noqa: SLF001
+
+    def on_disconnect(_c: Any, _u: Any, _flags: Any, reason: Any, _properties: Any) -> None:
+        if not connection.gone.is_set():
+            connection.code, connection.reason = _code(reason), str(reason)
+        connection.gone.set()
+
+    def on_message(_c: Any, _u: Any, message: Any) -> None:
+        properties = message.properties
+        mid, qos = message.mid, message.qos
+        hooks.message(
+            Message(
+                message.topic,
+                message.payload,
+                bool(message.retain),
+                getattr(properties, "ResponseTopic", None),
+                getattr(properties, "CorrelationData", None),
+                (lambda: client.ack(mid, qos)) if manual_ack else (lambda: None),
+            )
+        )
+
+    def on_publish(_c: Any, _u: Any, mid: int, reason: Any, _properties: Any) -> None:
+        hooks.published(connection, mid, str(reason) if _code(reason) >= REFUSAL else None)
+
+    def on_unsubscribe(_c: Any, _u: Any, mid: int, *_: Any) -> None:
+        hooks.unsubscribed(connection, mid)
+
+    def on_subscribe(_c: Any, _u: Any, _mid: int, reasons: Any, _properties: Any) -> None:
+        for reason in reasons:
+            if _code(reason) >= REFUSAL:
+                hooks.refused(connection, str(reason))
+
+    client.on_connect = on_connect
+    client.on_disconnect = on_disconnect
+    client.on_message = on_message
+    client.on_publish = on_publish
+    client.on_unsubscribe = on_unsubscribe
+    client.on_subscribe = on_subscribe
+
+
+def _properties(packet: str, **values: Any) -> Any:
+    from paho.mqtt.packettypes import PacketTypes
+    from paho.mqtt.properties import Properties
+
+    properties = Properties(getattr(PacketTypes, packet))  # type: ignore[no-untyped-call]
+    for name, value in values.items():
+        setattr(properties, name, value)
+    return properties
+
+
+def tls_context(broker: Broker) -> ssl.SSLContext | None:
+    """Make the TLS side of a broker's settings; None without TLS.
+
+    Raises:
+        UsageError: a file is missing or is not what it should be.
+
+    """
+    if not broker.address.tls:
+        return None
+    context = ssl.create_default_context()
+    files: tuple[tuple[str, str | None], ...] = (
+        ("ca_file", broker.ca_file),
+        ("cert_file", broker.cert_file),
+        ("key_file", broker.key_file),
+    )
+    for key, name in files:
+        if name is None:
+            continue
+        try:
+            with open(name, "rb"):  # noqa: PTH123 - only to see whether it can be
+                pass
+        except OSError as problem:
+            raise UsageError(f"broker.{key}: {name}: {problem.strerror}") from None
+    try:
+        if broker.ca_file is not None:
+            context.load_verify_locations(broker.ca_file)
+    except ssl.SSLError:
+        raise UsageError(
+            f"broker.ca_file: {broker.ca_file}: holds no certificate in PEM form"
+        ) from None
+    try:
+        if broker.cert_file is not None:
+            context.load_cert_chain(broker.cert_file, broker.key_file, password=lambda: b"")
+    except ssl.SSLError:
+        raise UsageError(
+            f"broker.cert_file: {broker.cert_file} and {broker.key_file}: not a certificate and its "
+            "key without a passphrase, in PEM form"
+        ) from None
+    return context
+
+
+def _code(reason: Any) -> int:
+    """Give the number of a reason code; paho mixes two kinds."""
+    value = getattr(reason, "value", reason)
+    return int(value) if isinstance(value, int) else 0
+
+
+def _words(problem: BaseException) -> str:
+    if isinstance(problem, socket.gaierror):
+        return "its name is not known"
+    if isinstance(problem, TimeoutError):
+        return "no answer"
+    if isinstance(problem, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({problem.verify_message}); see broker.ca_file"
+    if isinstance(problem, OSError) and problem.strerror:
+        return problem.strerror.lower()
+    return str(problem) or type(problem).__name__

@@ -1,0 +1,59 @@
+"""Names and versions as users write them.
+
+Devices, groups, pipelines, models, transfers and requests share one alphabet, so that each fits
+a topic level, a file name and a shell word alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import socket
+from pathlib import Path
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+NAME_RULE = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"
+_NAME = re.compile(NAME)
+_VERSION = re.compile(r"(0|[1-9][0-9]{0,8})(\.(0|[1-9][0-9]{0,8})){0,7}")
+
+# What every image of a distribution calls itself: two such boxes would fight for one MQTT client id.
+COMMON_HOSTNAMES = frozenset({"localhost", "raspberrypi", "debian", "ubuntu"})
+
+
+def is_name(text: str) -> bool:
+    """Whether *text* may name a device, group, pipeline, model, transfer or request."""
+    return _NAME.fullmatch(text) is not None
+
+
+def safe_name(text: str) -> str:
+    """Make a name of a file's stem."""
+    cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:64]
+    return cleaned if is_name(cleaned) else "model"
+
+
+def is_version(text: str) -> bool:
+    """Whether *text* is a version: dot-separated integers."""
+    return _VERSION.fullmatch(text) is not None
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Order versions as numbers; "1.10" is above "1.9", "2" equals "2.0"."""
+    parts = [int(part) for part in version.split(".")]
+    while len(parts) > 1 and parts[-1] == 0:
+        parts.pop()
+    return tuple(parts)
+
+
+def default_device_id(hostname: str | None = None, machine_id: str | None = None) -> str:
+    """Name this device after its host; add a piece of the machine id where hosts share a name."""
+    host = hostname if hostname is not None else socket.gethostname()
+    name = safe_name(host.split(".")[0] or "edge")
+    if name.lower() not in COMMON_HOSTNAMES:
+        return name
+    if machine_id is None:
+        try:
+            machine_id = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+        except OSError:
+            machine_id = ""
+    # Hashed: the machine id is confidential by its own manual page.
+    return f"{name}-{hashlib.sha256(machine_id.encode()).hexdigest()[:6]}"

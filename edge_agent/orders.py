@@ -1,0 +1,214 @@
+"""What others ask of this device: everything that arrives under `in/`.
+
+Each order is answered, once, and remembered over restarts; nothing that arrives can stop the agent.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from . import wire
+from .durable import replace_file
+from .errors import AgentError, ModelError
+from .link import Link
+from .mqtt import Message
+from .names import NAME_RULE, is_name
+
+log = logging.getLogger(__name__)
+
+REMEMBERED = 256
+MAX_COMMAND_BYTES = 64 * 1024
+MAX_AGE_SECONDS = 60.0
+
+Verb = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
+"""Does what is asked; its result goes into the reply, an AgentError's text too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inbox:
+    """A message's place under `in/`."""
+
+    levels: tuple[str, ...]
+    group: str | None
+
+
+class Memory:
+    """The last requests and their replies, so that one repeated is not done twice."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._replies: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        try:
+            entries = json.loads(path.read_text(encoding="utf-8"))
+            for entry in entries:
+                self._replies[str(entry["id"])] = dict(entry)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, KeyError):
+            log.warning("%s: damaged; requests from before the restart are forgotten", path)
+
+    def recall(self, request: str) -> dict[str, Any] | None:
+        return self._replies.get(request)
+
+    def remember(self, reply: dict[str, Any]) -> None:
+        self._replies[reply["id"]] = reply
+        while len(self._replies) > REMEMBERED:
+            self._replies.popitem(last=False)
+        try:
+            replace_file(self._path, json.dumps(list(self._replies.values())).encode())
+        except OSError as problem:
+            log.warning(
+                "%s: cannot be written (%s): a restart forgets which requests were done",
+                self._path,
+                problem,
+            )
+
+
+class Orders:
+    """Takes messages off the inbox, one after the other, and has them done."""
+
+    def __init__(
+        self,
+        inbox: SimpleQueue[Message | None],
+        link: Link,
+        topics: wire.Topics,
+        groups: Callable[[], tuple[str, ...]],
+        memory: Memory,
+        count_malformed: Callable[[], None],
+    ) -> None:
+        self._inbox = inbox
+        self._link = link
+        self._topics = topics
+        self._groups = groups
+        self._memory = memory
+        self._count_malformed = count_malformed
+        self.verbs: dict[str, Verb] = {}
+        self.deliveries: Callable[[Inbox, Message], bool] | None = None
+        """Takes models and transfers; True when it will acknowledge the message itself."""
+
+    def run(self) -> None:
+        while (message := self._inbox.get()) is not None:
+            kept = False
+            try:
+                kept = self._handle(message)
+            except _Malformed as problem:
+                self._count_malformed()
+                log.debug("%s: %s", message.topic, problem)
+            if not kept:
+                message.ack()
+
+    def _handle(self, message: Message) -> bool:
+        place = self._locate(message.topic)
+        match place.levels:
+            case ("command", verb):
+                self._command(verb, message)
+                return False
+            case _:
+                if message.retained:
+                    raise _Malformed("retained: it would replay at every connect")
+                if self.deliveries is None:
+                    raise _Malformed("nothing is expected here")
+                return self.deliveries(place, message)
+
+    def _locate(self, topic: str) -> Inbox:
+        own = self._topics.inbox + "/"
+        if topic.startswith(own):
+            return Inbox(tuple(topic.removeprefix(own).split("/")), None)
+        for group in self._groups():
+            shared = self._topics.group_inbox(group) + "/"
+            if topic.startswith(shared):
+                return Inbox(tuple(topic.removeprefix(shared).split("/")), group)
+        raise _Malformed("not for us: a group that this device has left")
+
+    def _command(self, name: str, message: Message) -> None:
+        if len(message.payload) > MAX_COMMAND_BYTES:
+            raise _Malformed(f"larger than {MAX_COMMAND_BYTES} bytes")
+        try:
+            body = json.loads(message.payload)
+        except (ValueError, RecursionError):
+            raise _Malformed("not JSON") from None
+        request = body.get("id") if isinstance(body, dict) else None
+        if not isinstance(request, str) or not is_name(request):
+            raise _Malformed(f'has no "id" that is a name ({NAME_RULE})')
+        known = self._memory.recall(request)
+        if known is not None and not message.retained:
+            self._answer(known, message)
+            return
+        reply: dict[str, Any] = {"schema": wire.SCHEMA, "id": request}
+        refusal = _refusal(name, body, message, self.verbs)
+        if refusal is not None:
+            self._count_malformed()
+            self._answer({**reply, "ok": False, "error": refusal}, message)
+            return
+        try:
+            result = self.verbs[name](body)
+        except AgentError as problem:
+            reply |= {"ok": False, "error": str(problem)}
+        else:
+            reply |= {"ok": True, "result": dict(result or {})}
+        # Remembered before it is answered: who got no answer asks again.
+        self._memory.remember(reply)
+        self._answer(reply, message)
+
+    def _answer(self, reply: Mapping[str, Any], message: Message) -> None:
+        payload = wire.encode(reply)
+        self._link.reply(self._topics.reply(reply["id"]), payload)
+        if message.response_topic:
+            self._link.reply(message.response_topic, payload, message.correlation)
+
+
+class _Malformed(Exception):
+    """A message that is counted and otherwise ignored."""
+
+
+def _refusal(
+    name: str, body: Mapping[str, Any], message: Message, verbs: Mapping[str, Verb]
+) -> str | None:
+    """Say why a command is not even tried."""
+    if message.retained:
+        return "retained commands are refused: they would replay at every connect; publish without retain"
+    if name not in verbs:
+        return f"unknown command {name!r}; known: {', '.join(sorted(verbs))}"
+    if "time" in body:
+        try:
+            sent = datetime.fromisoformat(str(body["time"]))
+        except ValueError:
+            return f"time: {body['time']!r} is not ISO 8601"
+        if sent.tzinfo is None:
+            sent = sent.replace(tzinfo=UTC)
+        age = time.time() - sent.timestamp()
+        if age > MAX_AGE_SECONDS:
+            return f"expired: sent {age:.0f} s ago, taken for {MAX_AGE_SECONDS:.0f} s"
+    return None
+
+
+def text(body: Mapping[str, Any], key: str) -> str:
+    """Read a required name from a command."""
+    value = body.get(key)
+    if not isinstance(value, str) or not value:
+        raise ModelError(f"{key}: is missing; a text is expected")
+    return value
+
+
+def positive(body: Mapping[str, Any], key: str, *, zero: bool) -> float | None:
+    """Read an optional number from a command."""
+    value = body.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ModelError(f"{key}: expected a number, found {value!r}")
+    if value < 0 or (value == 0 and not zero):
+        raise ModelError(
+            f"{key}: expected a number {'from' if zero else 'above'} 0, found {value!r}"
+        )
+    return float(value)

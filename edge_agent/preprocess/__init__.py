@@ -1,0 +1,57 @@
+"""Samples to model-ready tensors, as the manifest's `[input]` says.
+
+Knows no engine and no decoder: it is given the network's inputs and says where a picture came to
+lie in them, so that boxes found there can be carried back.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..manifest import InputSpec
+from ..records import Array, TensorSpec
+from ..sources import Kind
+from .inputs import fixed_shapes
+from .picture import PicturePlan, picture_plan
+from .placement import Placement
+from .signal import SignalPlan, signal_plan
+
+__all__ = ["Placement", "Plan", "fixed_shapes", "plan"]
+
+
+class Plan(Protocol):
+    """Turns one sample into all inputs of a network. May be called by several threads at a time."""
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Width and height of the network's picture; None where it takes no picture."""
+
+    def __call__(self, data: Array) -> tuple[dict[str, Array], Placement | None]:
+        """Make the network's inputs of *data*.
+
+        Args:
+            data: as `records.Sample` has it.
+
+        Returns:
+            One C-contiguous array for each input, which the caller owns but for the manifest's
+            constants, and where the picture lies in it (None for signals).
+
+        Raises:
+            SampleError: this sample does not fit or is not finite; the next one may.
+        """
+
+
+def plan(spec: InputSpec, inputs: tuple[TensorSpec, ...], kind: Kind) -> Plan:
+    """Decide once, for a network and its manifest, how every sample will be prepared.
+
+    Args:
+        spec: the manifest's `[input]`.
+        inputs: the network's inputs, after `fixed_shapes` has settled what they leave open.
+        kind: what the source gives.
+
+    Raises:
+        ModelError: manifest and network do not fit each other; expected and found.
+    """
+    made: PicturePlan | SignalPlan
+    made = picture_plan(spec, inputs) if kind == "picture" else signal_plan(spec, inputs)
+    return made

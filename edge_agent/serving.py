@@ -1,0 +1,201 @@
+"""Which loaded model stands behind each name that a pipeline uses, and how it is exchanged."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+from .board import Board
+from .engines import EngineName
+from .engines.probe import probe
+from .errors import AgentError, ModelError
+from .facts import Facts
+from .library import Library
+from .manifest import ModelFolder
+from .model import Model, engine_order, open_model
+from .profile import DeviceProfile, Lineup, lineup
+from .settings import Arm
+from .sources import Kind
+
+log = logging.getLogger(__name__)
+
+DRAIN_SECONDS = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class Serving:
+    """What "face" or "face@3" stands for at the moment."""
+
+    arm: Arm
+    kind: Kind
+    model: Model | None = None
+    problem: str | None = None
+    """Why there is no model."""
+    broken: bool = False
+    """The model is there but not fit to run, rather than not there."""
+    passed: list[str] = field(default_factory=list)
+    """Engines that should have served it and could not."""
+
+    @property
+    def reference(self) -> str:
+        return self.arm.reference
+
+
+class Engines:
+    """How models are opened on this device."""
+
+    def __init__(
+        self, profile: DeviceProfile, facts: Facts, wanted: EngineName | Literal["auto"]
+    ) -> None:
+        self.lanes = profile.lanes or min(2, facts.cpus)
+        self._profile = profile
+        self._facts = facts
+        self._wanted = wanted
+
+    @cached_property
+    def lineup(self) -> Lineup:
+        """The engines to try; asks them, in child processes, only where there is an accelerator."""
+        return lineup(self._profile, self._facts, probe, self._wanted)
+
+    def open(self, folder: ModelFolder, kind: Kind) -> tuple[Model, list[str]]:
+        """Load a model on the first engine that can run it; says why others were passed over.
+
+        Raises:
+            ModelError: the model is not fit to run.
+            EngineError: no engine can run it.
+
+        """
+        choices = [replace(choice, lanes=self.lanes) for choice in self.lineup.choices]
+        order = engine_order(choices, self._wanted, folder.network)
+        model, passed = open_model(folder, order, kind)
+        absent = [f"{choice.engine}:{choice.device}: {why}" for choice, why in self.lineup.absent]
+        return model, absent + passed
+
+
+class Servings:
+    """All servings of the agent; models are built by one thread at a time."""
+
+    def __init__(self, library: Library, engines: Engines, board: Board[Model]) -> None:
+        self._library = library
+        self.engines = engines
+        self._board = board
+        self._building = threading.Lock()
+        self._all: dict[tuple[str, Kind], Serving] = {}
+        self.on_change: Callable[[], None] = lambda: None
+
+    def need(self, arm: Arm, kind: Kind) -> Serving:
+        """Give the serving of *arm*, without a model if it is new."""
+        return self._all.setdefault((arm.reference, kind), Serving(arm, kind))
+
+    def all(self) -> list[Serving]:
+        return list(self._all.values())
+
+    def fill(self) -> None:
+        """Load every model that is needed and not there."""
+        for serving in self.all():
+            if serving.model is None:
+                self.fill_one(serving)
+
+    def fill_one(self, serving: Serving) -> None:
+        with self._building:
+            if serving.model is not None:
+                return
+            folder = None
+            try:
+                folder = self._library.find(serving.arm.name, serving.arm.version)
+                model, passed = self._shared(folder, serving) or self.engines.open(
+                    folder, serving.kind
+                )
+            except AgentError as problem:
+                serving.broken = folder is not None or not self._absent(serving)
+                if serving.problem != str(problem):
+                    log.error("model %s: %s", serving.reference, problem)  # noqa: TRY400 - one line, no traceback
+                serving.problem = str(problem)
+            else:
+                serving.passed, serving.problem, serving.broken = passed, None, False
+                for reason in passed:
+                    log.warning("model %s: passed over %s", serving.reference, reason)
+                log.info(
+                    "model %s is live as %s on %s", serving.reference, model.id, model.engine.label
+                )
+                with self._board.boundary():
+                    serving.model = model
+        self.on_change()
+
+    def _absent(self, serving: Serving) -> bool:
+        """Whether no folder bears the name: it may still be pushed."""
+        return not self._library.versions(serving.arm.name)
+
+    def _shared(self, folder: ModelFolder, serving: Serving) -> tuple[Model, list[str]] | None:
+        """Find the same version already loaded under another reference: "face" and "face@3"."""
+        for other in self._all.values():
+            model = other.model
+            if (
+                model is not None
+                and other.kind == serving.kind
+                and model.folder.path == folder.path
+            ):
+                return model, other.passed
+        return None
+
+    def exchange(self, servings: Iterable[Serving], model: Model) -> list[Model]:
+        """Put *model* in the place of what serves now, between two frames.
+
+        Returns:
+            The models that serve nothing any more, drained and closed.
+
+        """
+        with self._board.boundary():
+            before = {
+                id(serving.model): serving.model
+                for serving in servings
+                if serving.model is not None
+            }
+            for serving in servings:
+                serving.model, serving.problem, serving.broken = model, None, False
+            still = {id(serving.model) for serving in self._all.values()}
+        retired = [old for key, old in before.items() if key not in still and old is not model]
+        for old in retired:
+            self.retire(old)
+        self.on_change()
+        return retired
+
+    def release(self, used: set[tuple[str, Kind]]) -> None:
+        """Forget servings that no pipeline uses, and close their models."""
+        with self._board.boundary():
+            gone = [self._all.pop(key) for key in list(self._all) if key not in used]
+            still = {id(serving.model) for serving in self._all.values()}
+        closed: set[int] = set()
+        for serving in gone:
+            model = serving.model
+            if model is not None and id(model) not in still and id(model) not in closed:
+                closed.add(id(model))
+                self.retire(model)
+
+    def retire(self, model: Model) -> None:
+        """Close a model when the last frame has left it."""
+        if not self._board.drained(model, DRAIN_SECONDS):
+            log.error("model %s is stuck in an inference; leaving it in memory", model.id)
+            return
+        model.close()
+        gc.collect()
+
+    def close(self) -> None:
+        for model in {
+            id(s.model): s.model for s in self._all.values() if s.model is not None
+        }.values():
+            if self._board.drained(model, 0.5):
+                model.close()
+
+
+def unusable(servings: Iterable[Serving]) -> ModelError | None:
+    """Give the reason where nothing at all can run and no push could be waited for."""
+    problems = [serving for serving in servings if serving.model is None]
+    if problems and len(problems) == len(list(servings)) and all(s.broken for s in problems):
+        return ModelError(str(problems[0].problem))
+    return None

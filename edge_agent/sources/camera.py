@@ -1,0 +1,109 @@
+"""Cameras: network streams (RTSP, MJPEG over HTTP) and V4L2 devices."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import threading
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+from ..errors import SampleError, SourceError
+from ..records import Reading
+from .opencv import open_camera, open_device
+from .spec import Kind, SourceSpec
+
+# How long a stream may be silent before it counts as lost. FFmpeg has been seen to take twice as
+# long over a server that stalls, so whoever needs a bound keeps a clock of their own.
+TIMEOUT_MS = 5000
+PORTS = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443}
+
+
+class Camera:
+    """A camera that is running; a picture not taken in time is gone."""
+
+    kind: Kind = "picture"
+    lossless = False
+
+    def __init__(self, name: str, capture: Any, closing: threading.Event) -> None:
+        """Take over an opened cv2.VideoCapture; *name* is what errors call it."""
+        self._name = name
+        self._capture = capture
+        self._closing = closing
+        self._time_ns, self._since = 0, 0.0
+
+    def grab(self) -> bool:
+        """Wait for the next picture."""
+        if self._closing.is_set():
+            return False
+        if not self._capture.grab():
+            raise SourceError(
+                f"{self._name}: the camera stopped sending pictures "
+                "(connection closed, device unplugged, or silent for too long)"
+            )
+        self._time_ns, self._since = time.time_ns(), time.monotonic()
+        return True
+
+    def retrieve(self) -> Reading:
+        """Convert the picture that was grabbed."""
+        good, picture = self._capture.retrieve()
+        if not good or picture is None or picture.ndim != 3:
+            raise SampleError(f"{self._name}: a picture could not be converted to BGR")
+        return Reading(picture, self._time_ns, self._since)
+
+    def close(self) -> None:
+        """Close the stream or device."""
+        self._capture.release()
+
+
+def open_source(spec: SourceSpec, closing: threading.Event) -> Camera:
+    """Open a network stream or a device.
+
+    Raises:
+        SourceError: nothing answers, access is refused, or it is not a stream that can be decoded.
+    """
+    if spec.live and spec.path is not None:
+        _check_device(spec)
+        capture = open_device(str(spec.path))
+        why = "is not a camera that gives pictures, or another program uses it"
+    else:
+        capture = open_camera(spec.text, TIMEOUT_MS)
+        why = ""
+    if not capture.isOpened():
+        capture.release()
+        raise SourceError(f"{spec.redacted}: {why or _why_closed(spec.text)}")
+    return Camera(spec.redacted, capture, closing)
+
+
+def _why_closed(url: str) -> str:
+    """Say what OpenCV would not: whether there was anybody to refuse us."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or PORTS[parts.scheme.lower()]
+    try:
+        with socket.create_connection((host, port), timeout=2.0):
+            pass
+    except OSError as problem:
+        why = problem.strerror or str(problem)
+        return f"nothing answers at {host} port {port}: {why}; is the camera on and reachable?"
+    return (
+        f"{host} answers on port {port}, but not with a video stream; "
+        "check path, user and password (a player shows more)"
+    )
+
+
+def _check_device(spec: SourceSpec) -> None:
+    """Say what OpenCV would not: why a device cannot be opened."""
+    try:
+        mode = os.stat(spec.local).st_mode  # noqa: PTH116 - os.access below has no pathlib twin
+    except OSError as problem:
+        mend = "plug it in, or see `ls /dev/video*`" if problem.errno == errno.ENOENT else ""
+        raise SourceError(
+            f"{spec.redacted}: {problem.strerror}" + (f"; {mend}" if mend else "")
+        ) from None
+    if not stat.S_ISCHR(mode):
+        raise SourceError(f"{spec.redacted}: is not a device; write file: for a video file")
+    if not os.access(spec.local, os.R_OK | os.W_OK):
+        raise SourceError(f"{spec.redacted}: permission denied; add the user to the group 'video'")

@@ -1,0 +1,140 @@
+"""A video file, played at its own rate or as fast as it is consumed."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from typing import Any
+
+from ..errors import SampleError, SourceError
+from ..records import Reading
+from .opencv import load, open_clip
+from .pace import wait_until
+from .spec import Kind, SourceSpec
+
+log = logging.getLogger(__name__)
+
+# Where a clip does not say its rate, or says nonsense, frames a second.
+USUAL_RATE = 25.0
+# A longer pause between two frames is a damaged time stamp, which would freeze the picture.
+LONGEST_PAUSE = 10.0
+
+
+class Clip:
+    """A video file from its first frame to its last, once or for ever."""
+
+    kind: Kind = "picture"
+
+    def __init__(self, spec: SourceSpec, closing: threading.Event) -> None:
+        """Open the file and read its first frame, so that what cannot be played is known now."""
+        self.lossless = spec.lossless
+        self._spec = spec
+        self._closing = closing
+        self._cv2 = load()
+        self._capture: Any = None
+        self._due: float | None = None
+        self._told = False
+        self._ahead = False
+        self._count = 0
+        self._rewind()
+
+    def grab(self) -> bool:
+        """Wait for the next frame, at `pace=real` until it is due."""
+        if self._closing.is_set():
+            return False
+        if not self._ahead and not self._capture.grab():
+            self._tell_if_short()
+            if not self._spec.loop:
+                return False
+            self._rewind()
+        self._ahead = False
+        self._count += 1
+        if not self.lossless and not wait_until(self._next_due(), self._closing):
+            return False
+        self._time_ns, self._since = time.time_ns(), time.monotonic()
+        return True
+
+    def retrieve(self) -> Reading:
+        """Convert the frame that was grabbed."""
+        good, picture = self._capture.retrieve()
+        if not good or picture is None or picture.ndim != 3:
+            raise SampleError(f"{self._spec.redacted}: frame {self._count} cannot be decoded")
+        return Reading(picture, self._time_ns, self._since)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._capture.release()
+
+    def _rewind(self) -> None:
+        """Open the file at its start: seeking back is not exact in every container."""
+        path, name = self._spec.local, self._spec.redacted
+        _check_readable(self._spec)
+        if self._capture is not None:
+            self._capture.release()
+        # Absolute, so that no name can be taken for a URL.
+        self._capture = open_clip(str(path.absolute()))
+        if not self._capture.isOpened():
+            raise SourceError(
+                f"{name}: is not a video that can be played (damaged, cut short, or of an "
+                f"unknown format); look at it with `ffprobe`"
+            )
+        if not self._capture.grab():
+            self._capture.release()
+            raise SourceError(f"{name}: holds no frame that can be decoded")
+        rate = self._capture.get(self._cv2.CAP_PROP_FPS)
+        self._period = 1.0 / (rate if math.isfinite(rate) and 0.01 < rate <= 1000 else USUAL_RATE)
+        self._ahead = True
+        self._count = 0
+        self._stamp = math.inf
+
+    def _next_due(self) -> float:
+        """Say when the frame just grabbed is due, on the monotonic clock.
+
+        A frame that comes late because decoding is slow does not move those after it.
+        """
+        stamp = self._capture.get(self._cv2.CAP_PROP_POS_MSEC) / 1000.0
+        # The first of a pass has no step, and follows on the last of the pass before.
+        step = stamp - self._stamp
+        self._stamp = stamp
+        if self._due is None:
+            self._due = time.monotonic()
+        else:
+            self._due += step if 0 < step <= LONGEST_PAUSE else self._period
+        return self._due
+
+    def _tell_if_short(self) -> None:
+        """Say when a clip ended well before the number of frames that its header promises."""
+        promised = self._capture.get(self._cv2.CAP_PROP_FRAME_COUNT)
+        # Some containers only estimate the number, from their duration.
+        if self._count < 0.95 * promised - 2 and not self._told:
+            self._told = True
+            log.warning(
+                "%s: ended after %d of %d frames; the file is damaged or cut short",
+                self._spec.redacted, self._count, promised,
+            )  # fmt: skip
+
+
+def open_source(spec: SourceSpec, closing: threading.Event) -> Clip:
+    """Open a video file.
+
+    Raises:
+        SourceError: it is missing, cannot be read, or holds nothing that can be played.
+    """
+    return Clip(spec, closing)
+
+
+def _check_readable(spec: SourceSpec) -> None:
+    """Say what OpenCV would not: why a file cannot be opened."""
+    try:
+        with spec.local.open("rb") as file:
+            empty = not file.read(1)
+    except IsADirectoryError:
+        raise SourceError(
+            f"{spec.redacted}: {spec.local} is a folder; write dir: for a folder of pictures"
+        ) from None
+    except OSError as problem:
+        raise SourceError(f"{spec.redacted}: {spec.local}: {problem.strerror}") from None
+    if empty:
+        raise SourceError(f"{spec.redacted}: {spec.local} is empty")

@@ -1,0 +1,121 @@
+"""A folder of pictures in name order, or a single picture."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import SampleError, SourceError
+from ..records import Reading
+from .opencv import load
+from .pace import Metronome
+from .spec import PICTURES, Kind, SourceSpec
+
+# A larger file is no picture that this program could use.
+MAX_BYTES = 256 * 1024 * 1024
+
+
+class PictureFolder:
+    """The pictures of a folder and its subfolders, each once or for ever."""
+
+    kind: Kind = "picture"
+    lossless = True
+
+    def __init__(self, spec: SourceSpec, closing: threading.Event) -> None:
+        """List the folder."""
+        self._spec = spec
+        self._beat = Metronome(spec.rate, closing)
+        self._cv2 = load()
+        self._folder = spec.local if spec.local.is_dir() else spec.local.parent
+        self._names = _list(spec)
+        self._next = 0
+
+    def grab(self) -> bool:
+        """Wait until the next picture is due."""
+        if self._next == len(self._names):
+            if not self._spec.loop:
+                return False
+            # Listed anew, so that a folder that is being filled shows what has come.
+            self._names, self._next = _list(self._spec), 0
+        if not self._beat.wait():
+            return False
+        self._next += 1
+        self._time_ns, self._since = time.time_ns(), time.monotonic()
+        return True
+
+    def retrieve(self) -> Reading:
+        """Read and decode the picture, upright as its EXIF orientation says."""
+        name = self._names[self._next - 1]
+        data = _read(self._folder / name)
+        try:
+            # From memory: from a file, OpenCV takes a JPEG that was cut short for whole, the rest
+            # grey. IMREAD_COLOR turns the picture upright.
+            picture = self._cv2.imdecode(data, self._cv2.IMREAD_COLOR)
+        except self._cv2.error as problem:
+            raise SampleError(f"{self._folder / name}: cannot be decoded: {problem.err}") from None
+        if picture is None:
+            raise SampleError(
+                f"{self._folder / name}: cannot be decoded: damaged, cut short or no picture"
+            )
+        # A name that is not UTF-8 must not stop the result that carries it.
+        shown = os.fsencode(name).decode("utf-8", "replace")
+        return Reading(picture, self._time_ns, self._since, file=shown)
+
+    def close(self) -> None:
+        """Nothing is held open between pictures."""
+
+
+def open_source(spec: SourceSpec, closing: threading.Event) -> PictureFolder:
+    """Open a folder of pictures, or one picture.
+
+    Raises:
+        SourceError: it is missing, cannot be listed, or holds no picture.
+    """
+    return PictureFolder(spec, closing)
+
+
+def _list(spec: SourceSpec) -> list[str]:
+    """List the pictures' names, relative to the folder, in name order."""
+    path = spec.local
+    if path.is_file():
+        return [path.name]
+    if not path.exists():
+        raise SourceError(f"{spec.redacted}: {path}: No such file or directory")
+    root, names = path.resolve(), []
+    try:
+        for folder, _, files in os.walk(path, onerror=_refuse):
+            for file in files:
+                entry = Path(folder, file)
+                # Dot files are leavings of other systems; links may lead out of the folder.
+                if entry.suffix.lower() not in PICTURES or file.startswith("."):
+                    continue
+                if entry.is_file() and entry.resolve().is_relative_to(root):
+                    names.append(entry.relative_to(path).as_posix())
+    except OSError as problem:
+        raise SourceError(f"{spec.redacted}: {problem.filename}: {problem.strerror}") from None
+    if not names:
+        known = ", ".join(sorted(PICTURES))
+        raise SourceError(f"{spec.redacted}: {path} holds no pictures ({known})")
+    return sorted(names)
+
+
+def _refuse(problem: OSError) -> None:
+    # os.walk would pass over a folder that cannot be listed.
+    raise problem
+
+
+def _read(path: Path) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as problem:
+        raise SampleError(f"{path}: {problem.strerror}") from None
+    if not data:
+        raise SampleError(f"{path}: is empty")
+    if len(data) > MAX_BYTES:
+        raise SampleError(f"{path}: is larger than {MAX_BYTES // 1024**2} MiB, not a picture")
+    return np.frombuffer(data, np.uint8)

@@ -1,0 +1,109 @@
+"""Recorded sensor data, whatever the file: rows handed on as fast as asked for, or at a rate."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol
+
+from ..errors import SampleError, SourceError
+from ..records import Array, Reading
+from .arrays import open_npy, open_raw
+from .csvfile import CsvRows
+from .pace import Metronome
+from .spec import Kind, SourceSpec
+
+# Rows of one reading, where nothing asks for fewer: few enough to keep memory and latency small,
+# many enough that what a reading costs is spread thin.
+CHUNK = 1024
+# At a rate, rows that fall within this time share a reading, seconds.
+TOGETHER = 0.01
+
+
+class Rows(Protocol):
+    """A file of rows, read from the front."""
+
+    columns: tuple[str, ...]
+
+    def read(self, limit: int) -> Array | None:
+        """Read up to *limit* further rows, float32, each finite where its column is numeric.
+
+        Returns:
+            (n, channels), or (n, …) of ready model inputs, n ≥ 1; None at the end.
+
+        Raises:
+            SampleError: the next row cannot be used; it has been passed over.
+            SourceError: the file cannot be read on.
+        """
+
+    def rewind(self) -> None:
+        """Go back to the first row."""
+
+    def close(self) -> None:
+        """Let go of the file; may be called twice."""
+
+
+class Recording:
+    """Rows of a file, once or for ever."""
+
+    kind: Kind = "signal"
+    lossless = True
+
+    def __init__(self, spec: SourceSpec, rows: Rows, closing: threading.Event) -> None:
+        """Take over an opened file."""
+        self._spec = spec
+        self._rows = rows
+        self._closing = closing
+        self._beat = Metronome(spec.rate, closing)
+        self._limit = CHUNK
+        if spec.rate is not None:
+            self._limit = min(CHUNK, max(1, int(spec.rate * TOGETHER)))
+        self._data: Array | SampleError = SampleError("nothing was grabbed")
+
+    def grab(self) -> bool:
+        """Read the next rows and wait until the last of them is due."""
+        if self._closing.is_set():
+            return False
+        try:
+            data = self._rows.read(self._limit)
+            if data is None and self._spec.loop:
+                self._rows.rewind()
+                data = self._rows.read(self._limit)
+                if data is None:
+                    raise SourceError(f"{self._spec.redacted}: holds no rows any more")
+            if data is None:
+                return False
+            self._data, count = data, len(data)
+        except SampleError as problem:
+            # Kept for `retrieve`: a row that cannot be used is a reading all the same.
+            self._data, count = problem, 1
+        if not self._beat.wait(count):
+            return False
+        self._time_ns, self._since = time.time_ns(), time.monotonic()
+        return True
+
+    def retrieve(self) -> Reading:
+        """Give the rows that were read."""
+        if isinstance(self._data, SampleError):
+            raise self._data
+        return Reading(self._data, self._time_ns, self._since, columns=self._rows.columns)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._rows.close()
+
+
+def open_source(spec: SourceSpec, closing: threading.Event) -> Recording:
+    """Open recorded sensor data.
+
+    Raises:
+        SourceError: it is missing, cannot be read, or is not what its form says.
+    """
+    rows: Rows
+    if spec.form == "csv":
+        rows = CsvRows(spec.local, spec.redacted)
+    elif spec.form == "npy":
+        rows = open_npy(spec.local, spec.redacted)
+    else:
+        rows = open_raw(spec.local, spec.redacted, spec.channels)
+    return Recording(spec, rows, closing)
