@@ -126,7 +126,8 @@ class Agent:
         self._restarting = False
         self._said: dict[str, bytes] = {}
         """What was last said on each retained topic of a model."""
-        self._saying = threading.Lock()
+        self._said_info: dict[str, Any] = {}
+        self._saying = threading.RLock()
         self._beats: list[Beat] = []
         self._crew = Crew(self._stops)
         for pipeline in settings.pipelines:
@@ -307,7 +308,11 @@ class Agent:
         ]
 
     def _say_info(self) -> None:
-        self._link.publish(self._topics.info, wire.encode(self._info()), qos=1, retain=True)
+        info = self._info()
+        if info != self._said_info:
+            self._said_info = info
+            now = {**info, "time": wire.iso(time.time_ns())}
+            self._link.publish(self._topics.info, wire.encode(now), qos=1, retain=True)
 
     def _info(self) -> dict[str, Any]:
         from importlib.metadata import version
@@ -317,7 +322,6 @@ class Agent:
             "agent": __version__,
             "device": self._settings.device_id,
             "session": self._session,
-            "time": wire.iso(time.time_ns()),
             "facts": {
                 "arch": self._facts.arch,
                 "cpu": self._facts.cpu,
@@ -377,15 +381,18 @@ class Agent:
             "schema": wire.SCHEMA,
             "name": name,
             "live": None,
-            "previous": self._store.previous(name),
-            "versions": self._library.versions(name),
+            "previous": self._store.pointers(name).previous,
+            "versions": [entry.version for entry in self._library.versions(name)],
         }
         serving = next((s for s in self._servings.all() if s.reference == name and s.model), None)
         if serving is not None and serving.model is not None:
             state["live"] = serving.model.manifest.version
             state["engine"] = serving.model.engine.label
         else:
-            state["live"] = self._library.live(name)
+            try:
+                state["live"] = self._library.live(name).manifest.version
+            except ModelError:
+                state["live"] = None
         problem = next(
             (s.problem for s in self._servings.all() if s.arm.name == name and s.problem), None
         )

@@ -52,6 +52,7 @@ class Archive:
 
         Raises:
             ModelError: the archive is cut off, or something hides behind the last block.
+
         """
         end = self.start + header.size
         if end > self.whole.length:
@@ -71,6 +72,7 @@ def open_archive(source: bytes | Path, where: str) -> Archive:
 
     Raises:
         ModelError: it cannot be read, is no tar, or is cut off in its front.
+
     """
     with disk_errors(f"{where}: reading the package"):
         length = len(source) if isinstance(source, bytes) else source.stat().st_size
@@ -113,6 +115,7 @@ def member_reader(
         header: of the package; believed.
         blocks: its list.
         read: gives the bytes at an offset of the stream, of a length.
+
     """
     return TarReader(reader_of(verified(blocks, read)), header.size, header.id)
 
@@ -125,6 +128,7 @@ def unpack_handmade(archive: Archive, folder: Path) -> None:
 
     Raises:
         ModelError: it is no model, or not fit to unpack; *folder* then holds a part of it.
+
     """
     where, whole = archive.where, archive.whole
     with disk_errors(f"{where}: unpacking it"):

@@ -42,6 +42,7 @@ def cut(length: int, hard: Points, soft: Points, largest: int = CUT) -> list[int
 
     Returns:
         The length of each block, in order.
+
     """
     fixed = sorted({point for point in hard if 0 < point < length} | {length})
     loose = sorted({point for point in soft if 0 < point < length} - set(fixed))
@@ -87,6 +88,7 @@ class BlockList:
 
         Raises:
             ModelError: it is not the list that the package was made with.
+
         """
         if len(data) != count * ENTRY.size:
             raise ModelError(
@@ -118,6 +120,7 @@ class BlockList:
 
         Raises:
             ValueError: it is not a row of entries.
+
         """
         try:
             entries = list(ENTRY.iter_unpack(data))
@@ -142,6 +145,7 @@ class BlockList:
 
         Raises:
             ModelError: it is not, or there is no such block.
+
         """
         if not 0 <= index < len(self.lengths):
             raise ModelError(f"block {index}: there are only {len(self.lengths)}")
@@ -162,6 +166,7 @@ def verified(blocks: BlockList, read: Callable[[int, int], bytes]) -> Iterator[b
 
     Raises:
         ModelError: a block is not what the list says.
+
     """
     for index, (offset, length) in enumerate(zip(blocks.offsets, blocks.lengths, strict=True)):
         data = read(offset, length)

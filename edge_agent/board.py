@@ -199,9 +199,19 @@ class Board(Generic[W]):
                 ready = slot._done.pop(slot._given, None)  # noqa: SLF001
                 if ready is None:
                     slot._delivering = False  # noqa: SLF001
+                    self._changed.notify_all()
                     return
-                slot._given += 1  # noqa: SLF001
             ready()
+            with self._changed:
+                slot._given += 1  # noqa: SLF001
+
+    def settled(self, slot: Slot[W], closing: threading.Event) -> None:
+        """Wait until every capture of a slot that has ended is inferred and handed over."""
+        with self._changed:
+            while not (self._closed or slot.gone or closing.is_set()):
+                if slot.account.waiting == 0 and slot._given == slot._taken:  # noqa: SLF001
+                    return
+                self._changed.wait(0.1)
 
     # Control side
 

@@ -71,6 +71,7 @@ def read_facts(root: Path = _ROOT, machine: str | None = None) -> Facts:
     Args:
         root: where /proc, /sys, /dev and /etc are found.
         machine: the architecture, as `uname -m` would say it; None: that of this process.
+
     """
     vendor, cpu, flags = _processor(root)
     tegra = b"nvidia,tegra" in _bytes(root / "proc/device-tree/compatible")

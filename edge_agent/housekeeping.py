@@ -59,6 +59,7 @@ def make_room(
 
     Raises:
         ModelError: it does not fit. Nothing has been deleted then.
+
     """
     with disk_errors(f"making room for {_mb(needed)}"), store.locked():
         idle = _idle(store, keep, transfer)
@@ -126,6 +127,7 @@ def clean_leftovers(store: Store, *, now: float | None = None) -> tuple[str, ...
 
     Raises:
         ModelError: the disk is broken.
+
     """
     now = time.time() if now is None else now
     lines: list[str] = []

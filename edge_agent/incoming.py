@@ -44,6 +44,7 @@ class Incoming:
 
         Raises:
             ModelError: it is open already, or the disk is full or broken; nothing is left then.
+
         """
         self.front, self.header, self.blocks = front, header, blocks
         self.transfer = front.transfer
@@ -97,6 +98,7 @@ class Incoming:
 
         Raises:
             OSError: the disk is broken.
+
         """
         for index, (offset, length) in enumerate(
             zip(self.blocks.offsets, self.blocks.lengths, strict=True)
@@ -139,6 +141,7 @@ class Incoming:
 
         Raises:
             ModelError: it is not the block that the list has, or the disk is full or broken.
+
         """
         self.blocks.check(index, data)
         if self._has[index]:
@@ -151,6 +154,7 @@ class Incoming:
 
         Raises:
             ModelError: the disk is full or broken.
+
         """
         with disk_errors(f"{self.header.id}: receiving"):
             os.fdatasync(self._file)
@@ -166,20 +170,24 @@ class Incoming:
 
         Raises:
             ModelError: the disk is full or broken.
+
         """
         before = self._bytes_here()
         wanted = {self.blocks.digests[index] for index in self.missing()}
         if wanted:
             for digest, data in find(wanted, sources):
                 self._write(digest, data)
+        saved = self._bytes_here() - before
+        if saved:
             self.flush()
-        return self._bytes_here() - before
+        return saved
 
     def read(self, offset: int, length: int) -> bytes:
         """Read back what has arrived.
 
         Raises:
             OSError: the disk is broken.
+
         """
         return os.pread(self._file, length, offset)
 
@@ -188,6 +196,7 @@ class Incoming:
 
         Raises:
             ModelError: the disk is broken.
+
         """
         self.close()
         with disk_errors(f"{self.header.id}: removing the transfer"), self._store.locked():

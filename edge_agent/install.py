@@ -42,6 +42,7 @@ def install_package(
 
     Raises:
         ModelError: it is damaged, not what it says it is, or there is no room. Nothing is left.
+
     """
     with store.stage() as staged, _plainly(staged, header.id):
         with disk_errors("unpacking it"):
@@ -65,6 +66,7 @@ def install_incoming(store: Store, incoming: Incoming) -> ModelFolder:
     Raises:
         ModelError: as `install_package`; the transfer is still there then, for the caller to
             `recheck` or `discard`.
+
     """
     model = install_package(store, incoming.front, incoming.header, incoming.blocks, incoming.read)
     incoming.discard()
@@ -76,6 +78,7 @@ def install_handmade(store: Store, archive: Archive) -> ModelFolder:
 
     Raises:
         ModelError: it is no model, or there is no room. Nothing is left.
+
     """
     with store.stage() as staged, _plainly(staged, archive.where):
         unpack_handmade(archive, staged)
@@ -87,6 +90,7 @@ def install_folder(store: Store, model: ModelFolder) -> ModelFolder:
 
     Raises:
         ModelError: it is not fit for the store, or there is no room. Nothing is left.
+
     """
     with store.stage() as staged, _plainly(staged, str(model.path)):
         with disk_errors("copying it"):

@@ -42,6 +42,7 @@ def write_notes(folder: Path, front: Front, layout: Layout) -> None:
 
     Raises:
         OSError: the disk is full or broken.
+
     """
     notes = folder / NOTES
     notes.mkdir()
@@ -63,6 +64,7 @@ def read_front(folder: Path) -> Front:
 
     Raises:
         OSError: they are not there.
+
     """
     signature = folder / SIGNATURE
     return Front(
@@ -117,6 +119,7 @@ def find(wanted: Collection[bytes], sources: Iterable[Source]) -> Iterator[tuple
 
     Yields:
         Digest and content, each wanted one at most once; the content has that digest.
+
     """
     missing = set(wanted)
     for source in sources:

@@ -66,6 +66,7 @@ class Library:
 
         Raises:
             ModelError: there is none, with the nearest known names or versions, or it is broken.
+
         """
         if version is None:
             return self.live(name)
@@ -85,6 +86,7 @@ class Library:
 
         Raises:
             ModelError: there is no version that can be loaded and has been accepted.
+
         """
         runnable = [entry for entry in self.versions(name) if entry.accepted]
         for wanted in reversed(self.store.pointers(name).history):
@@ -101,6 +103,7 @@ class Library:
 
         Raises:
             ModelError: there is no such version, or it was never accepted.
+
         """
         folder = self.find(name, version)
         entry = next(entry for entry in self.versions(name) if entry.folder == folder)
@@ -114,6 +117,7 @@ class Library:
 
         Raises:
             ModelError: there is none, or it cannot be loaded any more; nothing has changed then.
+
         """
         previous = self.store.pointers(name).previous
         if previous is not None:

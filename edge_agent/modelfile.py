@@ -91,6 +91,7 @@ def check_network(network: Path) -> None:
 
     Raises:
         ModelError: what is wrong with it, by name of the tensor, operator or file.
+
     """
     inspect(network)
 
@@ -100,6 +101,7 @@ def inspect(network: Path) -> NetworkFacts:
 
     Raises:
         ModelError: as for `check_network`.
+
     """
     if not network.is_file():
         raise ModelError(f"{network}: no such file")
@@ -167,7 +169,7 @@ def _parse(network: Path) -> ModelProto:
 def _nodes(model: ModelProto, network: Path) -> list[NodeProto]:
     """List all nodes: of the graph, of functions, and of graphs inside nodes (branches, loops)."""
     waiting = [*model.graph.node, *(node for own in model.functions for node in own.node)]
-    nodes = []
+    nodes: list[NodeProto] = []
     while waiting:
         if len(nodes) + len(waiting) > MAX_NODES:
             raise ModelError(f"{network}: more than {MAX_NODES} nodes")

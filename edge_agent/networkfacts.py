@@ -74,6 +74,7 @@ def ensure_finite(values: Array, what: str) -> None:
 
     Raises:
         ModelError: NaN or an infinity.
+
     """
     others = infinite = False
     for chunk in _chunks(values):

@@ -35,7 +35,7 @@ SCHEMA = 1
 class _Written:
     """`package.json` as it is written; keys that are not here are ignored."""
 
-    __pydantic_config__ = {"extra": "ignore", "strict": True}  # noqa: RUF012 - pydantic's own form
+    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - pydantic's own form
     schema: Literal[1]
     name: str
     version: str
@@ -68,8 +68,14 @@ class PackageHeader:
 
         Raises:
             ModelError: it is not what section 5 of the interface says.
+
         """
-        written = build(_Written, _json(data), HEADER, ModelError)
+        says = _json(data)
+        for key in ("schema", "bytes", "blocks"):
+            # Pydantic would take "7", 7.0 and true for numbers: other readers would not.
+            if key in says and type(says[key]) is not int:
+                raise ModelError(f"{HEADER}: {key}: expected an integer, found {says[key]!r:.40}")
+        written = build(_Written, says, HEADER, ModelError)
         if not is_name(written.name):
             raise ModelError(f"{HEADER}: name: {written.name!r} is not a name ({NAME_RULE})")
         if not is_version(written.version):
@@ -106,6 +112,7 @@ class PackageHeader:
 
         Raises:
             ModelError: it is not the one that this package was made with.
+
         """
         return BlockList.parse(data, count=self.blocks, total=self.size, sha256=self.blocks_sha256)
 
@@ -153,6 +160,7 @@ def parse_time(text: str, where: str) -> datetime:
 
     Raises:
         ModelError: it is none.
+
     """
     try:
         time = datetime.fromisoformat(text)
@@ -173,6 +181,7 @@ def check_target_form(target: str, where: str) -> None:
 
     Raises:
         ModelError: it is not.
+
     """
     for prefix in ("device:", "profile:", "@"):
         if target.startswith(prefix) and is_name(target.removeprefix(prefix)):
@@ -195,6 +204,7 @@ def verify_header(
 
     Raises:
         ModelError: they may not.
+
     """
     if len(header) > MAX_HEADER:
         raise ModelError(f"{HEADER}: {len(header)} bytes, at most {MAX_HEADER}")
@@ -229,6 +239,7 @@ def check_targets(
 
     Raises:
         ModelError: it is not.
+
     """
     here = {f"device:{device}", f"profile:{profile}", *(f"@{group}" for group in groups)}
     if header.targets and here.isdisjoint(header.targets):
@@ -247,6 +258,7 @@ def check_expiry(
 
     Raises:
         ModelError: it has expired.
+
     """
     if header.expires is None:
         return "ok"

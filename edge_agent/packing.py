@@ -57,6 +57,7 @@ class Package:
 
         Raises:
             ModelError: the files are not what they were when the package was made.
+
         """
         with disk_errors(f"{self.header.id}: reading block {index}"):
             data = self.stream.read(self.blocks.offsets[index], self.blocks.lengths[index])
@@ -68,6 +69,7 @@ class Package:
 
         Raises:
             ModelError: it cannot be written.
+
         """
         temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
         with disk_errors(f"{out}: writing the package"):
@@ -105,6 +107,7 @@ def pack(
 
     Raises:
         ModelError: the folder is not fit to be one, or *out* cannot be written.
+
     """
     if out.resolve().is_relative_to(folder.resolve()):
         raise ModelError(f"{out}: lies inside the model folder; write the package elsewhere")
@@ -132,6 +135,7 @@ def make(
 
     Raises:
         ModelError: the folder is not fit to be a package.
+
     """
     with disk_errors(f"{model.path}: reading the model"):
         layout, blocks = cut_folder(model.path)
@@ -152,6 +156,7 @@ def describe(
 
     Raises:
         ModelError: a target or a time makes no sense.
+
     """
     for target in targets:
         check_target_form(target, "targets")
@@ -182,6 +187,7 @@ def cut_folder(folder: Path) -> tuple[Layout, BlockList]:
     Raises:
         ModelError: there is something in it that cannot be in a package.
         OSError: a file cannot be read.
+
     """
     files = model_files(folder)
     tensors = tensor_ranges(files)
@@ -220,6 +226,7 @@ def model_files(folder: Path) -> dict[str, Path]:
 
     Raises:
         ModelError: there is a link or a device among them, or too many or too deep.
+
     """
     found: dict[str, Path] = {}
     for parent, folders, names in os.walk(folder, onerror=_fail):
@@ -251,6 +258,7 @@ def open_package(path: Path) -> Package | None:
 
     Raises:
         ModelError: it is no package, or damaged at its front; a damaged block is found when read.
+
     """
     archive = open_archive(path, str(path))
     if archive.front is None:

@@ -187,6 +187,8 @@ class Pipeline:
                 with closing(open_source(self.spec, attempt.closing)) as source:
                     attempt.limit = STALL_SECONDS
                     self._read(source, attempt)
+                # Said after the last result, for those who wait for it.
+                self._board.settled(self.slot, attempt.closing)
                 if not attempt.closing.is_set():
                     self._set_state("ended", None)
                 return

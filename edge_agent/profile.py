@@ -109,6 +109,7 @@ def load_profiles(dirs: Sequence[Path]) -> dict[str, DeviceProfile]:
 
     Raises:
         UsageError: a file that is not a profile, by file and key.
+
     """
     profiles = {}
     for folder in dirs:
@@ -138,6 +139,7 @@ def choose(profiles: Mapping[str, DeviceProfile], facts: Facts, wanted: str = "a
 
     Raises:
         UsageError: there is no profile of that name, or none that matches.
+
     """
     misfits = {name: list(_misfits(profile.match, facts)) for name, profile in profiles.items()}
     if wanted != "auto":
@@ -190,8 +192,10 @@ def _misfits(rule: MatchRule, facts: Facts) -> Iterator[str]:
     # Where memory is unknown (0), it is not held against a profile.
     if facts.memory_mb and facts.memory_mb < rule.min_memory_mb:
         yield f"needs {rule.min_memory_mb} MiB of memory, there are {facts.memory_mb}"
-    if rule.max_memory_mb and facts.memory_mb > rule.max_memory_mb:
-        yield f"is for at most {rule.max_memory_mb} MiB of memory, there are {facts.memory_mb}"
+    # But a profile for small machines is not for those that do not say.
+    if rule.max_memory_mb and not 0 < facts.memory_mb <= rule.max_memory_mb:
+        there = f"{facts.memory_mb}" if facts.memory_mb else "unknown"
+        yield f"is for at most {rule.max_memory_mb} MiB of memory, there are {there}"
     if rule.board and not re.search(rule.board, facts.board, re.IGNORECASE):
         yield f"is for boards like '{rule.board}', this is '{facts.board or 'unknown'}'"
 
@@ -234,6 +238,7 @@ def lineup(
 
     Returns:
         Choices with lanes and threads worked out; not empty but where no engine is installed.
+
     """
     lines = [line for line in profile.engines if engine in {"auto", line.engine}]
     if not lines and engine != "auto":

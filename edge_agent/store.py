@@ -47,6 +47,7 @@ class Store:
 
         Raises:
             UsageError: they cannot be made.
+
         """
         self.root = state_dir
         self.models = state_dir / "models"
@@ -105,6 +106,7 @@ class Store:
 
         Raises:
             ModelError: it is.
+
         """
         highest = self.pointers(name).highest
         if highest is not None and version_key(version) < version_key(highest):
@@ -129,6 +131,7 @@ class Store:
 
         Raises:
             ModelError: the disk is full or broken.
+
         """
         path = self.staging / uuid.uuid4().hex
         with disk_errors(f"{path}: preparing a model"), self.locked():
@@ -150,6 +153,7 @@ class Store:
 
         Raises:
             ModelError: it is there with other files, or the disk is full or broken.
+
         """
         place = self.models / name / version
         with disk_errors(f"{name}@{version}: storing it"):
@@ -180,6 +184,7 @@ class Store:
 
         Raises:
             ModelError: it is not there, or is live, previous or on trial.
+
         """
         with disk_errors(f"{name}@{version}: deleting it"), self.locked():
             path = self.path(name, version)
@@ -222,6 +227,7 @@ class Store:
             name: of the model.
             version: in the store, or known by the caller to lie in a read-only library.
             before: what ran until now, where no pointer says so (a bundled model).
+
         """
 
         def change(old: Pointers) -> Pointers:
@@ -247,6 +253,7 @@ class Store:
 
         Raises:
             ModelError: there is none before.
+
         """
 
         def change(old: Pointers) -> Pointers:
@@ -321,6 +328,7 @@ class Store:
 
         Raises:
             UsageError: another one is.
+
         """
         try:
             guard = take_lock(self.root / "agent.lock", like=self.root)
@@ -352,6 +360,7 @@ def take_lock(path: Path, *, wait: bool = False, like: Path | None = None) -> in
 
     Raises:
         BlockingIOError: another one has it, and we are not to wait.
+
     """
     flags = os.O_RDONLY | os.O_CLOEXEC
     if like is not None and not path.exists():

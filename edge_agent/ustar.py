@@ -39,6 +39,7 @@ def header(name: str, size: int) -> bytes:
 
     Raises:
         ModelError: the name or the size does not fit this format.
+
     """
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = size, 0o644, 0
@@ -60,6 +61,7 @@ def check_name(name: str, where: str) -> str:
 
     Raises:
         ModelError: it does not.
+
     """
     plain = name.removeprefix("./").rstrip("/") or "."
     parts = plain.split("/")
@@ -99,6 +101,7 @@ class TarReader:
 
         Raises:
             ModelError: what comes is no plain file or folder, or not a tar at all.
+
         """
         if self._content:
             raise AssertionError("the content of the member before has not been read")
@@ -133,16 +136,18 @@ class TarReader:
             yield data
 
     def _member(self, name: str, size: int, kind: bytes) -> Member:
+        if kind not in {b"0", b"\0", b"5"}:
+            raise ModelError(
+                f"{self._where}: member {name!r} is {_KINDS.get(kind, 'of an unknown kind')};"
+                " only plain files and folders can be in a package (tar --format=ustar -h)"
+            )
         plain = check_name(name, self._where)
         if kind == b"5":
             if size:
                 raise ModelError(f"{self._where}: folder {name!r} has {size} bytes of content")
             return Member(plain, 0, "folder")
-        if kind not in {b"0", b"\0"} or name.endswith("/") or plain == ".":
-            raise ModelError(
-                f"{self._where}: member {name!r} is {_KINDS.get(kind, 'of an unknown kind')};"
-                " only plain files and folders can be in a package (tar --format=ustar -h)"
-            )
+        if plain == "." or name.endswith("/"):
+            raise ModelError(f"{self._where}: member {name!r} is a file with the name of a folder")
         self._content, self._padding = size, -size % RECORD
         return Member(plain, size, "file")
 

@@ -54,7 +54,7 @@ def build(kind: type[T], data: Mapping[str, Any], where: str, error: type[AgentE
     from pydantic import ValidationError
 
     try:
-        made: T = _adapter(kind).validate_python(dict(data))
+        made: T = _adapter(kind).validate_python(dict(data))  # type: ignore[arg-type]
         return made
     except ValidationError as problem:
         raise error(f"{where}: {explain(problem, kind)}") from None

@@ -24,6 +24,7 @@ class Windower:
 
         Raises:
             ModelError: the manifest names a channel that the source has not.
+
         """
         self._columns = columns
         self._every = spec.every
@@ -67,6 +68,7 @@ class Windower:
 
         Raises:
             ModelError: these rows do not fit the manifest.
+
         """
         self._check(rows)
         kept = rows[self._skip :: self._every]

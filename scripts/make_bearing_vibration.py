@@ -79,7 +79,9 @@ def _slow(rng: Rng, count: int, period: float) -> Doubles:
     return np.interp(np.linspace(0, knots - 1, count), np.arange(knots), rng.uniform(-1, 1, knots))
 
 
-def _through(signal: Doubles, modes: Sequence[tuple[float, float, float]], direct: float) -> Doubles:
+def _through(
+    signal: Doubles, modes: Sequence[tuple[float, float, float]], direct: float
+) -> Doubles:
     """Pass a force through the housing: its resonances (hertz, damping, strength) and itself."""
     size = len(signal)
     f = np.fft.rfftfreq(2 * size, 1 / RATE)
@@ -173,9 +175,11 @@ def _recording(split: str, fault: tuple[str, float] | None, index: int) -> Float
 
 
 def recordings(split: str, count: int, fault: tuple[str, float] | None = None) -> Floats:
-    """Simulate recordings and cut them: windows × 1 × samples."""
+    """Simulate recordings and cut them: [windows, 1, samples]."""
     with mp.get_context("spawn").Pool(workers()) as pool:
-        return np.concatenate(pool.map(partial(_recording, split, fault), range(count), chunksize=8))
+        return np.concatenate(
+            pool.map(partial(_recording, split, fault), range(count), chunksize=8)
+        )
 
 
 # ---------------------------------------------------------------------------
@@ -251,7 +255,9 @@ class Features(nn.Module):
         sharp = torch.log((swing**4).mean(2) + 1e-4)
 
         low = nn.functional.conv1d(x, self.low_pass, stride=8)[:, 0]
-        low_lines = torch.matmul(low, self.low_cosines) ** 2 + torch.matmul(low, self.low_sines) ** 2
+        low_lines = (
+            torch.matmul(low, self.low_cosines) ** 2 + torch.matmul(low, self.low_sines) ** 2
+        )
         low_lines = nn.functional.avg_pool1d(low_lines[:, None], 4, 4)[:, 0]
         return torch.cat([energy, rhythm, peaked, sharp, torch.log(low_lines + 1e-6)], 1)
 
@@ -330,7 +336,9 @@ def train(healthy: Floats, validation: Floats, epochs: int) -> Anomaly:
         if epoch % 25 == 24:
             with torch.no_grad():
                 apart = ((model.autoencoder(held) - held) ** 2).mean().item()
-            print(f"epoch {epoch + 1}/{epochs}: {loss.item():.3f}, validation {apart:.3f}", flush=True)
+            print(
+                f"epoch {epoch + 1}/{epochs}: {loss.item():.3f}, validation {apart:.3f}", flush=True
+            )
     with torch.no_grad():
         model.usual.copy_((model.autoencoder(held) - held).pow(2).mean(0).sqrt())
     return model.eval()
@@ -412,11 +420,12 @@ Rules without any learning, each with a threshold of the same share of healthy w
 
 {baselines}
 
-A rule of two windows out of a recording's {per_recording} above the threshold finds {voted_early:.0%}
-of the early faults' recordings, {voted_clear:.0%} of the clear and {voted_severe:.0%} of the severe
-ones, and alarms in {voted_healthy:.1%} of the healthy ones.
+Calling a recording faulty when two of its {per_recording} windows are above the threshold finds
+{voted_early:.0%} of the early, {voted_clear:.0%} of the clear and {voted_severe:.0%} of the severe
+faults' recordings, and alarms in {voted_healthy:.1%} of the healthy ones.
 
-Time for one window on one thread of the machine that made this file ({vnni}): {times}.
+Time for one window on one thread of the machine that made this file ({vnni}):
+{times}.
 
 ## Not for
 
@@ -425,9 +434,10 @@ it is; anything on which safety depends.
 
 ## Demonstration signal
 
-`media/bearing.csv`: {demo_seconds} s, one column `accel`. The first {begins:.0f} s are healthy; then damage of
-the outer race begins, grown out {grows} s later. INT8 in ONNX Runtime: {demo_before} of
-{demo_healthy} windows before are above the threshold, {demo_after} of {demo_faulty} after.
+`media/bearing.csv`: {demo_seconds} s, one column `accel`, {rate} samples a second. The first
+{begins:.0f} s are healthy; then damage of the outer race begins, which is fully grown
+{grows:.0f} s later. INT8 in ONNX Runtime: {demo_before} of {demo_healthy} windows before are above
+the threshold, {demo_after} of {demo_faulty} after.
 """
 
 DEMO_SECONDS, DEMO_BEGINS, DEMO_GROWS = 10, 5.0, 2.0
@@ -508,7 +518,8 @@ def main() -> None:
         clean = _scores(runner, test)
         found = {key: _scores(runner, cut) for key, cut in faulty.items()}
         by_severity = [
-            np.mean([found[kind, severity] > threshold for kind in FAULTS]) for severity in SEVERITIES
+            np.mean([found[kind, severity] > threshold for kind in FAULTS])
+            for severity in SEVERITIES
         ]
         engines.append([name, _percent((clean > threshold).mean()), *map(_percent, by_severity)])
         everything = np.concatenate([clean, *found.values()])
@@ -518,7 +529,9 @@ def main() -> None:
                 fault_rows[kind].append(_percent((score > threshold).mean()))
                 alarms = (score.reshape(-1, per_recording) > threshold).sum(1) >= 2
                 votes[severity].extend(alarms.tolist())
-            voted_healthy = float(((clean.reshape(-1, per_recording) > threshold).sum(1) >= 2).mean())
+            voted_healthy = float(
+                ((clean.reshape(-1, per_recording) > threshold).sum(1) >= 2).mean()
+            )
         elif name.startswith("INT8"):
             worst = float(np.max(np.abs(everything - reference) / reference))
             apart.append(f"{worst:.2%} ({name.split(', ')[1]})")
@@ -527,7 +540,8 @@ def main() -> None:
     for name, rule in (("root mean square", rms), ("kurtosis", kurtosis)):
         limit = np.quantile(rule(validation), 1 - FALSE_ALARMS)
         found_by = [
-            np.mean([rule(faulty[kind, severity]) > limit for kind in FAULTS]) for severity in SEVERITIES
+            np.mean([rule(faulty[kind, severity]) > limit for kind in FAULTS])
+            for severity in SEVERITIES
         ]
         baselines.append([name, _percent((rule(test) > limit).mean()), *map(_percent, found_by)])
 
@@ -540,13 +554,15 @@ def main() -> None:
     before = ends <= DEMO_BEGINS * RATE
 
     clear = faulty["inner race", "clear"][:1]
-    cases = np.concatenate([test[:3], faulty["outer race", "severe"][:1], clear, faulty["looseness", "clear"][:1]])
+    cases = np.concatenate(
+        [test[:3], faulty["outer race", "severe"][:1], clear, faulty["looseness", "clear"][:1]]
+    )
     cases = cases[:, None]
     write_golden(folder, cases, np.stack([shipped(case) for case in cases]), NAMES)
     (folder / "model.toml").write_text(
         MANIFEST.format(window=WINDOW, hop=HOP, rate=RATE, threshold=threshold)
     )
-    times = ", ".join(f"{milliseconds(r, cases[0]):.2f} ms ({n})" for n, r in runners.items())
+    times = ",\n".join(f"{milliseconds(r, cases[0]):.2f} ms ({n})" for n, r in runners.items())
     head = ["", "false alarms", *SEVERITIES]
     card = CARD.format(
         length=WINDOW / RATE,

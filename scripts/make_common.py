@@ -31,7 +31,12 @@ Floats = npt.NDArray[np.float32]
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 OPSET = 17
-_INT8_FLAGS = {"avx512_vnni": "AVX-512 VNNI", "amx_int8": "AMX", "asimddp": "dotprod", "i8mm": "i8mm"}
+_INT8_FLAGS = {
+    "avx512_vnni": "AVX-512 VNNI",
+    "amx_int8": "AMX",
+    "asimddp": "dotprod",
+    "i8mm": "i8mm",
+}
 
 
 def arguments(what: str) -> argparse.Namespace:
@@ -63,7 +68,9 @@ def trains_in_bf16() -> bool:
         return False
 
 
-def export(module: torch.nn.Module, shape: Sequence[int], path: Path, names: tuple[str, str]) -> None:
+def export(
+    module: torch.nn.Module, shape: Sequence[int], path: Path, names: tuple[str, str]
+) -> None:
     """Write a module as an ONNX file with a fixed shape, batch norms folded in."""
     module.eval()
     torch.onnx.export(

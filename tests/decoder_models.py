@@ -64,6 +64,7 @@ def write_constant_model(
         outputs: name = tensor; integers up to 2**24 pass exactly.
         shape: of the float32 input "images"; a word leaves a size open.
         declared: shapes that the outputs declare, where they are to leave sizes open.
+
     """
     import onnx
     from onnx import TensorProto, helper, numpy_helper
@@ -73,7 +74,7 @@ def write_constant_model(
         helper.make_node("ReduceMax", ["images"], ["brightest"], keepdims=0),
         helper.make_node("Mul", ["brightest", "nothing"], ["zero"]),
     ]
-    constants = [numpy_helper.from_array(np.float32(0), "nothing")]
+    constants = [numpy_helper.from_array(np.zeros((), np.float32), "nothing")]
     ends = []
     for place, (name, tensor) in enumerate(outputs.items()):
         kind = helper.np_dtype_to_tensor_dtype(tensor.dtype)
@@ -235,7 +236,9 @@ CASES = (
         "yolo-e2e",
         {
             "output0": table(
-                5, 6, {0: [1, 2, 30, 40, 0.6, 1], 1: [2, 2, 30, 40, 0.8, 1], 3: [5] * 6}
+                5,
+                6,
+                {0: [1, 2, 30, 40, 0.6, 1], 1: [2, 2, 30, 40, 0.8, 1], 3: [5, 5, 9, 9, 0.4, 0]},
             )
         },
         # Two of a class that overlap: suppression has been done by the network, so both stay.

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 BOUNDARY = "picture"
@@ -47,10 +47,15 @@ class MjpegServer:
         rate: float = 50.0,
         login: str | None = None,
         port: int = 0,
+        page: bytes | None = None,
     ) -> None:
-        """Serve *pictures* at *rate* a second; *login* is user:password (basic authentication)."""
+        """Serve *pictures* at *rate* a second; *login* is user:password (basic authentication).
+
+        With a *page*, that is all there is to see.
+        """
         self._pictures = pictures
         self._pause = 1.0 / rate
+        self._page = page
         self._login = login and "Basic " + base64.b64encode(login.encode()).decode()
         self._cut = threading.Event()
         self._connections: list[socket.socket] = []
@@ -68,6 +73,12 @@ class MjpegServer:
         self.port: int = self._http.server_address[1]
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cut()
 
     def url(self, login: str = "") -> str:
         """Give the stream's address, with *login* as user:password."""
@@ -91,6 +102,12 @@ class MjpegServer:
             request.send_header("WWW-Authenticate", 'Basic realm="camera"')
             request.send_header("Content-Length", "0")
             request.end_headers()
+            return
+        if self._page is not None:
+            request.send_response(200)
+            request.send_header("Content-Type", "text/html")
+            request.end_headers()
+            request.wfile.write(self._page)
             return
         self._connections.append(request.connection)
         request.send_response(200)

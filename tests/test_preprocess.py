@@ -151,12 +151,21 @@ def test_letterbox_keeps_the_aspect_and_pads(anchor: str, left: int) -> None:
     assert placement == Placement(16, 16, 0.4, 0.4, left, 0, 20, 40)
 
 
-def test_letterbox_measures_the_rounded_size() -> None:
-    """Where the resized width had to be rounded, the placement has the scale that was applied."""
-    made = picture_plan("uint8", (1, 3, 416, 416), resize="letterbox", anchor="top-left")
+@pytest.mark.parametrize(("anchor", "rows", "top"), [("center", 313, 51), ("top-left", 312, 0)])
+def test_letterbox_measures_the_size_it_made(anchor: str, rows: int, top: int) -> None:
+    """312.54 rows become 312 as in YOLOX, or 313 as in Ultralytics; the placement says which."""
+    made = picture_plan("uint8", (1, 3, 416, 416), resize="letterbox", anchor=anchor)
     placement = placed(made, picture(768, 577))
-    assert placement.scale_x == 416 / 768
-    assert placement.scale_y == round(577 * 416 / 768) / 577
+    assert (placement.scale_x, placement.scale_y) == (416 / 768, rows / 577)
+    assert (placement.offset_x, placement.offset_y) == (0, top)
+
+
+def test_letterbox_fills_the_longer_side() -> None:
+    """Floating point never costs the last column: a square of any size fills a square input."""
+    made = picture_plan("uint8", (1, 3, 83, 83), resize="letterbox", anchor="top-left")
+    squares = {side: np.zeros((side, side, 3), np.uint8) for side in range(1, 200)}
+    scales = {side: placed(made, square).scale_x for side, square in squares.items()}
+    assert scales == {side: 83 / side for side in squares}
 
 
 def test_crop_takes_the_middle() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -38,6 +38,8 @@ def expected(rows: Floats, every: int, window: int, hop: int) -> tuple[list[Floa
     window=st.integers(1, 12),
     hop=st.none() | st.integers(1, 30),
 )
+@example(pieces=[5, 3, 1], every=1, window=4, hop=1)
+@example(pieces=[5, 30, 1], every=2, window=3, hop=11)
 def test_pieces_do_not_matter(pieces: list[int], every: int, window: int, hop: int | None) -> None:
     """However the rows are cut into pieces, the windows and the rest are those of the whole."""
     rows = numbered(sum(pieces))

@@ -96,7 +96,9 @@ def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, engin
 
     report.tried(f"{subject} source", source)
     stages = [parse_route(stage.model)[0] for stage in pipeline.then]
-    for arm, kind in [(arm, spec.kind) for arm in pipeline.arms] + [(arm, "picture") for arm in stages]:
+    for arm, kind in [(arm, spec.kind) for arm in pipeline.arms] + [
+        (arm, "picture") for arm in stages
+    ]:
 
         def model(arm: Any = arm, kind: Any = kind) -> str:
             loaded, passed = engines.open(library.find(arm.name, arm.version), kind)

@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 from ..bundled import bundled
 from ..client import BrokerClient
-from ..errors import AgentError, LinkError
+from ..errors import AgentError, LinkError, UsageError
 from ..settings import Broker
-from . import Options, UsageError
+from . import Options
 from .live import LiveView
 from .loopback import Loopback, broker
 
@@ -32,7 +32,9 @@ def main(options: Options) -> int:
     names = list(PIPELINES)
     if options.pipeline is not None:
         if options.pipeline not in PIPELINES:
-            raise UsageError(f"--pipeline: there is no {options.pipeline!r}; there are {', '.join(PIPELINES)}")
+            raise UsageError(
+                f"--pipeline: there is no {options.pipeline!r}; there are {', '.join(PIPELINES)}"
+            )
         names = [options.pipeline]
     with tempfile.TemporaryDirectory(prefix="edge-agent-demo-") as place:
         folder = Path(place)
@@ -56,7 +58,12 @@ def _settings(folder: Path, loopback: Loopback, names: list[str]) -> str:
     for name in names:
         form, file, query, model = PIPELINES[name]
         source = f"{form}:{quote(str(media / file))}?{query.format(rate=_rate(model))}"
-        lines += ["[[pipelines]]", f'name = "{name}"', f"source = {json.dumps(source)}", f'model = "{model}"']
+        lines += [
+            "[[pipelines]]",
+            f'name = "{name}"',
+            f"source = {json.dumps(source)}",
+            f'model = "{model}"',
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -78,10 +85,15 @@ def _watch(options: Options, folder: Path, loopback: Loopback, settings: Path) -
     if options.json:
         for note in notes:
             print(note, file=sys.stderr)
-    with BrokerClient(
-        Broker(url=loopback.url, protocol=loopback.protocol), [f"edge/{DEVICE}/result/+"]
-    ) as client, log.open("wb") as output:
-        agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=output, start_new_session=True)
+    with (
+        BrokerClient(
+            Broker(url=loopback.url, protocol=loopback.protocol), [f"edge/{DEVICE}/result/+"]
+        ) as client,
+        log.open("wb") as output,
+    ):
+        agent = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stderr=output, start_new_session=True
+        )
         view = LiveView("edge-agent demo", notes, quiet=options.json)
         try:
             with view:
@@ -99,7 +111,9 @@ def _watch(options: Options, folder: Path, loopback: Loopback, settings: Path) -
         print(line, file=sys.stderr if options.json else sys.stdout)
     if not view.rows:
         words = log.read_text(errors="replace").strip().splitlines()
-        raise AgentError(f"no result arrived; the agent's last word: {words[-1] if words else 'none'}")
+        raise AgentError(
+            f"no result arrived; the agent's last word: {words[-1] if words else 'none'}"
+        )
     return 0
 
 

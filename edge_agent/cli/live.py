@@ -1,5 +1,6 @@
 """Results as they come, in a terminal: a table that is kept fresh, or lines where there is no
-terminal to draw on."""
+terminal to draw on.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +56,7 @@ class LiveView:
             title: above all.
             notes: below all.
             quiet: take in without showing.
+
         """
         self._title = title
         self._quiet = quiet
@@ -79,7 +81,10 @@ class LiveView:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._live is not None:
             self._live.update(self._draw(), refresh=True)
@@ -134,7 +139,9 @@ class LiveView:
         table = Table(expand=True, box=None, pad_edge=False)
         for heading in ("pipeline", "a second", "age p50/p95/p99 ms", "infer ms", "model", "found"):
             right = heading in {"a second", "infer ms"}
-            table.add_column(heading, justify="right" if right else "left", no_wrap=heading != "found")
+            table.add_column(
+                heading, justify="right" if right else "left", no_wrap=heading != "found"
+            )
         for name, row in self.rows.items():
             age, infer = percentiles(list(row.ages)), percentiles(list(row.infers))
             table.add_row(

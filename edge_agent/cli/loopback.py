@@ -47,6 +47,7 @@ def broker(folder: Path) -> Iterator[Loopback]:
     Raises:
         UsageError: there is none to run.
         LinkError: it does not start.
+
     """
     mosquitto = find_mosquitto()
     port = free_port()

@@ -45,5 +45,18 @@ def main(options: Options) -> int:
 
 # What decides between profiles, and what INT8 speed depends on.
 NOTED = frozenset(
-    "avx2 avx512f avx512_vnni avx_vnni amx_int8 amx_bf16 asimd asimddp i8mm bf16 fphp sve".split()
+    [
+        "avx2",
+        "avx512f",
+        "avx512_vnni",
+        "avx_vnni",
+        "amx_int8",
+        "amx_bf16",
+        "asimd",
+        "asimddp",
+        "i8mm",
+        "bf16",
+        "fphp",
+        "sve",
+    ]
 )

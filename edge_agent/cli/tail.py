@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from ..client import BrokerClient
+from ..errors import UsageError
 from ..names import NAME_RULE, is_name
-from . import Options, UsageError, broker_settings
+from . import Options, broker_settings
 from .terminal import message_line
 
 TOPICS = {
@@ -16,7 +17,17 @@ TOPICS = {
     "health": ("health",),
     "status": ("status", "source/+"),
     "model": ("model/+",),
-    "all": ("result/+", "event/+", "health", "status", "source/+", "model/+", "info", "push/+", "reply/+"),
+    "all": (
+        "result/+",
+        "event/+",
+        "health",
+        "status",
+        "source/+",
+        "model/+",
+        "info",
+        "push/+",
+        "reply/+",
+    ),
 }
 
 

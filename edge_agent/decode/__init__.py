@@ -53,6 +53,7 @@ def build_decoder(
 
     Raises:
         ModelError: manifest and network do not fit each other; expected and found.
+
     """
     network = Network(manifest, labels, inputs, outputs, size)
     return DECODERS[manifest.decoder](network)

@@ -66,6 +66,7 @@ def detections(
 
     Raises:
         SampleError: a box is not finite, or a class has no label.
+
     """
     order = np.flatnonzero(labels.is_named(hits.classes))
     order = order[np.argsort(-hits.scores[order], kind="stable")][:MOST_CANDIDATES]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -61,7 +62,7 @@ def _find_scores(network: Network, classes: int | None) -> Output:
     if classes is not None and not network.manifest.output.names:
         output = network.find("scores", _vectors(classes), names=names)
         if output is not None:
-            return output
+            return replace(output, patterns=tuple(_vectors(None)))
     return network.need("scores", _vectors(None), names=names)
 
 

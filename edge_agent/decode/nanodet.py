@@ -9,7 +9,7 @@ from ..records import Detections, Tensors
 from .boxes import best_classes, detections
 from .grids import check_grid, grid_for
 from .labels import labels_of
-from .network import Decoder, Network, ensure_finite
+from .network import Decoder, Network, ensure_finite, ensure_finite_columns
 
 # NanoDet has three levels, NanoDet-Plus four; the count of boxes tells which it is.
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
@@ -51,7 +51,7 @@ def nanodet(network: Network) -> Decoder:
                 f"numbers, found {table.shape[1]}"
             )
         grid = grid_for(output, size, len(table), STRIDES)
-        ensure_finite(output.spec.name, table[:, :classes])
+        ensure_finite_columns(output.spec.name, table, slice(classes))
         hits = best_classes(table[:, :classes], threshold)
         weights = table[hits.rows, classes:].reshape(-1, 4, bins)
         ensure_finite(output.spec.name, weights)

@@ -35,6 +35,7 @@ class Decoder(Protocol):
 
         Raises:
             SampleError: the outputs are not finite, or not what the network declared.
+
         """
 
 
@@ -52,6 +53,7 @@ class Output:
 
         Raises:
             SampleError: its shape is none of those the decoder can read.
+
         """
         array = self.array(outputs)
         if array.dtype == np.float32:
@@ -86,6 +88,7 @@ class Network:
 
         Raises:
             ModelError: the network takes no picture.
+
         """
         if self.size is None:
             raise ModelError(
@@ -99,6 +102,7 @@ class Network:
 
         Raises:
             ModelError: it does not; the known ones.
+
         """
         known = [output.name for output in self.outputs]
         for role, name in self.manifest.output.names.items():
@@ -129,6 +133,7 @@ class Network:
 
         Raises:
             ModelError: the one named in `output.names` has another shape.
+
         """
         given = self.manifest.output.names.get(role)
         taken = {name for other, name in self.manifest.output.names.items() if other != role}
@@ -162,6 +167,7 @@ class Network:
 
         Raises:
             ModelError: there is none, or several that it could be; expected and found.
+
         """
         output = self.find(role, patterns, names=names, without=without)
         if output is None:
@@ -199,6 +205,7 @@ def check_rows(output: Output, found: int, other: Output, count: int) -> None:
 
     Raises:
         SampleError: sizes that the network left open turned out to differ.
+
     """
     if found != count:
         raise SampleError(
@@ -215,12 +222,29 @@ def ensure_finite(name: str, *parts: Array) -> None:
 
     Raises:
         SampleError: it is not; names the output.
+
     """
     for part in parts:
         with np.errstate(all="ignore"):
             total = part.sum(dtype=np.float32)
         if not np.isfinite(total) and not np.isfinite(part).all():
             raise SampleError(f"output {name}: holds values that are not finite (NaN or infinity)")
+
+
+def ensure_finite_columns(name: str, table: Floats, columns: slice) -> None:
+    """See that some columns of a table (n, width) are finite.
+
+    One pass over all of it is several times quicker than over a part of each row, so the part is
+    only looked at where the whole is not finite.
+
+    Raises:
+        SampleError: they are not; names the output.
+
+    """
+    with np.errstate(all="ignore"):
+        total = table.sum()
+    if not np.isfinite(total):
+        ensure_finite(name, table[:, columns])
 
 
 def _or(patterns: Sequence[Pattern]) -> str:

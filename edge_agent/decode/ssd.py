@@ -115,11 +115,12 @@ def _parallel(network: Network, boxes: Output, *, flipped: bool) -> Decoder:
 
 def _find_boxes(network: Network) -> tuple[Output, bool]:
     """Find the boxes, and whether their coordinates come as y1, x1, y2, x2."""
-    if "boxes_yxyx" in network.manifest.output.names:
+    named = network.manifest.output.names
+    if "boxes_yxyx" in named:
         return network.need("boxes_yxyx", [(1, None, 4), (None, 4)]), True
     patterns = [(1, None, 5), (None, 5), (1, None, 4), (None, 4)]
     boxes = network.need("boxes", patterns, names=("boxes", "bboxes", "detection_boxes"))
-    if boxes.spec.name.startswith("detection_boxes") and not network.manifest.output.names:
+    if boxes.spec.name.startswith("detection_boxes") and "boxes" not in named:
         raise ModelError(
             f"output.names: {boxes.spec.name!r} is TensorFlow's name for boxes in the order y1, "
             "x1, y2, x2; say which it is: output.names.boxes_yxyx or output.names.boxes"

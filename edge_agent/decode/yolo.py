@@ -11,7 +11,7 @@ from ..records import Detections, Tensors
 from .boxes import Hits, best_classes, corners, detections
 from .grids import check_grid, grid_for
 from .labels import Labels, check_classes, labels_of
-from .network import Decoder, Floats, Network, Output, ensure_finite
+from .network import Decoder, Floats, Network, Output, ensure_finite, ensure_finite_columns
 
 YOLOX_STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 
@@ -79,11 +79,11 @@ def yolov8(network: Network) -> Decoder:
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
         tensor = output.read(outputs)[0]
         if transposed:
-            ensure_finite(output.spec.name, tensor[:, 4:])
+            ensure_finite_columns(output.spec.name, tensor, slice(4, None))
             hits = best_classes(tensor[:, 4:], threshold)
             return detections(output.spec.name, corners(tensor[hits.rows, :4]), hits, labels, iou)
-        best = tensor[4:].max(axis=0)  # carries a NaN along
-        ensure_finite(output.spec.name, best)
+        ensure_finite(output.spec.name, tensor[4:])
+        best = tensor[4:].max(axis=0)
         rows = np.flatnonzero(best >= threshold)
         hits = Hits(rows, tensor[4:, rows].argmax(axis=0), best[rows])
         return detections(output.spec.name, corners(tensor[:4, rows].T), hits, labels, iou)
@@ -132,7 +132,7 @@ def _objects(output: Output, table: Floats, threshold: float) -> Hits:
             f"output {output.spec.name}: expected rows of 5 numbers and at least 1 class, "
             f"found {table.shape[1]}"
         )
-    ensure_finite(output.spec.name, table[:, 4:])
+    ensure_finite_columns(output.spec.name, table, slice(4, None))
     # No class score is above 1, so the objectness alone rules out nearly every row.
     rows = np.flatnonzero(table[:, 4] >= threshold)
     scores = table[rows, 5:]
@@ -145,15 +145,18 @@ def _objects(output: Output, table: Floats, threshold: float) -> Hits:
 def _is_transposed(output: Output, labels: Labels) -> bool:
     """Tell [1, N, 4 + classes] from the usual [1, 4 + classes, N]."""
     _, first, second = output.spec.shape
+    sizes = sorted(size for size in (first, second) if size is not None)
     if labels.classes is not None:
         width = 4 + labels.classes
-        if first in {width, None}:
+        # A size that is known counts for more than one that is open.
+        if first == width or (first is None and second != width):
             return False
         if second in {width, None}:
             return True
-        check_classes(labels, min(first, second or first) - 4, f"output {output.spec}")
-    elif first is not None and second is not None and first != second and min(first, second) > 4:
-        return second < first
+        if sizes[0] > 4:
+            check_classes(labels, sizes[0] - 4, f"output {output.spec}")
+    elif len(sizes) == 2 and 4 < sizes[0] < sizes[1]:
+        return second == sizes[0]
     raise ModelError(
         f"output {output.spec}: expected [1, 4 + classes, N] with at least 1 class; "
         "output.labels must say how many classes there are"

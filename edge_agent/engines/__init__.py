@@ -57,6 +57,7 @@ class Engine(Protocol):
         Raises:
             EngineError: the engine failed, or an input is missing, too many, or of a wrong shape
                 or type.
+
         """
 
     def close(self) -> None:
@@ -77,6 +78,7 @@ def open_engine(choice: EngineChoice, network: Path, fix_shapes: FixShapes) -> E
 
     Raises:
         EngineError: the engine is not installed, the device is not there, or it refuses the model.
+
     """
     try:
         module = import_module(MODULES[choice.engine])
@@ -91,6 +93,7 @@ def check_inputs(specs: tuple[TensorSpec, ...], tensors: Tensors) -> None:
 
     Raises:
         EngineError: expected and found, by name.
+
     """
     if len(tensors) != len(specs) or any(spec.name not in tensors for spec in specs):
         expected, found = [spec.name for spec in specs], sorted(tensors)
@@ -113,6 +116,7 @@ def settle_shapes(
 
     Raises:
         EngineError: an input stays open, or is to have a shape that the network does not allow.
+
     """
     fixed = fix_shapes(specs)
     settled = []
@@ -137,7 +141,7 @@ def settle_shapes(
 # Where in its sources an engine found the trouble: for its makers, not for the user.
 _WHEREABOUTS = re.compile(
     r"^(Exception from |Check '.*' failed at |FrontEnd API failed with "
-    r"|Model wasn't fully converted|While validating |.* with a message:$)"
+    r"|Model wasn't fully converted|While validating |.*:$)"
 )
 _PREFIXES = re.compile(
     r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : |Load model from .*? failed:\s*"

@@ -108,6 +108,7 @@ def open_network(choice: EngineChoice, network: Path, fix_shapes: FixShapes) -> 
     Raises:
         EngineError: no such provider, or one that did not come up; an unknown option; a file that
             ONNX Runtime cannot read or run.
+
     """
     where = f"onnxruntime:{choice.device}"
     if network.suffix.lower() != ".onnx":

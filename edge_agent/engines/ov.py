@@ -89,6 +89,7 @@ def open_network(choice: EngineChoice, network: Path, fix_shapes: FixShapes) -> 
 
     Raises:
         EngineError: no such device, an unknown option, or a file that OpenVINO cannot read or run.
+
     """
     where = f"openvino:{choice.device}"
     try:

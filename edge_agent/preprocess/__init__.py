@@ -38,6 +38,7 @@ class Plan(Protocol):
 
         Raises:
             SampleError: this sample does not fit or is not finite; the next one may.
+
         """
 
 
@@ -51,6 +52,7 @@ def plan(spec: InputSpec, inputs: tuple[TensorSpec, ...], kind: Kind) -> Plan:
 
     Raises:
         ModelError: manifest and network do not fit each other; expected and found.
+
     """
     made: PicturePlan | SignalPlan
     made = picture_plan(spec, inputs) if kind == "picture" else signal_plan(spec, inputs)

@@ -60,10 +60,14 @@ class PicturePlan:
         left = top = 0
         if self.spec.resize == "letterbox":
             ratio = min(width / source_width, height / source_height)
-            # Rounded, then measured: truncating would lose a column to 415.99999.
-            new_width = min(width, max(1, round(source_width * ratio)))
-            new_height = min(height, max(1, round(source_height * ratio)))
-            if self.spec.anchor == "center":
+            # As the two families that letterbox do it: YOLOX, at the top left, cuts the fraction
+            # of a pixel off, Ultralytics, in the middle, rounds. It costs a weak box to mix them up
+            # (measured). The 1e-6 is for 415.9999999, which is 416.
+            centered = self.spec.anchor == "center"
+            part_of_pixel = 0.5 if centered else 1e-6
+            new_width = min(width, max(1, int(source_width * ratio + part_of_pixel)))
+            new_height = min(height, max(1, int(source_height * ratio + part_of_pixel)))
+            if centered:
                 left, top = (width - new_width) // 2, (height - new_height) // 2
             canvas = np.full((height, width, 3), round(self.spec.pad), np.uint8)
             place = canvas[top : top + new_height, left : left + new_width]
@@ -127,6 +131,7 @@ def picture_plan(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> PicturePlan
 
     Raises:
         ModelError: expected and found.
+
     """
     if spec.is_signal:
         raise ModelError(

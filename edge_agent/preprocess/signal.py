@@ -46,6 +46,7 @@ class SignalPlan:
 
         Args:
             data: (window, channels), or as many numbers as the network takes.
+
         """
         if self.window is not None and data.shape != self.window:
             raise SampleError(
@@ -87,6 +88,7 @@ def signal_plan(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> SignalPlan:
 
     Raises:
         ModelError: expected and found.
+
     """
     if spec.transform == "logmel":
         raise ModelError("input.transform: logmel is not supported yet by this version")

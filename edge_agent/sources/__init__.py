@@ -51,6 +51,7 @@ class Source(Protocol):
 
         Raises:
             SourceError: the source is lost; close it and open it again later.
+
         """
 
     def retrieve(self) -> Reading:
@@ -59,6 +60,7 @@ class Source(Protocol):
         Raises:
             SourceError: the source is lost.
             SampleError: this one reading cannot be used (a damaged picture); go on with the next.
+
         """
 
     def close(self) -> None:
@@ -75,6 +77,7 @@ def open_source(spec: SourceSpec, closing: threading.Event | None = None) -> Sou
 
     Raises:
         SourceError: it is not there, cannot be read, or gives nothing.
+
     """
     module = import_module(MODULES[spec.form])
     source: Source = module.open_source(spec, closing or threading.Event())

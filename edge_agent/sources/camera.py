@@ -64,6 +64,7 @@ def open_source(spec: SourceSpec, closing: threading.Event) -> Camera:
 
     Raises:
         SourceError: nothing answers, access is refused, or it is not a stream that can be decoded.
+
     """
     if spec.live and spec.path is not None:
         _check_device(spec)

@@ -121,6 +121,7 @@ def open_source(spec: SourceSpec, closing: threading.Event) -> Clip:
 
     Raises:
         SourceError: it is missing, cannot be read, or holds nothing that can be played.
+
     """
     return Clip(spec, closing)
 

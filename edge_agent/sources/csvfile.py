@@ -139,6 +139,7 @@ class CsvRows:
 
         Raises:
             SampleError: one is not a number, or there are too few or many.
+
         """
         line, cells = record
         if len(cells) != len(self._numeric):

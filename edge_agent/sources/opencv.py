@@ -24,7 +24,13 @@ _CLIP = (
     "|format_whitelist;mov,avi,matroska,mpegts,mpeg,mpegvideo,flv,h264,hevc,vvc,m4v,mjpeg,asf,ogg,"
     "gif,ivf,obu,av1,mxf,nut,dv,vc1,rm,swf,yuv4mpegpipe,apng,rtsp,mpjpeg"
 )
-_QUIET = {"OPENCV_LOG_LEVEL": "SILENT", "OPENCV_FFMPEG_LOGLEVEL": "-8"}
+_DEFAULTS = {
+    "OPENCV_LOG_LEVEL": "SILENT",
+    "OPENCV_FFMPEG_LOGLEVEL": "-8",
+    # Else OpenCV lets only one thread at a time open or close a stream, so that a camera that
+    # hangs holds up every other source (seen: 5 s). FFmpeg itself has been safe since version 4.
+    "OPENCV_FFMPEG_IS_THREAD_SAFE": "1",
+}
 
 _lock = threading.Lock()
 _users_options: bool | None = None
@@ -35,7 +41,7 @@ def load() -> Any:
     global _users_options  # noqa: PLW0603 - the environment is the process's, and so is this
     with _lock:
         if _users_options is None:
-            for name, value in _QUIET.items():
+            for name, value in _DEFAULTS.items():
                 os.environ.setdefault(name, value)
             # Inherited from an agent that ran this one, our own value is not the user's.
             _users_options = os.environ.get(_OPTIONS, _CAMERA) not in {_CAMERA, _CLIP}

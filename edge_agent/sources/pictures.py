@@ -74,6 +74,7 @@ def open_source(spec: SourceSpec, closing: threading.Event) -> PictureFolder:
 
     Raises:
         SourceError: it is missing, cannot be listed, or holds no picture.
+
     """
     return PictureFolder(spec, closing)
 

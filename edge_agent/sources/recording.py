@@ -34,6 +34,7 @@ class Rows(Protocol):
         Raises:
             SampleError: the next row cannot be used; it has been passed over.
             SourceError: the file cannot be read on.
+
         """
 
     def rewind(self) -> None:
@@ -98,6 +99,7 @@ def open_source(spec: SourceSpec, closing: threading.Event) -> Recording:
 
     Raises:
         SourceError: it is missing, cannot be read, or is not what its form says.
+
     """
     rows: Rows
     if spec.form == "csv":

@@ -9,12 +9,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import unquote, urlsplit
 
 from ..errors import UsageError
-from ..validation import nearest
 
 Kind = Literal["picture", "signal"]
 Form = Literal["rtsp", "rtsps", "http", "https", "v4l2", "file", "dir", "csv", "npy", "f32"]
@@ -100,6 +100,7 @@ def parse_source(text: str, base: Path) -> SourceSpec:
 
     Raises:
         UsageError: the form, a value or an option is unknown, missing or wrong.
+
     """
     shown = redact(text)
     scheme, colon, rest = text.partition(":")
@@ -116,7 +117,7 @@ def parse_source(text: str, base: Path) -> SourceSpec:
         return SourceSpec(form=form, text=text)
     name, _, query = rest.partition("?")
     options = _options(query, form, shown)
-    path = _local_path(name, form, shown)
+    path = _local_path(name, form, shown, base)
     if form == "v4l2" and not path.is_absolute():
         raise UsageError(
             f"source {shown!r}: {name!r} is not a device; write e.g. {EXAMPLES['v4l2']}"
@@ -198,7 +199,9 @@ def _forms() -> str:
 
 def _unknown(scheme: str, text: str) -> str:
     if scheme and not scheme.startswith((".", "/")):
-        return f"unknown form '{scheme}:'{nearest(scheme.lower(), FORMS)}; known: {_forms()}"
+        close = get_close_matches(scheme.lower(), FORMS, n=1, cutoff=0.7)
+        hint = f"did you mean '{close[0]}:'? Known" if close else "known"
+        return f"unknown form '{scheme}:'; {hint}: {_forms()}"
     if not text.strip():
         return f"is empty; write e.g. {EXAMPLES['rtsp']} or {EXAMPLES['file']}"
     form = "dir" if text.endswith("/") else _form_of(Path(text.partition("?")[0]))
@@ -222,7 +225,7 @@ def _check_url(text: str, shown: str, form: Form) -> None:
         raise UsageError(f"source {shown!r}: names no host; write e.g. {EXAMPLES[form]}")
 
 
-def _local_path(name: str, form: Form, shown: str) -> Path:
+def _local_path(name: str, form: Form, shown: str, base: Path) -> Path:
     if name.startswith("//"):
         host, slash, rest = name[2:].partition("/")
         if host not in {"", "localhost"}:
@@ -234,6 +237,9 @@ def _local_path(name: str, form: Form, shown: str) -> Path:
     path = unquote(name, errors="surrogateescape")
     if not path:
         raise UsageError(f"source {shown!r}: names no path; write e.g. {EXAMPLES[form]}")
+    # OpenCV crashes the process over a name that is not UTF-8 (5.0.0), and JSON cannot carry it.
+    if any("\ud800" <= character <= "\udfff" for character in str(base / path)):
+        raise UsageError(f"source {shown!r}: the path is not UTF-8; rename the file or folder")
     if "\0" in path:
         raise UsageError(f"source {shown!r}: the path holds a NUL character (%00)")
     return Path(path)

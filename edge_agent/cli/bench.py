@@ -1,0 +1,75 @@
+"""`edge-agent bench`: measures this device, beside what a plain script gets."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from ..bundled import bundled
+from ..errors import UsageError
+from . import Options
+
+
+def main(options: Options) -> int:
+    """Measure and print, as a table or as JSON."""
+    return _pipeline(options)
+
+
+def _pipeline(options: Options) -> int:
+    from ..bench.pipeline import measure
+
+    models = [Path(name) for name in options.models]
+    for model in models:
+        if not (model / "model.toml").is_file():
+            raise UsageError(
+                f"{model}: no model folder (one with model.toml); `edge-agent try … --save` makes one"
+            )
+    clip = Path(options.source or bundled("models") / "media" / "conveyor.mp4")
+    if not clip.is_file():
+        raise UsageError(f"--source: {clip}: no such clip")
+    reports = measure(
+        models, clip, options.runs, lambda text: print(text, file=sys.stderr, flush=True)
+    )
+    if options.json:
+        for report in reports:
+            print(json.dumps(report.json()))
+        return 0
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{clip.name}, {options.runs} pairs; median (least to most)")
+    for heading in (
+        "model",
+        "engine",
+        "agent fps",
+        "plain script fps",
+        "ratio",
+        "age p50/p99 ms",
+        "pre/infer/post ms",
+        "overhead ms",
+    ):
+        table.add_column(heading)
+    for report in reports:
+        figures = report.json()
+        age, step = figures["age_ms"], figures["step_ms"]
+        table.add_row(
+            report.model,
+            report.engine,
+            _spread(figures["agent_fps"], 1),
+            _spread(figures["plain_fps"], 1),
+            _spread(figures["ratio"], 3),
+            f"{age['p50']:.1f} / {age['p99']:.1f}",
+            f"{step['preprocess']:.2f} / {step['infer']:.2f} / {step['postprocess']:.2f}",
+            _spread(figures["overhead_ms"], 3),
+        )
+    Console().print(table)
+    print(
+        "overhead: board, order, JSON and publishing, a frame; age: capture to publish, with the source"
+    )
+    print("at full speed, so it holds the wait in the queue of a lossless source.")
+    return 0
+
+
+def _spread(figures: dict[str, float], digits: int) -> str:
+    return f"{figures['median']:.{digits}f} ({figures['min']:.{digits}f} to {figures['max']:.{digits}f})"

@@ -1,0 +1,59 @@
+"""Fixtures: everything real, everything of its own port and folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import AgentProcess, Listener, Mosquitto
+
+
+@pytest.fixture(scope="session")
+def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
+    """A mosquitto for tests that do not harm it; each uses a device id of its own."""
+    broker = Mosquitto(tmp_path_factory.mktemp("broker"))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Mosquitto]:
+    """A mosquitto of the test's own, to be killed and restarted."""
+    broker = Mosquitto(tmp_path / "broker")
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def listen() -> Iterator[Callable[..., Listener]]:
+    """Makes listeners that are closed after the test."""
+    made: list[Listener] = []
+
+    def make(port: int, topics: str = "edge/#") -> Listener:
+        made.append(Listener(port, topics))
+        return made[-1]
+
+    yield make
+    for listener in made:
+        listener.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Callable[..., AgentProcess]]:
+    """Starts agents, which are stopped after the test; a failing test shows their logs."""
+    made: list[AgentProcess] = []
+
+    def make(
+        settings: str, name: str = "agent", environ: dict[str, str] | None = None
+    ) -> AgentProcess:
+        made.append(AgentProcess(tmp_path / name, settings, environ))
+        return made[-1]
+
+    yield make
+    for process in made:
+        if process.process.poll() is None:
+            process.process.kill()
+            process.process.wait()
+        print(process.words())

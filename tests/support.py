@@ -1,0 +1,278 @@
+"""What the tests share: a real broker, the agent as a process, and what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import paho.mqtt.client as mqtt
+import pytest
+from paho.mqtt.enums import CallbackAPIVersion
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+ASSETS = CHECKOUT.parent / "shared" / "assets"
+PATIENCE = 40.0
+"""Seconds after which something that should have happened has not; never reached when all is well."""
+
+needs_assets = pytest.mark.skipif(
+    not (ASSETS / "assets.json").is_file(),
+    reason="the reference models and media are not beside the checkout",
+)
+
+
+def reference(model: str) -> dict[str, Any]:
+    """Give the entry of a model in assets.json."""
+    listed = json.loads((ASSETS / "assets.json").read_text())
+    return next(entry for entry in listed["models"] if entry["file"] == f"models/{model}")
+
+
+def free_port() -> int:
+    """Find a port on loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Mosquitto:
+    """A real broker on a port of its own."""
+
+    def __init__(self, folder: Path, extra: str = "", port: int | None = None) -> None:
+        self.port = port or free_port()
+        folder.mkdir(parents=True, exist_ok=True)
+        self.conf = folder / "mosquitto.conf"
+        self.conf.write_text(
+            extra
+            if "listener" in extra
+            else f"listener {self.port} 127.0.0.1\nallow_anonymous true\n{extra}"
+        )
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"mqtt://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
+        if program is None:
+            pytest.fail("mosquitto is not installed; scripts/test installs it")
+        self.process = subprocess.Popen(
+            [program, "-c", str(self.conf)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        wait_until(self._listening, "mosquitto to listen")
+
+    def _listening(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+        except OSError:
+            return False
+        return True
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        if self.process is not None:
+            self.process.send_signal(number)
+            self.process.wait(10)
+            self.process = None
+
+
+class Heard(NamedTuple):
+    """A message that a listener has heard."""
+
+    topic: str
+    payload: bytes
+    retained: bool
+    qos: int
+
+    @property
+    def json(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads(self.payload)
+        return loaded
+
+
+class Listener:
+    """Hears everything on a broker, in order; survives its restarts."""
+
+    def __init__(self, port: int, topics: str = "edge/#", **options: Any) -> None:
+        self.heard: list[Heard] = []
+        self._changed = threading.Condition()
+        self._subscribed = threading.Event()
+        self.client = mqtt.Client(CallbackAPIVersion.VERSION2, **options)
+        self.client.reconnect_delay_set(0.05, 0.2)  # type: ignore[arg-type]
+        self.client.on_connect = lambda client, *_: client.subscribe(topics, 1)
+        self.client.on_subscribe = lambda *_: self._subscribed.set()
+        self.client.on_message = self._on_message
+        self.client.connect("127.0.0.1", port)
+        self.client.loop_start()
+        assert self._subscribed.wait(PATIENCE), "the broker does not take a subscription"
+
+    def _on_message(self, _client: Any, _userdata: Any, message: Any) -> None:
+        with self._changed:
+            self.heard.append(Heard(message.topic, message.payload, message.retain, message.qos))
+            self._changed.notify_all()
+
+    def wait_for(
+        self, wanted: Callable[[list[Heard]], Any], what: str, patience: float = PATIENCE
+    ) -> Any:
+        """Wait until *wanted* finds what it looks for in all that was heard; gives what it found."""
+        found: Any = None
+
+        def look() -> bool:
+            nonlocal found
+            found = wanted(list(self.heard))
+            return bool(found)
+
+        with self._changed:
+            if not self._changed.wait_for(look, patience):
+                tail = "\n".join(f"{h.topic} {h.payload[:200]!r}" for h in self.heard[-10:])
+                pytest.fail(f"waited {patience:.0f} s in vain for {what}; last heard:\n{tail}")
+        return found
+
+    def last(self, topic: str) -> dict[str, Any] | None:
+        for heard in reversed(self.heard):
+            if heard.topic == topic and heard.payload:
+                return heard.json
+        return None
+
+    def on(self, topic: str) -> list[dict[str, Any]]:
+        """All payloads heard on a topic, oldest first."""
+        return [heard.json for heard in self.heard if heard.topic == topic and heard.payload]
+
+    def wait_state(self, topic: str, patience: float = PATIENCE, **wanted: Any) -> dict[str, Any]:
+        """Wait until the latest payload on a topic has these keys with these values."""
+
+        def look(_heard: list[Heard]) -> dict[str, Any] | None:
+            payload = self.last(topic)
+            return (
+                payload if payload and all(payload.get(k) == v for k, v in wanted.items()) else None
+            )
+
+        state: dict[str, Any] = self.wait_for(look, f"{topic} {wanted}", patience)
+        return state
+
+    def publish(
+        self, topic: str, payload: bytes | str, qos: int = 1, *, retain: bool = False
+    ) -> None:
+        self.client.publish(topic, payload, qos, retain=retain).wait_for_publish(PATIENCE)
+
+    def close(self) -> None:
+        self.client.disconnect()
+        self.client.loop_stop()
+
+
+class AgentProcess:
+    """`edge-agent run` as its users run it."""
+
+    def __init__(self, folder: Path, settings: str, environ: dict[str, str] | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.config = folder / "config.toml"
+        self.config.write_text(settings)
+        self.log = folder / "agent.log"
+        self.environ = environ or {}
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "edge_agent", "run", "--config", str(self.config)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **self.environ},
+            )
+
+    def restart(self) -> None:
+        self.process = self._start()
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, patience: float = PATIENCE) -> int:
+        return self.process.wait(patience)
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit status."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            return self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            pytest.fail(f"the agent did not end within 15 s of SIGTERM:\n{self.words()}")
+
+    def words(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+def run_cli(
+    *arguments: str, environ: dict[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "edge_agent", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE * 3,
+        check=False,
+        env={**os.environ, **(environ or {})},
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def wait_until(claim: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
+    """Poll something that gives no event of its own."""
+    deadline = time.monotonic() + patience
+    pause = threading.Event()
+    while not claim():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {patience:.0f} s in vain for {what}")
+        pause.wait(0.02)
+
+
+def write_model(folder: Path, network: Path, manifest: str, **files: str | bytes) -> Path:
+    """Make a model folder of a network that lies elsewhere; links, so that nothing is copied."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.toml").write_text(manifest)
+    for part in (network, network.with_suffix(".bin")):
+        if part.is_file():
+            (folder / f"model{part.suffix}").symlink_to(part)
+    for name, content in files.items():
+        path = folder / name.replace("__", ".")
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
+def check_account(pipeline: dict[str, Any]) -> None:
+    """captured = inferred + waiting + all dropped."""
+    total = pipeline["inferred"] + pipeline["waiting"] + sum(pipeline["dropped"].values())
+    assert pipeline["captured"] == total, pipeline
+
+
+def iou(one: list[float], other: list[float]) -> float:
+    """Intersection over union of two boxes x1, y1, x2, y2."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    inter = max(width, 0.0) * max(height, 0.0)
+    area = (one[2] - one[0]) * (one[3] - one[1]) + (other[2] - other[0]) * (other[3] - other[1])
+    return inter / (area - inter)
+
+
+def yielded(thing: Any, close: Callable[[], object]) -> Iterator[Any]:
+    """Yield and close, for fixtures."""
+    try:
+        yield thing
+    finally:
+        close()
