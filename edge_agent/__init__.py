@@ -11,4 +11,9 @@ Start reading at `edge_agent.agent.run`, then `pipeline` and `board`.
 Imports point down only; `tests/test_architecture.py` holds the layers.
 """
 
+from datetime import UTC, datetime
+
 __version__ = "0.1.0"
+
+BUILD_DATE = datetime(2026, 11, 21, tzinfo=UTC)
+"""When this version was made: a clock that shows an earlier time has not been set."""

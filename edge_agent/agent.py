@@ -21,13 +21,20 @@ from queue import SimpleQueue
 from typing import Any
 
 from . import __version__, systemd, wire
+from .added import Added
+from .announced import Announced
 from .board import Board
 from .bundled import bundled
 from .crew import Crew, Stop, Stops, stop_on_dead_threads, stop_on_signals
+from .deploy.candidate import Candidate
+from .deploy.deployer import Deployer
+from .deploy.transfers import Receiver, Transfers
 from .durable import replace_file
 from .errors import AgentError, ModelError, UsageError
 from .facts import Facts, read_facts
 from .health import Health
+from .housekeeping import clean_leftovers
+from .keys import TrustedKeys
 from .library import Library
 from .link import Link
 from .model import Model
@@ -38,7 +45,7 @@ from .profile import Match, choose, default_dirs, load_profiles
 from .serving import Engines, Servings, unusable
 from .settings import Pipeline as PipelineSettings
 from .settings import Settings
-from .sources import Kind, parse_source
+from .sources import parse_source
 from .store import Store
 
 log = logging.getLogger(__name__)
@@ -102,6 +109,7 @@ class Agent:
             inbox=self._inbox,
         )
         self._overrides = Overrides(settings.state / "overrides.json")
+        self._announced = Announced(settings.state / "announced.json")
         self._health = Health(
             self._board,
             self._link,
@@ -123,11 +131,53 @@ class Agent:
             snapshot=self._snapshot,
             restart=self._restart,
         )
+        self._deployer = Deployer(
+            self._store,
+            self._library,
+            self._servings,
+            trial=lambda: self._settings.trial,
+            swap=self._match.profile.swap,
+            memory_budget_mb=self._match.profile.memory_budget_mb,
+            say_push=self._say_push,
+            on_change=self._say_models,
+        )
+        self._orders.verbs.update(
+            rollback=self._deployer.rollback,
+            activate=self._deployer.activate,
+            delete=self._deployer.delete,
+        )
+        self._transfers = Transfers(
+            self._store,
+            self._library,
+            Receiver(
+                device=settings.device_id,
+                profile=self._match.name,
+                groups=lambda: self._settings.groups,
+                trusted=lambda: TrustedKeys([Path(key) for key in self._settings.trust.keys]),
+                allow_unsigned=lambda: self._settings.trust.allow_unsigned,
+                quota_bytes=lambda: self._settings.quota_mb * 2**20,
+                pinned=self._servings.pins,
+            ),
+            self._say_push,
+            self._deployer.submit,
+            self._deployer.standing,
+            self._say_models,
+        )
+        self._added = Added(self._store)
+        self._resumed = False
+        self._orders.deliveries = lambda place, message: self._transfers.message(
+            place.levels, message
+        )
+        self._orders.idle = self._idle
         self._restarting = False
         self._said: dict[str, bytes] = {}
         """What was last said on each retained topic of a model."""
         self._said_info: dict[str, Any] = {}
         self._saying = threading.RLock()
+        self._arranging = threading.Lock()
+        """Held while pipelines come and go, so that no model is let go that one begins to need."""
+        self._counted: dict[str, int] = {}
+        """Of pipelines that are gone: how far they had counted."""
         self._beats: list[Beat] = []
         self._crew = Crew(self._stops)
         for pipeline in settings.pipelines:
@@ -140,11 +190,15 @@ class Agent:
         stop_on_signals(self._stops, self._reload)
         stop_on_dead_threads(self._stops)
         with ExitStack() as stack:
+            stack.enter_context(self._store.claim())
             stack.callback(self._servings.close)
             # Outlives the workers, who publish; on the way out it says goodbye.
             stack.callback(self._link.close)
+            stack.callback(self._transfers.close)
             stack.enter_context(self._crew)
             stack.callback(self._inbox.put, None)
+            stack.callback(self._deployer.close)
+            stack.callback(self._deployer.suspend)
             stack.callback(self._board.close)
             stack.callback(self._halt)
             self._servings.on_change = self._say_models
@@ -155,7 +209,7 @@ class Agent:
             )
             connecting.start()
             stack.callback(systemd.notify, "STOPPING=1")
-            self._crew.spawn("loader", self._load)
+            self._crew.spawn("deploy", self._load_and_deploy)
             for pipeline in self._pipelines.values():
                 pipeline.start(self._crew)
             for number in range(self._engines.lanes):
@@ -186,6 +240,36 @@ class Agent:
         if problem is not None:
             # Nothing of this can run, and all of it came with the settings, not over the air.
             self._stops.put(Stop(str(problem), UsageError(str(problem))))
+
+    def _load_and_deploy(self) -> None:
+        """Load what serves, then take care of what comes."""
+        self._added.clear()
+        self._load()
+        try:
+            for line in clean_leftovers(self._store):
+                log.info("%s", line)
+        except ModelError as problem:
+            self._health.notes.append(str(problem))
+            log.error("%s", problem)  # noqa: TRY400 - one line, no traceback
+        self._deployer.run()
+
+    def _idle(self) -> None:
+        """Do what is due on the receiving side, in the thread of the orders."""
+        if not self._resumed:
+            self._resumed = True
+            self._transfers.resume()
+        self._transfers.flush()
+        self._transfers.tick(time.monotonic())
+        for name, version, request in self._added.requests():
+            self._deployer.submit(
+                Candidate(
+                    name,
+                    version,
+                    None,
+                    partial(self._library.find, name, version),
+                    told=partial(self._added.answer, request),
+                )
+            )
 
     def _lane(self, beat: Beat) -> None:
         while (job := self._board.take()) is not None:
@@ -263,26 +347,34 @@ class Agent:
         after = {pipeline.name: pipeline for pipeline in settings.pipelines}
         regrouped = settings.groups != self._settings.groups
         self._settings = replace(settings, **kept)
-        for name in [name for name in before if after.get(name) != before[name]]:
-            self._pipelines.pop(name).stop()
-            if name not in after:
-                self._link.publish(self._topics.source(name), b"", qos=1, retain=True)
-                log.info("pipeline %s is gone", name)
-        for name in [name for name in after if after[name] != before.get(name)]:
-            self._add(after[name]).start(self._crew)
-            log.info("pipeline %s is new or changed", name)
-        used = {(s.reference, s.kind) for p in self._pipelines.values() for s in p.servings}
-        used |= {(s.reference, s.kind) for p in self._pipelines.values() for _, s in p.seconds}
-        self._crew.spawn("loader", partial(self._reload_models, used))
+        with self._arranging:
+            for name in [name for name in before if after.get(name) != before[name]]:
+                gone = self._pipelines.pop(name)
+                gone.stop()
+                self._counted[name] = gone.slot.seq
+                if name not in after:
+                    log.info("pipeline %s is gone", name)
+            for name in [name for name in after if after[name] != before.get(name)]:
+                new = self._add(after[name])
+                # A number is given once in a session, whatever becomes of the pipeline.
+                new.slot.seq = self._counted.get(name, 0)
+                new.start(self._crew)
+                log.info("pipeline %s is new or changed", name)
+        self._clear_gone()
+        self._crew.spawn("loader", self._reload_models)
         if regrouped:
             self._link.listen()
         self._say_info()
         log.info("settings read again: %d pipelines", len(self._pipelines))
         systemd.notify("READY=1", f"STATUS={len(self._pipelines)} pipelines")
 
-    def _reload_models(self, used: set[tuple[str, Kind]]) -> None:
+    def _reload_models(self) -> None:
         self._servings.fill()
-        self._servings.release(used)
+        with self._arranging:
+            pipelines = self._pipelines.values()
+            used = {(s.reference, s.kind) for p in pipelines for s in p.servings}
+            used |= {(s.reference, s.kind) for p in pipelines for _, s in p.seconds}
+            self._servings.release(used)
         self._say_models()
 
     # What the device says
@@ -361,9 +453,8 @@ class Agent:
     def _say_models(self) -> None:
         """Say what is live, and clear the topics of models that are gone."""
         with self._saying:
-            names = {serving.arm.name for serving in self._servings.all()} | set(
-                self._store.names()
-            )
+            names = {serving.arm.name for serving in self._servings.all()}
+            names |= {*self._store.names(), *self._transfers.progress(), *self._deployer.names()}
             now = {
                 self._topics.model(name): wire.encode(self._model_state(name))
                 for name in sorted(names)
@@ -371,10 +462,16 @@ class Agent:
             for topic, payload in now.items():
                 if self._said.get(topic) != payload:
                     self._link.publish(topic, payload, qos=1, retain=True)
-            for topic in self._said.keys() - now.keys():
-                self._link.publish(topic, b"", qos=1, retain=True)
             self._said = now
+            self._clear_gone()
             self._say_info()
+
+    def _clear_gone(self) -> None:
+        """Clear the retained topics of pipelines and models that are no more."""
+        with self._saying:
+            sources = {self._topics.source(name) for name in list(self._pipelines)}
+            for topic in self._announced.keep(sources | self._said.keys()):
+                self._link.publish(topic, b"", qos=1, retain=True)
 
     def _model_state(self, name: str) -> dict[str, Any]:
         state: dict[str, Any] = {
@@ -398,7 +495,22 @@ class Agent:
         )
         if problem is not None:
             state["error"] = problem
+        receiving = self._transfers.progress().get(name)
+        if receiving is not None:
+            version, percent = receiving
+            state["candidate"] = {"version": version, "phase": "receiving", "percent": percent}
+        state |= self._deployer.state(name)
         return state
+
+    def _say_push(self, transfer: str, payload: Mapping[str, Any]) -> None:
+        says = {
+            "schema": wire.SCHEMA,
+            "device": self._settings.device_id,
+            "transfer": transfer,
+            **payload,
+            "time": wire.iso(time.time_ns()),
+        }
+        self._link.publish(self._topics.push(transfer), wire.encode(says), qos=1)
 
     def _say_health(self) -> None:
         self._link.publish(self._topics.health, wire.encode(self._health.payload()))
@@ -425,7 +537,7 @@ class Agent:
         if threshold is not None:
             pipeline.threshold = threshold
         if rate is not None:
-            pipeline.rate = rate
+            pipeline.change_rate(rate)
         if body.get("persist") is True:
             self._overrides.keep(pipeline.name, threshold=threshold, rate=rate)
         return {"pipeline": pipeline.name, "threshold": pipeline.threshold, "rate": pipeline.rate}

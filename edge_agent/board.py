@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
@@ -131,7 +131,7 @@ class Board(Generic[W]):
             slot.seq += 1
             slot.account.captured += 1
             slot.account.waiting += 1
-            # Lanes and waiting lossless captures share the condition; waking one might wake the wrong one.
+            # Lanes and waiting lossless captures share the condition: one might be the wrong one.
             self._changed.notify_all()
             return True
 
@@ -170,6 +170,24 @@ class Board(Generic[W]):
                 return Job(slot, sample, model, slot._taken - 1)  # noqa: SLF001
             else:
                 return None
+
+    @contextmanager
+    def using(self, pick: Callable[[], Sequence[W | None]]) -> Iterator[Sequence[W | None]]:
+        """Keep further models from being closed while a lane works with them."""
+        with self._changed:
+            models = pick()
+            for model in models:
+                if model is not None:
+                    model.users += 1
+        try:
+            yield models
+        finally:
+            with self._changed:
+                for model in models:
+                    if model is not None:
+                        model.users -= 1
+                        if model.users == 0:
+                            self._changed.notify_all()
 
     def finish(self, job: Job[W], deliver: Callable[[], None] | None) -> None:
         """Count a taken frame and hand its result over in the order of capture.

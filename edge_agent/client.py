@@ -43,6 +43,10 @@ class BrokerClient:
     def max_packet(self) -> int | None:
         return self._connection.max_packet
 
+    def subscribe(self, filters: list[str]) -> None:
+        """Listen to more."""
+        self._connection.subscribe(filters)
+
     def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> Any:
         """Send; gives paho's receipt."""
         return self._connection.publish(topic, payload, qos, retain=retain)

@@ -1,12 +1,14 @@
 """Writing to disk so that a power cut leaves the old or the new, never a half of either.
 
-Knows nothing of models: files, folders, who owns them, and what a full disk is called. The fault
+Knows nothing of models: files, folders, owners, locks, and what a full disk is called. The fault
 points are the steps between which tests kill the process.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import filecmp
 import os
 import shutil
 import signal
@@ -33,6 +35,14 @@ FaultPoint = Literal[
     "accept.marked",  # the version is marked as accepted, not yet live
     "delete.renamed",  # a version is out of the way, not yet removed
     "delete.partly",  # some of its files are gone
+    "trial.marked",  # a candidate is noted as on trial
+    "trial.passed",  # its child process has found it good
+    "shadow.begun",  # it runs beside the incumbent
+    "swap.activated",  # the pointer names it, the old one still serves
+    "swap.exchanged",  # it serves
+    "probation.marked",  # it is noted as on probation
+    "probation.passed",  # it has stood it, which is not noted yet
+    "rollback.done",  # the pointer names the version before again
 ]
 FAULT_POINTS: tuple[FaultPoint, ...] = get_args(FaultPoint)
 
@@ -148,3 +158,45 @@ def size_of(folder: Path) -> int:
             except FileNotFoundError:
                 continue
     return total
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """List the folders in a folder, by name; none where there is no such folder."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def same_files(one: Path, other: Path, aside: str) -> bool:
+    """Whether two folders hold the same files, what is under *aside* in them not counted."""
+
+    def files(folder: Path) -> list[Path]:
+        found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+        return sorted(path for path in found if path.parts[0] != aside)
+
+    names = files(one)
+    return names == files(other) and all(
+        filecmp.cmp(one / name, other / name, shallow=False) for name in names
+    )
+
+
+def take_lock(path: Path, *, wait: bool = False, like: Path | None = None) -> int:
+    """Lock a file or folder for this process; closing the descriptor, or dying, lets go of it.
+
+    Raises:
+        BlockingIOError: another one has it, and we are not to wait.
+
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    if like is not None and not path.exists():
+        flags |= os.O_CREAT
+    descriptor = os.open(path, flags, 0o644)
+    try:
+        if flags & os.O_CREAT and like is not None:
+            belong_to(path, like)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

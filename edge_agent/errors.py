@@ -7,6 +7,7 @@ AgentError
   SourceError        the camera or sensor is gone: close it, wait, open it again
   SampleError        this one sample cannot be used: drop and count it
   LinkError          the broker cannot be reached or said no: wait, try again
+  MalformedError     a message that is none of ours: count it, ignore it
 """
 
 from __future__ import annotations
@@ -38,3 +39,7 @@ class SampleError(AgentError):
 
 class LinkError(AgentError):
     """A broker that cannot be reached or refuses us."""
+
+
+class MalformedError(AgentError):
+    """A message that cannot be answered because it does not say enough."""

@@ -10,12 +10,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from .durable import disk_errors, remove_tree, size_of
+from .durable import disk_errors, remove_tree, size_of, subfolders, take_lock
 from .errors import ModelError
 from .names import is_version
 from .package import HEADER, transfer_id
-from .pointers import FILE
-from .store import Store, same_version, subfolders, take_lock
+from .pointers import FILE, same_version
+from .store import Store
 
 TRANSFER = re.compile(r"[0-9a-f]{32}")
 PATIENCE_S = 7 * 24 * 3600.0

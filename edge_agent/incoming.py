@@ -16,11 +16,11 @@ from typing import Self
 
 from .archive import Front
 from .blocks import BlockList
-from .durable import belong_to, disk_errors, fault, sync_folder
+from .durable import belong_to, disk_errors, fault, subfolders, sync_folder, take_lock
 from .errors import ModelError
 from .known import Source, find, read_front, write_front
 from .package import PackageHeader
-from .store import Store, subfolders, take_lock
+from .store import Store
 from .tarfolder import Piece, Stream
 
 log = logging.getLogger(__name__)

@@ -140,6 +140,8 @@ class Link:
         self._lock = threading.Condition()
         self._connection: Connection | None = None
         self._closing = threading.Event()
+        self._ended = threading.Event()
+        """The thread that connects has let go of the connection."""
         self._ever = False
         self._connects = 0
         self._retained: dict[str, bytes] = {}
@@ -265,7 +267,7 @@ class Link:
             )
 
     def close(self) -> None:
-        """Say goodbye and let go; waits at most two seconds."""
+        """Say goodbye and let go; waits at most three seconds."""
         with self._lock:
             connection = self._connection
         if connection is not None:
@@ -280,11 +282,20 @@ class Link:
         self._closing.set()
         with self._lock:
             self._lock.notify_all()
+        if connection is not None:
+            # A process that ends before its DISCONNECT is sent is one that the broker calls lost.
+            self._ended.wait(1.0)
 
     # The thread that connects, and connects again
 
     def run(self) -> None:
         """Keep a connection until closed."""
+        try:
+            self._keep_connected()
+        finally:
+            self._ended.set()
+
+    def _keep_connected(self) -> None:
         while not self._closing.is_set():
             pause = self._backoff.pause()
             try:
@@ -358,9 +369,11 @@ class Link:
                 del self._retained[topic]
             while self._held:
                 self._post(self._held.popleft())
+            # It waited out a break, or may have arrived before it: a copy either way.
+            for parcel in self._spool:
+                parcel.replayed = not first
             for channel in self._channels:
                 for parcel in channel.unconfirmed:
-                    # It waited out a break, or may have arrived before it: a copy either way.
                     parcel.replayed = not first
                     self._post(parcel)
             self._fence()
@@ -388,8 +401,6 @@ class Link:
             for parcel in reversed(self._inflight.values()):
                 self._spool.appendleft(parcel)
             self._inflight.clear()
-            for parcel in self._spool:
-                parcel.replayed = True
         connection.close()
 
     # With the lock held
@@ -435,10 +446,13 @@ class Link:
 
     def _spool_up(self, parcel: Parcel) -> None:
         if len(self._spool) >= OUTSTANDING:
-            oldest = self._spool.popleft().channel
-            self._lost += 1
-            oldest.lost += 1
-            oldest.pending -= 1
+            # Lossless pipelines wait for us instead, so that theirs are few and none is given up.
+            oldest = next((old for old in self._spool if not old.channel.lossless), None)
+            if oldest is not None:
+                self._spool.remove(oldest)
+                self._lost += 1
+                oldest.channel.lost += 1
+                oldest.channel.pending -= 1
         self._spool.append(parcel)
 
     def _fence(self) -> None:

@@ -40,6 +40,10 @@ class Model:
         """Frames that are going through it; the board counts."""
         self.infer_ms: deque[float] = deque(maxlen=1000)
         self.inferred = 0
+        self.errors = 0
+        """Frames on which it failed."""
+        self.first_at: float | None = None
+        """Monotonic clock at the end of its first inference on a frame."""
         self._prepare = prepare
         self._decode = decode
         self._id = folder.manifest.id
@@ -79,6 +83,8 @@ class Model:
         took = (inferred - prepared) * 1e3
         self.infer_ms.append(took)
         self.inferred += 1
+        if self.first_at is None:
+            self.first_at = time.monotonic()
         return Outcome(
             self._id,
             self.engine.label,
@@ -178,6 +184,8 @@ def open_model(
         except EngineError as problem:
             passed.append(f"{choice.engine}:{choice.device}: {problem}")
             continue
+        except ModelError as problem:
+            raise ModelError(f"{where}: {problem}") from None
         try:
             try:
                 prepare = plan(folder.manifest.input, engine.inputs, kind)

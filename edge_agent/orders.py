@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from . import wire
 from .durable import replace_file
-from .errors import AgentError, ModelError
+from .errors import AgentError, MalformedError, ModelError
 from .link import Link
 from .mqtt import Message
 from .names import NAME_RULE, is_name
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 REMEMBERED = 256
 MAX_COMMAND_BYTES = 64 * 1024
 MAX_AGE_SECONDS = 60.0
+IDLE_SECONDS = 0.25
 
 Verb = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
 """Does what is asked; its result goes into the reply, an AgentError's text too."""
@@ -95,13 +96,25 @@ class Orders:
         self.verbs: dict[str, Verb] = {}
         self.deliveries: Callable[[Inbox, Message], bool] | None = None
         """Takes models and transfers; True when it will acknowledge the message itself."""
+        self.idle: Callable[[], None] = lambda: None
+        """Called when nothing more is there to be dealt with, and every now and then."""
+        self._behind = False
 
     def run(self) -> None:
-        while (message := self._inbox.get()) is not None:
+        while True:
+            try:
+                message = self._inbox.get(timeout=0.0 if self._behind else IDLE_SECONDS)
+            except Empty:
+                self._behind = False
+                self.idle()
+                continue
+            if message is None:
+                return
+            self._behind = True
             kept = False
             try:
                 kept = self._handle(message)
-            except _Malformed as problem:
+            except MalformedError as problem:
                 self._count_malformed()
                 log.debug("%s: %s", message.topic, problem)
             if not kept:
@@ -115,9 +128,9 @@ class Orders:
                 return False
             case _:
                 if message.retained:
-                    raise _Malformed("retained: it would replay at every connect")
+                    raise MalformedError("retained: it would replay at every connect")
                 if self.deliveries is None:
-                    raise _Malformed("nothing is expected here")
+                    raise MalformedError("nothing is expected here")
                 return self.deliveries(place, message)
 
     def _locate(self, topic: str) -> Inbox:
@@ -128,18 +141,18 @@ class Orders:
             shared = self._topics.group_inbox(group) + "/"
             if topic.startswith(shared):
                 return Inbox(tuple(topic.removeprefix(shared).split("/")), group)
-        raise _Malformed("not for us: a group that this device has left")
+        raise MalformedError("not for us: a group that this device has left")
 
     def _command(self, name: str, message: Message) -> None:
         if len(message.payload) > MAX_COMMAND_BYTES:
-            raise _Malformed(f"larger than {MAX_COMMAND_BYTES} bytes")
+            raise MalformedError(f"larger than {MAX_COMMAND_BYTES} bytes")
         try:
             body = json.loads(message.payload)
         except (ValueError, RecursionError):
-            raise _Malformed("not JSON") from None
+            raise MalformedError("not JSON") from None
         request = body.get("id") if isinstance(body, dict) else None
         if not isinstance(request, str) or not is_name(request):
-            raise _Malformed(f'has no "id" that is a name ({NAME_RULE})')
+            raise MalformedError(f'has no "id" that is a name ({NAME_RULE})')
         known = self._memory.recall(request)
         if known is not None and not message.retained:
             self._answer(known, message)
@@ -167,16 +180,15 @@ class Orders:
             self._link.reply(message.response_topic, payload, message.correlation)
 
 
-class _Malformed(Exception):
-    """A message that is counted and otherwise ignored."""
-
-
 def _refusal(
     name: str, body: Mapping[str, Any], message: Message, verbs: Mapping[str, Verb]
 ) -> str | None:
     """Say why a command is not even tried."""
     if message.retained:
-        return "retained commands are refused: they would replay at every connect; publish without retain"
+        return (
+            "retained commands are refused: they would replay at every connect; "
+            "publish without retain"
+        )
     if name not in verbs:
         return f"unknown command {name!r}; known: {', '.join(sorted(verbs))}"
     if "time" in body:
@@ -205,10 +217,14 @@ def positive(body: Mapping[str, Any], key: str, *, zero: bool) -> float | None:
     value = body.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ModelError(f"{key}: expected a number, found {value!r}")
-    if value < 0 or (value == 0 and not zero):
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ModelError(f"{key}: expected a number, found {str(value)[:40]!r}")
+    if number < 0 or (number == 0 and not zero):
         raise ModelError(
-            f"{key}: expected a number {'from' if zero else 'above'} 0, found {value!r}"
+            f"{key}: expected a number {'from' if zero else 'above'} 0, found {number!r}"
         )
-    return float(value)
+    return number

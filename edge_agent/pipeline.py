@@ -97,6 +97,8 @@ class Pipeline:
             self._region = (x1, y1, x2, y2)
         self._gate: MotionGate | None = None
         self._credit = [0] * len(servings)
+        self._loaded = False
+        """Every model has been loaded once, or could not be."""
         self._due = 0.0
         self._attempt: Attempt | None = None
         self._stuck: list[Attempt] = []
@@ -117,8 +119,19 @@ class Pipeline:
     def name(self) -> str:
         return self.settings.name
 
+    def change_rate(self, rate: float) -> None:
+        """Take another rate at once, however long the pause that the old one asked for."""
+        self.rate = rate
+        self._due = 0.0
+
     def _pick(self) -> Model | None:
         """Choose the model of the next frame: smooth weighted round robin over the arms."""
+        if not self._loaded:
+            # Every frame is split and looked at again as the settings say, the first ones too.
+            everyone = [*self.servings, *(serving for _, serving in self.seconds)]
+            self._loaded = not any(s.model is None and s.problem is None for s in everyone)
+            if not self._loaded:
+                return None
         if len(self.servings) == 1:
             return self.servings[0].model
         best, total = -1, 0
@@ -158,7 +171,7 @@ class Pipeline:
         attempt.thread = crew.spawn(f"capture-{self.name}", lambda: self._capture(attempt))
 
     def watch(self, crew: Crew) -> None:
-        """Give up on a camera that hangs inside the driver, where no time-out helps (opencv#22677)."""
+        """Give up on a camera that hangs in its driver, where no time-out helps (opencv#22677)."""
         attempt = self._attempt
         self._stuck = [
             old for old in self._stuck if old.thread is not None and old.thread.is_alive()
@@ -214,6 +227,8 @@ class Pipeline:
             attempt.beat = time.monotonic()
             if not source.grab():
                 break
+            if attempt.closing.is_set():
+                return  # given up on, or gone, while the driver was stuck
             if self.state != "running":
                 self._set_state("running", None)
             if not lossless and not self._is_due(time.monotonic()):
@@ -224,6 +239,11 @@ class Pipeline:
             except SampleError as problem:
                 self._board.skip(self.slot, "error")
                 self._report(problem)
+                if windows is not None:
+                    windows.end()  # no window spans what is missing
+                if lossless:
+                    # A looped recording of nothing but damage must not spin.
+                    attempt.closing.wait(0.005)
                 continue
             if windows is not None:
                 if not windows.put(reading, attempt):
@@ -262,12 +282,13 @@ class Pipeline:
 
     def _pace(self, attempt: Attempt) -> bool:
         """Let `rate` slow a lossless source down; False when it shall stop."""
-        if self.rate is None:
-            return True
-        now = time.monotonic()
-        pause = self._due - now
-        self._due = max(self._due, now) + 1.0 / self.rate
-        return not (pause > 0 and attempt.closing.wait(pause))
+        # In small steps: `rate` may change meanwhile.
+        while self.rate is not None and (pause := self._due - time.monotonic()) > 0:
+            if attempt.closing.wait(min(pause, 0.5)):
+                return False
+        if self.rate is not None:
+            self._due = max(self._due, time.monotonic()) + 1.0 / self.rate
+        return True
 
     def _set_state(self, state: str, error: str | None) -> None:
         if (state, error) == (self.state, self.error):
@@ -292,19 +313,24 @@ class Pipeline:
         try:
             outcome = self._infer(job.model, job.sample)
         except (SampleError, EngineError, ModelError) as problem:
+            job.model.errors += 1
             self._report(problem)
             self._board.finish(job, None)
             return
         self._board.finish(job, lambda: self._deliver(job.sample, outcome))
+        for serving in self.servings:
+            if serving.shadow is not None and serving.model is job.model:
+                serving.shadow.look(job.sample, outcome, self.threshold, self._region)
 
     def _infer(self, model: Model, sample: Sample) -> Outcome:
         outcome = model.infer(sample, threshold=self.threshold, region=self._region)
         if not self.seconds or not isinstance(outcome.findings, Detections):
             return outcome
         then: dict[str, tuple[Findings | None, ...]] = {}
-        for stage, serving in self.seconds:
-            if serving.model is not None:
-                then[stage.name] = self._second(stage, serving.model, sample, outcome.findings)
+        with self._board.using(lambda: [serving.model for _, serving in self.seconds]) as models:
+            for (stage, _), second in zip(self.seconds, models, strict=True):
+                if second is not None:
+                    then[stage.name] = self._second(stage, second, sample, outcome.findings)
         return Outcome(outcome.model, outcome.engine, outcome.findings, outcome.timing, then)
 
     def _second(
@@ -324,7 +350,8 @@ class Pipeline:
                 continue
             left -= 1
             mx, my = stage.margin * (x2 - x1), stage.margin * (y2 - y1)
-            region = (round(x1 - mx), round(y1 - my), round(x2 + mx), round(y2 + my))
+            # Truncated, as the crops are on which second stages are published.
+            region = (int(x1 - mx), int(y1 - my), int(x2 + mx), int(y2 + my))
             found.append(model.infer(sample, threshold=stage.threshold, region=region).findings)
         return tuple(found)
 

@@ -19,6 +19,11 @@ FILE = "pointers.json"
 SCHEMA = 1
 
 
+def same_version(one: str, other: str) -> bool:
+    """Whether two versions are the same number: "2" is "2.0"."""
+    return version_key(one) == version_key(other)
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """A candidate on its way to being live, or live on probation."""
@@ -64,19 +69,17 @@ class Pointers:
             ("previous", self.previous),
             ("on trial", self.trial.version if self.trial else None),
         )
-        key = version_key(version)
         for role, known in held:
-            if known is not None and version_key(known) == key:
+            if known is not None and same_version(known, version):
                 return role
         return None
 
     def without(self, version: str) -> Pointers:
         """Forget a version that is being deleted; what was accepted once stays the highest."""
-        key = version_key(version)
         return replace(
             self,
-            history=tuple(known for known in self.history if version_key(known) != key),
-            used={known: time for known, time in self.used.items() if version_key(known) != key},
+            history=tuple(known for known in self.history if not same_version(known, version)),
+            used={known: at for known, at in self.used.items() if not same_version(known, version)},
         )
 
     def raised(self, version: str) -> Pointers:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 from .board import Board
-from .engines import EngineName
+from .deploy.shadow import Shadow
+from .engines import EngineChoice, EngineName
 from .engines.probe import probe
 from .errors import AgentError, ModelError
 from .facts import Facts
@@ -27,6 +29,16 @@ log = logging.getLogger(__name__)
 DRAIN_SECONDS = 30.0
 
 
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One model in another's place."""
+
+    retired: list[Model]
+    """What serves nothing any more; to be retired."""
+    swap_ms: float
+    frames_dropped: int
+
+
 @dataclass(slots=True, eq=False)
 class Serving:
     """What "face" or "face@3" stands for at the moment."""
@@ -38,6 +50,8 @@ class Serving:
     """Why there is no model."""
     broken: bool = False
     """The model is there but not fit to run, rather than not there."""
+    shadow: Shadow | None = None
+    """A candidate that looks at the same frames."""
     passed: list[str] = field(default_factory=list)
     """Engines that should have served it and could not."""
 
@@ -62,6 +76,15 @@ class Engines:
         """The engines to try; asks them, in child processes, only where there is an accelerator."""
         return lineup(self._profile, self._facts, probe, self._wanted)
 
+    def choices_for(self, folder: ModelFolder) -> list[EngineChoice]:
+        """List the engines to try for a model, in order.
+
+        Raises:
+            EngineError: the engine that the settings insist on cannot read such a file.
+        """
+        choices = [replace(choice, lanes=self.lanes) for choice in self.lineup.choices]
+        return engine_order(choices, self._wanted, folder.network)
+
     def open(self, folder: ModelFolder, kind: Kind) -> tuple[Model, list[str]]:
         """Load a model on the first engine that can run it; says why others were passed over.
 
@@ -70,9 +93,7 @@ class Engines:
             EngineError: no engine can run it.
 
         """
-        choices = [replace(choice, lanes=self.lanes) for choice in self.lineup.choices]
-        order = engine_order(choices, self._wanted, folder.network)
-        model, passed = open_model(folder, order, kind)
+        model, passed = open_model(folder, self.choices_for(folder), kind)
         absent = [f"{choice.engine}:{choice.device}: {why}" for choice, why in self.lineup.absent]
         return model, absent + passed
 
@@ -143,27 +164,52 @@ class Servings:
                 return model, other.passed
         return None
 
-    def exchange(self, servings: Iterable[Serving], model: Model) -> list[Model]:
-        """Put *model* in the place of what serves now, between two frames.
+    def of(self, name: str) -> list[Serving]:
+        """List the servings that follow the live version of a model."""
+        return [s for s in self._all.values() if s.arm.name == name and s.arm.version is None]
 
-        Returns:
-            The models that serve nothing any more, drained and closed.
+    def pins(self) -> set[tuple[str, str]]:
+        """List name and version of what pipelines have pinned."""
+        return {
+            (s.arm.name, s.arm.version) for s in self._all.values() if s.arm.version is not None
+        }
 
+    def exchange(self, replacements: Mapping[Kind, Model], name: str) -> Exchange:
+        """Put new models in the place of what serves *name* now, between two frames.
+
+        Nothing is closed yet: the frames that are on their way through the old models finish.
         """
+        start = time.perf_counter()
+        before = self.late()
         with self._board.boundary():
-            before = {
-                id(serving.model): serving.model
-                for serving in servings
-                if serving.model is not None
-            }
+            servings = self.of(name)
+            old = {id(s.model): s.model for s in servings if s.model is not None}
             for serving in servings:
-                serving.model, serving.problem, serving.broken = model, None, False
-            still = {id(serving.model) for serving in self._all.values()}
-        retired = [old for key, old in before.items() if key not in still and old is not model]
-        for old in retired:
-            self.retire(old)
+                if serving.kind in replacements:
+                    serving.model = replacements[serving.kind]
+                    serving.problem, serving.broken, serving.shadow = None, False, None
+            still = {id(s.model) for s in self._all.values()}
+        took = (time.perf_counter() - start) * 1e3
+        dropped = self.late() - before
         self.on_change()
-        return retired
+        return Exchange([model for key, model in old.items() if key not in still], took, dropped)
+
+    def park(self, name: str) -> Exchange:
+        """Take away what serves *name*: frames wait until there is a new one."""
+        start = time.perf_counter()
+        with self._board.boundary():
+            servings = self.of(name)
+            old = {id(s.model): s.model for s in servings if s.model is not None}
+            for serving in servings:
+                serving.model = None
+            still = {id(s.model) for s in self._all.values()}
+        took = (time.perf_counter() - start) * 1e3
+        return Exchange([model for key, model in old.items() if key not in still], took, 0)
+
+    def late(self) -> int:
+        """Count what could be blamed on an exchange: frames that gave way, or failed."""
+        accounts = self._board.accounts().values()
+        return sum(a.dropped["superseded"] + a.dropped["error"] for a in accounts)
 
     def release(self, used: set[tuple[str, Kind]]) -> None:
         """Forget servings that no pipeline uses, and close their models."""

@@ -15,8 +15,6 @@ Several processes may use one store. Knows nothing of engines, brokers or what m
 
 from __future__ import annotations
 
-import fcntl
-import filecmp
 import os
 import shutil
 import time
@@ -27,11 +25,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import pointers as pointing
-from .durable import belong_to, disk_errors, fault, sync_folder, sync_tree, write_new
+from .durable import (
+    belong_to,
+    disk_errors,
+    fault,
+    same_files,
+    subfolders,
+    sync_folder,
+    sync_tree,
+    take_lock,
+    write_new,
+)
 from .errors import ModelError, UsageError
 from .names import is_name, is_version, version_key
 from .package import HEADER, transfer_id
-from .pointers import Pointers, Trial
+from .pointers import Pointers, Trial, same_version
 
 NOTES = ".package"
 """Within a version: not part of the model."""
@@ -162,7 +170,7 @@ class Store:
             with self.locked():
                 there = self.path(name, version)
                 if there is not None:
-                    if _same_files(staged, there):
+                    if same_files(staged, there, NOTES):
                         return there
                     raise ModelError(
                         f"{name}@{there.name} is in the store already, with other files;"
@@ -331,7 +339,9 @@ class Store:
 
         """
         try:
-            guard = take_lock(self.root / "agent.lock", like=self.root)
+            # Under the other lock, so that whoever only asks does not look like an agent.
+            with self.locked():
+                guard = take_lock(self.root / "agent.lock", like=self.root)
         except BlockingIOError:
             raise UsageError(
                 f"state_dir: {self.root}: another agent runs on it; stop that one first"
@@ -346,57 +356,11 @@ class Store:
     def has_agent(self) -> bool:
         """Whether an agent runs on this store."""
         path = self.root / "agent.lock"
-        if not path.exists():
+        with disk_errors(f"{self.root}: asking for an agent"), self.locked():
+            if not path.exists():
+                return False
+            try:
+                os.close(take_lock(path))
+            except BlockingIOError:
+                return True
             return False
-        try:
-            os.close(take_lock(path))
-        except BlockingIOError:
-            return True
-        return False
-
-
-def take_lock(path: Path, *, wait: bool = False, like: Path | None = None) -> int:
-    """Lock a file or folder for this process; closing the descriptor, or dying, lets go of it.
-
-    Raises:
-        BlockingIOError: another one has it, and we are not to wait.
-
-    """
-    flags = os.O_RDONLY | os.O_CLOEXEC
-    if like is not None and not path.exists():
-        flags |= os.O_CREAT
-    descriptor = os.open(path, flags, 0o644)
-    try:
-        if flags & os.O_CREAT and like is not None:
-            belong_to(path, like)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def same_version(one: str, other: str) -> bool:
-    """Whether two versions are the same number: "2" is "2.0"."""
-    return version_key(one) == version_key(other)
-
-
-def subfolders(folder: Path) -> list[Path]:
-    """List the folders in a folder, by name; none where there is no such folder."""
-    try:
-        return sorted(path for path in folder.iterdir() if path.is_dir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _same_files(one: Path, other: Path) -> bool:
-    """Whether two model folders hold the same files, their notes aside."""
-
-    def files(folder: Path) -> list[Path]:
-        found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-        return sorted(path for path in found if path.parts[0] != NOTES)
-
-    names = files(one)
-    return names == files(other) and all(
-        filecmp.cmp(one / name, other / name, shallow=False) for name in names
-    )

@@ -7,10 +7,11 @@ dataclasses and checked here, so that reading a record back never needs pydantic
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -19,6 +20,7 @@ from .errors import AgentError
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
+    from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
 
@@ -40,8 +42,9 @@ def read_toml(path: Path, error: type[AgentError]) -> dict[str, Any]:
         raise error(f"{path}: cannot be read: {problem.strerror}") from None
     except UnicodeDecodeError:
         raise error(f"{path}: is not UTF-8 text") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as problem:
-        raise error(f"{path}: not valid TOML: {problem}") from None
+    except (ValueError, RecursionError) as problem:
+        # ValueError: TOMLDecodeError, but also a date in month 13 or a number of 5000 digits.
+        raise error(f"{path}: not valid TOML: {str(problem).partition(';')[0]}") from None
 
 
 def build(kind: type[T], data: Mapping[str, Any], where: str, error: type[AgentError]) -> T:
@@ -57,7 +60,7 @@ def build(kind: type[T], data: Mapping[str, Any], where: str, error: type[AgentE
         made: T = _adapter(kind).validate_python(dict(data))  # type: ignore[arg-type]
         return made
     except ValidationError as problem:
-        raise error(f"{where}: {explain(problem, kind)}") from None
+        raise error(f"{where}: {explain(problem, kind, data)}") from None
 
 
 @cache
@@ -67,28 +70,117 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def explain(problem: ValidationError, kind: type | None = None) -> str:
-    """Say what the first thing wrong is, where, and how to mend it."""
-    # An unknown key first: it is usually why another one is "missing".
+def explain(
+    problem: ValidationError, kind: type | None = None, data: Mapping[str, Any] | None = None
+) -> str:
+    """Say what the first thing wrong is, where, and how to mend it.
+
+    Args:
+        problem: what pydantic found.
+        kind: of the record, to name its keys.
+        data: what was checked, to name entries of lists by their `name`.
+
+    """
     entries = problem.errors(include_url=False)
-    entries.sort(key=lambda entry: entry["type"] not in _UNKNOWN)
+    # An unknown key first: it is usually why another one is "missing". Of a value that may be of
+    # several kinds, first what is deepest inside.
+    entries.sort(key=lambda entry: (entry["type"] not in _UNKNOWN, -len(_steps(entry["loc"]))))
+    steps = _steps(entries[0]["loc"])
+    here = [entry for entry in entries if _steps(entry["loc"]) == steps]
+    others = {
+        other
+        for entry in entries
+        if (other := _steps(entry["loc"]))[: len(steps)] != steps and steps[: len(other)] != other
+    }
+    more = f" (and {len(others)} more)" if others else ""
+    return f"{_key(steps, data)}: {_trouble(here, kind)}{more}"
+
+
+def _trouble(entries: list[ErrorDetails], kind: type | None) -> str:
+    """Say in words what is wrong with one value; it may have been tried as several kinds."""
     entry = entries[0]
-    key = ".".join(str(part) for part in entry["loc"] if not _is_variant(part)) or "(top level)"
-    more = f" (and {len(entries) - 1} more)" if len(entries) > 1 else ""
     if entry["type"] in _UNKNOWN:
-        return f"{key}: unknown key{nearest(str(entry['loc'][-1]), _keys_at(kind, entry['loc'][:-1]))}{more}"
-    if entry["type"] in {"missing", "missing_keyword_only_argument"}:
-        return f"{key}: is missing{more}"
-    text = entry["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    text = text[:1].lower() + text[1:]
+        keys = _keys_at(kind, entry["loc"][:-1])
+        return f"unknown key{nearest(str(entry['loc'][-1]), keys)}"
+    if entry["type"] in _MISSING:
+        return "is missing"
+    # A value that is of the right kind but out of bounds needs no word on the other kinds.
+    bounds = [each for each in entries if each["type"] in _BOUNDS]
+    wanted = list(dict.fromkeys(_wanted(each) for each in bounds or entries))
+    text = f"expected {' or '.join(wanted)}"
     found = entry.get("input")
-    secret = any(word in key for word in ("password", "secret"))
-    if not secret and isinstance(found, str | int | float | bool):
-        text += f", found {found!r}"
-    return f"{key}: {text}{more}"
+    if isinstance(found, Mapping) and "a list" in wanted:
+        return f"{text}, found a table; write its head in double brackets, [[{entry['loc'][-1]}]]"
+    if wanted == ["a table"] and isinstance(entry["loc"][-1], str):
+        return f"{text}; write its keys below a line [{entry['loc'][-1]}]"
+    shown = repr(found) if isinstance(found, str | int | float | bool) else ""
+    secret = "://" in shown or any(
+        word in str(step) for step in entry["loc"] for word in ("password", "secret")
+    )
+    if not shown or secret:
+        return text
+    text += f", found {shown if len(shown) <= 80 else shown[:77] + '…'}"
+    if entry["type"] == "literal_error" and isinstance(found, str):
+        close = difflib.get_close_matches(found, re.findall("'([^']*)'", wanted[0]), n=1)
+        text += f"; did you mean '{close[0]}'?" if close else ""
+    return text
+
+
+def _wanted(entry: ErrorDetails) -> str:
+    """Name what a value should have been, in the words of TOML rather than of Python."""
+    kind, bounds = entry["type"], entry.get("ctx", {})
+    if kind in _BOUNDS:
+        (bound,) = bounds.values()
+        return f"a number {_BOUNDS[kind]} {bound:.12g}"
+    if kind == "literal_error":
+        return str(bounds["expected"])
+    for beginning, words in _KINDS.items():
+        if kind.startswith(beginning):
+            return words
+    return entry["msg"]
 
 
 _UNKNOWN = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
+_MISSING = frozenset({"missing", "missing_argument", "missing_keyword_only_argument"})
+_BOUNDS = {
+    "greater_than": "above",
+    "greater_than_equal": "of at least",
+    "less_than": "below",
+    "less_than_equal": "of at most",
+}
+# How pydantic's names of errors begin: what was expected.
+_KINDS = {
+    "int_": "a whole number",
+    "float_": "a number",
+    "bool_": "true or false",
+    "string_": "a text in quotes",
+    "tuple_": "a list",
+    "list_": "a list",
+    "dataclass_": "a table",
+    "dict_": "a table",
+    "mapping_": "a table",
+    "model_": "a table",
+}
+
+
+def _steps(place: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    return tuple(part for part in place if not _is_variant(part))
+
+
+def _key(steps: tuple[int | str, ...], data: Any) -> str:
+    """Write a place as a user would: pipelines[door].rate."""
+    text = ""
+    for step in steps:
+        try:
+            data = data[step]
+        except (KeyError, IndexError, TypeError):
+            data = None
+        if isinstance(step, int):
+            name = data.get("name") if isinstance(data, Mapping) else None
+            text += f"[{name if isinstance(name, str) and name else step}]"
+        else:
+            text += f".{step}" if text else step
+    return text or "(top level)"
 
 
 def _is_variant(part: object) -> bool:
@@ -97,6 +189,11 @@ def _is_variant(part: object) -> bool:
         part.startswith(("tuple[", "list[", "literal[", "function-"))
         or part in {"str", "int", "float", "bool", "none"}
     )
+
+
+def is_key(item: Field[Any]) -> bool:
+    """Whether a record's field is one that its users may write."""
+    return bool(item.metadata.get("key", True))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -119,7 +216,7 @@ def _keys_at(kind: Any, path: tuple[int | str, ...]) -> set[str]:
     if record is None:
         return set()
     if is_dataclass(record):
-        return {field.name for field in fields(record)}
+        return {item.name for item in fields(record) if is_key(item)}
     return set(getattr(record, "model_fields", {}))
 
 

@@ -38,6 +38,7 @@ def make_model(
         version: of the model.
         network: the content of model.onnx; None: some bytes.
         more: further files, by name.
+
     """
     files = {
         "model.toml": MANIFEST.format(name=name, version=version).encode(),

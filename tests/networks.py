@@ -45,6 +45,7 @@ def save_onnx(
         external: name of a file beside it for the weights.
         weights_are_inputs: list them among the inputs too, as exporters did before IR version 4.
         domains: of operators besides ONNX's own.
+
     """
     import onnx
     from onnx import helper, numpy_helper
@@ -124,6 +125,7 @@ def constant_outputs(
         picture: the input's shape.
         metadata: as for `save_onnx`.
         end: an operator that every output goes through at last, such as Softmax.
+
     """
     nodes = [
         node("ReduceSum", ["images"], ["sum"], keepdims=0),

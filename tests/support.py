@@ -11,12 +11,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import paho.mqtt.client as mqtt
 import pytest
+import tomli_w
 from paho.mqtt.enums import CallbackAPIVersion
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -276,3 +277,19 @@ def yielded(thing: Any, close: Callable[[], object]) -> Iterator[Any]:
         yield thing
     finally:
         close()
+
+
+def agent_settings(
+    device: str, broker: str, pipelines: Sequence[Mapping[str, Any]], **more: Any
+) -> str:
+    """Write settings as TOML: quick health, state beside the file, and what *more* says."""
+    tables: dict[str, Any] = {
+        "device_id": device,
+        "state_dir": "state",
+        "engine": "onnxruntime",
+        "health": {"interval_s": 0.2},
+        **more,
+        "broker": {"url": broker, **more.get("broker", {})},
+        "pipelines": [dict(pipeline) for pipeline in pipelines],
+    }
+    return tomli_w.dumps(tables)

@@ -17,8 +17,8 @@ from edge_agent.engines import Engine, EngineChoice, EngineName, open_engine
 from edge_agent.errors import EngineError
 from edge_agent.records import TensorSpec
 from tests.networks import convolution, node, save_onnx, times_two, to_ir
+from tests.support import ASSETS, needs_assets
 
-ASSETS = Path(__file__).resolve().parents[1].parent / "shared" / "assets"
 ENGINES: tuple[EngineName, ...] = ("onnxruntime", "openvino")
 
 Open = Callable[..., Engine]
@@ -415,8 +415,7 @@ def test_engines_are_not_imported_before_they_are_used() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.assets
-@pytest.mark.skipif(not ASSETS.is_dir(), reason=f"no reference models in {ASSETS}")
+@needs_assets
 @pytest.mark.parametrize(
     ("file", "tolerance"),
     [

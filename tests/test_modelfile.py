@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from edge_agent.errors import ModelError
 from edge_agent.modelfile import check_network, inspect
 from tests.networks import convolution, node, save_onnx, times_two, to_ir
-
-ASSETS = Path(__file__).resolve().parents[1].parent / "shared" / "assets"
+from tests.support import ASSETS, needs_assets
 
 
 def refused(network: Path, *words: str) -> None:
@@ -95,8 +94,7 @@ def test_sound_files_pass(kind: str, plain: Path, xml: Path) -> None:
     check_network(plain if kind == "onnx" else xml)
 
 
-@pytest.mark.assets
-@pytest.mark.skipif(not ASSETS.is_dir(), reason=f"no reference models in {ASSETS}")
+@needs_assets
 def test_real_networks_pass() -> None:
     """Public networks, FP32 and INT8, ONNX and IR, are all let through."""
     models = [*(ASSETS / "models").rglob("*.onnx"), *(ASSETS / "models").rglob("*.xml")]
@@ -400,7 +398,7 @@ def test_ir_with_short_weights(xml: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("<net ", "<not ", ["not well-formed XML"]),
+        ("<layers>", "<layer>", ["not well-formed XML"]),
         ("</net>", "", ["not well-formed XML"]),
         ('offset="0"', 'offset="-4"', ["negative"]),
         ('offset="0"', 'offset="zero"', ["whole numbers"]),

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -135,9 +134,7 @@ def test_package_must_hold_what_it_says(store: Store, tmp_path: Path) -> None:
     def refuse(changed: Package, expected: str, **says: str) -> None:
         header = type(changed.header).parse(json.dumps({**other, **says}).encode())
         with pytest.raises(ModelError, match=expected) as caught:
-            install_package(
-                store, changed.front, header, changed.blocks, changed.stream.read
-            )
+            install_package(store, changed.front, header, changed.blocks, changed.stream.read)
         assert "staging" not in str(caught.value)
 
     refuse(package, r"^hand@2: model\.toml says face@2, but the package says hand@2", name="hand")
@@ -162,7 +159,7 @@ def test_delete_spares_what_is_needed(store: Store) -> None:
     for version in ("1", "2", "3"):
         store.activate("face", version)
     store.set_trial("face", Trial("4", "shadow", since=0.0))
-    with pytest.raises(ModelError, match="face@3.0 is live; activate another version first"):
+    with pytest.raises(ModelError, match=r"face@3.0 is live; activate another version first"):
         store.delete("face", "3.0")
     with pytest.raises(ModelError, match="face@2 is previous"):
         store.delete("face", "2")
@@ -205,7 +202,7 @@ def test_highest_never_falls(store: Store) -> None:
         store.activate("face", version)
     store.rollback("face")
     store.delete("face", "3")
-    with pytest.raises(ModelError, match="face@2.9 is older than 3, which was accepted before"):
+    with pytest.raises(ModelError, match=r"face@2.9 is older than 3, which was accepted before"):
         store.refuse_older("face", "2.9")
     store.refuse_older("face", "3.0")
     store.refuse_older("face", "4")
@@ -348,7 +345,7 @@ def test_wrong_block_is_refused(store: Store, tmp_path: Path) -> None:
         good = package.block(1)
         with pytest.raises(ModelError, match="block 1: is not what"):
             incoming.put(1, bytes([good[0] ^ 1]) + good[1:])
-        with pytest.raises(ModelError, match="block 1: expected .* bytes, found"):
+        with pytest.raises(ModelError, match=r"block 1: expected .* bytes, found"):
             incoming.put(1, good[1:])
         with pytest.raises(ModelError, match="block 99: there are only"):
             incoming.put(99, good)
@@ -459,9 +456,7 @@ def test_oldest_unused_goes_first(store: Store) -> None:
         put_in(store, version, seed=int(version))
         store.activate("face", version)
     store.note_use("face", "1")
-    taken = sum(
-        path.stat().st_size for path in store.models.rglob("*") if path.is_file()
-    )
+    taken = sum(path.stat().st_size for path in store.models.rglob("*") if path.is_file())
     assert make_room(store, 1000, BIG) == ()
     assert make_room(store, 300_000, taken) == ("face@2", "face@3")
     assert store.versions("face") == ("1", "4", "5", "6")
@@ -498,9 +493,7 @@ def test_more_than_the_disk_has_is_refused(store: Store) -> None:
         make_room(store, shutil.disk_usage(store.root).free, BIG * BIG)
 
 
-def test_resting_transfer_makes_room_but_an_open_one_does_not(
-    store: Store, tmp_path: Path
-) -> None:
+def test_resting_transfer_makes_room_but_an_open_one_does_not(store: Store, tmp_path: Path) -> None:
     """A transfer that nobody has open may go; one that is being received may not."""
     package = package_of(tmp_path / "face")
     with receive(store, package):
@@ -607,16 +600,15 @@ def test_killed_anywhere_it_is_the_old_or_the_new(
 ) -> None:
     """Killed at every fault point, every time it is reached: old or new, and a retry completes.
 
-    Afterwards the live version is whole, blocks that were durable are not sent again, and the
-    files are those of a push that was never interrupted.
+    Afterwards every version that is there is whole, blocks that were durable are not sent again,
+    and the files are those of a push that was never interrupted.
     """
     state, package = prepared
     whole = tmp_path / "whole"
     shutil.copytree(state, whole)
     sent_at_once = push(whole, package)
     expected, files = state_of(Store(whole)), tree(whole)
-    old = contents(state / "models" / "face" / "2")
-    new = contents(tmp_path / "3")
+    whole_files = {version: contents(tmp_path / version) for version in "123"}
     out = tmp_path / "crashed"
     out.mkdir()
     done = subprocess.run(
@@ -633,8 +625,9 @@ def test_killed_anywhere_it_is_the_old_or_the_new(
         label = f"{case['point']}:{case['nth']}"
         store = Store(Path(case["folder"]))
         clean_leftovers(store)
-        live = Library(store).live("face")
-        assert contents(live.path) == {"2": old, "3": new}[live.manifest.version], label
+        assert Library(store).live("face").manifest.version in {"2", "3"}, label
+        for version in store.versions("face"):
+            assert contents(store.models / "face" / version) == whole_files[version], label
         assert not list(store.staging.iterdir()), label
         sent = push(store.root, package)
         if case["point"] == "block.durable":
@@ -703,11 +696,11 @@ def test_writers_do_not_lose_each_others_changes(store: Store) -> None:
 
 
 @pytest.fixture
-def service_user() -> Iterator[int]:
+def service_user() -> int:
     """Give a user id that is not ours, which only root can give files to."""
     if os.geteuid() != 0:
         pytest.skip("giving files away needs root")
-    yield 12345
+    return 12345
 
 
 def test_root_leaves_files_to_the_stores_owner(tmp_path: Path, service_user: int) -> None:
@@ -727,7 +720,5 @@ def test_root_leaves_files_to_the_stores_owner(tmp_path: Path, service_user: int
 def test_state_dir_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     """A state_dir that is a file is wrong usage, with the mend."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="state_dir: .*file cannot be used: .*choose a folder"):
+    with pytest.raises(UsageError, match=r"state_dir: .*file cannot be used: .*choose a folder"):
         Store(tmp_path / "file")
-
-

@@ -34,18 +34,20 @@ def main(arguments: Sequence[str]) -> int:
     command: Callable[[Options], int] = import_module(f"edge_agent.cli.{options.module}").main
     try:
         return command(options)
-    except UsageError as problem:
-        print(f"edge-agent: {problem}", file=sys.stderr)
-        return 2
     except AgentError as problem:
-        print(f"edge-agent: {problem}", file=sys.stderr)
-        return 1
+        print(f"edge-agent: {_one_line(str(problem))}", file=sys.stderr)
+        return 2 if isinstance(problem, UsageError) else 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         # The reader has seen enough, as in `edge-agent tail | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _one_line(text: str) -> str:
+    """Keep what strangers wrote (a key, a file name) from breaking the line or the terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -141,6 +143,43 @@ def parser() -> argparse.ArgumentParser:
     )
     config(add)
 
+    push = command("push", "push", "send a model over MQTT, until it serves")
+    push.add_argument("path", metavar="PATH", help="model folder, packed .tar, .onnx or .xml")
+    push.add_argument("--device", required=True, metavar="ID|@GROUP")
+    push.add_argument("--key", metavar="FILE", help="private key to sign with, from keygen")
+    push.add_argument("--wait", action="store_true", help="wait for a device that is offline")
+    push.add_argument(
+        "--timeout", type=_positive, default=60.0, metavar="S", help="without progress; default 60"
+    )
+    _broker(push, config)
+
+    models = command("models", "models", "what each device has, runs and is trying")
+    models.add_argument("--device", metavar="ID", help="only this device")
+    models.add_argument("--forget", metavar="ID", help="clear what a scrapped box left retained")
+    _broker(models, config)
+
+    rollback = command("rollback", "rollback", "back to the version before")
+    rollback.add_argument("name", metavar="NAME", help="of the model")
+    rollback.add_argument("--device", required=True, metavar="ID")
+    rollback.add_argument("--timeout", type=_positive, default=60.0, metavar="S", help="default 60")
+    _broker(rollback, config)
+
+    pack = command("pack", "pack", "a model folder or bare model file into one package")
+    pack.add_argument("path", metavar="PATH", help="model folder, .onnx or .xml")
+    pack.add_argument("-o", dest="output", required=True, metavar="FILE.tar")
+    pack.add_argument("--key", metavar="FILE", help="private key to sign with, from keygen")
+    pack.add_argument("--expires", metavar="DATE", help="no device takes it after this day")
+    pack.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        metavar="T",
+        help="device:ID, profile:NAME or @group; may be given several times; default: any device",
+    )
+
+    keygen = command("keygen", "keygen", "an Ed25519 key pair: FILE and FILE.pub")
+    keygen.add_argument("file", metavar="FILE")
+
     bench = command("bench", "bench", "measure this device, beside what a plain script gets")
     kinds = bench.add_subparsers(dest="bench", required=True, metavar="WHAT", parser_class=_Parser)
     pipeline = kinds.add_parser("pipeline", help="frames a second, cost of each step, overhead")
@@ -211,7 +250,7 @@ def load_settings(options: Any, *, needed: bool = False) -> Any:
         UsageError: there are none where some are needed, or they are wrong.
 
     """
-    from ..settings import PLACES, find_file, load
+    from ..config import PLACES, find_file, load
 
     file = find_file(options.config)
     if file is None and needed:

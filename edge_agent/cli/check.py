@@ -40,7 +40,7 @@ def main(options: Options) -> int:
     settings = load_settings(options, needed=True)
     from ..agent import library_of, match_profile, open_store
     from ..serving import Engines
-    from ..settings import find_file
+    from ..config import find_file
 
     report = _Report()
     report.line("ok", "settings", str(find_file(options.config)))

@@ -148,10 +148,13 @@ _PREFIXES = re.compile(
     r"|^(NotFound|RuntimeError): |^-- |\S*/onnxruntime/core/\S+ .*?\) "
 )
 
+_LIBRARIES = re.compile(r"[^\s\"']*/([^\s\"'/]+\.so\b)")
+
 
 def native_reason(problem: BaseException, network: Path) -> str:
     """Make one line of what native code said: its first words that tell the user something."""
     text = str(problem).replace(str(network), network.name)
+    text = _LIBRARIES.sub(r"\1", text)
     lines = [_PREFIXES.sub("", line).strip() for line in text.splitlines()]
     lines = [line for line in lines if line]
     telling = [line for line in lines if not _WHEREABOUTS.match(line)]

@@ -1,0 +1,16 @@
+"""`edge-agent keygen`: an Ed25519 key pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..keys import generate_key
+from . import Options
+
+
+def main(options: Options) -> int:
+    """Write both halves; say which is which."""
+    public = generate_key(Path(options.file))
+    print(f"private  {options.file}  keep it where models are made; it signs packages")
+    print(f"public   {public}  put it on devices, in a place that trust.keys names")
+    return 0

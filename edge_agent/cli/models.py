@@ -1,0 +1,69 @@
+"""`edge-agent models`: what each device has, runs and is trying."""
+
+from __future__ import annotations
+
+from ..client import BrokerClient
+from ..errors import AgentError, UsageError
+from ..names import NAME_RULE, is_name
+from . import Options, broker_settings
+from .push import World
+
+
+def main(options: Options) -> int:
+    """Print a line a model, or forget a device."""
+    for given in (options.device, options.forget):
+        if given is not None and not is_name(given):
+            raise UsageError(f"{given!r} is not a name ({NAME_RULE})")
+    settings = broker_settings(options)
+    root = settings.broker.topic_root
+    device = options.forget or options.device or "+"
+    filters = [f"{root}/{device}/{kind}" for kind in ("status", "info", "model/+", "source/+")]
+    with BrokerClient(settings.broker, filters) as client:
+        world = World(client, root)
+        world.look()
+        if options.forget:
+            return _forget(client, world, options.forget)
+        if options.device and options.device not in world.status:
+            raise AgentError(f"device {options.device} is unknown")
+    for name in sorted(world.status):
+        state = world.status[name].get("state", "?")
+        profile = world.info.get(name, {}).get("profile", {}).get("name", "?")
+        print(f"{name}  {state}  profile {profile}")
+        for model, says in sorted(world.models.get(name, {}).items()):
+            print(f"  {model}: {_line(says)}")
+    return 0
+
+
+def _line(says: dict[str, object]) -> str:
+    parts = [f"live {says.get('live') or 'none'}"]
+    if says.get("previous"):
+        parts.append(f"previous {says['previous']}")
+    versions = says.get("versions")
+    if isinstance(versions, list):
+        parts.append(f"has {', '.join(str(version) for version in versions) or 'none'}")
+    candidate = says.get("candidate")
+    if isinstance(candidate, dict):
+        parts.append(
+            f"{candidate.get('phase')} {candidate.get('version')} {candidate.get('percent')}%"
+        )
+    last = says.get("last")
+    if isinstance(last, dict):
+        why = f" ({last['why']})" if last.get("why") else ""
+        parts.append(f"last: {last.get('version')} {last.get('outcome')}{why}")
+    if says.get("error"):
+        parts.append(str(says["error"]))
+    return "; ".join(parts)
+
+
+def _forget(client: BrokerClient, world: World, device: str) -> int:
+    """Clear what a scrapped box left retained."""
+    if world.online(device):
+        raise AgentError(f"device {device} is online; it would say it all again")
+    topics = sorted(world.topics.get(device, ()))
+    if not topics:
+        raise AgentError(f"device {device} is unknown: nothing is retained of it")
+    receipts = [client.publish(topic, b"", retain=True) for topic in topics]
+    for receipt in receipts:
+        receipt.wait_for_publish(10)
+    print(f"{device}: {len(topics)} retained topics cleared")
+    return 0

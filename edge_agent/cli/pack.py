@@ -1,0 +1,56 @@
+"""`edge-agent pack`: a model folder or bare model file into one package."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, time
+from pathlib import Path
+from typing import Any
+
+from ..bringing import bring
+from ..errors import ModelError, UsageError
+from ..keys import load_private
+from ..package import check_target_form
+from ..packing import pack
+from . import Options
+
+
+def main(options: Options) -> int:
+    """Pack, and say what came of it."""
+    key = load_private(Path(options.key)) if options.key else None
+    out = Path(options.output)
+    if out.exists() and out.is_dir():
+        raise UsageError(f"-o: {out} is a folder, expected the name of a file")
+    for target in options.target:
+        try:
+            check_target_form(target, "--target")
+        except ModelError as problem:
+            raise UsageError(str(problem)) from None
+    with bring(Path(options.path)) as brought:
+        for assumption in brought.assumptions:
+            print(f"assumed  {assumption}")
+        package = pack(
+            brought.folder.path,
+            out,
+            key=key,
+            expires=expiry(options.expires),
+            targets=options.target,
+        )
+    header: Any = package.header
+    signed = (
+        "signed" if key is not None else "unsigned: devices take it only with trust.allow_unsigned"
+    )
+    print(f"{out}: {header.id}, {header.size} bytes in {header.blocks} blocks, {signed}")
+    return 0
+
+
+def expiry(text: str | None) -> datetime | None:
+    """Read a date (the end of that day, UTC) or a time."""
+    if text is None:
+        return None
+    try:
+        read = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"--expires: {text!r} is not a date; write 2027-06-30") from None
+    if len(text) == 10:
+        read = datetime.combine(read.date(), time(23, 59, 59))
+    return read if read.tzinfo is not None else read.replace(tzinfo=UTC)

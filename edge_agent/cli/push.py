@@ -1,0 +1,254 @@
+"""`edge-agent push`: send a model over MQTT, with a progress bar, until it serves."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..bringing import BARE, bring, unpacked
+from ..client import BrokerClient
+from ..errors import AgentError, LinkError, UsageError
+from ..keys import load_private
+from ..names import NAME_RULE, is_name, version_key
+from ..packing import Package, make, open_package
+from ..sender import Progress, Sender
+from . import Options, broker_settings
+
+LOOK_SECONDS = 1.5
+"""How long retained topics may take to arrive."""
+
+
+def main(options: Options) -> int:
+    """Push; 0 when results carry the new version, 1 when it was rejected or nobody takes it."""
+    target: str = options.device
+    if not is_name(target.removeprefix("@")):
+        raise UsageError(f"--device: {target!r} is not a name ({NAME_RULE}), or @ and one")
+    settings = broker_settings(options)
+    root = settings.broker.topic_root
+    with ExitStack() as stack:
+        filters = [f"{root}/+/{kind}" for kind in ("status", "info", "model/+")]
+        client = stack.enter_context(BrokerClient(settings.broker, filters))
+        world = World(client, root)
+        devices = _devices(world, target, wait=options.wait, timeout=options.timeout)
+        package = stack.enter_context(_package(options, world, devices))
+        client.subscribe([f"{root}/+/push/{package.transfer}"])
+        sender = Sender(client, root, target, devices, package)
+        size = package.header.size
+        print(
+            f"{package.header.id}: {size} bytes in {package.header.blocks} blocks to {', '.join(devices)}"
+        )
+        _send(sender, options.timeout)
+        return _report(sender, world, target)
+
+
+class World:
+    """What the broker remembers of all devices."""
+
+    def __init__(self, client: BrokerClient, root: str) -> None:
+        self._client = client
+        self._root = root
+        self.status: dict[str, dict[str, Any]] = {}
+        self.info: dict[str, dict[str, Any]] = {}
+        self.models: dict[str, dict[str, dict[str, Any]]] = {}
+        self.topics: dict[str, set[str]] = {}
+
+    def look(self, seconds: float = LOOK_SECONDS) -> None:
+        """Take in what is retained, until nothing more comes."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            heard = self._client.next(min(left, 0.4))
+            if heard is None:
+                if self.status:
+                    return
+                continue
+            self.take(heard.topic, heard.payload)
+
+    def take(self, topic: str, payload: bytes) -> None:
+        device, *levels = topic.removeprefix(f"{self._root}/").split("/")
+        if not payload:
+            return
+        self.topics.setdefault(device, set()).add(topic)
+        try:
+            says = json.loads(payload)
+        except ValueError:
+            return
+        if not isinstance(says, dict):
+            return
+        match levels:
+            case ["status"]:
+                self.status[device] = says
+            case ["info"]:
+                self.info[device] = says
+            case ["model", name]:
+                self.models.setdefault(device, {})[name] = says
+
+    def online(self, device: str) -> bool:
+        return self.status.get(device, {}).get("state") == "online"
+
+    def members(self, group: str) -> list[str]:
+        return sorted(d for d, info in self.info.items() if group in info.get("groups", []))
+
+
+def _devices(world: World, target: str, *, wait: bool, timeout: float) -> list[str]:
+    """Find who is to get it and is online."""
+    deadline = time.monotonic() + timeout
+    while True:
+        world.look()
+        if target.startswith("@"):
+            members = world.members(target[1:])
+            found = [device for device in members if world.online(device)]
+            problem = f"no online device is in group {target}" + (
+                f" (offline: {', '.join(members)})" if members else ""
+            )
+        else:
+            found = [target] if world.online(target) else []
+            known = ", ".join(sorted(world.status)) or "none"
+            state = "offline" if target in world.status else f"unknown; known: {known}"
+            problem = f"device {target} is {state}"
+        if found:
+            return found
+        if not wait:
+            raise AgentError(f"{problem}; --wait waits for it")
+        if time.monotonic() > deadline:
+            raise AgentError(f"{problem}, after {timeout:.0f} s")
+
+
+@contextmanager
+def _package(options: Options, world: World, devices: list[str]) -> Iterator[Package]:
+    """Make or open the package."""
+    path = Path(options.path)
+    if path.suffix == ".tar":
+        package = open_package(path) if path.exists() else None
+        if not path.exists():
+            raise UsageError(f"{path}: no such file")
+        if package is None:
+            # Made by hand: packed anew, so that it can be signed and sent in blocks.
+            key = load_private(Path(options.key)) if options.key else None
+            with unpacked(path) as brought:
+                yield make(brought.folder, key=key)
+            return
+        if options.key:
+            raise UsageError(
+                "--key: the package is made already; give the folder, or pack it with --key"
+            )
+        yield package
+        return
+    key = load_private(Path(options.key)) if options.key else None
+    version = None
+    if path.suffix in BARE:
+        with bring(path) as brought:
+            version = _next(world, devices, brought.folder.manifest.name)
+    with bring(path, None, version) as brought:
+        for assumption in brought.assumptions:
+            print(f"assumed  {assumption}")
+        yield make(brought.folder, key=key)
+
+
+def _next(world: World, devices: list[str], name: str) -> str:
+    """Give a bare file the highest version that the devices know + 1."""
+    known = [
+        str(version)
+        for device in devices
+        for version in world.models.get(device, {}).get(name, {}).get("versions", [])
+    ]
+    return str(max(version_key(version)[0] for version in known) + 1) if known else "1"
+
+
+def _send(sender: Sender, timeout: float) -> None:
+    """Send until everybody has ended, or nothing moves any more."""
+    bars = _Bars(sender)
+    moved = time.monotonic()
+    before: list[tuple[str, float]] = []
+    sender.offer()
+    with bars:
+        while not sender.done:
+            sender.step(0.2)
+            now = [(p.state, p.percent) for p in sender.progress.values()]
+            if now != before:
+                before, moved = now, time.monotonic()
+                bars.update()
+            # A trial or a shadow has a time-out of its own, of which the device knows.
+            patience = (
+                timeout if any(s in {"offered", "need"} for s, _ in now) else max(timeout, 180.0)
+            )
+            if time.monotonic() - moved > patience:
+                raise LinkError(
+                    f"no progress for {patience:.0f} s; the same push again goes on where it stopped"
+                )
+
+
+class _Bars:
+    """A bar for each device on a terminal; lines on stderr elsewhere."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self._said: dict[str, str] = {}
+        self._progress: Any = None
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> _Bars:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.percentage:>3.0f}%"),
+                TimeElapsedColumn(),
+            )
+            self._progress = Progress(*columns, console=Console(stderr=True))
+            self._progress.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._progress is not None:
+            self._progress.__exit__(*error)
+
+    def update(self) -> None:
+        for device, progress in self._sender.progress.items():
+            if self._progress is not None:
+                task = self._tasks.get(device)
+                if task is None:
+                    task = self._tasks[device] = self._progress.add_task(device, total=100)
+                self._progress.update(
+                    task, completed=progress.percent, description=f"{device} {progress.state}"
+                )
+            elif self._said.get(device) != progress.state:
+                self._said[device] = progress.state
+                why = f": {progress.why}" if progress.why else ""
+                print(f"{device}: {progress.state}{why}", file=sys.stderr, flush=True)
+
+
+def _report(sender: Sender, world: World, target: str) -> int:
+    """Say how it ended for each."""
+    failed = 0
+    for device, progress in sorted(sender.progress.items()):
+        print(f"{device}: {_ending(progress)}")
+        failed += progress.state == "rejected"
+    if target.startswith("@"):
+        for device in world.members(target[1:]):
+            if not world.online(device) and device not in sender.progress:
+                print(f"{device}: offline, has not got it")
+    print(f"{sender.bytes_sent} bytes were sent")
+    return 1 if failed else 0
+
+
+def _ending(progress: Progress) -> str:
+    if progress.state == "rejected":
+        return f"rejected: {progress.why}"
+    parts = ["live" if progress.state == "live" else "live, on probation"]
+    for key, unit in (
+        ("swap_ms", "ms swap"),
+        ("frames_dropped", "frames dropped"),
+        ("first_inference_ms", "ms to its first inference"),
+    ):
+        value = progress.details.get(key)
+        if value is not None:
+            parts.append(f"{value} {unit}")
+    return ", ".join(parts)

@@ -1,0 +1,45 @@
+"""`edge-agent rollback`: back to the version before."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+
+from .. import wire
+from ..client import BrokerClient
+from ..errors import AgentError, UsageError
+from ..names import NAME_RULE, is_name
+from . import Options, broker_settings
+from .push import World
+
+
+def main(options: Options) -> int:
+    """Ask, and wait for the answer."""
+    for key, given in (("NAME", options.name), ("--device", options.device)):
+        if not is_name(given):
+            raise UsageError(f"{key}: {given!r} is not a name ({NAME_RULE})")
+    settings = broker_settings(options)
+    root, device = settings.broker.topic_root, options.device
+    request = uuid.uuid4().hex
+    filters = [f"{root}/{device}/status", f"{root}/{device}/reply/{request}"]
+    with BrokerClient(settings.broker, filters) as client:
+        world = World(client, root)
+        world.look()
+        if not world.online(device):
+            raise AgentError(
+                f"device {device} is {'offline' if device in world.status else 'unknown'}"
+            )
+        body = {"id": request, "time": wire.iso(time.time_ns()), "model": options.name}
+        client.publish(f"{root}/{device}/in/command/rollback", json.dumps(body).encode())
+        deadline = time.monotonic() + options.timeout
+        while (left := deadline - time.monotonic()) > 0:
+            heard = client.next(left)
+            if heard is None or not heard.topic.endswith(f"/reply/{request}"):
+                continue
+            reply = json.loads(heard.payload)
+            if not reply.get("ok"):
+                raise AgentError(str(reply.get("error")))
+            print(f"{device}: {options.name} is back at version {reply['result']['version']}")
+            return 0
+    raise AgentError(f"device {device} has not answered within {options.timeout:.0f} s")

@@ -1,0 +1,61 @@
+"""A version on its way to being live, and how it is spoken of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..manifest import ModelFolder
+
+Phase = Literal["receiving", "verifying", "preparing", "trial", "shadow", "probation"]
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """One version of one model."""
+
+    name: str
+    version: str
+    transfer: str | None
+    """What it came by; None: by hand."""
+    install: Callable[[], ModelFolder]
+    """Puts it into the store; raises ModelError."""
+    durable: Callable[[], object] = lambda: None
+    """Called when it is in the store."""
+    finished: Callable[[str, str | None], None] = lambda _outcome, _why: None
+    """Called with live, rejected or rolled-back, and why."""
+    told: Callable[[str, str | None], None] = lambda _state, _why: None
+    """Called at every step with the state and why."""
+    began: float = field(default_factory=time.monotonic)
+    phase: Phase = "verifying"
+    starts: int = 0
+    """How often the agent has been started since its trial began."""
+    aborted: str | None = None
+    """Why it shall not go on."""
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}@{self.version}"
+
+
+@dataclass(slots=True, eq=False)
+class Last:
+    """How the last candidate of a model ended."""
+
+    version: str
+    outcome: Literal["live", "rejected", "rolled-back"]
+    time: str
+    why: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def payload(self) -> dict[str, Any]:
+        why = {} if self.why is None else {"why": self.why}
+        return {
+            "version": self.version,
+            "outcome": self.outcome,
+            **why,
+            **self.details,
+            "time": self.time,
+        }
