@@ -149,10 +149,10 @@ def write_library(folder: Path, models: dict[str, tuple[str, str, Any, Any]]) ->
 
 
 def pictures(folder: Path, media: list[str]) -> str:
-    """Make a folder of links to pictures; gives it as a source."""
+    """Make a folder of some pictures; gives it as a source."""
     folder.mkdir(parents=True)
     for name in media:
-        (folder / Path(name).name).symlink_to(ASSETS / name)
+        shutil.copyfile(ASSETS / name, folder / Path(name).name)
     return f"dir:{folder}"
 
 

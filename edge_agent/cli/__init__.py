@@ -180,6 +180,10 @@ def parser() -> argparse.ArgumentParser:
     keygen = command("keygen", "keygen", "an Ed25519 key pair: FILE and FILE.pub")
     keygen.add_argument("file", metavar="FILE")
 
+    install = command("install", "install", "the systemd service, from this very version")
+    config(install)
+    command("uninstall", "install", "remove the service; settings and models stay")
+
     bench = command("bench", "bench", "measure this device, beside what a plain script gets")
     kinds = bench.add_subparsers(dest="bench", required=True, metavar="WHAT", parser_class=_Parser)
     pipeline = kinds.add_parser("pipeline", help="frames a second, cost of each step, overhead")
