@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .durable import belong_to, remove_tree, replace_file
+from .durable import belong_to, replace_file
 from .errors import ModelError
 from .names import is_name, is_version
 from .store import Store
@@ -20,6 +20,8 @@ from .store import Store
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
+ENDED = frozenset({"live", "probation", "rejected"})
+"""After one of these nobody listens any more."""
 
 
 class Added:
@@ -28,6 +30,8 @@ class Added:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._folder = store.root / "added"
+        self._open: set[Path] = set()
+        """Of the agent: requests that have no final answer yet."""
 
     # In `add`
 
@@ -84,10 +88,15 @@ class Added:
             request.unlink(missing_ok=True)
             if is_name(name) and is_version(version):
                 found.append((name, version, request))
+                self._open.add(request)
         return found
 
     def answer(self, request: Path, state: str, why: str | None) -> None:
-        """Say how far it is."""
+        """Say how far it is, until it has ended."""
+        if request not in self._open:
+            return
+        if state in ENDED:
+            self._open.discard(request)
         try:
             replace_file(
                 self._answer_of(request), json.dumps({"state": state, "why": why}).encode()
@@ -96,8 +105,9 @@ class Added:
             log.warning("%s: cannot be answered: %s", request, problem.strerror)
 
     def clear(self) -> None:
-        """Forget what was asked of an agent that has ended: it tries everything at its start."""
-        remove_tree(self._folder)
+        """Remove answers that nobody has waited for until an agent before us gave them."""
+        for answer in self._folder.glob("*.answer"):
+            answer.unlink(missing_ok=True)
 
     @staticmethod
     def _answer_of(request: Path) -> Path:

@@ -164,7 +164,6 @@ class Agent:
             self._say_models,
         )
         self._added = Added(self._store)
-        self._resumed = False
         self._orders.deliveries = lambda place, message: self._transfers.message(
             place.levels, message
         )
@@ -201,7 +200,9 @@ class Agent:
             stack.callback(self._deployer.suspend)
             stack.callback(self._board.close)
             stack.callback(self._halt)
+            self._deployer.recover()
             self._servings.on_change = self._say_models
+            self._servings.flows = self._flows
             self._say_info()
             # Not of the crew: it publishes until the last of them is done.
             connecting = threading.Thread(
@@ -216,7 +217,7 @@ class Agent:
                 beat = Beat()
                 self._beats.append(beat)
                 self._crew.spawn(f"lane-{number}", partial(self._lane, beat))
-            self._crew.spawn("orders", self._orders.run)
+            self._crew.spawn("orders", self._take_orders)
             systemd.notify("READY=1", f"STATUS={len(self._pipelines)} pipelines")
             stop = self._stops.wait(self._ticker())
         if self._restarting:
@@ -253,12 +254,21 @@ class Agent:
             log.error("%s", problem)  # noqa: TRY400 - one line, no traceback
         self._deployer.run()
 
+    def _take_orders(self) -> None:
+        # First, so that blocks which the broker has kept for us find their transfer.
+        self._transfers.resume()
+        self._orders.run()
+
+    def _flows(self, name: str) -> bool:
+        """Whether a source that feeds the live version of a model may still give something."""
+        return any(
+            pipeline.state in {None, "running"}
+            and any(s.arm.name == name and s.arm.version is None for s in pipeline.servings)
+            for pipeline in list(self._pipelines.values())
+        )
+
     def _idle(self) -> None:
         """Do what is due on the receiving side, in the thread of the orders."""
-        if not self._resumed:
-            self._resumed = True
-            self._transfers.resume()
-        self._transfers.flush()
         self._transfers.tick(time.monotonic())
         for name, version, request in self._added.requests():
             self._deployer.submit(
@@ -502,7 +512,7 @@ class Agent:
         state |= self._deployer.state(name)
         return state
 
-    def _say_push(self, transfer: str, payload: Mapping[str, Any]) -> None:
+    def _say_push(self, transfer: str, payload: Mapping[str, Any]) -> bool:
         says = {
             "schema": wire.SCHEMA,
             "device": self._settings.device_id,
@@ -510,7 +520,7 @@ class Agent:
             **payload,
             "time": wire.iso(time.time_ns()),
         }
-        self._link.publish(self._topics.push(transfer), wire.encode(says), qos=1)
+        return self._link.publish(self._topics.push(transfer), wire.encode(says), qos=1)
 
     def _say_health(self) -> None:
         self._link.publish(self._topics.health, wire.encode(self._health.payload()))

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from .errors import ModelError, UsageError
+from .errors import AgentError, ModelError, UsageError
 from .manifest import MANIFEST, Manifest, ModelFolder, load, parse
 from .modelfile import inspect
 from .names import NAME_RULE, is_name, is_version
@@ -31,7 +31,8 @@ def bring(path: Path, name: str | None = None, version: str | None = None) -> It
     """Make a loadable folder of *path*, for as long as the context lasts.
 
     Args:
-        path: a model folder, or a bare .onnx or .xml whose metadata says what it is.
+        path: a model folder, a packed .tar, or a bare .onnx or .xml whose metadata says what it
+            is.
         name: instead of its own.
         version: instead of its own; of a bare file "1" otherwise.
 
@@ -49,7 +50,11 @@ def bring(path: Path, name: str | None = None, version: str | None = None) -> It
     if path.is_dir() and name is None and version is None:
         yield Brought(load(path), ())
         return
-    with TemporaryDirectory(prefix="edge-agent-model-") as place:
+    if path.suffix == ".tar":
+        with unpacked(path) as inside, bring(inside.folder.path, name, version) as brought:
+            yield brought
+        return
+    with TemporaryDirectory(prefix="edge-agent-model-") as place, _told_of(Path(place), path):
         made = Path(place)
         if path.is_dir():
             source = load(path)
@@ -70,9 +75,25 @@ def bring(path: Path, name: str | None = None, version: str | None = None) -> It
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(part, copy)
         else:
-            raise ModelError(f"{path}: neither a folder with {MANIFEST}, nor .onnx, nor .xml")
+            raise ModelError(f"{path}: neither a folder with {MANIFEST}, nor .tar, .onnx or .xml")
         write_manifest(manifest, made)
         yield Brought(load(made), assumptions)
+
+
+@contextmanager
+def _told_of(place: Path, path: Path) -> Iterator[None]:
+    """Let errors name what the user brought, not where it was put for a while."""
+    try:
+        yield
+    except AgentError as problem:
+        text, brought = str(problem), str(path)
+        if path.suffix in BARE:
+            # Its manifest is made of its own metadata; other files lie beside it.
+            text, brought = text.replace(f"{place}/{MANIFEST}", brought), str(path.parent)
+        text = text.replace(str(place), brought)
+        if text == str(problem):
+            raise
+        raise type(problem)(text) from None
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:
@@ -122,12 +143,11 @@ def unpacked(path: Path) -> Iterator[Brought]:
 
     """
     from .archive import member_reader, open_archive, unpack_handmade
-    from .blocks import BlockList
     from .package import PackageHeader
     from .tarfolder import unpack
 
     archive = open_archive(path, str(path))
-    with TemporaryDirectory(prefix="edge-agent-model-") as place:
+    with TemporaryDirectory(prefix="edge-agent-model-") as place, _told_of(Path(place), path):
         if archive.front is None:
             unpack_handmade(archive, Path(place))
         else:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from .errors import LinkError
-from .mqtt import Hooks, connect
+from .mqtt import Connection, Hooks, connect
 from .settings import Broker
 
 
@@ -32,12 +32,33 @@ class BrokerClient:
 
         """
         self._heard: SimpleQueue[Heard] = SimpleQueue()
-        self._connection = connect(
-            broker,
+        self._broker = broker
+        self._filters = list(filters)
+        self._connection = self._connect()
+
+    def _connect(self) -> Connection:
+        connection = connect(
+            self._broker,
             f"edge-agent-cli-{uuid.uuid4().hex[:12]}",
             hooks=Hooks(message=lambda m: self._heard.put(Heard(m.topic, m.payload, m.retained))),
         )
-        self._connection.subscribe(filters)
+        connection.subscribe(self._filters)
+        return connection
+
+    def reconnect(self) -> None:
+        """Connect again, and listen to the same.
+
+        Raises:
+            LinkError: the broker is still away.
+
+        """
+        self._connection.close()
+        self._connection = self._connect()
+
+    @property
+    def gone(self) -> bool:
+        """Whether the connection is lost."""
+        return self._connection.gone.is_set()
 
     @property
     def max_packet(self) -> int | None:
@@ -45,6 +66,7 @@ class BrokerClient:
 
     def subscribe(self, filters: list[str]) -> None:
         """Listen to more."""
+        self._filters.extend(filters)
         self._connection.subscribe(filters)
 
     def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> Any:

@@ -20,7 +20,7 @@ from typing import Literal, get_args
 
 from .errors import ModelError
 
-FaultPoint = Literal[
+StorePoint = Literal[
     "receive.metadata",  # an offer's three files are written, their folder not yet in place
     "receive.ready",  # the transfer's folder is in place
     "block.written",  # a block is in the page cache
@@ -35,16 +35,22 @@ FaultPoint = Literal[
     "accept.marked",  # the version is marked as accepted, not yet live
     "delete.renamed",  # a version is out of the way, not yet removed
     "delete.partly",  # some of its files are gone
+]
+DeployPoint = Literal[
     "trial.marked",  # a candidate is noted as on trial
     "trial.passed",  # its child process has found it good
     "shadow.begun",  # it runs beside the incumbent
-    "swap.activated",  # the pointer names it, the old one still serves
+    "swap.activated",  # the pointer names it, on probation; the old one still serves
     "swap.exchanged",  # it serves
-    "probation.marked",  # it is noted as on probation
+    "probation.suspended",  # an orderly end during its probation is noted
+    "probation.resumed",  # and its probation goes on after it
     "probation.passed",  # it has stood it, which is not noted yet
     "rollback.done",  # the pointer names the version before again
 ]
-FAULT_POINTS: tuple[FaultPoint, ...] = get_args(FaultPoint)
+FaultPoint = StorePoint | DeployPoint
+STORE_POINTS: tuple[StorePoint, ...] = get_args(StorePoint)
+DEPLOY_POINTS: tuple[DeployPoint, ...] = get_args(DeployPoint)
+FAULT_POINTS: tuple[FaultPoint, ...] = (*STORE_POINTS, *DEPLOY_POINTS)
 
 FAULT_VARIABLE = "EDGE_AGENT_FAULT"
 _hits = 0
@@ -98,13 +104,17 @@ def sync_tree(folder: Path) -> None:
         sync_folder(Path(parent))
 
 
-def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Create a file and make its content durable; its name is when its folder is."""
+def write_new(path: Path, data: bytes, mode: int = 0o644, *, sync: bool = True) -> None:
+    """Create a file and make its content durable; its name is when its folder is.
+
+    Without *sync* nothing is durable yet: the caller will `sync_tree`.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(descriptor)
+        if sync:
+            os.fsync(descriptor)
 
 
 def replace_file(path: Path, data: bytes) -> None:

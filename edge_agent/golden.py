@@ -7,13 +7,26 @@ boxes, tensors close to each other.
 from __future__ import annotations
 
 import zipfile
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from .errors import ModelError
 from .model import Model
-from .records import Anomaly, Array, Classes, Detections, Findings, Tensors
+from .records import (
+    Anomaly,
+    Array,
+    Classes,
+    Detections,
+    Findings,
+    RawTensors,
+    Tensors,
+    TensorSpec,
+    Values,
+)
 
 GOLDEN = "golden.npz"
 MAX_GOLDEN_BYTES = 256 * 2**20
@@ -48,54 +61,91 @@ def read_golden(model: Model) -> list[Case]:
     path = model.folder.path / GOLDEN
     if not path.is_file():
         return []
-    if path.stat().st_size > MAX_GOLDEN_BYTES:
-        raise ModelError(f"{GOLDEN}: larger than {MAX_GOLDEN_BYTES >> 20} MiB")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, MemoryError) as problem:
-        raise ModelError(f"{GOLDEN}: cannot be read: {problem}") from None
+    where = f"{model.id}: {GOLDEN}"
     specs = {f"input/{spec.name}": spec for spec in model.engine.inputs}
     specs |= {f"output/{spec.name}": spec for spec in model.engine.outputs}
+    arrays = _arrays(path, where)
     unknown = sorted(set(arrays) - set(specs))
     missing = sorted(name for name in specs if name.startswith("input/") and name not in arrays)
     if unknown or missing:
         raise ModelError(
-            f"{GOLDEN}: expected {', '.join(sorted(specs))}; "
+            f"{where}: expected {', '.join(sorted(specs))}; "
             f"{'lacks ' + ', '.join(missing) if missing else 'unknown: ' + ', '.join(unknown)}"
         )
     if not any(name.startswith("output/") for name in arrays):
-        raise ModelError(f"{GOLDEN}: holds no output/<tensor>")
-    stacked = {name: _stack(array, len(specs[name].shape), name) for name, array in arrays.items()}
+        raise ModelError(f"{where}: holds no output/<tensor>")
+    stacked = {
+        name: _stack(array, specs[name], f"{where}: {name}") for name, array in arrays.items()
+    }
     counts = {name: len(array) for name, array in stacked.items()}
     if len(set(counts.values())) != 1 or 0 in counts.values():
-        raise ModelError(f"{GOLDEN}: every array needs the same number of cases, found {counts}")
+        raise ModelError(f"{where}: every array needs the same number of cases, found {counts}")
     return [
-        Case(
-            {
-                n.removeprefix("input/"): np.ascontiguousarray(a[i])
-                for n, a in stacked.items()
-                if n.startswith("input/")
-            },
-            {
-                n.removeprefix("output/"): a[i]
-                for n, a in stacked.items()
-                if n.startswith("output/")
-            },
-        )
-        for i in range(next(iter(counts.values())))
+        Case(_part(stacked, "input/", index), _part(stacked, "output/", index))
+        for index in range(next(iter(counts.values())))
     ]
 
 
-def _stack(array: Array, rank: int, name: str) -> Array:
-    """Give an array its case axis where it has none."""
-    if array.ndim == rank:
-        return array[None]
-    if array.ndim == rank + 1:
-        return array
-    raise ModelError(
-        f"{GOLDEN}: {name}: expected {rank} axes, or {rank + 1} with one of cases; found {array.ndim}"
+def _arrays(path: Path, where: str) -> dict[str, Array]:
+    """Read an archive of arrays as a stranger's file: bounded, and never pickled."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            # What it unpacks to counts, not what it is packed to.
+            total = sum(member.file_size for member in archive.infolist())
+        if total > MAX_GOLDEN_BYTES:
+            raise ModelError(
+                f"{where}: {total >> 20} MiB of arrays, expected at most {MAX_GOLDEN_BYTES >> 20}"
+            )
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        MemoryError,
+        # Encrypted, or packed by a method that this Python has not.
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as problem:
+        raise ModelError(f"{where}: cannot be read: {problem}") from None
+    for name, array in arrays.items():
+        # NumPy gives a member that is no array as bytes.
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+            raise ModelError(f"{where}: {name}: is not an array of numbers")
+    return arrays
+
+
+def _stack(array: Array, spec: TensorSpec, where: str) -> Array:
+    """Check an array against its tensor; give it its case axis where it has none."""
+    rank = len(spec.shape)
+    if array.ndim not in {rank, rank + 1}:
+        raise ModelError(
+            f"{where}: expected {rank} axes, or {rank + 1} with one of cases; found {array.ndim}"
+        )
+    stacked = array if array.ndim == rank + 1 else array[None]
+    fits = all(
+        want in {None, have} for want, have in zip(spec.shape, stacked.shape[1:], strict=True)
     )
+    # What came out of another engine may be of another width.
+    both_float = where.endswith(f"output/{spec.name}") and (
+        stacked.dtype.kind == "f" and spec.dtype.startswith("float")
+    )
+    if not fits or not (both_float or stacked.dtype.name == spec.dtype):
+        raise ModelError(
+            f"{where}: expected {spec}, found {stacked.dtype.name}{list(stacked.shape[1:])}"
+        )
+    if stacked.dtype.kind == "f" and not np.isfinite(stacked).all():
+        raise ModelError(f"{where}: holds NaN or infinity")
+    return stacked
+
+
+def _part(stacked: Mapping[str, Array], prefix: str, index: int) -> dict[str, Array]:
+    return {
+        name.removeprefix(prefix): np.ascontiguousarray(array[index])
+        for name, array in stacked.items()
+        if name.startswith(prefix)
+    }
 
 
 def compare_golden(model: Model) -> Agreement | None:
@@ -117,10 +167,11 @@ def compare_golden(model: Model) -> Agreement | None:
         agreement = compare_outputs(model, case.inputs, case.outputs, outputs, tolerance)
         if not agreement.passed:
             failures.append(f"case {index}: {agreement.why}")
+    count = "1 case agrees" if len(cases) == 1 else f"{len(cases)} cases agree"
     if failures and len(failures) > (1 - SHARE) * len(cases):
         more = f" (and {len(failures) - 1} more of {len(cases)} cases)" if len(failures) > 1 else ""
         return Agreement(False, failures[0] + more)
-    return Agreement(True, f"{len(cases)} case{'s' if len(cases) > 1 else ''} agree")
+    return Agreement(True, count)
 
 
 def compare_outputs(
@@ -133,13 +184,7 @@ def compare_outputs(
         return compare_findings(
             model.decode(expected, inputs), model.decode(found, inputs), tolerance
         )
-    for name, wanted in expected.items():
-        distance = relative_l2(wanted, found[name])
-        if not distance <= tolerance:
-            return Agreement(
-                False, f"output {name}: relative distance {distance:.3g}, allowed {tolerance:g}"
-            )
-    return Agreement(True, "all tensors close")
+    return _compare_tensors(expected, found, tolerance)
 
 
 def compare_findings(expected: Findings, found: Findings, tolerance: float) -> Agreement:
@@ -149,7 +194,8 @@ def compare_findings(expected: Findings, found: Findings, tolerance: float) -> A
             share = matched(expected, found)
             return Agreement(
                 share >= SHARE,
-                f"{share:.0%} of {max(len(expected), len(found))} boxes found again, {SHARE:.0%} wanted",
+                f"{share:.0%} of {max(len(expected), len(found))} boxes found again, "
+                f"{SHARE:.0%} wanted",
             )
         case Classes(), Classes():
             one, other = expected.labels[:1], found.labels[:1]
@@ -163,8 +209,26 @@ def compare_findings(expected: Findings, found: Findings, tolerance: float) -> A
                 distance <= tolerance,
                 f"score {found.score:.4g}, expected {expected.score:.4g} within {tolerance:.0%}",
             )
+        case Values(), Values():
+            return _compare_tensors(_numbers(expected.values), _numbers(found.values), tolerance)
+        case RawTensors(), RawTensors():
+            return _compare_tensors(expected.tensors, found.tensors, tolerance)
         case _:
-            return Agreement(type(expected) is type(found), "of the same kind")
+            return Agreement(False, f"{type(found).__name__}, expected {type(expected).__name__}")
+
+
+def _numbers(values: Mapping[str, float]) -> dict[str, Array]:
+    return {name: np.array([value]) for name, value in values.items()}
+
+
+def _compare_tensors(expected: Tensors, found: Tensors, tolerance: float) -> Agreement:
+    for name, wanted in expected.items():
+        distance = relative_l2(wanted, found[name]) if name in found else float("inf")
+        if not distance <= tolerance:
+            return Agreement(
+                False, f"output {name}: relative distance {distance:.3g}, allowed {tolerance:g}"
+            )
+    return Agreement(True, "all tensors close")
 
 
 def matched(expected: Detections, found: Detections) -> float:
@@ -202,7 +266,7 @@ def iou(one: Array, other: Array) -> float:
 
 
 def relative_l2(expected: Array, found: Array) -> float:
-    """Distance of two tensors, relative to the first one's length; infinite where not comparable."""
+    """Give the distance of two tensors, relative to the first; infinite where not comparable."""
     if expected.shape != found.shape:
         return float("inf")
     one, other = expected.astype(np.float64), found.astype(np.float64)

@@ -16,7 +16,15 @@ from typing import Self
 
 from .archive import Front
 from .blocks import BlockList
-from .durable import belong_to, disk_errors, fault, subfolders, sync_folder, take_lock
+from .durable import (
+    belong_to,
+    disk_errors,
+    fault,
+    subfolders,
+    sync_folder,
+    sync_tree,
+    take_lock,
+)
 from .errors import ModelError
 from .known import Source, find, read_front, write_front
 from .package import PackageHeader
@@ -53,32 +61,56 @@ class Incoming:
         self._where: dict[bytes, list[int]] = {}
         for index, digest in enumerate(blocks.digests):
             self._where.setdefault(digest, []).append(index)
+        self._settled = False
+        """Whether the folder and all in it but the blocks is durable."""
         with disk_errors(f"{header.id}: preparing to receive it"):
-            if not self._folder.is_dir():
+            begun = self._is_begun()
+            if not begun:
                 self._create()
             self._lock, self._file = self._open()
             try:
                 self._has = bytearray(len(blocks))
-                self.recheck()
+                if begun:
+                    self.recheck()
+                else:
+                    self._count_zeros()
             except BaseException:
                 self.close()
                 raise
 
+    def _is_begun(self) -> bool:
+        """Whether the transfer is there to go on with; what a power cut has spoiled is removed."""
+        if not self._folder.is_dir():
+            return False
+        try:
+            front = read_front(self._folder)
+            size = (self._folder / _DATA).stat().st_size
+        except FileNotFoundError:
+            size = -1
+        else:
+            same = front.header == self.front.header and front.block_list == self.front.block_list
+            if same and size == self.header.size:
+                return True
+        with self._store.locked():
+            self._store.take_apart(self._folder)
+        return False
+
     def _create(self) -> None:
-        """Make the folder of the transfer in one step."""
+        """Make the folder of the transfer in one step.
+
+        Nothing waits for the disk here: the first `flush` makes it durable with the first blocks,
+        and a power cut before that leaves nothing, or something that `_is_begun` sees through.
+        """
         with self._store.stage() as staged:
-            write_front(staged, self.front)
+            write_front(staged, self.front, sync=False)
             descriptor = os.open(staged / _DATA, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
             try:
                 _reserve(descriptor, self.header.size)
-                os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            sync_folder(staged)
             belong_to(staged, self._store.root)
             fault("receive.metadata")
             staged.rename(self._folder)
-            sync_folder(self._store.incoming)
             fault("receive.ready")
 
     def _open(self) -> tuple[int, int]:
@@ -105,6 +137,13 @@ class Incoming:
         ):
             data = os.pread(self._file, length, offset)
             self._has[index] = hashlib.sha256(data).digest() == self.blocks.digests[index]
+
+    def _count_zeros(self) -> None:
+        """Note the blocks of nothing but zeros: a new file is full of them."""
+        lengths = set(self.blocks.lengths)
+        zeros = {length: hashlib.sha256(bytes(length)).digest() for length in lengths}
+        for index, length in enumerate(self.blocks.lengths):
+            self._has[index] = zeros[length] == self.blocks.digests[index]
 
     @property
     def have(self) -> int:
@@ -158,6 +197,10 @@ class Incoming:
         """
         with disk_errors(f"{self.header.id}: receiving"):
             os.fdatasync(self._file)
+            if not self._settled:
+                sync_tree(self._folder)
+                sync_folder(self._store.incoming)
+                self._settled = True
             # Tells the collector that this one is alive.
             os.utime(self._folder)
         fault("block.durable")
@@ -177,10 +220,8 @@ class Incoming:
         if wanted:
             for digest, data in find(wanted, sources):
                 self._write(digest, data)
-        saved = self._bytes_here() - before
-        if saved:
-            self.flush()
-        return saved
+        # Not made durable: it lies on this disk once already.
+        return self._bytes_here() - before
 
     def read(self, offset: int, length: int) -> bytes:
         """Read back what has arrived.

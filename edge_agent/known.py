@@ -51,12 +51,12 @@ def write_notes(folder: Path, front: Front, layout: Layout) -> None:
     write_new(notes / LAYOUT, json.dumps(layout.pieces).encode())
 
 
-def write_front(folder: Path, front: Front) -> None:
-    """Write the first members of a package into *folder*."""
-    write_new(folder / HEADER, front.header)
+def write_front(folder: Path, front: Front, *, sync: bool = True) -> None:
+    """Write the first members of a package into *folder*; durable unless the caller syncs it."""
+    write_new(folder / HEADER, front.header, sync=sync)
     if front.signature is not None:
-        write_new(folder / SIGNATURE, front.signature)
-    write_new(folder / BLOCKS, front.block_list)
+        write_new(folder / SIGNATURE, front.signature, sync=sync)
+    write_new(folder / BLOCKS, front.block_list, sync=sync)
 
 
 def read_front(folder: Path) -> Front:

@@ -33,6 +33,8 @@ FENCE_SECONDS = 0.25
 STABLE = 30.0
 """Seconds that a connection must last before the pauses start from the shortest again."""
 TAKEN_OVER_PAUSE = 60.0
+FIGHT = 3
+"""Connections in a row that the broker takes and that do not last: somebody else gets them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -192,10 +194,14 @@ class Link:
                 self._lock.wait(0.005 if self._connection is not None else 0.1)
         return False
 
-    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> None:
+    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
         """Send now or never; retained state is also said again at every new connection.
 
         An empty retained payload clears the topic.
+
+        Returns:
+            Whether there is a connection that it could be sent over.
+
         """
         with self._lock:
             self._absorb()
@@ -203,6 +209,7 @@ class Link:
                 self._retained[topic] = payload
             if self._connection is not None:
                 self._give(topic, payload, qos, retain)
+            return self._connection is not None
 
     def reply(self, topic: str, payload: bytes, correlation: bytes | None = None) -> None:
         """Answer a request, on the topic and with the correlation data that it brought."""
@@ -228,7 +235,7 @@ class Link:
                         self._fence()
             elif channel.qos == 1:
                 channel.pending += 1
-                if self._connection is not None and len(self._inflight) < OUTSTANDING:
+                if self._connection is not None and self._has_room():
                     self._post(parcel)
                 else:
                     self._spool_up(parcel)
@@ -296,6 +303,7 @@ class Link:
             self._ended.set()
 
     def _keep_connected(self) -> None:
+        short = 0
         while not self._closing.is_set():
             pause = self._backoff.pause()
             try:
@@ -309,12 +317,20 @@ class Link:
             self._let_go(connection)
             if self._closing.is_set():
                 return
+            short += 1
             if time.monotonic() - since >= STABLE:
+                short = 0
                 self._backoff.reset()
                 pause = self._backoff.pause()
             if connection.code == TAKEN_OVER:
                 self._say("another box uses this device_id: the broker gave our connection to it")
                 pause = max(pause, TAKEN_OVER_PAUSE)
+            elif short >= FIGHT:
+                # Older brokers (mosquitto 2.0.11, say) hang up on who is taken over, wordlessly.
+                self._say(
+                    f"connection to {self._broker.address} lost again and again: "
+                    f"{connection.reason}; does another box use this device_id?"
+                )
             else:
                 self._say(f"connection to {self._broker.address} lost: {connection.reason}")
             self._closing.wait(pause)
@@ -387,7 +403,7 @@ class Link:
                 self._absorb()
                 # What waited follows slowly, so that live results go ahead.
                 for _ in range(min(20, len(self._spool))):
-                    if len(self._inflight) >= OUTSTANDING:
+                    if not self._has_room():
                         break
                     self._post(self._spool.popleft())
                 self._fence()
@@ -433,8 +449,11 @@ class Link:
         assert self._connection is not None  # noqa: S101
         channel = parcel.channel
         payload = parcel.encode(parcel.replayed)
-        if self._too_large(parcel.topic, payload) or (not channel.lossless and self._too_many()):
+        refusable = channel.qos == 0 and not channel.lossless
+        if self._too_large(parcel.topic, payload) or (refusable and self._too_many()):
             channel.lost += 1
+            if channel.qos == 1:
+                channel.pending -= 1
             return
         self._outgoing += 1
         receipt = self._connection.publish(parcel.topic, payload, channel.qos)
@@ -443,6 +462,10 @@ class Link:
             channel.published += 1
         if channel.qos == 1:
             self._inflight[receipt.mid] = parcel
+
+    def _has_room(self) -> bool:
+        """Whether a result at QoS 1 may go now rather than wait in the spool."""
+        return len(self._inflight) < OUTSTANDING and self._outgoing < OUTSTANDING
 
     def _spool_up(self, parcel: Parcel) -> None:
         if len(self._spool) >= OUTSTANDING:

@@ -59,7 +59,9 @@ DECODERS_OF: Mapping[Task, tuple[DecoderName, ...]] = {
 
 _STRICT: Any = {"extra": "forbid"}
 Size = Annotated[int, Gt(0), Le(16384)]
-Numbers = tuple[Annotated[float, Le(1e9), Ge(-1e9)], ...]
+# Bounded so that infinity does not get through; NaN is within no bounds.
+Number = Annotated[float, Ge(-1e9), Le(1e9)]
+Numbers = tuple[Number, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +69,13 @@ class LogMel:
     """Parameters of `transform = "logmel"`."""
 
     __pydantic_config__ = _STRICT
-    sample_rate: Annotated[int, Gt(0)] = 16000
+    sample_rate: Annotated[int, Gt(0), Le(1e9)] = 16000
     n_fft: Annotated[int, Gt(0), Le(65536)] = 512
     window: Annotated[int, Gt(0), Le(65536)] = 480
     hop: Annotated[int, Gt(0), Le(65536)] = 320
     n_mels: Annotated[int, Gt(0), Le(1024)] = 40
-    f_min: Annotated[float, Ge(0)] = 20.0
-    f_max: Annotated[float, Gt(0)] = 4000.0
+    f_min: Annotated[float, Ge(0), Le(1e9)] = 20.0
+    f_max: Annotated[float, Gt(0), Le(1e9)] = 4000.0
     n_mfcc: Annotated[int, Ge(0), Le(1024)] = 0
 
 
@@ -96,16 +98,16 @@ class InputSpec:
     pad: Annotated[float, Ge(0), Le(255)] = 114.0
     # Signals
     channels: tuple[int | str, ...] = ()
-    every: Annotated[int, Ge(1)] = 1
+    every: Annotated[int, Ge(1), Le(10_000_000)] = 1
     window: Annotated[int, Ge(1), Le(10_000_000)] | None = None
     hop: Annotated[int, Ge(1), Le(10_000_000)] | None = None
     """None: as the window, without overlap."""
-    rate_hz: Annotated[float, Gt(0)] | None = None
+    rate_hz: Annotated[float, Gt(0), Le(1e9)] | None = None
     transform: Literal["none", "logmel"] = "none"
     logmel: LogMel | None = None
     # Both
-    mean: float | Numbers = ()
-    scale: float | Numbers = ()
+    mean: Number | Numbers = ()
+    scale: Number | Numbers = ()
     tensor: str | None = None
     """The input that takes the sample, where the network has several."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
@@ -142,13 +144,13 @@ class OutputSpec:
 
     __pydantic_config__ = _STRICT
     decoder: DecoderName | None = None
-    threshold: float | None = None
+    threshold: Number | None = None
     iou: Annotated[float, Gt(0), Le(1)] = 0.45
     labels: str | tuple[str, ...] = ()
     first_label: Annotated[int, Ge(-1), Le(10)] = 0
     top_k: Annotated[int, Ge(1), Le(100_000)] = 5
-    scale: float = 1.0
-    zero_point: float = 0.0
+    scale: Number = 1.0
+    zero_point: Number = 0.0
     names: Mapping[str, str] = field(default_factory=dict)
     """Role = tensor name, where they are not found by shape and usual names."""
 
@@ -158,13 +160,13 @@ class TrialSpec:
     """Bounds on a candidate; stricter than the device's, never laxer."""
 
     __pydantic_config__ = _STRICT
-    tolerance: Annotated[float, Ge(0)] = 0.05
+    tolerance: Annotated[float, Ge(0), Le(1e9)] = 0.05
     golden: bool | None = None
-    shadow_frames: Annotated[int, Ge(0)] | None = None
+    shadow_frames: Annotated[int, Ge(0), Le(1_000_000)] | None = None
     min_agreement: Annotated[float, Ge(0), Le(1)] | None = None
-    max_infer_ms: Annotated[float, Ge(0)] | None = None
-    probation_s: Annotated[float, Ge(0)] | None = None
-    timeout_s: Annotated[float, Gt(0)] | None = None
+    max_infer_ms: Annotated[float, Ge(0), Le(1e9)] | None = None
+    probation_s: Annotated[float, Ge(0), Le(366 * 86400)] | None = None
+    timeout_s: Annotated[float, Gt(0), Le(366 * 86400)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +228,8 @@ def parse(data: Mapping[str, Any], where: str) -> Manifest:
         raise ModelError(f"{where}: name: {manifest.name!r} is not a name ({NAME_RULE})")
     if not is_version(manifest.version):
         raise ModelError(
-            f'{where}: version: {manifest.version!r} is not a version (dot-separated integers: "3" or "1.2")'
+            f"{where}: version: {manifest.version!r} is not a version "
+            '(dot-separated integers: "3" or "1.2")'
         )
     allowed = DECODERS_OF[manifest.task]
     if manifest.output.decoder is None and manifest.task in {
@@ -235,19 +238,22 @@ def parse(data: Mapping[str, Any], where: str) -> Manifest:
         "anomaly",
     }:
         raise ModelError(
-            f"{where}: output.decoder: is missing; task {manifest.task} takes one of {', '.join(allowed)}"
+            f"{where}: output.decoder: is missing; task {manifest.task} takes one of "
+            f"{', '.join(allowed)}"
         )
     if manifest.decoder not in allowed:
         raise ModelError(
             f"{where}: output.decoder: {manifest.decoder!r} does not fit task {manifest.task}; "
             f"it takes one of {', '.join(allowed)}"
         )
+    if manifest.output.scale == 0:
+        raise ModelError(f"{where}: output.scale: must not be 0, every output would be")
     if manifest.task == "anomaly" and manifest.output.threshold is None:
         raise ModelError(f"{where}: output.threshold: is missing; above it a window is anomalous")
     if manifest.input.is_signal and manifest.input.layout in PICTURE_LAYOUTS:
         raise ModelError(
-            f"{where}: input.layout: {manifest.input.layout!r} is for pictures, but input has channels or a "
-            f"window; it takes one of {', '.join(SIGNAL_LAYOUTS)}"
+            f"{where}: input.layout: {manifest.input.layout!r} is for pictures, but input has "
+            f"channels or a window; it takes one of {', '.join(SIGNAL_LAYOUTS)}"
         )
     if manifest.input.transform == "logmel" and manifest.input.logmel is None:
         manifest = replace(manifest, input=replace(manifest.input, logmel=LogMel()))

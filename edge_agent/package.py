@@ -208,7 +208,9 @@ def verify_header(
     """
     if len(header) > MAX_HEADER:
         raise ModelError(f"{HEADER}: {len(header)} bytes, at most {MAX_HEADER}")
-    places = ", ".join(str(path) for path in trusted.paths) or "a place named by trust.keys"
+    places = ", ".join(str(path) for path in trusted.paths) or (
+        'a folder that the settings name, as in trust.keys = ["/etc/edge-agent/trust.d"]'
+    )
     if signature is None:
         if allow_unsigned:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -350,8 +351,9 @@ class Pipeline:
                 continue
             left -= 1
             mx, my = stage.margin * (x2 - x1), stage.margin * (y2 - y1)
-            # Truncated, as the crops are on which second stages are published.
-            region = (int(x1 - mx), int(y1 - my), int(x2 + mx), int(y2 + my))
+            # Every pixel that the box touches: what is small is sensitive to a missing line.
+            corner = (math.floor(x1 - mx), math.floor(y1 - my))
+            region = (*corner, math.ceil(x2 + mx), math.ceil(y2 + my))
             found.append(model.infer(sample, threshold=stage.threshold, region=region).findings)
         return tuple(found)
 
@@ -375,8 +377,12 @@ class Pipeline:
     def _snapshot(self, sample: Sample, found: Findings) -> None:
         from .annotate import annotate, jpeg
 
-        picture = annotate(sample.data, found)
-        self._link.publish(self._identity.topics.snapshot(self.name), jpeg(picture))
+        try:
+            picture = jpeg(annotate(sample.data, found))
+        except SampleError as problem:
+            self._report(problem)
+            return
+        self._link.publish(self._identity.topics.snapshot(self.name), picture)
 
     def _report(self, problem: Exception) -> None:
         """Log a kind of error when it begins; how often it happens is in health."""

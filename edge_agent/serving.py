@@ -81,6 +81,7 @@ class Engines:
 
         Raises:
             EngineError: the engine that the settings insist on cannot read such a file.
+
         """
         choices = [replace(choice, lanes=self.lanes) for choice in self.lineup.choices]
         return engine_order(choices, self._wanted, folder.network)
@@ -108,6 +109,8 @@ class Servings:
         self._building = threading.Lock()
         self._all: dict[tuple[str, Kind], Serving] = {}
         self.on_change: Callable[[], None] = lambda: None
+        self.flows: Callable[[str], bool] = lambda _name: True
+        """Whether any frames are to be expected for a model."""
 
     def need(self, arm: Arm, kind: Kind) -> Serving:
         """Give the serving of *arm*, without a model if it is new."""
@@ -149,8 +152,8 @@ class Servings:
         self.on_change()
 
     def _absent(self, serving: Serving) -> bool:
-        """Whether no folder bears the name: it may still be pushed."""
-        return not self._library.versions(serving.arm.name)
+        """Whether nothing bears the name, or nothing but what is yet to be tried: it may come."""
+        return not any(entry.accepted for entry in self._library.versions(serving.arm.name))
 
     def _shared(self, folder: ModelFolder, serving: Serving) -> tuple[Model, list[str]] | None:
         """Find the same version already loaded under another reference: "face" and "face@3"."""

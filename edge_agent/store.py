@@ -228,13 +228,16 @@ class Store:
 
     # --- pointers
 
-    def activate(self, name: str, version: str, *, before: str | None = None) -> Pointers:
-        """Make a version live, what was live previous; end its trial.
+    def activate(
+        self, name: str, version: str, *, before: str | None = None, watched: Trial | None = None
+    ) -> Pointers:
+        """Make a version live, what was live previous; end its trial, or let *watched* follow it.
 
         Args:
             name: of the model.
             version: in the store, or known by the caller to lie in a read-only library.
             before: what ran until now, where no pointer says so (a bundled model).
+            watched: its probation, noted in the same step: no crash leaves it live and unwatched.
 
         """
 
@@ -245,7 +248,7 @@ class Store:
             return replace(
                 old,
                 history=(*earlier, version)[-_HISTORY:],
-                trial=None if on_trial else old.trial,
+                trial=watched or (None if on_trial else old.trial),
                 used={**old.used, version: time.time()},
             ).raised(version)
 
@@ -342,6 +345,9 @@ class Store:
             # Under the other lock, so that whoever only asks does not look like an agent.
             with self.locked():
                 guard = take_lock(self.root / "agent.lock", like=self.root)
+                # The files of this folder are the agent's own: nobody else is writing one now.
+                for path in self.root.glob(".*.json.*"):
+                    path.unlink()
         except BlockingIOError:
             raise UsageError(
                 f"state_dir: {self.root}: another agent runs on it; stop that one first"

@@ -186,7 +186,7 @@ def _key(steps: tuple[int | str, ...], data: Any) -> str:
 def _is_variant(part: object) -> bool:
     """Whether a step of a location is pydantic's name of a union member, not a key."""
     return isinstance(part, str) and (
-        part.startswith(("tuple[", "list[", "literal[", "function-"))
+        part.startswith(("tuple[", "list[", "literal[", "function-", "constrained-"))
         or part in {"str", "int", "float", "bool", "none"}
     )
 

@@ -114,7 +114,7 @@ make_venv() {
     can_make_venv "$base" ||
         give_up "$base cannot make environments: its module ensurepip is missing; run: sudo apt install python3-venv"
     say "making $venv with $("$base" --version 2>&1)"
-    "$base" -m venv --clear "$venv" >&2
+    "$base" -m venv --clear "$venv" >&2 || return
 }
 
 # install_project LEVEL: base, demo (also amqtt) or dev (all that tests need). Fast when it is done.
@@ -132,8 +132,8 @@ install_project() {
     local pip=("$python" -m pip --disable-pip-version-check)
     [ -t 2 ] || pip+=(--quiet)
     # 25.1 is the first that knows dependency groups.
-    "${pip[@]}" install --upgrade 'pip>=25.1' >&2
-    "${pip[@]}" install -c "$root/constraints.txt" "${what[@]}" >&2
+    "${pip[@]}" install --upgrade 'pip>=25.1' >&2 || return
+    "${pip[@]}" install -c "$root/constraints.txt" "${what[@]}" >&2 || return
     local each
     for each in base demo dev; do
         printf '%s\n' "$stamp" >"$venv/.installed-$each"

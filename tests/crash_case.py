@@ -15,7 +15,7 @@ import signal
 import sys
 from pathlib import Path
 
-from edge_agent.durable import FAULT_POINTS, FAULT_VARIABLE
+from edge_agent.durable import FAULT_VARIABLE, STORE_POINTS
 from edge_agent.housekeeping import clean_leftovers
 from edge_agent.incoming import Incoming
 from edge_agent.install import install_incoming
@@ -55,7 +55,7 @@ def push(state: Path, package: Package) -> int:
 
 def sweep(state: Path, package: Package, out: Path) -> None:
     """Die once in every place."""
-    for point in FAULT_POINTS:
+    for point in STORE_POINTS:
         for nth in range(1, 1000):
             copy = out / f"{point}-{nth}"
             shutil.copytree(state, copy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -12,6 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +22,8 @@ import paho.mqtt.client as mqtt
 import pytest
 import tomli_w
 from paho.mqtt.enums import CallbackAPIVersion
+
+from edge_agent.cli import main
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 ASSETS = CHECKOUT.parent / "shared" / "assets"
@@ -108,14 +113,20 @@ class Listener:
         self.heard: list[Heard] = []
         self._changed = threading.Condition()
         self._subscribed = threading.Event()
+        self.subscribed = 0
+        """How often: once, and again after each restart of the broker."""
         self.client = mqtt.Client(CallbackAPIVersion.VERSION2, **options)
         self.client.reconnect_delay_set(0.05, 0.2)  # type: ignore[arg-type]
         self.client.on_connect = lambda client, *_: client.subscribe(topics, 1)
-        self.client.on_subscribe = lambda *_: self._subscribed.set()
+        self.client.on_subscribe = self._on_subscribe
         self.client.on_message = self._on_message
         self.client.connect("127.0.0.1", port)
         self.client.loop_start()
         assert self._subscribed.wait(PATIENCE), "the broker does not take a subscription"
+
+    def _on_subscribe(self, *_: Any) -> None:
+        self.subscribed += 1
+        self._subscribed.set()
 
     def _on_message(self, _client: Any, _userdata: Any, message: Any) -> None:
         with self._changed:
@@ -169,6 +180,97 @@ class Listener:
     def close(self) -> None:
         self.client.disconnect()
         self.client.loop_stop()
+
+
+class Relay:
+    """A port that leads to a broker, or for a while to nobody.
+
+    With it the agent can be kept away until a listener is back, who would miss what is said
+    before: whom a broker serves first after its restart is chance.
+    """
+
+    def __init__(self, target: int, *, opened: bool = True) -> None:
+        self.port = free_port()
+        self._target = target
+        self._door: socket.socket | None = None
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        if opened:
+            self.open()
+
+    @property
+    def url(self) -> str:
+        return f"mqtt://127.0.0.1:{self.port}"
+
+    def open(self) -> None:
+        """Take connections."""
+        door = socket.create_server(("127.0.0.1", self.port))
+        self._door = door
+        threading.Thread(target=self._welcome, args=(door,), daemon=True).start()
+
+    def shut(self) -> None:
+        """Refuse new connections; those there are stay."""
+        if self._door is not None:
+            # Not close alone: the thread that waits in accept would still take one more.
+            self._door.shutdown(socket.SHUT_RDWR)
+            self._door.close()
+            self._door = None
+
+    def cut(self) -> None:
+        """Break all connections."""
+        for pair in self._pairs:
+            for end in pair:
+                try:
+                    end.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue  # gone already
+        self._pairs.clear()
+
+    def interject(self, words: bytes) -> None:
+        """Say something to the clients in the broker's stead, and hang up."""
+        for client, _ in self._pairs:
+            client.sendall(words)
+        self.cut()
+
+    def first_words(self, _words: bytes) -> bytes | None:
+        """Answer a client's first packet in the broker's stead, and hang up; None: do not."""
+        return None
+
+    def _welcome(self, door: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = door.accept()
+            except OSError:
+                return  # shut
+            words = client.recv(65536)
+            answer = self.first_words(words)
+            try:
+                if answer is None:
+                    server = socket.create_connection(("127.0.0.1", self._target), 5)
+                    server.settimeout(None)
+                    server.sendall(words)
+                else:
+                    client.sendall(answer)
+                    client.close()
+                    continue
+            except OSError:
+                client.close()
+                continue
+            self._pairs.append((client, server))
+            for source, sink in ((client, server), (server, client)):
+                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    @staticmethod
+    def _pump(source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                sink.sendall(data)
+        except OSError:
+            pass  # either side has gone, so must the other
+        for end in (source, sink):
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue  # gone already
 
 
 class AgentProcess:
@@ -233,6 +335,36 @@ def run_cli(
     )
 
 
+class Called(NamedTuple):
+    """What a command gave."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line that it ended with; fails where there is another word on stderr."""
+        assert self.err.count("\n") == 1, self.err
+        assert self.err.startswith("edge-agent"), self.err
+        return self.err.rstrip("\n")
+
+
+def call_cli(*arguments: str) -> Called:
+    """Run a command within this process: what it imports is loaded once for all tests."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        try:
+            code = main(arguments)
+        except SystemExit as problem:
+            code = int(problem.code or 0)
+        finally:
+            root.handlers[:] = handlers
+            root.setLevel(level)
+    return Called(code, out.getvalue(), err.getvalue())
+
+
 def wait_until(claim: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
     """Poll something that gives no event of its own."""
     deadline = time.monotonic() + patience
@@ -257,7 +389,7 @@ def write_model(folder: Path, network: Path, manifest: str, **files: str | bytes
 
 
 def check_account(pipeline: dict[str, Any]) -> None:
-    """captured = inferred + waiting + all dropped."""
+    """See that captured = inferred + waiting + all dropped."""
     total = pipeline["inferred"] + pipeline["waiting"] + sum(pipeline["dropped"].values())
     assert pipeline["captured"] == total, pipeline
 
@@ -280,7 +412,7 @@ def yielded(thing: Any, close: Callable[[], object]) -> Iterator[Any]:
 
 
 def agent_settings(
-    device: str, broker: str, pipelines: Sequence[Mapping[str, Any]], **more: Any
+    device: str, url: str, pipelines: Sequence[Mapping[str, Any]], **more: Any
 ) -> str:
     """Write settings as TOML: quick health, state beside the file, and what *more* says."""
     tables: dict[str, Any] = {
@@ -289,7 +421,7 @@ def agent_settings(
         "engine": "onnxruntime",
         "health": {"interval_s": 0.2},
         **more,
-        "broker": {"url": broker, **more.get("broker", {})},
+        "broker": {"url": url, **more.get("broker", {})},
         "pipelines": [dict(pipeline) for pipeline in pipelines],
     }
     return tomli_w.dumps(tables)

@@ -374,7 +374,7 @@ def test_unsigned_package_says_how_to_trust(tmp_path: Path, package: Package) ->
     expected = r"unsigned; .*put its \.pub file into .*trust\.d.*trust\.allow_unsigned"
     with pytest.raises(ModelError, match=expected):
         verify_header(package.front.header, None, trusted, allow_unsigned=False)
-    with pytest.raises(ModelError, match=r"into a place named by trust\.keys"):
+    with pytest.raises(ModelError, match=r"as in trust\.keys = "):
         verify_header(package.front.header, None, TrustedKeys([]), allow_unsigned=False)
     assert verify_header(package.front.header, None, trusted, allow_unsigned=True) is None
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edge_agent.archive import open_archive
-from edge_agent.durable import FAULT_POINTS
+from edge_agent.durable import STORE_POINTS
 from edge_agent.errors import ModelError, UsageError
 from edge_agent.housekeeping import clean_leftovers, make_room
 from edge_agent.incoming import Incoming, arriving, other_transfers
@@ -620,7 +620,7 @@ def test_killed_anywhere_it_is_the_old_or_the_new(
     )
     assert done.returncode == 0, done.stderr
     cases = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {case["point"] for case in cases} == set(FAULT_POINTS)
+    assert {case["point"] for case in cases} == set(STORE_POINTS)
     for case in cases:
         label = f"{case['point']}:{case['nth']}"
         store = Store(Path(case["folder"]))

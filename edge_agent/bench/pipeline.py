@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
@@ -26,9 +27,10 @@ from ..errors import AgentError, UsageError
 from ..link import Link
 from ..manifest import load
 from ..pipeline import Identity, Pipeline
-from ..records import Detections, Outcome, Sample, Timing
+from ..records import Array, Detections, Outcome, Sample, Timing
 from ..serving import Serving
-from ..settings import Arm, Broker, Pipeline as PipelineSettings
+from ..settings import Arm, Broker
+from ..settings import Pipeline as PipelineSettings
 from ..sources import parse_source
 
 RUN_SECONDS = 300.0
@@ -92,6 +94,7 @@ def measure(models: list[Path], clip: Path, runs: int, say: Callable[[str], None
 
     Raises:
         AgentError: a run failed.
+
     """
     reports = []
     with TemporaryDirectory(prefix="edge-agent-bench-") as place, broker(Path(place)) as loopback:
@@ -224,6 +227,10 @@ def _until(client: BrokerClient, process: subprocess.Popen[bytes]) -> Any:
     raise AgentError(f"the run took more than {RUN_SECONDS:.0f} s")
 
 
+def _sample(picture: Array, since: float, seq: int) -> Sample:
+    return Sample(picture, seq, time.time_ns(), since)
+
+
 class _Nothing:
     """A model that costs nothing: what is left is the frame path itself."""
 
@@ -274,9 +281,7 @@ def _overhead(loopback: Loopback) -> float:
         link.ready(pipeline.channel, closing)
         start = time.perf_counter()
         since = time.monotonic()
-        board.put(
-            pipeline.slot, lambda seq, since=since: Sample(picture, seq, time.time_ns(), since)
-        )  # type: ignore[misc]
+        board.put(pipeline.slot, partial(_sample, picture, since))
         job = board.take()
         if job is None:
             break

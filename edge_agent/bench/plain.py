@@ -58,6 +58,8 @@ def prepare(frame: Array, folder: ModelFolder, spec: TensorSpec) -> Array:
     height, width = spec.shape[2:] if channels_first else spec.shape[1:3]
     assert height is not None  # noqa: S101 - sizes are settled by `specs`
     assert width is not None  # noqa: S101
+    picture: Array
+    tensor: Array
     if wanted.resize == "letterbox":
         scale = min(width / frame.shape[1], height / frame.shape[0])
         small = cv2.resize(frame, (int(frame.shape[1] * scale), int(frame.shape[0] * scale)))
@@ -112,9 +114,8 @@ def main(clip: str, model: str, port: str, topic: str) -> None:
             threshold,
         )
         if isinstance(found, Detections):
-            found.boxes[:] *= np.array([frame.shape[1], frame.shape[0]] * 2, np.float32) / np.array(
-                list(size) * 2, np.float32
-            )
+            found.boxes[:, 0::2] *= frame.shape[1] / (size[0] or 1)
+            found.boxes[:, 1::2] *= frame.shape[0] / (size[1] or 1)
         payload = {"seq": seq, "time": taken, "model": folder.manifest.id, **findings(found)}
         client.publish(topic, json.dumps(payload))
         seq += 1

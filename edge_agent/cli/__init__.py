@@ -1,6 +1,7 @@
 """The command line: section 1 of the public interface.
 
-Here are the words and the exit statuses; each command is a module of its own, imported when asked for.
+Here are the words and the exit statuses; each command is a module of its own, imported when asked
+for.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -28,12 +31,19 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command; gives the exit status: 0 done, 1 it ran and failed, 2 wrong usage or settings."""
+    """Run one command.
+
+    Returns:
+        The exit status: 0 done, 1 it ran and failed, 2 wrong usage or settings.
+
+    """
     options = parser().parse_args(arguments)
     _set_up_logging(verbose=options.verbose)
     command: Callable[[Options], int] = import_module(f"edge_agent.cli.{options.module}").main
     try:
-        return command(options)
+        # The daemon has its own ways with signals.
+        with nullcontext() if options.command == "run" else _tidy_end():
+            return command(options)
     except AgentError as problem:
         print(f"edge-agent: {_one_line(str(problem))}", file=sys.stderr)
         return 2 if isinstance(problem, UsageError) else 1
@@ -43,6 +53,29 @@ def main(arguments: Sequence[str]) -> int:
         # The reader has seen enough, as in `edge-agent tail | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as problem:
+        if options.verbose or problem.strerror is None:
+            raise
+        name = "" if problem.filename is None else f"{problem.filename}: "
+        print(f"edge-agent: {_one_line(name + problem.strerror)}", file=sys.stderr)
+        return 1
+
+
+@contextmanager
+def _tidy_end() -> Iterator[None]:
+    """Let SIGTERM and a closed terminal end a command as Ctrl-C does: with all its clean-up."""
+
+    def interrupt(_number: int, _frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _one_line(text: str) -> str:
@@ -195,6 +228,38 @@ def parser() -> argparse.ArgumentParser:
         "--runs", type=_positive_int, default=5, metavar="N", help="pairs; default 5"
     )
     pipeline.add_argument("--json", action="store_true", help="figures as JSON")
+    push_rate = kinds.add_parser(
+        "push", help="a push beside the raw rate of the same broker, and what frames notice of it"
+    )
+    push_rate.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="model folder, .onnx or .xml; default: random weights of 4 and 100 MB",
+    )
+    push_rate.add_argument(
+        "--mb",
+        type=_positive_int,
+        action="append",
+        metavar="SIZE",
+        help="random weights of this size instead; may be given several times",
+    )
+    push_rate.add_argument(
+        "--runs", type=_positive_int, default=5, metavar="N", help="pairs; default 5"
+    )
+    push_rate.add_argument(
+        "--protocol", choices=("5", "4"), default="5", help="MQTT 5, or 4 for 3.1.1; default 5"
+    )
+    push_rate.add_argument(
+        "--max-packet",
+        type=_positive_int,
+        metavar="BYTES",
+        help="the broker's max_packet_size; default: its own",
+    )
+    push_rate.add_argument(
+        "--source", metavar="CLIP", help="plays meanwhile; default: the bundled clip"
+    )
+    push_rate.add_argument("--json", action="store_true", help="figures as JSON")
     return top
 
 

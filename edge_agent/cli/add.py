@@ -2,91 +2,110 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, UsageError
-from ..names import version_key
+from ..names import is_name, safe_name, version_key
 from . import Options, load_settings
+
+if TYPE_CHECKING:
+    from ..library import Library
+    from ..manifest import ModelFolder
+    from ..model import Model
+    from ..serving import Engines
+    from ..store import Store
+
+AGENT_SECONDS = 60.0
+"""How long a running agent may go without a word on its trial."""
 
 
 def main(options: Options) -> int:
     """Install; 0 when it is accepted, 1 when it is rejected."""
     path = Path(options.path)
-    if not path.exists():
-        raise UsageError(f"{path}: no such file or folder")
+    if not options.path or not path.exists():
+        raise UsageError(f"PATH: {options.path!r}: no such file or folder")
     settings = load_settings(options)
     from ..agent import library_of, match_profile, open_store
-    from ..bringing import BARE, bring
+    from ..install import install_folder
     from ..serving import Engines
 
     store = open_store(settings)
     library = library_of(settings, store)
     match, facts = match_profile(settings)
-    with ExitStack() as stack:
-        if path.suffix == ".tar":
-            folder = stack.enter_context(_unpacked(path, options))
-        else:
-            brought = stack.enter_context(bring(path, options.name, options.model_version))
-            folder = brought.folder
-            if path.suffix in BARE and options.model_version is None:
-                version = _next_version(library, folder.manifest.name)
-                brought = stack.enter_context(bring(path, options.name, version))
-                folder = brought.folder
-            for assumption in brought.assumptions:
-                print(f"assumed: {assumption}")
-        manifest = folder.manifest
+    engines = Engines(match.profile, facts, settings.engine)
+    with _brought(path, options, store, library) as brought:
+        for assumption in brought.assumptions:
+            print(f"assumed  {assumption}")
+        folder = brought.folder
+        name, version = folder.manifest.name, folder.manifest.version
         if not options.allow_older:
-            store.refuse_older(manifest.name, manifest.version)
-        kind: Any = "signal" if manifest.input.is_signal else "picture"
-        model, passed = Engines(match.profile, facts, settings.engine).open(folder, kind)
-        try:
-            for reason in passed:
-                print(f"passed over: {reason}")
-            print(f"{manifest.id} runs on {model.engine.label}")
-            _golden(model)
-        finally:
-            model.close()
-        before = next(iter(library.versions(manifest.name)), None)
-        _install(store, folder)
-        store.activate(
-            manifest.name,
-            manifest.version,
-            before=before.version
-            if before is not None and before.version != manifest.version
-            else None,
-        )
-    print(f"{manifest.id} is installed and live")
+            _refuse_older(store, name, version)
+        _try_out(engines, folder)
+        before = next((entry.version for entry in library.versions(name)), None)
+        install_folder(store, folder)
+    if store.has_agent():
+        _hand_over(store, name, version)
+    else:
+        store.activate(name, version, before=before if before != version else None)
+    print(f"{name}@{version} is installed and live")
     return 0
 
 
-def _install(store: Any, folder: Any) -> None:
-    from ..install import install_folder
+def _brought(path: Path, options: Options, store: Store, library: Library) -> Any:
+    """Make a folder of what the user names: a context."""
+    from ..bringing import BARE, bring
 
-    install_folder(store, folder)
+    name, version = options.name, options.model_version
+    if path.suffix in BARE and version is None and (name is None or is_name(name)):
+        version = _next_version(store, library, name or safe_name(path.stem))
+    return bring(path, name, version)
 
 
-def _next_version(library: Any, name: str) -> str:
+def _refuse_older(store: Store, name: str, version: str) -> None:
+    try:
+        store.refuse_older(name, version)
+    except ModelError as problem:
+        raise ModelError(f"{problem}; --allow-older installs it all the same") from None
+
+
+def _try_out(engines: Engines, folder: ModelFolder) -> None:
+    """See that the model runs on this device and gives what it gave where it was made."""
+    model, passed = engines.open(folder, "signal" if folder.manifest.input.is_signal else "picture")
+    try:
+        for reason in passed:
+            print(f"passed over: {reason}")
+        print(f"{model.id} runs on {model.engine.label}")
+        _golden(model)
+    finally:
+        model.close()
+
+
+def _hand_over(store: Store, name: str, version: str) -> None:
+    """Let the agent that runs on this store try the model as if it had been pushed."""
+    from ..added import Added
+
+    added = Added(store)
+    request = added.ask(name, version)
+    try:
+        added.wait(request, lambda state: print(f"agent: {state}", flush=True), AGENT_SECONDS)
+    except ModelError as problem:
+        raise ModelError(f"{name}@{version}: {problem}") from None
+    finally:
+        added.forget(request)
+
+
+def _next_version(store: Store, library: Library, name: str) -> str:
     """Give the highest known version + 1."""
-    versions = [entry.version for entry in library.versions(name) if entry.version]
+    versions = [entry.version for entry in library.entries(name) if entry.version]
+    # A version that was accepted once counts though its folder is gone.
+    versions += [highest] if (highest := store.pointers(name).highest) else []
     if not versions:
         return "1"
     return str(max(version_key(version) for version in versions)[0] + 1)
 
 
-def _unpacked(path: Path, options: Options) -> Any:
-    """Unpack a package; what lies on this disk is trusted, but its digests must still agree."""
-    if options.name is not None or options.model_version is not None:
-        raise UsageError(
-            "--name and --version: a package has its own; unpack it to rename the model"
-        )
-    from ..bringing import unpacked
-
-    return unpacked(path)
-
-
-def _golden(model: Any) -> None:
+def _golden(model: Model) -> None:
     from ..golden import compare_golden
 
     agreement = compare_golden(model)

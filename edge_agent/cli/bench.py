@@ -13,7 +13,7 @@ from . import Options
 
 def main(options: Options) -> int:
     """Measure and print, as a table or as JSON."""
-    return _pipeline(options)
+    return _push(options) if options.bench == "push" else _pipeline(options)
 
 
 def _pipeline(options: Options) -> int:
@@ -68,6 +68,62 @@ def _pipeline(options: Options) -> int:
         "overhead: board, order, JSON and publishing, a frame; age: capture to publish, with the source"
     )
     print("at full speed, so it holds the wait in the queue of a lossless source.")
+    return 0
+
+
+def _push(options: Options) -> int:
+    from ..bench.push import Setup, measure
+
+    models = [Path(name) for name in options.models]
+    for model in models:
+        if not model.exists():
+            raise UsageError(f"{model}: no such model folder or file")
+    clip = Path(options.source or bundled("models") / "media" / "conveyor.mp4")
+    if not clip.is_file():
+        raise UsageError(f"--source: {clip}: no such clip")
+    sizes = options.mb or ([] if models else [4, 100])
+    setup = Setup(options.runs, int(options.protocol), options.max_packet, clip)
+    reports = measure(models, sizes, setup, lambda text: print(text, file=sys.stderr, flush=True))
+    if options.json:
+        for report in reports:
+            print(json.dumps(report.json()))
+        return 0
+    from rich.console import Console
+    from rich.table import Table
+
+    version = "5" if setup.protocol == 5 else "3.1.1"
+    limit = f", max_packet_size {setup.packet}" if setup.packet else ""
+    rates = Table(title=f"MQTT {version}{limit}, {setup.runs} pairs; median (least to most)")
+    for heading in ("model", "MB", "raw MB/s", "push MB/s", "ratio", "arrived s", "live s"):
+        rates.add_column(heading)
+    frames = Table(title=f"{clip.name} playing: age of its results, ms")
+    for heading in ("model", "before p50/p99", "during p50/p99", "missing", "swap ms", "live s"):
+        frames.add_column(heading)
+    for report in reports:
+        figures = report.json()
+        rates.add_row(
+            report.model,
+            f"{report.size / 1e6:.1f}",
+            _spread(figures["raw_mb_s"], 1),
+            _spread(figures["push_mb_s"], 1),
+            _spread(figures["ratio"], 2),
+            _spread(figures["transfer_s"], 2),
+            _spread(figures["total_s"], 2),
+        )
+        clip_figures = figures["clip"]
+        before, during = clip_figures["before_ms"], clip_figures["during_ms"]
+        frames.add_row(
+            report.model,
+            f"{before['p50']:.1f} / {before['p99']:.1f}",
+            f"{during['p50']:.1f} / {during['p99']:.1f}",
+            f"{clip_figures['missing_before']} / {clip_figures['missing_during']}",
+            _spread(clip_figures["swap_ms"], 2),
+            _spread(clip_figures["total_s"], 2),
+        )
+    Console().print(rates)
+    Console().print(frames)
+    print("raw: one publisher, one subscriber, the same broker and block sizes, QoS 1, paced;")
+    print("missing: frames of the clip without a result, before and during a push.")
     return 0
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-from ..errors import AgentError, SampleError, UsageError
+from ..errors import AgentError, ModelError, SampleError, UsageError
+from ..manifest import MANIFEST
 from . import Options, load_settings
 
 
@@ -39,8 +41,8 @@ def main(options: Options) -> int:
     """Check all; 0 if all is fit, 1 if something is not, 2 if the settings are wrong."""
     settings = load_settings(options, needed=True)
     from ..agent import library_of, match_profile, open_store
-    from ..serving import Engines
     from ..config import find_file
+    from ..serving import Engines
 
     report = _Report()
     report.line("ok", "settings", str(find_file(options.config)))
@@ -55,29 +57,25 @@ def main(options: Options) -> int:
     report.line("ok", "state_dir", f"{settings.state}, writable")
     report.tried("broker", lambda: _broker(settings))
     library = library_of(settings, store)
-    wrong_settings = False
+    for name in settings.models_dirs:
+        report.tried("models_dirs", partial(_models_dir, Path(name)))
     for pipeline in settings.pipelines:
-        wrong_settings |= not _pipeline(report, settings, pipeline, library, engines)
+        _pipeline(report, settings, pipeline, library, engines)
     if not settings.pipelines:
         report.line("note", "pipelines", "there are none; the agent runs, but has nothing to do")
     for problem in _trust(settings):
         report.line("FAIL", "trust", problem)
-    if wrong_settings:
-        return 2
     return 1 if report.failed else 0
 
 
-def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, engines: Any) -> bool:
-    """Check one pipeline; False where its settings themselves are wrong."""
+def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, engines: Any) -> None:
+    """Check the source of one pipeline and each of its models."""
+    from ..golden import compare_golden
     from ..settings import parse_route
     from ..sources import open_source, parse_source
 
     subject = f"pipeline {pipeline.name}"
-    try:
-        spec = parse_source(pipeline.source, settings.base)
-    except UsageError as problem:
-        report.line("FAIL", f"{subject} source", str(problem))
-        return False
+    spec = parse_source(pipeline.source, settings.base)
 
     def source() -> str:
         opened = open_source(spec, Event())
@@ -103,13 +101,23 @@ def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, engin
         def model(arm: Any = arm, kind: Any = kind) -> str:
             loaded, passed = engines.open(library.find(arm.name, arm.version), kind)
             try:
-                text = f"{loaded.id} runs on {loaded.engine.label}"
+                agreement = compare_golden(loaded)
             finally:
                 loaded.close()
-            return text + (f" (passed over {'; '.join(passed)})" if passed else "")
+            if agreement is not None and not agreement.passed:
+                raise ModelError(f"{loaded.id}: golden: {agreement.why}")
+            golden = "" if agreement is None else f", golden: {agreement.why}"
+            over = f" (passed over {'; '.join(passed)})" if passed else ""
+            return f"{loaded.id} runs on {loaded.engine.label}{golden}{over}"
 
         report.tried(f"{subject} model {arm.reference}", model)
-    return True
+
+
+def _models_dir(folder: Path) -> str:
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder")
+    count = len(list(folder.glob(f"*/{MANIFEST}")))
+    return f"{folder}, {count} model{'' if count == 1 else 's'}"
 
 
 def _broker(settings: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from urllib.parse import quote
 
 from ..bundled import bundled
 from ..client import BrokerClient
+from ..config import PREFIX
 from ..errors import AgentError, LinkError, UsageError
 from ..settings import Broker
 from . import Options
@@ -92,7 +94,13 @@ def _watch(options: Options, folder: Path, loopback: Loopback, settings: Path) -
         log.open("wb") as output,
     ):
         agent = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stderr=output, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=_plain_environment(),
+            # Ctrl-C is for us; the agent is told to end in its turn.
+            start_new_session=True,
         )
         view = LiveView("edge-agent demo", notes, quiet=options.json)
         try:
@@ -115,6 +123,16 @@ def _watch(options: Options, folder: Path, loopback: Loopback, settings: Path) -
             f"no result arrived; the agent's last word: {words[-1] if words else 'none'}"
         )
     return 0
+
+
+def _plain_environment() -> dict[str, str]:
+    """Leave out what would overrule the demo's settings: it is to work wherever it is started."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(PREFIX)
+        and name not in {"CREDENTIALS_DIRECTORY", "STATE_DIRECTORY", "NOTIFY_SOCKET"}
+    }
 
 
 def _show(

@@ -97,6 +97,7 @@ def _check(config: Path) -> None:
 
     Raises:
         UsageError: they are not.
+
     """
     from ..config import load
 
@@ -272,6 +273,7 @@ def _run(*command: str) -> None:
 
     Raises:
         AgentError: it failed; with its last word.
+
     """
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:

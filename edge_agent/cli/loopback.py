@@ -38,11 +38,12 @@ class Loopback:
 
 
 @contextmanager
-def broker(folder: Path) -> Iterator[Loopback]:
+def broker(folder: Path, more: str = "") -> Iterator[Loopback]:
     """Run a broker as long as it is needed.
 
     Args:
         folder: for its settings and log.
+        more: lines of settings, which only mosquitto takes.
 
     Raises:
         UsageError: there is none to run.
@@ -53,7 +54,9 @@ def broker(folder: Path) -> Iterator[Loopback]:
     port = free_port()
     if mosquitto is not None:
         settings = folder / "mosquitto.conf"
-        settings.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\n")
+        settings.write_text(
+            f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\n{more}"
+        )
         command, made = [mosquitto, "-c", str(settings)], Loopback("mosquitto", port, 5)
     elif importlib.util.find_spec("amqtt") is not None:
         command = [sys.executable, "-m", "edge_agent.cli.amqtt_broker", str(port)]

@@ -19,6 +19,7 @@ from ..packing import Package, make, open_package
 from ..sender import Progress, Sender
 from . import Options, broker_settings
 
+RECONNECT_SECONDS = 0.5
 LOOK_SECONDS = 1.5
 """How long retained topics may take to arrive."""
 
@@ -42,7 +43,7 @@ def main(options: Options) -> int:
         print(
             f"{package.header.id}: {size} bytes in {package.header.blocks} blocks to {', '.join(devices)}"
         )
-        _send(sender, options.timeout)
+        _send(sender, client, options.timeout)
         return _report(sender, world, target)
 
 
@@ -159,15 +160,22 @@ def _next(world: World, devices: list[str], name: str) -> str:
     return str(max(version_key(version)[0] for version in known) + 1) if known else "1"
 
 
-def _send(sender: Sender, timeout: float) -> None:
-    """Send until everybody has ended, or nothing moves any more."""
+def _send(sender: Sender, client: BrokerClient, timeout: float) -> None:
+    """Send until everybody has ended, or nothing moves any more; through losses of the broker."""
     bars = _Bars(sender)
     moved = time.monotonic()
     before: list[tuple[str, float]] = []
     sender.offer()
     with bars:
         while not sender.done:
-            sender.step(0.2)
+            try:
+                sender.step(0.2)
+            except LinkError as problem:
+                if not client.gone:
+                    raise
+                print(f"{problem}; trying again", file=sys.stderr, flush=True)
+                _reconnect(client, moved + timeout)
+                sender.offer()
             now = [(p.state, p.percent) for p in sender.progress.values()]
             if now != before:
                 before, moved = now, time.monotonic()
@@ -180,6 +188,22 @@ def _send(sender: Sender, timeout: float) -> None:
                 raise LinkError(
                     f"no progress for {patience:.0f} s; the same push again goes on where it stopped"
                 )
+
+
+def _reconnect(client: BrokerClient, deadline: float) -> None:
+    """Come back to a broker that was restarted.
+
+    Raises:
+        LinkError: it has not come back in time.
+    """
+    while True:
+        try:
+            client.reconnect()
+            return
+        except LinkError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(RECONNECT_SECONDS)
 
 
 class _Bars:

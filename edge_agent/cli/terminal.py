@@ -77,7 +77,7 @@ def _body(kind: str, payload: Mapping[str, Any]) -> str:
         case "model":
             candidate = payload.get("candidate")
             trying = f" · {candidate['version']} {candidate['phase']}" if candidate else ""
-            return f"live {payload.get('live')}, previous {payload.get('previous')}{trying}"
+            return f"live {payload.get('live') or 'none'}, previous {payload.get('previous') or 'none'}{trying}"
         case "push":
             why = f": {payload['why']}" if payload.get("why") else ""
             return f"{payload.get('state')} {payload.get('percent', '')}%{why}"

@@ -2,47 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from .. import wire
-from ..bringing import BARE, Brought, bring, unpacked
-from ..errors import AgentError, EngineError, ModelError, SampleError, SourceError, UsageError
+from ..bringing import BARE, Brought, bring
+from ..config import load as load_settings
+from ..errors import AgentError, EngineError, SampleError, SourceError, UsageError
+from ..manifest import load as load_manifest
 from ..model import Model, open_model
-from ..names import safe_name
 from ..records import Array, Outcome, Sample
-from ..sources import Source, SourceSpec, guess_source, open_source, parse_source
-from ..window import Windower
+from ..settings import Broker
+from ..sources import SourceSpec, guess_source, parse_source
 from . import Options
 from .live import LiveView
+from .samples import Samples
 
 PICTURE = Path("try.jpg")
+PART = Path(".try.jpg.part")
 PICTURE_SECONDS = 0.5
-BENCH_SECONDS = 1.5
+BENCH_SECONDS = 1.0
 
 
 def main(options: Options) -> int:
     """Try; 0 if there was at least one result."""
-    spec = parse_source(guess_source(options.source), Path.cwd())
+    spec = _source(options.source)
     path = Path(options.model)
-    save = Path(options.save) if options.save else None
-    if save is not None and save.exists() and any(save.iterdir()):
-        raise UsageError(f"--save: {save} is there already and not empty; name a new folder")
-    with unpacked(path) if path.suffix == ".tar" else bring(path) as brought:
+    if not options.model or not path.exists():
+        raise UsageError(f"MODEL: {options.model!r}: no such file or folder")
+    save = _new_folder(options.save)
+    with bring(path) as brought:
         _say(brought, path)
-        closing = threading.Event()
-        source = open_source(spec, closing)
-        try:
-            samples = _samples(source, spec, brought)
-            first = next(samples, None)
+        with Samples(spec, brought.folder.manifest.input) as samples:
+            first = samples.first()
             if first is None:
                 raise SourceError(f"{spec.redacted}: ended before it gave anything to look at")
             best = _compare_engines(brought, spec, first)
@@ -50,9 +48,6 @@ def main(options: Options) -> int:
                 count = _watch(options, best, samples, first, spec)
             finally:
                 best.close()
-        finally:
-            closing.set()
-            source.close()
         if save is not None:
             _save(save, brought, spec)
     if count == 0:
@@ -60,38 +55,40 @@ def main(options: Options) -> int:
     return 0
 
 
+def _source(text: str) -> SourceSpec:
+    """Read what a person typed; a file that is not there is a slip, a camera that is not is not."""
+    if not text.strip():
+        raise UsageError("SOURCE: is empty; name a camera's URL, a device, a file or a folder")
+    spec = parse_source(guess_source(text), Path.cwd())
+    if spec.path is not None and not spec.live and not spec.path.exists():
+        raise UsageError(f"SOURCE: {spec.path}: no such file or folder")
+    return spec
+
+
+def _new_folder(name: str | None) -> Path | None:
+    """Make the folder to save to, before any time is spent on what goes into it."""
+    if name is None:
+        return None
+    folder = Path(name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UsageError(f"--save: {folder} is there already and not empty; name a new folder")
+    except OSError as problem:
+        raise UsageError(f"--save: {folder}: {problem.strerror}; name a new folder") from None
+    return folder
+
+
 def _say(brought: Brought, path: Path) -> None:
     """Say aloud what the model is and what had to be assumed."""
     manifest = brought.folder.manifest
+    told = " as its own metadata tells" if path.suffix in BARE else ""
     print(
-        f"model    {manifest.id}: {manifest.task}, decoder {manifest.decoder}, {len(brought.folder.labels)} labels"
+        f"model    {manifest.id}: {manifest.task}, decoder {manifest.decoder}, "
+        f"{len(brought.folder.labels)} labels{told}"
     )
-    if path.suffix in BARE:
-        print("         of its own metadata:")
     for assumption in brought.assumptions:
         print(f"assumed  {assumption}")
-
-
-def _samples(source: Source, spec: SourceSpec, brought: Brought) -> Iterator[Sample]:
-    """Number what the source gives; of a signal, cut windows."""
-    windower: Windower | None = None
-    seq = 0
-    while source.grab():
-        try:
-            reading = source.retrieve()
-        except SampleError as problem:
-            print(f"skipped  {problem}")
-            continue
-        if source.kind == "picture":
-            yield Sample(reading.data, seq, reading.time_ns, reading.since, reading.file)
-            seq += 1
-            continue
-        windower = windower or Windower(brought.folder.manifest.input, reading.columns)
-        for data, time_ns, since in windower.push(reading.data, reading.time_ns, reading.since):
-            yield Sample(data, seq, time_ns, since, picture=False)
-            seq += 1
-    if seq == 0 and spec.kind == "signal":
-        print(f"skipped  {spec.redacted} holds less than one window")
 
 
 def _compare_engines(brought: Brought, spec: SourceSpec, sample: Sample) -> Model:
@@ -104,8 +101,9 @@ def _compare_engines(brought: Brought, spec: SourceSpec, sample: Sample) -> Mode
         try:
             model, _ = open_model(brought.folder, [choice], spec.kind)
         except EngineError as problem:
-            refusals.append(f"{name}: {problem}")
-            print(f"engine   {name}: cannot run it: {problem}")
+            reason = str(problem).rpartition(f"{name}: ")[2]
+            refusals.append(f"{name}: {reason}")
+            print(f"engine   {name}: cannot run it: {reason}")
             continue
         rate, alone_ms = _rate(model, sample, choice.lanes)
         print(
@@ -158,106 +156,83 @@ def _rate(model: Model, sample: Sample, lanes: int) -> tuple[float, float]:
     return count / (time.perf_counter() - start), sorted(alone)[len(alone) // 2]
 
 
-@contextmanager
-def _newest(
-    samples: Iterator[Sample], first: Sample, *, lossless: bool
-) -> Iterator[Iterator[Sample]]:
-    """Read ahead in a thread; of a live source, only the newest is worth looking at."""
-    from collections import deque
-
-    # The first is old by now: the engines were timed on it.
-    waiting: deque[Sample] = deque([first] if lossless else [], maxlen=None if lossless else 1)
-    changed = threading.Condition()
-    state: dict[str, Any] = {"done": False, "error": None, "stop": False}
-
-    def read() -> None:
-        try:
-            for sample in samples:
-                with changed:
-                    while lossless and len(waiting) >= 4 and not state["stop"]:
-                        changed.wait(0.1)
-                    if state["stop"]:
-                        return
-                    waiting.append(sample)
-                    changed.notify_all()
-        except AgentError as problem:
-            state["error"] = problem
-        finally:
-            with changed:
-                state["done"] = True
-                changed.notify_all()
-
-    def give() -> Iterator[Sample]:
-        while True:
-            with changed:
-                while not waiting and not state["done"]:
-                    changed.wait(0.25)
-                if not waiting:
-                    if state["error"] is not None:
-                        raise state["error"]
-                    return
-                sample = waiting.popleft()
-                changed.notify_all()
-            yield sample
-
-    reader = threading.Thread(target=read, name="capture", daemon=True)
-    reader.start()
-    try:
-        yield give()
-    finally:
-        with changed:
-            state["stop"] = True
-            changed.notify_all()
-        reader.join(2.0)
-
-
 def _watch(
-    options: Options, model: Model, samples: Iterator[Sample], first: Sample, spec: SourceSpec
+    options: Options, model: Model, samples: Samples, first: Sample, spec: SourceSpec
 ) -> int:
     """Show results until the source ends, the time is over or somebody has seen enough."""
-    deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
-    notes = [f"annotated picture: {PICTURE}, kept fresh"] if first.picture else []
-    drawn = 0.0
-    last: tuple[Array, Outcome] | None = None
+    picture = _Picture() if first.picture else None
     count = 0
-    with LiveView(f"edge-agent try · {spec.redacted} · {model.id}", notes) as view:
+    with LiveView(f"edge-agent try · {spec.redacted} · {model.id}", _notes(picture)) as view:
+        deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
         try:
-            with _newest(samples, first, lossless=spec.lossless) as newest:
-                for sample in newest:
-                    try:
-                        outcome = model.infer(sample)
-                    except SampleError as problem:
-                        view.say(f"dropped: {problem}")
-                        continue
-                    count += 1
-                    now = time.monotonic()
-                    age_ms = (now - sample.since) * 1e3
-                    view.result(wire.result("try", "", "try", sample, outcome, age_ms))
-                    if sample.picture:
-                        last = (sample.data, outcome)
-                        if now - drawn >= PICTURE_SECONDS:
-                            drawn = now
-                            _draw(*last)
-                    if now >= deadline:
-                        break
+            # A camera's first is old by now: the engines were timed on it.
+            begin = [replace(first, since=time.monotonic())] if spec.lossless else []
+            for sample in chain(begin, samples.follow()):
+                try:
+                    outcome = model.infer(sample)
+                except SampleError as problem:
+                    view.say(f"dropped: {problem}")
+                    continue
+                count += 1
+                age_ms = (time.monotonic() - sample.since) * 1e3
+                view.result(wire.result("try", "", "try", sample, outcome, age_ms))
+                if picture is not None:
+                    picture.show(sample.data, outcome)
+                if time.monotonic() >= deadline:
+                    break
         except KeyboardInterrupt:
             view.say("stopped")
         except SourceError as problem:
             view.say(f"source lost: {problem}")
-    if last is not None:
-        _draw(*last)
+    if picture is not None:
+        picture.finish()
     for line in view.summary_lines():
         print(line)
     return count
 
 
-def _draw(picture: Array, outcome: Outcome) -> None:
-    """Replace the picture in one step, for viewers that watch the file."""
-    from ..annotate import annotate, jpeg
+def _notes(picture: _Picture | None) -> list[str]:
+    if picture is None:
+        return []
+    if picture.trouble:
+        return [f"no annotated picture: {PICTURE} cannot be written here: {picture.trouble}"]
+    return [f"annotated picture: {PICTURE}, kept fresh"]
 
-    temporary = PICTURE.with_name(".try.jpg.part")
-    temporary.write_bytes(jpeg(annotate(picture, outcome.findings)))
-    temporary.replace(PICTURE)
+
+class _Picture:
+    """Keeps try.jpg fresh; replaced in one step, for viewers that watch the file."""
+
+    def __init__(self) -> None:
+        self.trouble = ""
+        """Why it cannot be written; the results are worth seeing all the same."""
+        self._drawn = 0.0
+        self._last: tuple[Array, Outcome] | None = None
+        try:
+            PART.write_bytes(b"")
+            PART.unlink()
+        except OSError as problem:
+            self.trouble = problem.strerror or str(problem)
+
+    def show(self, picture: Array, outcome: Outcome) -> None:
+        """Take in a result; draw it if it is time to."""
+        self._last = picture, outcome
+        if time.monotonic() - self._drawn >= PICTURE_SECONDS:
+            self._drawn = time.monotonic()
+            self.finish()
+
+    def finish(self) -> None:
+        """Draw the latest."""
+        from ..annotate import annotate, jpeg
+
+        if self.trouble or self._last is None:
+            return
+        picture, outcome = self._last
+        try:
+            PART.write_bytes(jpeg(annotate(picture, outcome.findings)))
+            PART.replace(PICTURE)
+        except OSError as problem:
+            self.trouble = problem.strerror or str(problem)
+            print(f"no further pictures: {PICTURE}: {self.trouble}")
 
 
 def _absolute(spec: SourceSpec) -> str:
@@ -265,39 +240,29 @@ def _absolute(spec: SourceSpec) -> str:
     if spec.path is None:
         return spec.text
     _, mark, query = spec.text.partition("?")
-    return f"{spec.form}:{quote(str(spec.path.resolve()))}{mark}{query}"
+    # Links stay: the name under /dev/v4l/by-id is the one that lasts.
+    return f"{spec.form}:{quote(str(spec.path.absolute()))}{mark}{query}"
 
 
 def _save(place: Path, brought: Brought, spec: SourceSpec) -> None:
     """Write what `run` takes: the model folder and the settings."""
+    import tomli_w
+
     manifest = brought.folder.manifest
     folder = place / "models" / manifest.name
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(brought.folder.path, folder)
-    source = _absolute(spec)
     settings = place / "edge-agent.toml"
-    settings.write_text(
-        "\n".join(
-            [
-                'models_dirs = ["models"]',
-                'state_dir = "state"',
-                "",
-                "[broker]",
-                'url = "mqtt://localhost:1883"',
-                "",
-                "[[pipelines]]",
-                f'name = "{safe_name(manifest.name)}"',
-                f"source = {json.dumps(source, ensure_ascii=False)}",
-                f'model = "{manifest.name}"',
-                "",
-            ]
-        ),
-        encoding="utf-8",
-    )
+    pipeline = {"name": manifest.name, "source": _absolute(spec), "model": manifest.name}
+    table = {
+        "models_dirs": ["models"],
+        "state_dir": "state",
+        "broker": {"url": Broker().url},
+        "pipelines": [pipeline],
+    }
+    shutil.copytree(brought.folder.path, folder)
+    settings.write_text(tomli_w.dumps(table), encoding="utf-8")
     try:
-        from ..manifest import load
-
-        load(folder)
-    except ModelError as problem:
+        load_manifest(folder)
+        load_settings(settings, {})
+    except AgentError as problem:
         raise AgentError(f"--save: what was written cannot be read back: {problem}") from None
     print(f"saved    {folder} and {settings}; now: edge-agent run --config {settings}")

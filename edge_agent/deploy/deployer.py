@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 from .. import wire
-from ..durable import fault, replace_file
+from ..durable import disk_errors, fault, replace_file
 from ..errors import AgentError, ModelError
 from ..library import Library
 from ..manifest import ModelFolder
@@ -69,7 +69,7 @@ class Deployer:
         trial: Callable[[], Trial],
         swap: str,
         memory_budget_mb: int,
-        say_push: Callable[[str, Mapping[str, Any]], None],
+        say_push: Callable[[str, Mapping[str, Any]], object],
         on_change: Callable[[], None],
     ) -> None:
         """Prepare.
@@ -96,6 +96,10 @@ class Deployer:
         self._changing = threading.RLock()
         self._candidates: dict[str, Candidate] = {}
         self._probations: dict[str, Probation] = {}
+        self._submitted: list[Candidate] = []
+        """On their way to the thread."""
+        self._unresumed: dict[str, TrialMark] = {}
+        """Probations from before the start, until the models are loaded."""
         self._last_file = store.root / "deployments.json"
         self._lasts: dict[str, dict[str, Any]] = _read_lasts(self._last_file)
         self._closing = threading.Event()
@@ -104,16 +108,28 @@ class Deployer:
 
     def submit(self, candidate: Candidate) -> None:
         """Take a candidate; its trial may have to wait for another's."""
+        self._submitted.append(candidate)
         self._queue.put(candidate)
 
     def standing(self, name: str, version: str) -> str | None:
         """Say how far a version is that is here already, as section 5 has it."""
+        mark = self._unresumed.get(name)
+        if mark is not None and same_version(mark.version, version):
+            return "preparing"  # whether it stays live is about to be decided
+        for candidate in (self._candidates.get(name), *list(self._submitted)):
+            if (
+                candidate is not None
+                and candidate.name == name
+                and same_version(candidate.version, version)
+            ):
+                return candidate.phase
+        return self._serves(name, version)
+
+    def _serves(self, name: str, version: str) -> Literal["live", "probation"] | None:
+        """Say whether a version serves."""
         probation = self._probations.get(name)
         if probation is not None and same_version(probation.candidate.version, version):
             return "probation"
-        candidate = self._candidates.get(name)
-        if candidate is not None and same_version(candidate.version, version):
-            return candidate.phase
         try:
             live = self._library.live(name).manifest.version
         except ModelError:
@@ -199,7 +215,9 @@ class Deployer:
 
     def run(self) -> None:
         """Take candidates and watch those on probation, until closed."""
-        self._after_start()
+        for name, mark in list(self._unresumed.items()):
+            self._resume_probation(name, mark)
+            self._unresumed.pop(name)
         while not self._closing.is_set():
             try:
                 candidate = self._queue.get(timeout=POLL_SECONDS)
@@ -213,90 +231,126 @@ class Deployer:
         self._closing.set()
         self._queue.put(None)
 
-    def _after_start(self) -> None:
-        """See what was under way when the agent ended."""
+    def recover(self) -> None:
+        """See what was under way when the agent ended; before anybody asks how far it is."""
         for name in self._store.names():
             mark = self._store.pointers(name).trial
-            if mark is None:
-                self._try_untried(name)
-                continue
-            starts = mark.starts + 1
-            if mark.phase == "probation":
-                self._resume_probation(name, mark)
-            elif starts > MOST_STARTS or self._store.path(name, mark.version) is None:
-                self._store.set_trial(name, None)
-                self._reject_stored(
-                    name, mark.version, f"the agent ended {starts} times during its trial"
-                )
-            else:
-                self._store.set_trial(name, replace(mark, starts=starts))
-                transfer = self._store.transfer(name, mark.version)
-                version = mark.version
-                log.info("%s@%s: its trial was interrupted, begins again", name, version)
-                self.submit(
-                    Candidate(
-                        name,
-                        version,
-                        transfer,
-                        lambda name=name, version=version: self._library.find(name, version),  # type: ignore[misc]
-                        starts=starts,
-                    )
-                )
+            try:
+                if mark is None:
+                    self._try_untried(name)
+                elif mark.phase == "probation" and mark.starts < 0:
+                    self._unresumed[name] = mark
+                elif mark.phase == "probation":
+                    self._undo_crash(name, mark)
+                else:
+                    self._try_again(name, mark)
+            except ModelError as problem:
+                # A full disk: what serves, serves.
+                log.error("%s: %s", name, problem)  # noqa: TRY400 - one line, no traceback
+
+    def _undo_crash(self, name: str, mark: TrialMark) -> None:
+        """Bring the version before back, before the one on probation can crash us once more."""
+        why = "the agent crashed during its probation"
+        candidate = self._stored_candidate(name, mark.version)
+        try:
+            self._library.rollback(name)
+        except ModelError as problem:
+            self._store.set_trial(name, None)
+            self._keep_all_the_same(candidate, why, problem)
+            return
+        fault("rollback.done")
+        log.warning("%s: rolled back: %s", candidate.id, why)
+        self._record(candidate, "rolled-back", why, {})
+        self._finish(candidate, "rolled-back", why)
+
+    def _try_again(self, name: str, mark: TrialMark) -> None:
+        """Begin a trial anew that the agent's end has interrupted."""
+        starts = mark.starts + 1
+        if starts > MOST_STARTS or self._store.path(name, mark.version) is None:
+            why = f"the agent ended {starts} times during its trial"
+            self._store.set_trial(name, None)
+            self._reject_stored(name, mark.version, why)
+            self._finish(self._stored_candidate(name, mark.version), "rejected", why)
+            return
+        self._store.set_trial(name, replace(mark, starts=starts))
+        log.info("%s@%s: its trial was interrupted, begins again", name, mark.version)
+        self.submit(self._stored_candidate(name, mark.version, starts))
+
+    def _stored_candidate(self, name: str, version: str, starts: int = 0) -> Candidate:
+        """Make a candidate of what is in the store."""
+        return Candidate(
+            name,
+            version,
+            self._store.transfer(name, version),
+            lambda: self._library.find(name, version),
+            starts=starts,
+        )
 
     def _try_untried(self, name: str) -> None:
         """Try what came into the store and was never tried: by `add`, or just before a crash."""
         untried = [v for v in self._store.versions(name) if not self._store.accepted(name, v)]
         for version in untried[-1:]:
-            self.submit(
-                Candidate(
-                    name,
-                    version,
-                    self._store.transfer(name, version),
-                    lambda version=version: self._library.find(name, version),  # type: ignore[misc]
-                )
-            )
+            self.submit(self._stored_candidate(name, version))
 
     def _resume_probation(self, name: str, mark: TrialMark) -> None:
-        """The agent has ended during a probation: by request, which is nothing, or by a crash."""
-        candidate = Candidate(
-            name,
-            mark.version,
-            self._store.transfer(name, mark.version),
-            lambda: self._library.live(name),
-        )
-        if mark.starts < 0:  # the mark of an orderly end
+        """Go on with a probation after an orderly end of the agent."""
+        try:
+            bounds = self._bounds(self._library.live(name))
             self._store.set_trial(name, replace(mark, starts=0))
-            models = [s.model for s in self._servings.of(name) if s.model is not None]
-            with self._changing:
-                self._probations[name] = Probation(
-                    candidate,
-                    models,
-                    time.monotonic() + self._bounds(self._library.live(name)).probation_s,
-                    self._bounds(self._library.live(name)),
-                )
+        except ModelError as problem:
+            log.error("%s: %s", name, problem)  # noqa: TRY400 - one line, no traceback
             return
+        fault("probation.resumed")
+        models = [s.model for s in self._servings.of(name) if s.model is not None]
         with self._changing:
-            self._fail_probation(candidate, "the agent crashed during its probation")
+            self._probations[name] = Probation(
+                self._stored_candidate(name, mark.version),
+                models,
+                time.monotonic() + bounds.probation_s,
+                bounds,
+            )
 
     def suspend(self) -> None:
-        """Note, at an orderly end, that those on probation are not to blame for it."""
-        for name in list(self._probations):
+        """Note, at an orderly end, that those under way are not to blame for it."""
+        for name in {*self._probations, *self._candidates}:
             mark = self._store.pointers(name).trial
-            if mark is not None:
-                self._store.set_trial(name, replace(mark, starts=-1))
+            if mark is None:
+                continue
+            try:
+                starts = -1 if mark.phase == "probation" else mark.starts - 1
+                self._store.set_trial(name, replace(mark, starts=starts))
+            except ModelError as problem:
+                log.error("%s: %s", name, problem)  # noqa: TRY400 - one line, no traceback
+            fault("probation.suspended")
 
     def _process(self, candidate: Candidate) -> None:
         """Take one candidate all the way."""
+        if is_name(candidate.name):
+            self._candidates[candidate.name] = candidate
+            self._on_change()
         try:
             folder = candidate.install()
         except AgentError as problem:
+            self._candidates.pop(candidate.name, None)
+            self._submitted.remove(candidate)
             candidate.durable()
             self._finish(candidate, "rejected", str(problem))
             return
         candidate.name, candidate.version = folder.manifest.name, folder.manifest.version
         candidate.durable()
         models: dict[Kind, Model] = {}
+        standing = self._serves(candidate.name, candidate.version)
+        pointed = self._store.pointers(candidate.name).live
+        if standing and pointed and same_version(pointed, candidate.version):
+            # Asked for twice, as by a push that was repeated: it need not prove itself again.
+            self._candidates.pop(candidate.name, None)
+            self._submitted.remove(candidate)
+            self._say(candidate, standing)
+            candidate.finished("live", None)
+            self._on_change()
+            return
         self._candidates[candidate.name] = candidate
+        self._submitted.remove(candidate)
         try:
             self._phase(candidate, "preparing")
             self._mark(candidate)
@@ -372,7 +426,12 @@ class Deployer:
                 golden=bounds.golden,
                 timeout_s=bounds.timeout_s,
                 memory_mb=self._budget_mb or _free_memory_mb(),
+                stopped=lambda: "the agent ends" if self._closing.is_set() else candidate.aborted,
             )
+            if self._closing.is_set():
+                raise _Interrupted(candidate.id)
+            if candidate.aborted is not None:
+                raise ModelError(candidate.aborted)
             if not verdict.passed:
                 raise ModelError(f"{candidate.id}: {verdict.why}")
             if bounds.max_infer_ms and verdict.infer_ms > bounds.max_infer_ms:
@@ -425,6 +484,7 @@ class Deployer:
                     time.monotonic() > deadline
                     or self._closing.is_set()
                     or candidate.aborted is not None
+                    or not self._servings.flows(candidate.name)
                 ):
                     break
                 self._watch_probations()
@@ -448,11 +508,10 @@ class Deployer:
         """Put it in the incumbent's place; the caller has the lock."""
         name, version = candidate.name, candidate.version
         self._end_probation(name)
-        self._store.activate(name, version, before=self._running(name, version))
+        self._store.activate(
+            name, version, before=self._running(name, version), watched=_watch(version, bounds)
+        )
         fault("swap.activated")
-        if bounds.probation_s > 0:
-            self._store.set_trial(name, TrialMark(version, "probation", time.time()))
-            fault("probation.marked")
         exchange = self._servings.exchange(models, name)
         fault("swap.exchanged")
         self._candidates.pop(name, None)
@@ -472,6 +531,8 @@ class Deployer:
             self._probations[candidate.name] = Probation(
                 candidate, models, time.monotonic() + bounds.probation_s, bounds
             )
+        # Pipelines that name this very version may have waited for it.
+        self._servings.fill()
         self._wait_for_first(models)
         details |= _first_inference(candidate, models)
         self._record(candidate, "live", None, details)
@@ -511,6 +572,8 @@ class Deployer:
         """
         name, version = candidate.name, candidate.version
         with self._changing:
+            if candidate.aborted is not None:
+                raise ModelError(candidate.aborted)
             self._end_probation(name)
             incumbent = self._library.live(name)
             start = time.perf_counter()
@@ -522,10 +585,13 @@ class Deployer:
             except AgentError as problem:
                 self._servings.exchange(self._open(incumbent), name)
                 raise ModelError(f"{candidate.id}: {problem}") from None
-            self._store.activate(name, version, before=incumbent.manifest.version)
+            self._store.activate(
+                name,
+                version,
+                before=incumbent.manifest.version,
+                watched=_watch(version, bounds),
+            )
             fault("swap.activated")
-            if bounds.probation_s > 0:
-                self._store.set_trial(name, TrialMark(version, "probation", time.time()))
             self._servings.exchange(models, name)
             fault("swap.exchanged")
             self._candidates.pop(name, None)
@@ -555,25 +621,29 @@ class Deployer:
         probation = self._probations.pop(name, None)
         if probation is None:
             return
-        mark = self._store.pointers(name).trial
-        if mark is not None and mark.phase == "probation":
-            self._store.set_trial(name, None)
+        self._clear_mark(name, probation.candidate.version)
         log.info("%s: probation is over", probation.candidate.id)
         self._finish(probation.candidate, "live", None)
         self._on_change()
 
     def _fail_probation(self, candidate: Candidate, why: str) -> None:
         """Bring the version before back; the caller has the lock."""
-        log.warning("%s: rolled back: %s", candidate.id, why)
+        log.warning("%s: fails: %s", candidate.id, why)
         self._probations.pop(candidate.name, None)
         try:
             self._roll_back(candidate.name, why)
         except AgentError as problem:
-            # Nothing to go back to: a first version stays, for want of better.
-            self._store.set_trial(candidate.name, None)
-            why = f"{why}; it goes on all the same: {problem}"
-            log.warning("%s: %s", candidate.id, why)
+            self._clear_mark(candidate.name, candidate.version)
+            self._keep_all_the_same(candidate, why, problem)
+            return
         self._finish(candidate, "rolled-back", why)
+
+    def _keep_all_the_same(self, candidate: Candidate, why: str, problem: AgentError) -> None:
+        """Leave a version live that has failed, for want of another."""
+        why = f"{why}; it goes on all the same: {problem}"
+        log.warning("%s: %s", candidate.id, why)
+        self._record(candidate, "live", why, {})
+        self._finish(candidate, "live", why)
 
     def _roll_back(self, name: str, why: str) -> str:
         """Make the version before live; the caller has the lock.
@@ -584,7 +654,8 @@ class Deployer:
         pointers = self._store.pointers(name)
         if pointers.live is None or pointers.previous is None:
             raise ModelError(
-                f"{name}: there is no version before {pointers.live or 'the one that runs'} to go back to"
+                f"{name}: there is no version before {pointers.live or 'the one that runs'}"
+                " to go back to"
             )
         left = pointers.live
         folder = self._library.find(name, pointers.previous)
@@ -625,15 +696,24 @@ class Deployer:
 
     def _reject_stored(self, name: str, version: str, why: str) -> None:
         """Remove what was rejected, unless it had been accepted before."""
-        mark = self._store.pointers(name).trial
-        if mark is not None and same_version(mark.version, version):
-            self._store.set_trial(name, None)
-        if self._store.path(name, version) is not None and not self._store.accepted(name, version):
-            try:
-                self._store.discard(name, version)
-            except ModelError as problem:
-                log.error("%s@%s: %s", name, version, problem)  # noqa: TRY400 - one line, no traceback
         log.warning("%s@%s: rejected: %s", name, version, why)
+        self._clear_mark(name, version)
+        try:
+            with disk_errors(f"{name}@{version}: removing it"), self._store.locked():
+                if not self._store.accepted(name, version):
+                    self._store.discard(name, version)
+        except ModelError as problem:
+            log.error("%s", problem)  # noqa: TRY400 - one line, no traceback
+
+    def _clear_mark(self, name: str, version: str) -> None:
+        """Note that a version is not on trial any more; where the disk is full, that waits."""
+        mark = self._store.pointers(name).trial
+        if mark is None or not same_version(mark.version, version):
+            return
+        try:
+            self._store.set_trial(name, None)
+        except ModelError as problem:
+            log.error("%s", problem)  # noqa: TRY400 - one line, no traceback
 
     def _record(
         self, candidate: Candidate, outcome: Any, why: str | None, details: Mapping[str, Any]
@@ -671,24 +751,30 @@ class _Interrupted(ModelError):
     """The agent ends; the trial begins again at its next start."""
 
 
+def _watch(version: str, bounds: Trial) -> TrialMark | None:
+    """Make the mark of a probation, where there is to be one."""
+    return TrialMark(version, "probation", time.time()) if bounds.probation_s > 0 else None
+
+
 def _judge_shadow(candidate: Candidate, shadow: Shadow, bounds: Trial) -> None:
     if shadow.errors:
         raise ModelError(f"{candidate.id}: shadow: failed on a live frame: {shadow.error}")
     if bounds.min_agreement > 0:
         if shadow.frames < shadow.wanted:
             raise ModelError(
-                f"{candidate.id}: shadow: only {shadow.frames} of {shadow.wanted} frames came within "
-                f"{bounds.timeout_s:g} s, too few to judge its agreement"
+                f"{candidate.id}: shadow: only {shadow.frames} of {shadow.wanted} frames came"
+                f" within {bounds.timeout_s:g} s, too few to judge its agreement"
             )
         if shadow.agreement < bounds.min_agreement:
             raise ModelError(
-                f"{candidate.id}: shadow: agrees on {shadow.agreement:.0%} of {shadow.frames} frames, "
-                f"{bounds.min_agreement:.0%} wanted ({shadow.disagreement})"
+                f"{candidate.id}: shadow: agrees on {shadow.agreement:.0%} of {shadow.frames}"
+                f" frames, {bounds.min_agreement:.0%} wanted ({shadow.disagreement})"
             )
     p95 = shadow.payload()["infer_ms"]["p95"]
     if bounds.max_infer_ms and p95 > bounds.max_infer_ms:
         raise ModelError(
-            f"{candidate.id}: shadow: too slow: p95 {p95:.1f} ms, at most {bounds.max_infer_ms:g} ms are allowed"
+            f"{candidate.id}: shadow: too slow: p95 {p95:.1f} ms,"
+            f" at most {bounds.max_infer_ms:g} ms are allowed"
         )
 
 

@@ -20,8 +20,9 @@ from itertools import chain
 from typing import Any
 
 from .. import BUILD_DATE, wire
-from ..archive import Front, open_archive
+from ..archive import Archive, Front, open_archive
 from ..blocks import BlockList, ranges
+from ..durable import disk_errors
 from ..errors import MalformedError, ModelError
 from ..housekeeping import make_room
 from ..incoming import Incoming, arriving, other_transfers
@@ -42,6 +43,7 @@ from ..package import (
 from ..pointers import same_version
 from ..store import Store
 from .candidate import Candidate
+from .flusher import Flusher
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +55,6 @@ PATIENCE_SECONDS = 120.0
 """After so long without a word from the sender, the transfer rests; what has arrived stays."""
 MAX_OFFER_BYTES = 64 * 1024
 MAX_WHOLE_BYTES = 256 * 2**20
-FLUSH_EVERY = 16
-"""Messages, at most, that wait for their blocks to be durable: fewer than the 20 that mosquitto
-lets be outstanding."""
 MAX_TRANSFERS = 16
 
 
@@ -86,6 +85,8 @@ class Transfer:
     asked: set[int] = field(default_factory=set)
     asked_at: float = 0.0
     heard_at: float = 0.0
+    unsaid: bool = False
+    """There was no connection to ask over."""
 
     @property
     def list_parts(self) -> int:
@@ -100,7 +101,7 @@ class Transfers:
         store: Store,
         library: Library,
         receiver: Receiver,
-        publish: Callable[[str, Mapping[str, Any]], None],
+        publish: Callable[[str, Mapping[str, Any]], bool],
         submit: Callable[[Candidate], None],
         standing: Callable[[str, str], str | None],
         on_change: Callable[[], None] = lambda: None,
@@ -111,7 +112,7 @@ class Transfers:
             store: where packages go.
             library: knows all versions.
             receiver: who we are.
-            publish: says something on the topic of a transfer.
+            publish: says something on the topic of a transfer; False without a connection.
             submit: takes a candidate whose package has arrived.
             standing: how far a version is that is here already: a state of section 5, or None.
             on_change: called as a transfer makes progress, at most once a second.
@@ -129,8 +130,7 @@ class Transfers:
         """Offers that wait for a credible clock."""
         self._handed: set[str] = set()
         """Complete, in the deployer's hands."""
-        self._unacked: list[Message] = []
-        self._dirty: set[str] = set()
+        self._flusher = Flusher()
         self._clock_checked = 0.0
 
     # What arrives
@@ -142,6 +142,8 @@ class Transfers:
             MalformedError: it is nothing that is expected here.
         """
         match levels:
+            case ("model",) | ("push", _, "offer") if not message.payload:
+                return False  # how a retained message is cleared; nothing is sent like this
             case ("model",):
                 return self._whole(message)
             case ("push", transfer, "offer") if is_name(transfer):
@@ -182,6 +184,8 @@ class Transfers:
         try:
             header = self._judge(header_bytes, signature)
             if header is None:
+                if len(self._waiting) >= MAX_TRANSFERS:
+                    raise ModelError(f"{len(self._waiting)} pushes wait for the clock already")
                 self._waiting[transfer] = (header_bytes, signature)
                 self._say(
                     transfer,
@@ -209,6 +213,7 @@ class Transfers:
         now = time.monotonic()
         made = Transfer(transfer, header_bytes, signature, header, now, heard_at=now)
         self._active[transfer] = made
+        self._changed_at = 0.0  # that it begins is said at once
         log.info(
             "push %s: %s is offered, %d bytes in %d blocks",
             transfer,
@@ -264,20 +269,15 @@ class Transfers:
         name, version = header.name, header.version
         standing = self._standing(name, version)
         if self._store.path(name, version) is None:
-            if standing is not None and any(
-                entry.version and same_version(entry.version, version)
-                for entry in self._library.versions(name)
-            ):
-                raise ModelError(
-                    f"{header.id} comes with this device already; give it a higher version"
-                )
+            self._refuse_foreign(name, version)
             return False
         if self._store.transfer(name, version) != transfer:
             if standing is not None or self._store.accepted(name, version):
                 raise ModelError(
                     f"{header.id} is on this device already, with other content; give it a higher version"
                 )
-            self._store.discard(name, version)
+            with self._store.locked():
+                self._store.discard(name, version)
             return False
         if standing is not None:
             self._say(transfer, standing, have=header.blocks, total=header.blocks)
@@ -288,10 +288,24 @@ class Transfers:
         )
         return True
 
+    def _refuse_foreign(self, name: str, version: str) -> None:
+        """See that no other place has this version: two models of one name would be mixed up."""
+        for entry in self._library.entries(name):
+            if (
+                entry.place != "store"
+                and entry.version is not None
+                and same_version(entry.version, version)
+            ):
+                raise ModelError(
+                    f"{name}@{version} comes with this device already; give it a higher version"
+                )
+
     def _list(self, transfer: str, number: int, payload: bytes) -> None:
         going_on = self._active.get(transfer)
         if going_on is None or going_on.incoming is not None or number >= going_on.list_parts:
             return
+        if len(payload) > LIST_PART:
+            raise MalformedError(f"larger than the {LIST_PART} bytes of a part")
         going_on.heard_at = time.monotonic()
         going_on.parts[number] = payload
         going_on.asked.discard(number)
@@ -306,6 +320,8 @@ class Transfers:
         try:
             blocks: BlockList = transfer.header.block_list(block_list)
             transfer.incoming = Incoming(self._store, front, transfer.header, blocks)
+            # Its folder is made durable while the first blocks are on their way.
+            self._flusher.put(transfer.incoming, None)
             folders = [
                 e.path for e in self._library.versions(transfer.header.name) if e.place != "store"
             ]
@@ -338,27 +354,10 @@ class Transfers:
             self._end(going_on, str(problem))
             return False
         going_on.asked.discard(number)
-        self._unacked.append(message)
-        self._dirty.add(transfer)
-        if len(self._unacked) >= FLUSH_EVERY:
-            self.flush()
-        if len(going_on.asked) <= WINDOW // 2 and going_on.id in self._active:
+        self._flusher.put(going_on.incoming, message)
+        if len(going_on.asked) <= WINDOW // 2:
             self._go_on(going_on)
         return True
-
-    def flush(self) -> None:
-        """Make durable what has arrived, and acknowledge it."""
-        for transfer in self._dirty:
-            going_on = self._active.get(transfer)
-            if going_on is not None and going_on.incoming is not None:
-                try:
-                    going_on.incoming.flush()
-                except ModelError as problem:
-                    self._end(going_on, str(problem))
-        self._dirty.clear()
-        for message in self._unacked:
-            message.ack()
-        self._unacked.clear()
 
     def _go_on(self, transfer: Transfer) -> None:
         """Ask for more, or hand the complete package over."""
@@ -366,8 +365,10 @@ class Transfers:
         if incoming is None or not incoming.complete:
             self._ask(transfer)
             return
-        self.flush()
-        if transfer.id not in self._active:
+        self._flusher.wait()
+        problem = self._flusher.failed(incoming)
+        if problem is not None:
+            self._end(transfer, problem)
             return
         del self._active[transfer.id]
         self._hand_over(
@@ -420,11 +421,13 @@ class Transfers:
         """Give a transfer up and leave nothing of it."""
         self._active.pop(transfer.id, None)
         if transfer.incoming is not None:
+            self._flusher.wait()
             try:
                 transfer.incoming.discard()
             except ModelError as problem:
                 log.error("push %s: %s", transfer.id, problem)  # noqa: TRY400 - one line, no traceback
         self._reject(transfer.id, why)
+        self._on_change()
 
     # A whole package in one message
 
@@ -445,7 +448,7 @@ class Transfers:
                     keep=self._receiver.pinned(),
                 )
                 self._submit_whole(
-                    transfer, "?", "0", lambda: install_handmade(self._store, archive), message
+                    transfer, "?", "0", lambda: self._install_handmade(archive), message
                 )
                 return True
             transfer = archive.front.transfer
@@ -472,6 +475,20 @@ class Transfers:
 
         self._submit_whole(transfer, header.name, header.version, install, message)
         return True
+
+    def _install_handmade(self, archive: Archive) -> ModelFolder:
+        """Unpack a tar without a header: what it is shows only then."""
+        folder = install_handmade(self._store, archive)
+        name, version = folder.manifest.name, folder.manifest.version
+        try:
+            self._refuse_older(name, version)
+            self._refuse_foreign(name, version)
+        except ModelError:
+            with self._store.locked():
+                if not self._store.accepted(name, version):
+                    self._store.discard(name, version)
+            raise
+        return folder
 
     def _submit_whole(
         self,
@@ -501,16 +518,36 @@ class Transfers:
         for transfer, front in arriving(self._store).items():
             log.info("push %s: was interrupted, goes on", transfer)
             self._consider(transfer, front.header, front.signature)
+            if not {transfer} & (self._active.keys() | self._waiting.keys() | self._handed):
+                self._drop(transfer)
+
+    def _drop(self, transfer: str) -> None:
+        """Remove what has arrived of a package that may not come in any more, or is here."""
+        try:
+            with disk_errors(f"push {transfer}: removing it"), self._store.locked():
+                folder = self._store.incoming / transfer
+                if folder.is_dir():
+                    self._store.take_apart(folder)
+        except ModelError as problem:
+            log.error("%s", problem)  # noqa: TRY400 - one line, no traceback
 
     def tick(self, now: float) -> None:
         """Repeat what was asked for in vain; let go of senders that have gone."""
+        if self._active and now - self._changed_at >= 1.0:
+            self._changed_at = now
+            self._on_change()
         for transfer in list(self._active.values()):
-            if now - transfer.heard_at > PATIENCE_SECONDS:
+            problem = self._flusher.failed(transfer.incoming) if transfer.incoming else None
+            if problem is not None:
+                self._end(transfer, problem)
+            elif now - transfer.heard_at > PATIENCE_SECONDS:
                 log.info("push %s: the sender has gone; what has arrived stays", transfer.id)
                 del self._active[transfer.id]
                 if transfer.incoming is not None:
+                    self._flusher.wait()
                     transfer.incoming.close()
-            elif (
+                self._on_change()
+            elif transfer.unsaid or (
                 now - transfer.asked_at >= SILENCE_SECONDS
                 and now - transfer.heard_at >= SILENCE_SECONDS
             ):
@@ -524,7 +561,7 @@ class Transfers:
 
     def close(self) -> None:
         """Let go of everything; what has arrived stays."""
-        self.flush()
+        self._flusher.wait()
         for transfer in self._active.values():
             if transfer.incoming is not None:
                 transfer.incoming.close()
@@ -534,13 +571,10 @@ class Transfers:
     def _ask(self, transfer: Transfer) -> None:
         """Ask for what is missing and not asked for yet, up to a window."""
         transfer.asked_at = time.monotonic()
-        if transfer.asked_at - self._changed_at >= 1.0:
-            self._changed_at = transfer.asked_at
-            self._on_change()
         if transfer.incoming is None:
             missing = [n for n in range(transfer.list_parts) if n not in transfer.parts][:WINDOW]
             transfer.asked = set(missing)
-            self._say(
+            transfer.unsaid = not self._say(
                 transfer.id, "need", have=0, total=transfer.header.blocks, list=_pairs(missing)
             )
             return
@@ -552,7 +586,7 @@ class Transfers:
         if not wanted:
             return
         transfer.asked.update(wanted)
-        self._say(
+        transfer.unsaid = not self._say(
             transfer.id, "need", have=incoming.have, total=incoming.total, need=_pairs(wanted)
         )
 
@@ -562,9 +596,9 @@ class Transfers:
 
     def _say(
         self, transfer: str, state: str, *, have: int = 0, total: int = 0, **more: Any
-    ) -> None:
+    ) -> bool:
         percent = 100.0 * have / total if total else 0.0
-        self._publish(
+        return self._publish(
             transfer,
             {
                 "schema": wire.SCHEMA,

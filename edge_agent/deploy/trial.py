@@ -1,4 +1,4 @@
-"""A candidate in a process of its own: loaded on the engine that it will use, its golden inputs run.
+"""A candidate in a process of its own: loaded on the engine that it will use, golden inputs run.
 
 A native crash, a hang or too much memory ends the child, never the agent. Run as
 `python -m edge_agent.deploy.trial`, with the question as JSON on stdin and the verdict as the
@@ -12,18 +12,20 @@ import ctypes
 import json
 import os
 import resource
+import select
 import signal
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..engines import EngineChoice
+from ..engines import MODULES, EngineChoice
 from ..errors import AgentError, EngineError, ModelError, SampleError
 from ..sources import Kind
 
@@ -53,6 +55,7 @@ def run_trial(
     golden: bool,
     timeout_s: float,
     memory_mb: int,
+    stopped: Callable[[], str | None] = lambda: None,
 ) -> Verdict:
     """Try a model in a child process.
 
@@ -63,6 +66,7 @@ def run_trial(
         golden: whether to run its golden inputs.
         timeout_s: after which it counts as hung.
         memory_mb: what the child may take beyond what it takes with no model; 0: no bound.
+        stopped: says why it need not go on; None: it shall.
     """
     question = {
         "folder": str(folder),
@@ -70,18 +74,24 @@ def run_trial(
         "golden": golden,
         "choices": [asdict(choice) for choice in choices],
     }
-    child = subprocess.Popen(
-        [sys.executable, "-m", "edge_agent.deploy.trial"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    watch = _Watch(child, timeout_s, memory_mb)
-    watcher = threading.Thread(target=watch.run, daemon=True)
-    watcher.start()
-    output, words = child.communicate(json.dumps(question).encode())
-    watcher.join()
+    ready, told = os.pipe()
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "edge_agent.deploy.trial", str(told)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=(told,),
+        )
+        watch = _Watch(child, ready, timeout_s, memory_mb, stopped)
+        watcher = threading.Thread(target=watch.run, daemon=True)
+        watcher.start()
+        output, words = child.communicate(json.dumps(question).encode())
+        watcher.join()
+    finally:
+        os.close(ready)
+        os.close(told)
     if watch.why is not None:
         return Verdict(False, watch.why)
     if child.returncode != 0:
@@ -105,13 +115,23 @@ def _death(status: int, words: bytes) -> str:
 
 
 class _Watch:
-    """Ends a child that hangs or takes too much."""
+    """Ends a child that hangs, takes too much, or is not needed any more."""
 
-    def __init__(self, child: subprocess.Popen[bytes], timeout_s: float, memory_mb: int) -> None:
+    def __init__(
+        self,
+        child: subprocess.Popen[bytes],
+        ready: int,
+        timeout_s: float,
+        memory_mb: int,
+        stopped: Callable[[], str | None],
+    ) -> None:
         self._child = child
+        self._ready = ready
+        """Gives what the child takes, MiB, when it has its libraries and not yet the model."""
         self._deadline = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
         self._memory_mb = memory_mb
+        self._stopped = stopped
         self.why: str | None = None
 
     def run(self) -> None:
@@ -122,15 +142,20 @@ class _Watch:
             baseline: float | None = None
             while self._child.poll() is None:
                 used = process.memory_info().rss / 2**20
-                # An interpreter with its libraries, before there is a model.
-                baseline = used if baseline is None else baseline
-                if self._memory_mb and used - min(baseline, 250.0) > self._memory_mb:
+                if self._memory_mb and baseline is not None and used - baseline > self._memory_mb:
                     self._end(f"takes more than the {self._memory_mb} MB that models may take here")
                     return
                 if time.monotonic() > self._deadline:
                     self._end(f"hangs: no verdict within {self._timeout_s:g} s")
                     return
-                time.sleep(POLL_SECONDS)
+                why = self._stopped()
+                if why is not None:
+                    self._end(why)
+                    return
+                if baseline is not None:
+                    time.sleep(POLL_SECONDS)
+                elif select.select([self._ready], [], [], POLL_SECONDS)[0]:
+                    baseline = float(os.read(self._ready, 32))
         except psutil.NoSuchProcess:
             return
 
@@ -149,7 +174,13 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.nice(10)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Where memory runs out all the same, the kernel is to take this process, not the agent.
+    Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     question = json.loads(sys.stdin.buffer.read())
+    _load_libraries(question)
+    import psutil
+
+    os.write(int(sys.argv[1]), f"{psutil.Process().memory_info().rss / 2**20:.1f}".encode())
     try:
         verdict = judge(question)
     except AgentError as problem:
@@ -157,6 +188,15 @@ def main() -> None:
     print(json.dumps(asdict(verdict)), flush=True)
     # Engines may crash on their way out; that says nothing about the model.
     os._exit(0)
+
+
+def _load_libraries(question: dict[str, Any]) -> None:
+    """Load what any model needs, so that it is not counted as this one's."""
+    import_module("edge_agent.model")
+    for choice in question["choices"]:
+        # One that is not installed is passed over later, with its reason.
+        with contextlib.suppress(ImportError):
+            import_module(MODULES[choice["engine"]])
 
 
 def judge(question: dict[str, Any]) -> Verdict:
@@ -197,7 +237,7 @@ def judge(question: dict[str, Any]) -> Verdict:
 
 
 def _probe_inputs(model: Any) -> dict[str, Any]:
-    """Make inputs that look like something: smooth, seeded, in the range that the manifest implies."""
+    """Make ordinary inputs: seeded noise, of integers over what they can hold, of floats ±1."""
     import numpy as np
 
     random = np.random.default_rng(7)

@@ -1,0 +1,128 @@
+"""Samples of a source as they come, for a command that looks at one source alone."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Self
+
+from ..errors import SampleError
+from ..manifest import InputSpec
+from ..records import Sample
+from ..sources import Source, SourceSpec, open_source
+from ..window import Windower
+
+AHEAD = 4
+"""Of a lossless source: samples that may wait."""
+HANG_SECONDS = 2.0
+"""What a driver gets to come back from a read when all is over."""
+
+
+class Samples:
+    """Opens a source and numbers what it gives; of a signal, cuts windows. A context.
+
+    `first` reads in the caller's thread. From `follow` on the source belongs to a thread of its
+    own, which also closes it: a driver that hangs in a read must not be closed under its feet.
+    """
+
+    def __init__(self, spec: SourceSpec, shape: InputSpec) -> None:
+        """Open the source.
+
+        Args:
+            spec: of the source.
+            shape: how a model wants its windows.
+
+        Raises:
+            SourceError: it cannot be opened.
+
+        """
+        self._spec = spec
+        self._shape = shape
+        self._closing = threading.Event()
+        self._source: Source = open_source(spec, self._closing)
+        self._samples = self._read()
+        self._waiting: deque[Sample] = deque(maxlen=None if spec.lossless else 1)
+        self._changed = threading.Condition()
+        self._done = False
+        self._error: BaseException | None = None
+        self._reader: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        with self._changed:
+            self._changed.notify_all()
+        if self._reader is None:
+            self._source.close()
+        else:
+            self._reader.join(HANG_SECONDS)
+
+    def first(self) -> Sample | None:
+        """Wait for the first sample; None where the source ends before there is one."""
+        return next(self._samples, None)
+
+    def follow(self) -> Iterator[Sample]:
+        """Give all further samples; of a live source the newest, dropping those in between.
+
+        Raises:
+            SourceError: the source is lost.
+            ModelError: what it gives does not fit the model.
+
+        """
+        self._reader = threading.Thread(target=self._read_ahead, name="capture", daemon=True)
+        self._reader.start()
+        while True:
+            with self._changed:
+                # A timeout, so that Ctrl-C is heard.
+                while not self._waiting and not self._done:
+                    self._changed.wait(0.25)
+                if not self._waiting:
+                    if self._error is not None:
+                        raise self._error
+                    return
+                sample = self._waiting.popleft()
+                self._changed.notify_all()
+            yield sample
+
+    def _read_ahead(self) -> None:
+        try:
+            for sample in self._samples:
+                with self._changed:
+                    while self._spec.lossless and len(self._waiting) >= AHEAD:
+                        if self._closing.is_set():
+                            return
+                        self._changed.wait(0.25)
+                    self._waiting.append(sample)
+                    self._changed.notify_all()
+                if self._closing.is_set():
+                    return
+        except BaseException as problem:  # noqa: BLE001 - raised again in the caller's thread
+            self._error = problem
+        finally:
+            self._source.close()
+            with self._changed:
+                self._done = True
+                self._changed.notify_all()
+
+    def _read(self) -> Iterator[Sample]:
+        windower: Windower | None = None
+        seq = 0
+        while self._source.grab():
+            try:
+                reading = self._source.retrieve()
+            except SampleError as problem:
+                print(f"skipped  {problem}")
+                continue
+            if self._source.kind == "picture":
+                yield Sample(reading.data, seq, reading.time_ns, reading.since, reading.file)
+                seq += 1
+                continue
+            windower = windower or Windower(self._shape, reading.columns)
+            for data, time_ns, since in windower.push(reading.data, reading.time_ns, reading.since):
+                yield Sample(data, seq, time_ns, since, picture=False)
+                seq += 1
+        if seq == 0 and self._spec.kind == "signal" and not self._closing.is_set():
+            print(f"skipped  {self._spec.redacted} holds less than one window")
