@@ -51,6 +51,7 @@ class Added:
 
         Raises:
             ModelError: it was rejected, or the agent has gone.
+
         """
         deadline = time.monotonic() + timeout
         said = ""

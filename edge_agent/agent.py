@@ -5,6 +5,7 @@ The only place that knows everybody.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -246,6 +247,9 @@ class Agent:
         """Load what serves, then take care of what comes."""
         self._added.clear()
         self._load()
+        # What is here now is here to stay. A collection that goes through all of it holds every
+        # lane for 20 ms (measured), and each swap asks for one.
+        gc.freeze()
         try:
             for line in clean_leftovers(self._store):
                 log.info("%s", line)

@@ -17,7 +17,8 @@ def annotate(picture: Array, found: Findings) -> Array:
     canvas = picture.copy()
     height, width = canvas.shape[:2]
     scale = max(0.4, min(width, height) / 900)
-    thick = max(1, round(scale * 2))
+    # Of one pixel, JPEG's halved colours would leave a grey shade.
+    thick = max(2, round(scale * 2))
     match found:
         case Detections():
             for label, score, box in zip(found.labels, found.scores, found.boxes, strict=True):

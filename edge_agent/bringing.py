@@ -142,17 +142,29 @@ def unpacked(path: Path) -> Iterator[Brought]:
         ModelError: it is damaged or no model.
 
     """
+    with TemporaryDirectory(prefix="edge-agent-model-") as place, _told_of(Path(place), path):
+        try:
+            _unpack(path, Path(place))
+        except ModelError as problem:
+            # A block knows its number alone.
+            text = str(problem)
+            raise ModelError(text if str(path) in text else f"{path}: {text}") from None
+        yield Brought(load(Path(place)), ())
+
+
+def _unpack(path: Path, place: Path) -> None:
     from .archive import member_reader, open_archive, unpack_handmade
     from .package import PackageHeader
     from .tarfolder import unpack
 
     archive = open_archive(path, str(path))
-    with TemporaryDirectory(prefix="edge-agent-model-") as place, _told_of(Path(place), path):
-        if archive.front is None:
-            unpack_handmade(archive, Path(place))
-        else:
-            header = PackageHeader.parse(archive.front.header)
-            blocks = header.block_list(archive.front.block_list)
-            stream = member_reader(header, blocks, archive.members(header))
-            unpack(stream, Path(place), str(path), lambda name: name)
-        yield Brought(load(Path(place)), ())
+    if archive.front is None:
+        unpack_handmade(archive, place)
+        return
+    header = PackageHeader.parse(archive.front.header)
+    blocks = header.block_list(archive.front.block_list)
+    unpack(member_reader(header, blocks, archive.members(header)), place, str(path), _as_it_is)
+
+
+def _as_it_is(name: str) -> str:
+    return name

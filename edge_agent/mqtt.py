@@ -61,8 +61,9 @@ class Will:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """Called by paho's thread, which holds locks of its own meanwhile: only leave word, never
-    wait for a lock under which something is published, never raise.
+    """Called by paho's thread, which holds locks of its own meanwhile.
+
+    Only leave word; never wait for a lock under which something is published, never raise.
     """
 
     message: Callable[[Message], None] = lambda _message: None
@@ -363,8 +364,8 @@ def tls_context(broker: Broker) -> ssl.SSLContext | None:
             context.load_cert_chain(broker.cert_file, broker.key_file, password=lambda: b"")
     except ssl.SSLError:
         raise UsageError(
-            f"broker.cert_file: {broker.cert_file} and {broker.key_file}: not a certificate and its "
-            "key without a passphrase, in PEM form"
+            f"broker.cert_file: {broker.cert_file} and {broker.key_file}: not a certificate and "
+            "its key without a passphrase, in PEM form"
         ) from None
     return context
 

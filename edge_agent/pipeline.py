@@ -317,11 +317,17 @@ class Pipeline:
             job.model.errors += 1
             self._report(problem)
             self._board.finish(job, None)
+            self._shadow(job, None)
             return
         self._board.finish(job, lambda: self._deliver(job.sample, outcome))
+        self._shadow(job, outcome)
+
+    def _shadow(self, job: Job[Model], outcome: Outcome | None) -> None:
+        """Let a candidate look at the same frame."""
         for serving in self.servings:
-            if serving.shadow is not None and serving.model is job.model:
-                serving.shadow.look(job.sample, outcome, self.threshold, self._region)
+            shadow = serving.shadow  # taken away by another thread
+            if shadow is not None and serving.model is job.model:
+                shadow.look(job.sample, outcome, self.threshold, self._region)
 
     def _infer(self, model: Model, sample: Sample) -> Outcome:
         outcome = model.infer(sample, threshold=self.threshold, region=self._region)

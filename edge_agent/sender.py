@@ -54,6 +54,7 @@ class Sender:
             target: the device's id, or @group.
             devices: who is expected to answer.
             package: what is sent.
+
         """
         self._client = client
         self._prefix = f"{root}/{target}/in/push/{package.transfer}"
@@ -87,6 +88,7 @@ class Sender:
 
         Raises:
             LinkError: the broker is gone, or does not take blocks of this size.
+
         """
         now = time.monotonic()
         silent = [p for p in self.progress.values() if not p.ended]

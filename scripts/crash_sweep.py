@@ -1,6 +1,6 @@
 """Kills the agent, the pusher and the broker at every step of a push, and looks at what is left.
 
-    python scripts/crash_sweep.py [--cases N] [--seed N] [--jobs N] [--only TEXT] [--keep DIR]
+    python scripts/crash_sweep.py [--cases N] [--seed N] [--jobs N] [--only REGEX] [--keep DIR]
 
 Every case has a real agent, a real mosquitto and a real `edge-agent push`, and ends with the same
 questions: did the device run the old version or the new one and nothing else; did the push complete
@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -75,7 +76,8 @@ BELONGS = frozenset({"store.lock", "agent.lock", "deployments.json", "announced.
 HITS: dict[str, tuple[int, ...]] = dict.fromkeys((*STORE_POINTS, *DEPLOY_POINTS), (1,))
 HITS |= {
     "block.written": (1, 2, 5, 16, 17, 31, 32, 33, 40, 43),
-    "block.durable": (1, 2, 3),
+    # How many there are depends on the disk: what arrives while it is busy is written together.
+    "block.durable": (1, 2),
     "install.file": (1, 2),
     "pointers.written": (1, 2, 3, 4, 5),
     "pointers.renamed": (1, 2, 3, 4, 5),
@@ -140,7 +142,7 @@ def all_cases(seed: int) -> list[Case]:
         cases.append(Case(f"rollback, agent {second}", (second,), form="rollback"))
     for first, second in (
         ("block.written:20", "block.written:3"),
-        ("block.durable:2", "receive.ready:1"),
+        ("block.durable:2", "block.durable:1"),
         ("commit.renamed:1", "delete.renamed:1"),
         ("trial.marked:1", "trial.marked:1"),
         ("trial.passed:1", "shadow.begun:1"),
@@ -347,7 +349,9 @@ class Run:
         # Before anybody repeats anything, it runs: the old one or the new one; the old one where
         # the new one was on probation.
         wanted = {f"{NAME}@1", f"{NAME}@2"}
-        if status != 0 and before.trial is not None and before.trial.phase == "probation":
+        trial = before.trial
+        # Below 0: an orderly end had been noted already.
+        if status != 0 and trial is not None and trial.phase == "probation" and trial.starts >= 0:
             wanted = {f"{NAME}@{before.previous or before.live}"}
             self.rolled_back = before.previous is not None
         while self.agent.process.poll() is None:
@@ -396,11 +400,12 @@ class Run:
         pointers = self.store.pointers(NAME)
         if self.case.form == "rollback":
             return pointers.live == "2"
-        if self.case.form == "whole" and self.pusher is not None and self.pusher.returncode == 0:
-            # The broker has it, unless that died too: then, or after a rollback, it is sent again.
-            said = [h.json for h in list(self.listener.heard) if f"{self.device}/push/" in h.topic]
-            if "broker" not in self.deaths and not (said and said[-1]["state"] == "rejected"):
-                return False
+        # In one message: the broker has it, unless that died too. It is sent again then, or when
+        # it was rolled back.
+        delivered = self.pusher is not None and self.pusher.returncode == 0
+        lost = "broker" in self.deaths or self.rolled_back
+        if self.case.form == "whole" and delivered and not lost:
+            return False
         return pointers.live != "2" and (pointers.trial is None or self.pusher is None)
 
     def settled(self) -> bool:
@@ -495,11 +500,11 @@ def main() -> int:
     parser.add_argument("--cases", type=int, help="a sample of so many; default: all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="at a time; default 2")
-    parser.add_argument("--only", default="", help="cases whose label has this in it")
+    parser.add_argument("--only", default="", help="cases whose label matches this expression")
     parser.add_argument("--keep", type=Path, help="leave logs and folders of failed cases here")
     parser.add_argument("--list", action="store_true", help="only name the cases")
     options = parser.parse_args()
-    cases = [case for case in all_cases(options.seed) if options.only in case.label]
+    cases = [case for case in all_cases(options.seed) if re.search(options.only, case.label)]
     if options.cases is not None and options.cases < len(cases):
         cases = random.Random(options.seed).sample(cases, options.cases)
     if options.list:

@@ -8,7 +8,8 @@ convolutional detector learns them, is exported, quantised to INT8, and measured
 pictures that it has not seen. The model card is written from those measurements.
 
 Needs: torch, numpy, onnx, onnxruntime, openvino, opencv-python-headless; the `ffmpeg`
-program with libx264 for the clip. About half an hour on two cores (half of that with AMX).
+program with libx264 for the clip. About half an hour on two idle cores with AMX,
+more than an hour without.
 """
 
 import multiprocessing as mp
@@ -1105,7 +1106,7 @@ taken for:
 
 {confusion}
 
-Besides, {spurious} boxes lie on no part ({per_picture:.3f} a picture).
+Boxes on no part at all: {spurious} ({per_picture:.3f} a picture).
 
 Time for one picture on one thread of the machine that made this file ({vnni}):
 {times}.

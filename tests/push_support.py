@@ -128,6 +128,39 @@ def golden(folder: Path, outputs: Mapping[str, NDArray[Any]]) -> None:
     np.savez(folder / "golden.npz", **{"input/images": np.zeros(PICTURE, np.float32)}, **arrays)  # type: ignore[arg-type]
 
 
+def endless(folder: Path) -> None:
+    """Turn a `model_folder` of version 2 into one that counts to 10^15 before it answers."""
+    from onnx import TensorProto, helper
+
+    body = helper.make_graph(
+        [
+            node("Identity", ["go"], ["go_on"]),
+            node("Sin", ["state"], ["next"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("count", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state", TensorProto.FLOAT, PICTURE),
+        ],
+        [
+            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, PICTURE),
+        ],
+    )
+
+    def more(nodes: list[Any]) -> list[Any]:
+        return [
+            node("Loop", ["trips", "true", "images"], ["looped"], body=body),
+            node("Flatten", ["looped"], ["flat"]),
+            *nodes[1:],
+        ]
+
+    weights = {"trips": np.array(10**15, np.int64), "true": np.array(True)}
+    classifier(folder / "model.onnx", more=more, weights=weights)
+    (folder / "model.toml").write_text(manifest("2", trial={"timeout_s": 4.0}))
+
+
 # A sender that is not ours
 
 

@@ -334,8 +334,8 @@ PLAIN = 'description = "x"\n[[engines]]\nengine = "openvino"\n'
     [
         ("description = 'x'\n", ["engines", "missing"]),
         ('description = "x"\nengines = []\n', ["engines"]),
-        (PLAIN + 'devise = "GPU"\n', ["engines.0.devise", "device"]),
-        (PLAIN.replace("openvino", "tensorflow"), ["engines.0.engine", "tensorflow"]),
+        (PLAIN + 'devise = "GPU"\n', ["engines[0].devise", "device"]),
+        (PLAIN.replace("openvino", "tensorflow"), ["engines[0].engine", "tensorflow"]),
         ("lanes = -1\n" + PLAIN, ["lanes", "-1"]),
         ('swap = "sideways"\n' + PLAIN, ["swap", "sideways"]),
         (PLAIN + '[match]\ngpu = "voodoo"\n', ["match.gpu", "voodoo"]),

@@ -1,15 +1,18 @@
-"""Pushing models to real agents over a real mosquitto: what is promised when all goes well, and when
-something on the way breaks.
+"""Pushing models to real agents over a real mosquitto.
+
+What is promised when all goes well, and when something on the way breaks.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tarfile
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,10 +24,8 @@ from tests.push_support import (
     LABELS,
     Box,
     PlainSender,
-    classifier,
     manifest,
     model_folder,
-    names,
     plain_package,
     send,
     start_box,
@@ -39,7 +40,6 @@ from tests.support import (
     check_account,
     needs_assets,
     run_cli,
-    wait_until,
 )
 
 STEPS = ["need", "verifying", "preparing", "trial", "shadow", "probation", "live"]
@@ -86,8 +86,9 @@ def check_one_seq(results: list[dict[str, Any]], old: str, new: str) -> None:
 def test_four_megabytes_go_all_the_way(
     tmp_path: Path, agent: Agents, listen: Listening, key: Path, protocol: int, limits: str
 ) -> None:
-    """A signed 4 MB push goes through every step, on MQTT 5 and 3.1.1, at a broker's default
-    limits and at 128 KiB; results carry the new version from one seq on and no frame is lost.
+    """A signed 4 MB push goes through every step, whatever the protocol and the packet limit.
+
+    Results carry the new version from one seq on and no frame is lost.
     """
     broker = Mosquitto(tmp_path / "broker", limits)
     try:
@@ -195,8 +196,10 @@ def bytes_to(listener: Listener, start: int) -> int:
 def test_yolox_is_replaced_by_versions_of_itself(
     tmp_path: Path, broker: Mosquitto, agent: Agents, listen: Listening
 ) -> None:
-    """YOLOX-nano over YOLOX-nano: live from one seq on; a version with another last layer costs
-    less than 15 % of the bytes; the degraded INT8 one fails its golden outputs and changes nothing.
+    """YOLOX-nano gives way to another version of itself at one seq.
+
+    A version with another last layer costs less than 15 % of the bytes; the degraded INT8 one fails
+    its golden outputs and changes nothing.
     """
     import numpy as np
 
@@ -259,7 +262,7 @@ def test_yolox_is_replaced_by_versions_of_itself(
 
 
 @pytest.fixture
-def box(tmp_path: Path, broker: Mosquitto, agent: Agents, listen: Listening) -> Iterator[Box]:
+def box(tmp_path: Path, broker: Mosquitto, agent: Agents, listen: Listening) -> Box:
     """Give a device that takes unsigned packages."""
     return start_box(
         tmp_path,
@@ -290,7 +293,7 @@ def blocks_sent(box: Box) -> list[str]:
 
 
 def test_killed_pusher_goes_on_where_it_stopped(box: Box, tmp_path: Path) -> None:
-    """A push killed in the middle and repeated completes, and nothing that arrived is sent again."""
+    """A push killed in the middle and repeated completes, and sends nothing again."""
     new = model_folder(tmp_path / "new", "2", best=2, hidden=4000)
     run_cli("pack", str(new), "-o", str(tmp_path / "new.tar"))
     first = pushing(box, tmp_path / "new.tar")
@@ -336,8 +339,9 @@ def test_agent_restart_keeps_what_has_arrived(box: Box, tmp_path: Path) -> None:
 
 
 def test_offered_twice_is_one_push(box: Box, tmp_path: Path) -> None:
-    """Two pushers of the same package both succeed; it is tried once. Offered when it is live, it
-    costs no block.
+    """Two pushers of the same package both succeed, and it is tried once.
+
+    Offered again when it is live, it costs no block.
     """
     run_cli(
         "pack",
@@ -375,11 +379,10 @@ def test_two_transfers_at_once(box: Box, tmp_path: Path) -> None:
     assert box.model("other")["live"] == "2"
 
 
-def test_group_gets_each_block_once(
-    box: Box, tmp_path: Path, agent: Agents, listen: Listening
-) -> None:
-    """To a group, each block is published once for all members; offline ones are listed, and what
-    the other members do decides the exit status.
+def test_group_gets_each_block_once(box: Box, tmp_path: Path, agent: Agents) -> None:
+    """To a group, each block is published once for all members.
+
+    Offline members are listed; what the others do decides the exit status.
     """
     second = start_box(
         tmp_path / "second",
@@ -459,3 +462,149 @@ def test_silent_device_ends_it_after_the_timeout(
     done = run_cli("push", str(new), "--device", "ghost", "--broker", broker.url, "--timeout", "1")
     assert done.returncode == 1
     assert "no progress for 1 s" in done.stderr
+
+
+# One message
+
+
+def publish_file(box: Box, path: Path) -> None:
+    """Publish a file as anybody would."""
+    command = ["mosquitto_pub", "-h", "127.0.0.1", "-p", str(box.broker.port), "-q", "1"]
+    subprocess.run(
+        [*command, "-t", box.topic("in", "model"), "-f", str(path)], check=True, timeout=PATIENCE
+    )
+
+
+@pytest.mark.skipif(shutil.which("mosquitto_pub") is None, reason="mosquitto_pub is missing")
+@pytest.mark.parametrize("leading", ["", "level"], ids=["plain", "one folder"])
+def test_tar_made_by_hand_is_a_push(box: Box, tmp_path: Path, leading: str) -> None:
+    """A tar of a model folder in one message of a plain mosquitto_pub goes live.
+
+    With or without one leading folder, where unsigned packages are allowed.
+    """
+    new = model_folder(tmp_path / "new", "2", best=2, hidden=600)
+    tar = tmp_path / "new.tar"
+    tar.write_bytes(tar_of(new, leading))
+    publish_file(box, tar)
+    box.wait_live("2")
+    state = box.wait_settled(outcome="live", version="2")
+    assert state["last"]["frames_dropped"] == 0
+    # The same again changes nothing, an older one is refused.
+    publish_file(box, tar)
+    older = model_folder(tmp_path / "older", "1.5", best=1)
+    (tmp_path / "older.tar").write_bytes(tar_of(older))
+    publish_file(box, tmp_path / "older.tar")
+    box.listener.wait_for(
+        lambda heard: any(
+            "older than 2" in (h.json.get("why") or "")
+            for h in heard
+            if "/push/" in h.topic and "/in/" not in h.topic
+        ),
+        "the older one to be refused",
+    )
+    box.results_go_on("2")
+    assert box.stored() == {"incoming": set(), "staging": set(), "level": {"2"}}
+
+
+@pytest.mark.skipif(shutil.which("mosquitto_pub") is None, reason="mosquitto_pub is missing")
+def test_packed_tar_is_a_push(
+    tmp_path: Path, broker: Mosquitto, agent: Agents, listen: Listening, key: Path
+) -> None:
+    """What `pack --key` writes, published whole, goes live on a device that trusts the key.
+
+    What was packed without a key does not, and is reported under its transfer.
+    """
+    box = start_box(
+        tmp_path,
+        broker,
+        listen(broker.port),
+        agent,
+        "edge-01",
+        trust={"keys": [str(tmp_path / "trust")]},
+    )
+    new = model_folder(tmp_path / "new", "2", best=2, hidden=600)
+    unsigned, signed = tmp_path / "unsigned.tar", tmp_path / "signed.tar"
+    assert run_cli("pack", str(new), "-o", str(unsigned)).returncode == 0
+    assert run_cli("pack", str(new), "-o", str(signed), "--key", str(key)).returncode == 0
+    publish_file(box, unsigned)
+    transfer = hashlib.sha256(first_member(unsigned)).hexdigest()[:32]
+    end = box.listener.wait_state(box.topic("push", transfer), state="rejected")
+    assert "unsigned" in end["why"]
+    publish_file(box, signed)
+    box.wait_live("2")
+    transfer = hashlib.sha256(first_member(signed)).hexdigest()[:32]
+    box.listener.wait_state(box.topic("push", transfer), state="live")
+
+
+def first_member(path: Path) -> bytes:
+    """Read package.json out of a package."""
+    with tarfile.open(path) as archive:
+        first = archive.extractfile(archive.getmembers()[0])
+        assert first is not None
+        return first.read()
+
+
+def test_packed_for_others_says_so(box: Box, tmp_path: Path) -> None:
+    """What `pack` was told about targets the device holds to, and `push` reports.
+
+    An expiry that is past is wrong usage.
+    """
+    new = model_folder(tmp_path / "new", "2", best=2)
+    tar = tmp_path / "new.tar"
+    made = run_cli("pack", str(new), "-o", str(tar), "--target", "device:edge-07")
+    assert made.returncode == 0, made.stderr
+    done = push(box, tar)
+    assert done.returncode == 1
+    assert "edge-01: rejected: level@2 is for device:edge-07" in done.stdout
+    past = run_cli("pack", str(new), "-o", str(tar), "--expires", "2026-01-02")
+    assert past.returncode == 2
+    assert past.stderr.count("\n") == 1
+    assert "--expires: 2026-01-02 is past already" in past.stderr
+    fine = run_cli("pack", str(new), "-o", str(tar), "--target", "@lab", "--expires", "2099-01-02")
+    assert fine.returncode == 0
+    assert push(box, tar).returncode == 0
+    box.wait_live("2")
+
+
+def test_hundred_megabytes(
+    tmp_path: Path, broker: Mosquitto, agent: Agents, listen: Listening
+) -> None:
+    """A 100 MB push over a broker at its default settings goes live without losing a frame."""
+    listener = listen(broker.port, "edge/edge-01/+/+")
+    box = start_box(tmp_path, broker, listener, agent, "edge-01", trust={"allow_unsigned": True})
+    new = model_folder(tmp_path / "new", "2", best=2, hidden=34_000)
+    assert (new / "model.onnx").stat().st_size > 100_000_000
+    done = push(box, new)
+    assert done.returncode == 0, done.stderr
+    state = box.wait_settled(outcome="live", version="2")
+    assert state["last"]["frames_dropped"] == 0
+    box.results_go_on("2")
+    check_one_seq(listener.on(box.topic("result", "door")), "level@1", "level@2")
+
+
+def resident_mb(box: Box) -> float:
+    """Wait for health and give the agent's resident memory."""
+    return float(box.health()["rss_mb"])
+
+
+def test_memory_does_not_grow_with_pushes(box: Box, tmp_path: Path) -> None:
+    """After many pushes of two contents in turn the agent holds no more memory than after a few.
+
+    `scripts/soak_push.py` does a hundred.
+    """
+    contents = [
+        model_folder(tmp_path / str(best), "1", best=best, hidden=1300, seed=best)
+        for best in (1, 2)
+    ]
+    first = 0.0
+    for number in range(12):
+        folder = contents[number % 2]
+        (folder / "model.toml").write_text(manifest(str(number + 2)))
+        package = plain_package(folder, "level", str(number + 2), cut=60_000)
+        assert send(box.broker.port, "edge-01", package)["state"] == "probation"
+        box.wait_live(str(number + 2))
+        if number == 3:
+            first = resident_mb(box)
+    last = resident_mb(box)
+    assert last < first * 1.1, f"{first:.0f} MB after 4 pushes, {last:.0f} MB after 12"
+    assert box.health()["pipelines"]["door"]["dropped"]["error"] == 0

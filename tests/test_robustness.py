@@ -363,13 +363,15 @@ def test_what_is_gone_from_the_settings_is_cleared_at_the_next_start(
     running.restart()
     listener.wait_state(f"{D}/source/new", state="ended")
     listener.wait_state(f"{D}/model/light", live="1")
+    gone = {f"{D}/source/old", f"{D}/model/lamp"}
+    listener.wait_for(lambda heard: gone <= {h.topic for h in heard if not h.payload}, "clearing")
     late = listen(broker.port)
     # What is retained comes first.
     late.publish("edge/end", b"")
     late.wait_for(lambda heard: "edge/end" in {h.topic for h in heard}, "our own word")
     retained = {h.topic for h in late.heard if h.retained}
     assert f"{D}/source/new" in retained
-    assert not retained & {f"{D}/source/old", f"{D}/model/lamp"}
+    assert not retained & gone
     assert running.stop() == 0
 
 

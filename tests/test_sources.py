@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from servers import MjpegServer, RtspServer, free_port, rtsp_missing
+from tests.servers import MjpegServer, RtspServer, free_port, rtsp_missing
 
 from edge_agent.errors import SampleError, SourceError, UsageError
 from edge_agent.records import Reading

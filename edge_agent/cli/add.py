@@ -42,12 +42,11 @@ def main(options: Options) -> int:
         if not options.allow_older:
             _refuse_older(store, name, version)
         _try_out(engines, folder)
-        before = next((entry.version for entry in library.versions(name)), None)
         install_folder(store, folder)
-    if store.has_agent():
-        _hand_over(store, name, version)
-    else:
-        store.activate(name, version, before=before if before != version else None)
+    if not store.has_agent():
+        print(f"{name}@{version} is installed; the agent tries it at its next start")
+        return 0
+    _hand_over(store, name, version)
     print(f"{name}@{version} is installed and live")
     return 0
 

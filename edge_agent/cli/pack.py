@@ -53,4 +53,7 @@ def expiry(text: str | None) -> datetime | None:
         raise UsageError(f"--expires: {text!r} is not a date; write 2027-06-30") from None
     if len(text) == 10:
         read = datetime.combine(read.date(), time(23, 59, 59))
-    return read if read.tzinfo is not None else read.replace(tzinfo=UTC)
+    read = read if read.tzinfo is not None else read.replace(tzinfo=UTC)
+    if read <= datetime.now(UTC):
+        raise UsageError(f"--expires: {text} is past already; choose a later day")
+    return read

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ..bringing import BARE, bring, unpacked
 from ..client import BrokerClient
@@ -41,7 +41,8 @@ def main(options: Options) -> int:
         sender = Sender(client, root, target, devices, package)
         size = package.header.size
         print(
-            f"{package.header.id}: {size} bytes in {package.header.blocks} blocks to {', '.join(devices)}"
+            f"{package.header.id}: {size} bytes in {package.header.blocks} blocks"
+            f" to {', '.join(devices)}"
         )
         _send(sender, client, options.timeout)
         return _report(sender, world, target)
@@ -186,7 +187,8 @@ def _send(sender: Sender, client: BrokerClient, timeout: float) -> None:
             )
             if time.monotonic() - moved > patience:
                 raise LinkError(
-                    f"no progress for {patience:.0f} s; the same push again goes on where it stopped"
+                    f"no progress for {patience:.0f} s;"
+                    " the same push again goes on where it stopped"
                 )
 
 
@@ -195,6 +197,7 @@ def _reconnect(client: BrokerClient, deadline: float) -> None:
 
     Raises:
         LinkError: it has not come back in time.
+
     """
     while True:
         try:
@@ -215,7 +218,7 @@ class _Bars:
         self._progress: Any = None
         self._tasks: dict[str, Any] = {}
 
-    def __enter__(self) -> _Bars:
+    def __enter__(self) -> Self:
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -227,12 +230,12 @@ class _Bars:
                 TimeElapsedColumn(),
             )
             self._progress = Progress(*columns, console=Console(stderr=True))
-            self._progress.__enter__()
+            self._progress.start()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._progress is not None:
-            self._progress.__exit__(*error)
+            self._progress.stop()
 
     def update(self) -> None:
         for device, progress in self._sender.progress.items():

@@ -43,7 +43,7 @@ def main(options: Options) -> int:
             first = samples.first()
             if first is None:
                 raise SourceError(f"{spec.redacted}: ended before it gave anything to look at")
-            best = _compare_engines(brought, spec, first)
+            best = _compare_engines(brought, spec, first, _bench_seconds(options.seconds))
             try:
                 count = _watch(options, best, samples, first, spec)
             finally:
@@ -91,7 +91,12 @@ def _say(brought: Brought, path: Path) -> None:
         print(f"assumed  {assumption}")
 
 
-def _compare_engines(brought: Brought, spec: SourceSpec, sample: Sample) -> Model:
+def _bench_seconds(wanted: float | None) -> float:
+    """Spend no more on each engine than a share of the time that somebody has."""
+    return BENCH_SECONDS if wanted is None else min(BENCH_SECONDS, wanted / 4)
+
+
+def _compare_engines(brought: Brought, spec: SourceSpec, sample: Sample, seconds: float) -> Model:
     """Time every engine of this box on the first sample; give the fastest, open."""
     best: Model | None = None
     best_rate = 0.0
@@ -105,7 +110,7 @@ def _compare_engines(brought: Brought, spec: SourceSpec, sample: Sample) -> Mode
             refusals.append(f"{name}: {reason}")
             print(f"engine   {name}: cannot run it: {reason}")
             continue
-        rate, alone_ms = _rate(model, sample, choice.lanes)
+        rate, alone_ms = _rate(model, sample, choice.lanes, seconds)
         print(
             f"engine   {model.engine.label}: {rate:.1f} frames a second "
             f"({alone_ms:.2f} ms for one alone, {choice.lanes} at a time)",
@@ -133,15 +138,15 @@ def _choices(brought: Brought) -> list[Any]:
     return engine_order(lineup(match.profile, facts, probe).choices, "auto", brought.folder.network)
 
 
-def _rate(model: Model, sample: Sample, lanes: int) -> tuple[float, float]:
+def _rate(model: Model, sample: Sample, lanes: int, seconds: float) -> tuple[float, float]:
     """Measure frames a second with all lanes busy, and the median milliseconds of one alone."""
     alone: list[float] = []
-    deadline = time.perf_counter() + BENCH_SECONDS / 3
+    deadline = time.perf_counter() + seconds / 3
     while time.perf_counter() < deadline or len(alone) < 3:
         start = time.perf_counter()
         model.infer(sample)
         alone.append((time.perf_counter() - start) * 1e3)
-    deadline = time.perf_counter() + BENCH_SECONDS
+    deadline = time.perf_counter() + seconds
 
     def lane(_number: int) -> int:
         count = 0

@@ -42,6 +42,8 @@ MOST_STARTS = 2
 """Starts of the agent during one trial after which the candidate is held responsible."""
 PROBATION_ERRORS = 3
 POLL_SECONDS = 0.25
+WATCH_SECONDS = 0.05
+"""While a version is on probation: each frame that it fails on is one lost."""
 MEMORY_FACTOR = 3.0
 """What a model may take in memory, by the size of its files, until it has been seen."""
 MEMORY_FLOOR = 128 * 2**20
@@ -83,6 +85,7 @@ class Deployer:
             memory_budget_mb: what models may take; 0: no bound.
             say_push: says something on the topic of a transfer.
             on_change: the state of a model has changed.
+
         """
         self._store = store
         self._library = library
@@ -220,7 +223,9 @@ class Deployer:
             self._unresumed.pop(name)
         while not self._closing.is_set():
             try:
-                candidate = self._queue.get(timeout=POLL_SECONDS)
+                candidate = self._queue.get(
+                    timeout=WATCH_SECONDS if self._probations else POLL_SECONDS
+                )
             except Empty:
                 candidate = None
             if candidate is not None:
@@ -309,19 +314,22 @@ class Deployer:
                 time.monotonic() + bounds.probation_s,
                 bounds,
             )
+        self._on_change()
 
     def suspend(self) -> None:
         """Note, at an orderly end, that those under way are not to blame for it."""
-        for name in {*self._probations, *self._candidates}:
-            mark = self._store.pointers(name).trial
-            if mark is None:
-                continue
-            try:
-                starts = -1 if mark.phase == "probation" else mark.starts - 1
-                self._store.set_trial(name, replace(mark, starts=starts))
-            except ModelError as problem:
-                log.error("%s: %s", name, problem)  # noqa: TRY400 - one line, no traceback
-            fault("probation.suspended")
+        self._closing.set()
+        with self._changing:  # after this nothing goes live any more
+            for name in {*self._probations, *self._candidates}:
+                mark = self._store.pointers(name).trial
+                if mark is None:
+                    continue
+                try:
+                    starts = -1 if mark.phase == "probation" else mark.starts - 1
+                    self._store.set_trial(name, replace(mark, starts=starts))
+                except ModelError as problem:
+                    log.error("%s: %s", name, problem)  # noqa: TRY400 - one line, no traceback
+                fault("probation.suspended")
 
     def _process(self, candidate: Candidate) -> None:
         """Take one candidate all the way."""
@@ -364,8 +372,7 @@ class Deployer:
             models = self._open(folder)
             details |= self._shadow(candidate, models, bounds)
             with self._changing:
-                if candidate.aborted is not None:
-                    raise ModelError(candidate.aborted)
+                self._check_wanted(candidate)
                 self._go_live(candidate, models, details, bounds)
                 models = {}
         except _Interrupted:
@@ -377,7 +384,21 @@ class Deployer:
             with self._changing:
                 self._candidates.pop(candidate.name, None)
                 self._reject_stored(candidate.name, candidate.version, str(problem))
+            # It may have hidden the same version of another place.
+            self._servings.fill()
             self._finish(candidate, "rejected", str(problem))
+
+    def _check_wanted(self, candidate: Candidate) -> None:
+        """See that a candidate shall go on.
+
+        Raises:
+            ModelError: a command has overtaken it, or the agent ends.
+
+        """
+        if self._closing.is_set():
+            raise _Interrupted(candidate.id)
+        if candidate.aborted is not None:
+            raise ModelError(candidate.aborted)
 
     def _phase(self, candidate: Candidate, phase: Phase) -> None:
         candidate.phase = phase
@@ -415,6 +436,7 @@ class Deployer:
 
         Raises:
             ModelError: it has not passed.
+
         """
         self._phase(candidate, "trial")
         details: dict[str, Any] = {}
@@ -428,10 +450,7 @@ class Deployer:
                 memory_mb=self._budget_mb or _free_memory_mb(),
                 stopped=lambda: "the agent ends" if self._closing.is_set() else candidate.aborted,
             )
-            if self._closing.is_set():
-                raise _Interrupted(candidate.id)
-            if candidate.aborted is not None:
-                raise ModelError(candidate.aborted)
+            self._check_wanted(candidate)
             if not verdict.passed:
                 raise ModelError(f"{candidate.id}: {verdict.why}")
             if bounds.max_infer_ms and verdict.infer_ms > bounds.max_infer_ms:
@@ -466,6 +485,7 @@ class Deployer:
 
         Raises:
             ModelError: it fails, is too slow or does not agree.
+
         """
         servings = [
             s for s in self._servings.of(candidate.name) if s.model is not None and s.kind in models
@@ -491,10 +511,7 @@ class Deployer:
         finally:
             serving.shadow = None
             shadow.stop()
-        if self._closing.is_set():
-            raise _Interrupted(candidate.id)
-        if candidate.aborted is not None:
-            raise ModelError(candidate.aborted)
+        self._check_wanted(candidate)
         _judge_shadow(candidate, shadow, bounds)
         return {"shadow": shadow.payload()}
 
@@ -526,7 +543,7 @@ class Deployer:
     def _lived(
         self, candidate: Candidate, models: list[Model], details: dict[str, Any], bounds: Trial
     ) -> None:
-        """It serves: say so, and watch it."""
+        """Say that it serves, and watch it."""
         if bounds.probation_s > 0:
             self._probations[candidate.name] = Probation(
                 candidate, models, time.monotonic() + bounds.probation_s, bounds
@@ -546,7 +563,9 @@ class Deployer:
         """Give a live source a moment to show the new model a frame."""
         deadline = time.monotonic() + 1.0
         while (
-            models and not any(model.first_at for model in models) and time.monotonic() < deadline
+            models
+            and not any(model.first_at or model.errors for model in models)
+            and time.monotonic() < deadline
         ):
             self._closing.wait(0.005)
 
@@ -569,11 +588,11 @@ class Deployer:
 
         Raises:
             ModelError: the new one does not load; the old one serves again.
+
         """
         name, version = candidate.name, candidate.version
         with self._changing:
-            if candidate.aborted is not None:
-                raise ModelError(candidate.aborted)
+            self._check_wanted(candidate)
             self._end_probation(name)
             incumbent = self._library.live(name)
             start = time.perf_counter()
@@ -617,7 +636,7 @@ class Deployer:
                     self._end_probation(name)
 
     def _end_probation(self, name: str) -> None:
-        """It has stood it, or another one takes its place; the caller has the lock."""
+        """Let go of what has stood it, or gives way to another; the caller has the lock."""
         probation = self._probations.pop(name, None)
         if probation is None:
             return
@@ -650,6 +669,7 @@ class Deployer:
 
         Raises:
             AgentError: there is none, or it does not load; nothing has changed then.
+
         """
         pointers = self._store.pointers(name)
         if pointers.live is None or pointers.previous is None:
@@ -798,7 +818,7 @@ def _first_inference(candidate: Candidate, models: list[Model]) -> dict[str, Any
 
 
 def _free_memory_mb() -> int:
-    """What could be taken without others suffering: of the machine, or of our cgroup."""
+    """Say what could be taken without others suffering: of the machine, or of our cgroup."""
     import psutil
 
     from ..facts import read_facts

@@ -33,7 +33,7 @@ class Flusher:
         self._queue.put((incoming, message))
 
     def wait(self) -> None:
-        """Wait until all that has been put is dealt with: before anything is closed or handed on."""
+        """Wait until all that was put is dealt with: before anything is closed or handed on."""
         if self._thread is not None:
             done = threading.Event()
             self._queue.put(done)

@@ -25,10 +25,12 @@ class Shadow:
         Args:
             model: the candidate.
             wanted: how many frames to look at.
+
         """
         self.model = model
         self.wanted = wanted
         self.frames = 0
+        self.compared = 0
         self.agreed = 0
         self.errors = 0
         self.error: str | None = None
@@ -39,9 +41,13 @@ class Shadow:
         self._rest_until = 0.0
 
     def look(
-        self, sample: Sample, incumbent: Outcome, threshold: float | None, region: Region | None
+        self,
+        sample: Sample,
+        incumbent: Outcome | None,
+        threshold: float | None,
+        region: Region | None,
     ) -> None:
-        """Run the candidate on a frame that the incumbent has just dealt with."""
+        """Run the candidate on a frame that the incumbent has dealt with; None: has failed on."""
         if self.done.is_set() or time.monotonic() < self._rest_until:
             return
         if not self._busy.acquire(blocking=False):
@@ -60,7 +66,11 @@ class Shadow:
             self._busy.release()
 
     def _compare(
-        self, sample: Sample, incumbent: Outcome, threshold: float | None, region: Region | None
+        self,
+        sample: Sample,
+        incumbent: Outcome | None,
+        threshold: float | None,
+        region: Region | None,
     ) -> None:
         try:
             outcome = self.model.infer(sample, threshold=threshold, region=region)
@@ -69,6 +79,9 @@ class Shadow:
             self.error = str(problem)
             return
         self.infer_ms.append(outcome.timing.infer_ms)
+        if incumbent is None:
+            return
+        self.compared += 1
         agreement = compare_findings(
             incumbent.findings, outcome.findings, self.model.manifest.trial.tolerance
         )
@@ -84,8 +97,8 @@ class Shadow:
 
     @property
     def agreement(self) -> float:
-        """Share of the frames on which both found the same."""
-        return self.agreed / self.frames if self.frames else 1.0
+        """Share of the frames that both dealt with, on which they found the same."""
+        return self.agreed / self.compared if self.compared else 1.0
 
     def payload(self) -> dict[str, Any]:
         return {

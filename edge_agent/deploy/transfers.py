@@ -116,6 +116,7 @@ class Transfers:
             submit: takes a candidate whose package has arrived.
             standing: how far a version is that is here already: a state of section 5, or None.
             on_change: called as a transfer makes progress, at most once a second.
+
         """
         self._store = store
         self._library = library
@@ -140,6 +141,7 @@ class Transfers:
 
         Raises:
             MalformedError: it is nothing that is expected here.
+
         """
         match levels:
             case ("model",) | ("push", _, "offer") if not message.payload:
@@ -232,6 +234,7 @@ class Transfers:
 
         Raises:
             ModelError: it may not.
+
         """
         verify_header(
             header_bytes,
@@ -274,7 +277,8 @@ class Transfers:
         if self._store.transfer(name, version) != transfer:
             if standing is not None or self._store.accepted(name, version):
                 raise ModelError(
-                    f"{header.id} is on this device already, with other content; give it a higher version"
+                    f"{header.id} is on this device already, with other content;"
+                    " give it a higher version"
                 )
             with self._store.locked():
                 self._store.discard(name, version)
@@ -631,6 +635,7 @@ def _read_offer(transfer: str, payload: bytes) -> tuple[bytes, bytes | None]:
 
     Raises:
         ModelError: it is not an offer.
+
     """
     if len(payload) > MAX_OFFER_BYTES:
         raise ModelError(f"offer: {len(payload)} bytes, at most {MAX_OFFER_BYTES}")

@@ -67,6 +67,7 @@ def run_trial(
         timeout_s: after which it counts as hung.
         memory_mb: what the child may take beyond what it takes with no model; 0: no bound.
         stopped: says why it need not go on; None: it shall.
+
     """
     question = {
         "folder": str(folder),
@@ -185,7 +186,8 @@ def main() -> None:
         verdict = judge(question)
     except AgentError as problem:
         verdict = Verdict(False, str(problem))
-    print(json.dumps(asdict(verdict)), flush=True)
+    sys.stdout.write(json.dumps(asdict(verdict)) + "\n")
+    sys.stdout.flush()
     # Engines may crash on their way out; that says nothing about the model.
     os._exit(0)
 
@@ -204,6 +206,7 @@ def judge(question: dict[str, Any]) -> Verdict:
 
     Raises:
         AgentError: it does not load, or fails.
+
     """
     from ..golden import compare_golden
     from ..manifest import load
