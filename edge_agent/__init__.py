@@ -11,7 +11,11 @@ Start reading at `edge_agent.agent.run`, then `pipeline` and `board`.
 Imports point down only; `tests/test_architecture.py` holds the layers.
 """
 
+import os
 from datetime import UTC, datetime
+
+# A box in a cupboard reports to its owner only; ONNX Runtime reads this when it is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __version__ = "0.1.0"
 

@@ -255,6 +255,11 @@ def parse(data: Mapping[str, Any], where: str) -> Manifest:
             f"{where}: input.layout: {manifest.input.layout!r} is for pictures, but input has "
             f"channels or a window; it takes one of {', '.join(SIGNAL_LAYOUTS)}"
         )
+    if manifest.input.transform == "logmel" and not manifest.input.is_signal:
+        raise ModelError(
+            f"{where}: input.transform: 'logmel' is for signals; give input.window or a layout of "
+            f"{', '.join(SIGNAL_LAYOUTS)}"
+        )
     if manifest.input.transform == "logmel" and manifest.input.logmel is None:
         manifest = replace(manifest, input=replace(manifest.input, logmel=LogMel()))
     return manifest

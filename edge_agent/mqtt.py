@@ -257,6 +257,7 @@ def _attach(client: Client, connection: Connection, hooks: Hooks, *, manual_ack:
         connection.code, connection.reason = _code(reason), str(reason)
         connection.max_packet = getattr(properties, "MaximumPacketSize", None)
         connection._answered.set()  # noqa: SLF001
+        _acknowledge_now(client)
 
     def on_disconnect(_c: Any, _u: Any, flags: Any, reason: Any, _properties: Any) -> None:
         if not connection.gone.is_set():
@@ -286,9 +287,11 @@ def _attach(client: Client, connection: Connection, hooks: Hooks, *, manual_ack:
         hooks.published(connection, mid, str(reason) if _code(reason) >= REFUSAL else None)
 
     def on_unsubscribe(_c: Any, _u: Any, mid: int, *_: Any) -> None:
+        _acknowledge_now(client)
         hooks.unsubscribed(connection, mid)
 
     def on_subscribe(_c: Any, _u: Any, _mid: int, reasons: Any, _properties: Any) -> None:
+        _acknowledge_now(client)
         for reason in reasons:
             if _code(reason) >= REFUSAL:
                 hooks.refused(connection, str(reason))

@@ -16,7 +16,7 @@ NAME_RULE = "letters, digits, '.', '_' and '-', at most 64, beginning with a let
 _NAME = re.compile(NAME)
 _VERSION = re.compile(r"(0|[1-9][0-9]{0,8})(\.(0|[1-9][0-9]{0,8})){0,7}")
 
-# What every image of a distribution calls itself: two such boxes would fight for one MQTT client id.
+# What every image of a distribution calls itself: two such boxes would fight for one client id.
 COMMON_HOSTNAMES = frozenset({"localhost", "raspberrypi", "debian", "ubuntu"})
 
 

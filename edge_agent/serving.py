@@ -153,7 +153,7 @@ class Servings:
 
     def _absent(self, serving: Serving) -> bool:
         """Whether nothing bears the name, or nothing but what is yet to be tried: it may come."""
-        return not any(entry.accepted for entry in self._library.versions(serving.arm.name))
+        return not any(entry.accepted for entry in self._library.entries(serving.arm.name))
 
     def _shared(self, folder: ModelFolder, serving: Serving) -> tuple[Model, list[str]] | None:
         """Find the same version already loaded under another reference: "face" and "face@3"."""

@@ -235,15 +235,14 @@ def test_crash_in_probation_rolls_back_and_an_orderly_end_does_not(
 
     one.agent.signal(signal.SIGKILL)
     one.agent.wait()
-    killed = len(one.listener.heard)
     one.agent.restart()
     one.wait_live("1")
     state = one.wait_settled(outcome="rolled-back", version="2")
     assert state["last"]["why"] == "the agent crashed during its probation"
-    after = [h.json for h in one.listener.heard[killed:] if "/result/" in h.topic]
-    assert {each["model"] for each in after if each["seq"] > 0} == {"level@1"}
-    session = after[-1]["session"]
-    assert {each["model"] for each in after if each["session"] == session} == {"level@1"}
+    one.results_go_on("1")
+    results = one.listener.on(one.topic("result", "door"))
+    session = results[-1]["session"]
+    assert {each["model"] for each in results if each["session"] == session} == {"level@1"}
 
 
 def test_orderly_end_during_a_trial_begins_it_again(box: Boxes, tmp_path: Path) -> None:

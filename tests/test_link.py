@@ -276,6 +276,28 @@ def test_a_broker_that_is_frozen_does_not_fill_memory(
     assert line.link.counters().reconnects == 0
 
 
+def test_a_frozen_broker_leaves_what_is_sure_in_the_spool(
+    broker: Mosquitto, listen: Listeners, line: Line
+) -> None:
+    """At QoS 1 at most OUTSTANDING results are under way; those beyond wait, and all arrive."""
+    listener = listen(broker.port)
+    sure = line.link.channel("sure", qos=1, lossless=False)
+    line.start()
+    line.up()
+    total = OUTSTANDING + 300
+    assert broker.process is not None
+    broker.process.send_signal(signal.SIGSTOP)
+    try:
+        line.send(sure, *range(total))
+        assert OUTSTANDING - 10 <= sure.published <= OUTSTANDING
+        assert line.link.counters().waiting == total - sure.published
+    finally:
+        broker.process.send_signal(signal.SIGCONT)
+    assert wait_arrived(listener, "sure", total) == list(range(total))
+    assert sure.lost == 0
+    assert not any(result["replayed"] for result in arrived(listener, "sure"))
+
+
 def test_state_is_said_again_at_every_connection(
     broker: Mosquitto, listen: Listeners, line: Line
 ) -> None:

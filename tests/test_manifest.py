@@ -136,6 +136,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"input": {"window": 5, "layout": "nchw"}},
         "input.layout: 'nchw' is for pictures, but input has channels or a window",
     ),
+    "sound without a window": ({"input": {"transform": "logmel"}}, "input.transform: 'logmel' is"),
     "unknown layout": ({"input": {"layout": "chw"}}, "input.layout: expected 'nchw'"),
     "crop above 1": ({"input": {"crop_ratio": 1.5}}, "input.crop_ratio: expected a number of at"),
     "mean of words": (

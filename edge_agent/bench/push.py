@@ -35,7 +35,7 @@ from ..settings import Broker
 from ..tensors import tensor_ranges
 from .network import write_network
 from .pipeline import spread
-from .raw import rate
+from .raw import Rates, rate
 
 DEVICE = "bench"
 PATIENCE_SECONDS = 300.0
@@ -63,7 +63,7 @@ class Report:
     model: str
     size: int
     blocks: int
-    raw: list[float] = field(default_factory=list)
+    raw: list[Rates] = field(default_factory=list)
     transfer: list[float] = field(default_factory=list)
     """From the offer until the device has everything."""
     total: list[float] = field(default_factory=list)
@@ -72,13 +72,14 @@ class Report:
 
     def json(self) -> dict[str, Any]:
         rates = [self.size / seconds / 1e6 for seconds in self.transfer]
-        raw = [each / 1e6 for each in self.raw]
+        raw = [each.confirmed / 1e6 for each in self.raw]
         return {
             "model": self.model,
             "bytes": self.size,
             "blocks": self.blocks,
             "runs": len(raw),
             "raw_mb_s": spread(raw),
+            "raw_arrival_mb_s": spread(each.arrived / 1e6 for each in self.raw),
             "push_mb_s": spread(rates),
             "ratio": spread(push / base for push, base in zip(rates, raw, strict=True)),
             "transfer_s": spread(self.transfer),
@@ -129,7 +130,7 @@ def _measure(
             report.total.append(total)
             say(
                 f"{report.model} {package.header.size / 1e6:.1f} MB, run {number + 1} of "
-                f"{setup.runs}: raw {report.raw[-1] / 1e6:.0f} MB/s, "
+                f"{setup.runs}: raw {report.raw[-1].confirmed / 1e6:.0f} MB/s, "
                 f"push {package.header.size / transfer / 1e6:.0f} MB/s, "
                 f"live after {total:.2f} s"
             )

@@ -94,7 +94,8 @@ def _push(options: Options) -> int:
     version = "5" if setup.protocol == 5 else "3.1.1"
     limit = f", max_packet_size {setup.packet}" if setup.packet else ""
     rates = Table(title=f"MQTT {version}{limit}, {setup.runs} pairs; median (least to most)")
-    for heading in ("model", "MB", "raw MB/s", "push MB/s", "ratio", "arrived s", "live s"):
+    headings = ("model", "MB", "raw MB/s", "at arrival", "push MB/s", "ratio", "took s", "live s")
+    for heading in headings:
         rates.add_column(heading)
     frames = Table(title=f"{clip.name} playing: age of its results, ms")
     for heading in ("model", "before p50/p99", "during p50/p99", "missing", "swap ms", "live s"):
@@ -105,6 +106,7 @@ def _push(options: Options) -> int:
             report.model,
             f"{report.size / 1e6:.1f}",
             _spread(figures["raw_mb_s"], 1),
+            _spread(figures["raw_arrival_mb_s"], 1),
             _spread(figures["push_mb_s"], 1),
             _spread(figures["ratio"], 2),
             _spread(figures["transfer_s"], 2),
@@ -122,10 +124,12 @@ def _push(options: Options) -> int:
         )
     Console().print(rates)
     Console().print(frames)
-    print("raw: one publisher, one subscriber, the same broker and block sizes, QoS 1, paced;")
+    print("raw: a plain script on the same broker, the same block sizes, QoS 1, paced, until the")
+    print("sender knows that all has arrived, as for the push; at arrival: without that way back;")
     print("missing: frames of the clip without a result, before and during a push.")
     return 0
 
 
 def _spread(figures: dict[str, float], digits: int) -> str:
-    return f"{figures['median']:.{digits}f} ({figures['min']:.{digits}f} to {figures['max']:.{digits}f})"
+    least, median, most = (f"{figures[key]:.{digits}f}" for key in ("min", "median", "max"))
+    return f"{median} ({least} to {most})"

@@ -1,6 +1,4 @@
-"""Results as they come, in a terminal: a table that is kept fresh, or lines where there is no
-terminal to draw on.
-"""
+"""Results as they come: a table that is kept fresh, or lines where there is no terminal."""
 
 from __future__ import annotations
 
@@ -124,8 +122,9 @@ class LiveView:
         for name, row in self.rows.items():
             age, infer = percentiles(list(row.ages)), percentiles(list(row.infers))
             lines.append(
-                f"{name}: {row.results} results, {row.mean_fps():.1f} a second, age p50 {age['p50']:.1f} "
-                f"p95 {age['p95']:.1f} p99 {age['p99']:.1f} ms, inference {infer['p50']:.2f} ms, "
+                f"{name}: {row.results} results, {row.mean_fps():.1f} a second, "
+                f"age p50 {age['p50']:.1f} p95 {age['p95']:.1f} p99 {age['p99']:.1f} ms, "
+                f"inference {infer['p50']:.2f} ms, "
                 f"{row.model} on {row.engine}"
             )
         return lines

@@ -1,4 +1,4 @@
-"""`edge-agent profile`: what this device is, which profile matches, which engine serves, and why."""
+"""`edge-agent profile`: what this device is, which profile matches and which engine serves."""
 
 from __future__ import annotations
 

@@ -61,7 +61,8 @@ def _body(kind: str, payload: Mapping[str, Any]) -> str:
             replayed = " (replayed)" if payload.get("replayed") else ""
             age = payload.get("timing", {}).get("age_ms", 0.0)
             file = f" {payload['file']}" if "file" in payload else ""
-            return f"#{payload.get('seq')}{file} {summary(payload)} · {payload.get('model')} · {age:.0f} ms{replayed}"
+            found = f"#{payload.get('seq')}{file} {summary(payload)}"
+            return f"{found} · {payload.get('model')} · {age:.0f} ms{replayed}"
         case "status":
             return f"{payload.get('state')} ({payload.get('reason')})"
         case "source":
@@ -77,7 +78,8 @@ def _body(kind: str, payload: Mapping[str, Any]) -> str:
         case "model":
             candidate = payload.get("candidate")
             trying = f" · {candidate['version']} {candidate['phase']}" if candidate else ""
-            return f"live {payload.get('live') or 'none'}, previous {payload.get('previous') or 'none'}{trying}"
+            live, previous = (payload.get(key) or "none" for key in ("live", "previous"))
+            return f"live {live}, previous {previous}{trying}"
         case "push":
             why = f": {payload['why']}" if payload.get("why") else ""
             return f"{payload.get('state')} {payload.get('percent', '')}%{why}"
