@@ -361,7 +361,8 @@ class Link:
             session=True,
             stopping=self._closing,
         )
-        self._protocol = connection.protocol
+        if connection.settled:
+            self._protocol = connection.protocol
         return connection
 
     def _serve(self, connection: Connection) -> None:

@@ -75,7 +75,12 @@ class Hooks:
 
 
 class RefusesProtocol(LinkError):
-    """The broker does not speak this version of MQTT."""
+    """The broker does not speak this version of MQTT, or closed the connection on it."""
+
+    def __init__(self, text: str, *, said: bool) -> None:
+        super().__init__(text)
+        self.said = said
+        """Whether it said so; else it may only have been restarting."""
 
 
 class Connection:
@@ -83,6 +88,8 @@ class Connection:
 
     def __init__(self, client: Client, protocol: int) -> None:
         self.protocol = protocol
+        self.settled = True
+        """Whether the next connection should speak this version too."""
         self.max_packet: int | None = None
         """Largest packet that the broker takes, bytes; None: it does not say."""
         self.gone = threading.Event()
@@ -170,6 +177,7 @@ def connect(
         if wanted == 4:
             raise
         connection = attempt(4)
+        connection.settled = refusal.said
         log.warning("broker: %s: speaking MQTT 3.1.1", refusal)
         return connection
 
@@ -208,11 +216,13 @@ def _connect(
         if not connection._answered.is_set():  # noqa: SLF001
             if protocol == 5:
                 # Brokers of old close the connection without a word.
-                raise RefusesProtocol(f"{address} closed the connection on MQTT 5")
+                raise RefusesProtocol(f"{address} closed the connection on MQTT 5", said=False)
             raise LinkError(f"{address} closed the connection")
         if connection.code != 0:
             if protocol == 5 and connection.code in UNSUPPORTED_PROTOCOL:
-                raise RefusesProtocol(f"{address} refuses MQTT 5 ({connection.reason})")
+                raise RefusesProtocol(
+                    f"{address} refuses MQTT 5 ({connection.reason})", said=True
+                )
             raise LinkError(f"{address} refuses us: {connection.reason}")
     except BaseException:
         connection.close()

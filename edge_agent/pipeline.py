@@ -357,9 +357,10 @@ class Pipeline:
                 continue
             left -= 1
             mx, my = stage.margin * (x2 - x1), stage.margin * (y2 - y1)
-            # Every pixel that the box touches: what is small is sensitive to a missing line.
+            # Every pixel that the box begins on, none that it hardly touches: what is small is
+            # sensitive to a missing line.
             corner = (math.floor(x1 - mx), math.floor(y1 - my))
-            region = (*corner, math.ceil(x2 + mx), math.ceil(y2 + my))
+            region = (*corner, round(x2 + mx), round(y2 + my))
             found.append(model.infer(sample, threshold=stage.threshold, region=region).findings)
         return tuple(found)
 

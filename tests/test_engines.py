@@ -366,12 +366,14 @@ def test_ir_is_refused_by_onnx_runtime(tmp_path: Path) -> None:
 
 
 def test_openvino_gets_streams_and_threads_of_the_choice(tmp_path: Path) -> None:
-    """Two lanes of one thread are two streams and two threads in all, in full precision."""
+    """Two lanes of one thread are two networks of one stream each, in full precision."""
     choice = EngineChoice("openvino", lanes=2, threads=1)
     engine: Any = open_engine(choice, times_two(tmp_path / "n.onnx"), nothing_open)
-    compiled = engine._compiled
-    assert compiled.get_property("NUM_STREAMS") == 2
-    assert compiled.get_property("INFERENCE_NUM_THREADS") == 2
+    one, other = next(engine._compiled), next(engine._compiled)
+    assert one is not other
+    for compiled in (one, other):
+        assert compiled.get_property("NUM_STREAMS") == 1
+        assert compiled.get_property("INFERENCE_NUM_THREADS") == 1
     assert compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name() == "f32"
 
 

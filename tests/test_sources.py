@@ -592,15 +592,16 @@ def test_a_looped_folder_shows_what_has_come(tmp_path: Path) -> None:
     assert [r.file for r in readings(source, limit=3)] == ["a.jpg", "b.jpg", "a.jpg"]
 
 
-def test_a_folder_keeps_to_itself(tmp_path: Path) -> None:
-    """A link inside the folder that leads out of it is not followed."""
+def test_a_folder_of_links_is_a_folder_of_pictures(tmp_path: Path) -> None:
+    """A link to a picture is looked at like a picture, wherever it leads; a broken one is not."""
     (tmp_path / "inside").mkdir()
     (tmp_path / "outside.jpg").write_bytes(jpeg(plain(90)))
     (tmp_path / "inside" / "a.jpg").write_bytes(jpeg(plain(90)))
     (tmp_path / "inside" / "b.jpg").symlink_to(tmp_path / "outside.jpg")
     (tmp_path / "inside" / "c.jpg").symlink_to("a.jpg")
+    (tmp_path / "inside" / "d.jpg").symlink_to("nowhere.jpg")
     taken = readings(opened("dir:inside", tmp_path))
-    assert [r.file for r in taken] == ["a.jpg", "c.jpg"]
+    assert [r.file for r in taken] == ["a.jpg", "b.jpg", "c.jpg"]
 
 
 @pytest.mark.parametrize(

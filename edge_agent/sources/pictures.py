@@ -86,15 +86,16 @@ def _list(spec: SourceSpec) -> list[str]:
         return [path.name]
     if not path.exists():
         raise SourceError(f"{spec.redacted}: {path}: No such file or directory")
-    root, names = path.resolve(), []
+    names = []
     try:
         for folder, _, files in os.walk(path, onerror=_refuse):
             for file in files:
                 entry = Path(folder, file)
-                # Dot files are leavings of other systems; links may lead out of the folder.
+                # Dot files are leavings of other systems. A link to a picture is one: whoever
+                # writes the settings decides what is looked at.
                 if entry.suffix.lower() not in PICTURES or file.startswith("."):
                     continue
-                if entry.is_file() and entry.resolve().is_relative_to(root):
+                if entry.is_file():
                     names.append(entry.relative_to(path).as_posix())
     except OSError as problem:
         raise SourceError(f"{spec.redacted}: {problem.filename}: {problem.strerror}") from None
