@@ -70,6 +70,8 @@ class Incoming:
             self._lock, self._file = self._open()
             try:
                 self._has = bytearray(len(blocks))
+                self._count = 0
+                self._low = 0
                 if begun:
                     self.recheck()
                 else:
@@ -137,6 +139,7 @@ class Incoming:
         ):
             data = os.pread(self._file, length, offset)
             self._has[index] = hashlib.sha256(data).digest() == self.blocks.digests[index]
+        self._count, self._low = sum(self._has), 0
 
     def _count_zeros(self) -> None:
         """Note the blocks of nothing but zeros: a new file is full of them."""
@@ -144,11 +147,12 @@ class Incoming:
         zeros = {length: hashlib.sha256(bytes(length)).digest() for length in lengths}
         for index, length in enumerate(self.blocks.lengths):
             self._has[index] = zeros[length] == self.blocks.digests[index]
+        self._count = sum(self._has)
 
     @property
     def have(self) -> int:
         """How many blocks are there."""
-        return sum(self._has)
+        return self._count
 
     @property
     def total(self) -> int:
@@ -158,15 +162,18 @@ class Incoming:
     @property
     def complete(self) -> bool:
         """Whether all are there."""
-        return all(self._has)
+        return self._count == len(self._has)
 
     def missing(self, limit: int | None = None) -> list[int]:
         """List the first *limit* blocks to ask for; of equal ones only one."""
         found: list[int] = []
         asked: set[bytes] = set()
-        for index, digest in enumerate(self.blocks.digests):
+        while self._low < len(self._has) and self._has[self._low]:
+            self._low += 1
+        for index in range(self._low, len(self._has)):
             if limit is not None and len(found) >= limit:
                 break
+            digest = self.blocks.digests[index]
             if not self._has[index] and digest not in asked:
                 asked.add(digest)
                 found.append(index)
@@ -270,6 +277,7 @@ class Incoming:
                 written = os.pwrite(self._file, data, self.blocks.offsets[index])
                 if written != len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._count += not self._has[index]
                 self._has[index] = True
         fault("block.written")
 

@@ -86,7 +86,9 @@ class Engines:
         choices = [replace(choice, lanes=self.lanes) for choice in self.lineup.choices]
         return engine_order(choices, self._wanted, folder.network)
 
-    def open(self, folder: ModelFolder, kind: Kind) -> tuple[Model, list[str]]:
+    def open(
+        self, folder: ModelFolder, kind: Kind, *, checked: bool = False
+    ) -> tuple[Model, list[str]]:
         """Load a model on the first engine that can run it; says why others were passed over.
 
         Raises:
@@ -94,7 +96,7 @@ class Engines:
             EngineError: no engine can run it.
 
         """
-        model, passed = open_model(folder, self.choices_for(folder), kind)
+        model, passed = open_model(folder, self.choices_for(folder), kind, checked=checked)
         absent = [f"{choice.engine}:{choice.device}: {why}" for choice, why in self.lineup.absent]
         return model, absent + passed
 

@@ -23,7 +23,6 @@ from ..errors import AgentError, ModelError
 from ..library import Library
 from ..manifest import ModelFolder
 from ..model import Model
-from ..modelfile import check_network
 from ..names import is_name, is_version
 from ..orders import text
 from ..pointers import Trial as TrialMark
@@ -189,7 +188,7 @@ class Deployer:
             if not accepted:
                 raise ModelError(f"{name}@{version} has not passed its trial; push it again")
             self._end_probation(name)
-            models = self._open(folder)
+            models = self._open(folder, checked=False)
             self._library.activate(name, version)
             self._exchange(name, models)
             self._on_change()
@@ -362,7 +361,6 @@ class Deployer:
         try:
             self._phase(candidate, "preparing")
             self._mark(candidate)
-            check_network(folder.network)
             bounds = self._bounds(folder)
             details = self._try(candidate, folder, bounds)
             fault("trial.passed")
@@ -465,13 +463,16 @@ class Deployer:
             }
         return details
 
-    def _open(self, folder: ModelFolder) -> dict[Kind, Model]:
-        """Load it for every kind of sample that its pipelines give it."""
+    def _open(self, folder: ModelFolder, *, checked: bool = True) -> dict[Kind, Model]:
+        """Load it for every kind of sample that its pipelines give it.
+
+        What comes here has been through a trial, unless a command names what never needed one.
+        """
         opened: dict[Kind, Model] = {}
         wanted: set[Kind] = {serving.kind for serving in self._servings.of(folder.manifest.name)}
         try:
             for kind in wanted:
-                opened[kind] = self._servings.engines.open(folder, kind)[0]
+                opened[kind] = self._servings.engines.open(folder, kind, checked=checked)[0]
         except AgentError:
             for model in opened.values():
                 model.close()
