@@ -45,7 +45,7 @@ class Stops:
         self._queue.put(work)
 
     def wait(self, tick: Callable[[], float]) -> Stop:
-        """Call *tick* whenever the seconds that it returns are over, until there is a reason to stop."""
+        """Call *tick* whenever the seconds that it returns are over, until there is a reason."""
         while True:
             pause = tick()
             try:
@@ -113,8 +113,9 @@ def stop_on_signals(stops: Stops, reload: Callable[[], None]) -> None:
 
 
 def stop_on_dead_threads(stops: Stops) -> None:
-    """Notice threads that are not ours: when a callback raises, paho's dies and paho goes on
-    saying that it is connected.
+    """Notice when threads that are not ours die.
+
+    When a callback raises, paho's does, and paho goes on saying that it is connected.
     """
 
     def died(dead: threading.ExceptHookArgs) -> None:

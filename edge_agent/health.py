@@ -55,7 +55,8 @@ class Health:
                 reasons.append(f"model {serving.reference}: {serving.problem}")
             elif serving.passed and serving.model is not None:
                 reasons.append(
-                    f"model {serving.reference}: on {serving.model.engine.label}, because {serving.passed[0]}"
+                    f"model {serving.reference}: on {serving.model.engine.label}, "
+                    f"because {serving.passed[0]}"
                 )
         now = time.monotonic()
         for pipeline in self._pipelines():

@@ -154,8 +154,8 @@ def engine_order(choices: Sequence[EngineChoice], wanted: str, network: Path) ->
         return list(choices)
     if wanted == "onnxruntime":
         raise EngineError(
-            f'{network.name}: OpenVINO IR runs on openvino only, but engine = "onnxruntime" is set; '
-            'use the .onnx, or engine = "auto"'
+            f"{network.name}: OpenVINO IR runs on openvino only, "
+            'but engine = "onnxruntime" is set; use the .onnx, or engine = "auto"'
         )
     picked = [choice for choice in choices if choice.engine == "openvino"]
     lanes = max((choice.lanes for choice in choices), default=1)

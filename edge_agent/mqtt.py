@@ -220,9 +220,7 @@ def _connect(
             raise LinkError(f"{address} closed the connection")
         if connection.code != 0:
             if protocol == 5 and connection.code in UNSUPPORTED_PROTOCOL:
-                raise RefusesProtocol(
-                    f"{address} refuses MQTT 5 ({connection.reason})", said=True
-                )
+                raise RefusesProtocol(f"{address} refuses MQTT 5 ({connection.reason})", said=True)
             raise LinkError(f"{address} refuses us: {connection.reason}")
     except BaseException:
         connection.close()

@@ -132,7 +132,7 @@ def detections(found: Detections, digits: int = 1) -> list[dict[str, Any]]:
 def result(
     device: str, session: str, pipeline: str, sample: Sample, outcome: Outcome, age_ms: float
 ) -> dict[str, Any]:
-    """The payload of a result."""
+    """Make the payload of a result."""
     payload: dict[str, Any] = {
         "schema": SCHEMA,
         "device": device,

@@ -12,7 +12,7 @@ from tests.support import AgentProcess, Listener, Mosquitto
 
 @pytest.fixture(scope="session")
 def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
-    """A mosquitto for tests that do not harm it; each uses a device id of its own."""
+    """Run a mosquitto for tests that do not harm it; each uses a device id of its own."""
     broker = Mosquitto(tmp_path_factory.mktemp("broker"))
     yield broker
     broker.stop()
@@ -20,7 +20,7 @@ def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitt
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Mosquitto]:
-    """A mosquitto of the test's own, to be killed and restarted."""
+    """Run a mosquitto of the test's own, to be killed and restarted."""
     broker = Mosquitto(tmp_path / "broker")
     yield broker
     broker.stop()
@@ -28,7 +28,7 @@ def broker(tmp_path: Path) -> Iterator[Mosquitto]:
 
 @pytest.fixture
 def listen() -> Iterator[Callable[..., Listener]]:
-    """Makes listeners that are closed after the test."""
+    """Make listeners that are closed after the test."""
     made: list[Listener] = []
 
     def make(port: int, topics: str = "edge/#") -> Listener:
@@ -42,7 +42,7 @@ def listen() -> Iterator[Callable[..., Listener]]:
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Callable[..., AgentProcess]]:
-    """Starts agents, which are stopped after the test; a failing test shows their logs."""
+    """Start agents, which are stopped after the test; a failing test shows their logs."""
     made: list[AgentProcess] = []
 
     def make(

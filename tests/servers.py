@@ -226,7 +226,7 @@ def _serve_rtsp(port: str, login: str, clip: str) -> None:
     server.get_mount_points().add_factory("/stream", factory)
     if server.attach(None) == 0:
         sys.exit(f"port {port} is taken")
-    print("ready", flush=True)  # noqa: T201 - the tests wait for it
+    print("ready", flush=True)
     loop = glib.MainLoop()
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
     loop.run()

@@ -28,7 +28,7 @@ from edge_agent.cli import main
 CHECKOUT = Path(__file__).resolve().parents[1]
 ASSETS = CHECKOUT.parent / "shared" / "assets"
 PATIENCE = 40.0
-"""Seconds after which something that should have happened has not; never reached when all is well."""
+"""Seconds after which something that should have happened has not."""
 
 needs_assets = pytest.mark.skipif(
     not (ASSETS / "assets.json").is_file(),
@@ -136,7 +136,7 @@ class Listener:
     def wait_for(
         self, wanted: Callable[[list[Heard]], Any], what: str, patience: float = PATIENCE
     ) -> Any:
-        """Wait until *wanted* finds what it looks for in all that was heard; gives what it found."""
+        """Wait until *wanted* finds what it looks for in all that was heard; give it."""
         found: Any = None
 
         def look() -> bool:

@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.servers import MjpegServer, RtspServer, free_port, rtsp_missing
 
 from edge_agent.errors import SampleError, SourceError, UsageError
 from edge_agent.records import Reading
 from edge_agent.sources import Source, guess_source, open_source, parse_source, redact
 from edge_agent.sources.csvfile import MAX_LINE
 from edge_agent.sources.opencv import load
+from tests.servers import MjpegServer, RtspServer, free_port, rtsp_missing
 
 # Loaded as the program does it, before anything else could: that is when FFmpeg turns quiet.
 cv2 = load()

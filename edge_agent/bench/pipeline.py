@@ -104,14 +104,16 @@ def measure(models: list[Path], clip: Path, runs: int, say: Callable[[str], None
             folder = load(model)
             if folder.manifest.input.is_signal or folder.network.suffix != ".onnx":
                 raise UsageError(
-                    f"{model}: bench pipeline takes picture models as .onnx, which the plain script can run too"
+                    f"{model}: bench pipeline takes picture models as .onnx, "
+                    "which the plain script can run too"
                 )
             agents, plains = [], []
             for number in range(runs):
                 plains.append(_plain(clip, model, loopback))
                 agents.append(_agent(clip, model, loopback, Path(place)))
                 say(
-                    f"{folder.manifest.id} pair {number + 1} of {runs}: agent {agents[-1].fps:.1f}, "
+                    f"{folder.manifest.id} pair {number + 1} of {runs}: "
+                    f"agent {agents[-1].fps:.1f}, "
                     f"plain script {plains[-1].fps:.1f} frames a second"
                 )
             ages = [age for run in agents for age in run.ages]
@@ -138,11 +140,13 @@ def measure(models: list[Path], clip: Path, runs: int, say: Callable[[str], None
 def _agent(clip: Path, model: Path, loopback: Loopback, place: Path) -> Run:
     """Let the daemon play the clip once."""
     device = "bench"
+    source = f"file:{quote(str(clip.resolve()))}?pace=max"
     settings = place / "edge-agent.toml"
     settings.write_text(
         f'device_id = "{device}"\nstate_dir = "state"\nmodels_dirs = ["models"]\n'
-        f'[broker]\nurl = "{loopback.url}"\nprotocol = {loopback.protocol}\n[health]\ninterval_s = 1\n'
-        f'[[pipelines]]\nname = "clip"\nsource = {json.dumps(f"file:{quote(str(clip.resolve()))}?pace=max")}\n'
+        f'[broker]\nurl = "{loopback.url}"\nprotocol = {loopback.protocol}\n'
+        "[health]\ninterval_s = 1\n"
+        f'[[pipelines]]\nname = "clip"\nsource = {json.dumps(source)}\n'
         f'model = "{load(model).manifest.id}"\n'
     )
     library = place / "models"

@@ -23,7 +23,8 @@ def _pipeline(options: Options) -> int:
     for model in models:
         if not (model / "model.toml").is_file():
             raise UsageError(
-                f"{model}: no model folder (one with model.toml); `edge-agent try … --save` makes one"
+                f"{model}: no model folder (one with model.toml); "
+                "`edge-agent try … --save` makes one"
             )
     clip = Path(options.source or bundled("models") / "media" / "conveyor.mp4")
     if not clip.is_file():
@@ -64,9 +65,7 @@ def _pipeline(options: Options) -> int:
             _spread(figures["overhead_ms"], 3),
         )
     Console().print(table)
-    print(
-        "overhead: board, order, JSON and publishing, a frame; age: capture to publish, with the source"
-    )
+    print("overhead: board, order, JSON and publishing, a frame; age: capture to publish,")
     print("at full speed, so it holds the wait in the queue of a lossless source.")
     return 0
 
