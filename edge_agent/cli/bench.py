@@ -66,7 +66,7 @@ def _pipeline(options: Options) -> int:
         )
     Console().print(table)
     print("overhead: board, order, JSON and publishing, a frame; age: capture to publish,")
-    print("at full speed, so it holds the wait in the queue of a lossless source.")
+    print("with the source at full speed, so it holds the wait in the queue of a lossless source.")
     return 0
 
 
