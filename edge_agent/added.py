@@ -15,7 +15,7 @@ from pathlib import Path
 from .durable import belong_to, replace_file
 from .errors import ModelError
 from .names import is_name, is_version
-from .store import Store
+from .store.store import Store
 
 log = logging.getLogger(__name__)
 

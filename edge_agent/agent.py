@@ -34,20 +34,20 @@ from .durable import replace_file
 from .errors import AgentError, ModelError, UsageError
 from .facts import Facts, read_facts
 from .health import Health
-from .housekeeping import clean_leftovers
-from .keys import TrustedKeys
-from .library import Library
 from .link import Link
 from .model import Model
 from .mqtt import Message
 from .orders import Memory, Orders, positive, text
+from .packages.keys import TrustedKeys
 from .pipeline import Identity, Pipeline
 from .profile import Match, choose, default_dirs, load_profiles
 from .serving import Engines, Servings, unusable
 from .settings import Pipeline as PipelineSettings
 from .settings import Settings
 from .sources import parse_source
-from .store import Store
+from .store.housekeeping import clean_leftovers
+from .store.library import Library
+from .store.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from . import modelfile
 from .decode import Decoder, build_decoder
 from .engines import Engine, EngineChoice, open_engine
 from .errors import AgentError, EngineError, ModelError
 from .manifest import ModelFolder
+from .networks import modelfile
 from .preprocess import Placement, Plan, fixed_shapes, plan
 from .records import Array, Detections, Findings, Outcome, Sample, Tensors, Timing
 from .sources import Kind

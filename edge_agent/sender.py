@@ -14,7 +14,7 @@ from typing import Any
 
 from .client import BrokerClient, Heard
 from .errors import LinkError
-from .packing import Package
+from .packages.packing import Package
 from .wire import SCHEMA
 
 LIST_PART = 64 * 1024

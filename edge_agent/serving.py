@@ -17,12 +17,12 @@ from .engines import EngineChoice, EngineName
 from .engines.probe import probe
 from .errors import AgentError, ModelError
 from .facts import Facts
-from .library import Library
 from .manifest import ModelFolder
 from .model import Model, engine_order, open_model
 from .profile import DeviceProfile, Lineup, lineup
 from .settings import Arm
 from .sources import Kind
+from .store.library import Library
 
 log = logging.getLogger(__name__)
 

@@ -34,13 +34,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import pytest
 
-from edge_agent.blocks import BlockList
 from edge_agent.durable import DEPLOY_POINTS, STORE_POINTS
-from edge_agent.install import install_folder
-from edge_agent.known import read_front
 from edge_agent.manifest import load
-from edge_agent.packing import Package, open_package, pack
-from edge_agent.store import NOTES, Store
+from edge_agent.packages.blocks import BlockList
+from edge_agent.packages.packing import Package, open_package, pack
+from edge_agent.store.install import install_folder
+from edge_agent.store.known import read_front
+from edge_agent.store.store import NOTES, Store
 from tests.networks import node, save_onnx
 from tests.support import AgentProcess, Heard, Listener, Mosquitto, agent_settings
 

@@ -121,7 +121,7 @@ make_venv() {
 install_project() {
     local level=$1 stamp what=()
     # The environment knows the folder where it lies: after a move it is installed again.
-    stamp=$(cat -- "$root/pyproject.toml" "$root/constraints.txt" <(printf '%s\n' "$root") | sha256sum | cut -d ' ' -f 1)
+    stamp=$(cat -- "$root/pyproject.toml" "$root/scripts/constraints.txt" <(printf '%s\n' "$root") | sha256sum | cut -d ' ' -f 1)
     [ "$(cat -- "$venv/.installed-$level" 2>/dev/null)" = "$stamp" ] && return 0
     case $level in
         base) what=(-e "$root") ;;
@@ -133,7 +133,7 @@ install_project() {
     [ -t 2 ] || pip+=(--quiet)
     # 25.1 is the first that knows dependency groups.
     "${pip[@]}" install --upgrade 'pip>=25.1' >&2 || return
-    "${pip[@]}" install -c "$root/constraints.txt" "${what[@]}" >&2 || return
+    "${pip[@]}" install -c "$root/scripts/constraints.txt" "${what[@]}" >&2 || return
     local each
     for each in base demo dev; do
         printf '%s\n' "$stamp" >"$venv/.installed-$each"

@@ -2,8 +2,8 @@
 
     .venv/bin/python scripts/make_pictures.py
 
-`pictures/demo.svg` is the demo's live view, a few seconds of it; `pictures/conveyor.jpg` is a frame
-of its clip as the `snapshot` topic and `try.jpg` show it.
+They go to scripts/pictures: `demo.svg` is the demo's live view, a few seconds of it;
+`conveyor.jpg` is a frame of its clip as the `snapshot` topic and `try.jpg` show it.
 """
 
 import io
@@ -23,7 +23,7 @@ from rich.terminal_theme import MONOKAI
 from edge_agent.cli.live import LiveView
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-PICTURES = CHECKOUT / "pictures"
+PICTURES = CHECKOUT / "scripts" / "pictures"
 COLUMNS = 116
 WARM_SECONDS = 6.5  # the bearing is damaged from the fifth second on
 FRAMES = 8

@@ -16,13 +16,13 @@ import sys
 from pathlib import Path
 
 from edge_agent.durable import FAULT_VARIABLE, STORE_POINTS
-from edge_agent.housekeeping import clean_leftovers
-from edge_agent.incoming import Incoming
-from edge_agent.install import install_incoming
-from edge_agent.known import stored_versions
-from edge_agent.packing import Package, open_package
-from edge_agent.pointers import Trial
-from edge_agent.store import Store
+from edge_agent.packages.packing import Package, open_package
+from edge_agent.store.housekeeping import clean_leftovers
+from edge_agent.store.incoming import Incoming
+from edge_agent.store.install import install_incoming
+from edge_agent.store.known import stored_versions
+from edge_agent.store.pointers import Trial
+from edge_agent.store.store import Store
 
 OLDEST = "1"
 """Goes at the end of the push."""

@@ -17,8 +17,8 @@ import pytest
 import tomli_w
 
 from edge_agent.bundled import bundled
-from edge_agent.packing import pack
-from edge_agent.store import Store
+from edge_agent.packages.packing import pack
+from edge_agent.store.store import Store
 from tests.networks import constant_outputs, to_ir
 from tests.small_models import brightness, plain, write_pictures
 from tests.support import (
@@ -265,7 +265,7 @@ def test_a_store_that_may_not_be_written_is_wrong_settings(tmp_path: Path) -> No
     # All that is needed is imported before: this Python may be for root alone.
     program = (
         "import os, sys\n"
-        "import edge_agent.agent, edge_agent.config, edge_agent.install, pydantic_settings\n"
+        "import edge_agent.agent, edge_agent.config, edge_agent.store.install, pydantic_settings\n"
         "from edge_agent.cli import main\n"
         "os.setgroups([]); os.setgid(12345); os.setuid(12345)\n"
         "sys.exit(main(sys.argv[1:]))\n"

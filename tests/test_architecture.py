@@ -25,11 +25,7 @@ LAYERS: Mapping[str, str] = {
     "commands: what a user types": "__main__ cli bench sender",
     "daemon: the only place that knows everybody": "agent",
     "work: what goes on in a running agent": "pipeline health serving deploy orders",
-    "models: opened, kept, packed, brought in": (
-        "model golden library store housekeeping pointers incoming install known added bringing "
-        "archive package packing tarfolder ustar blocks keys "
-        "metadata modelfile modelapi ultralytics exported irfile tensors"
-    ),
+    "models: opened, kept, packed, looked into": "model golden store packages networks added",
     "edges: broker, cameras, sensors, engines, numbers": (
         "link client mqtt announced sources engines profile config "
         "preprocess decode window annotate motion board"
@@ -38,7 +34,7 @@ LAYERS: Mapping[str, str] = {
         "settings manifest sources.spec wire validation"
     ),
     "ground: knows nothing of the rest": (
-        "errors names records crew systemd durable facts networkfacts bundled"
+        "errors names records crew systemd durable facts networks.networkfacts bundled"
     ),
 }
 
@@ -47,16 +43,16 @@ HOMES: Mapping[str, str] = {
     "paho": "mqtt bench.plain bench.raw",
     "openvino": "engines.ov engines.probe",
     "onnxruntime": "engines.ort engines.probe bench.plain",
-    "onnx": "modelfile bench.network",
-    "google": "modelfile",
+    "onnx": "networks.modelfile bench.network",
+    "google": "networks.modelfile",
     "cv2": "sources.opencv preprocess.picture decode.boxes annotate motion bench.plain",
-    "cryptography": "keys packing",
+    "cryptography": "packages.keys packages.packing",
     "pydantic": "validation config",
     "pydantic_core": "validation",
     "pydantic_settings": "config",
     "psutil": "health deploy",
     "rich": "cli",
-    "tomli_w": "bringing cli",
+    "tomli_w": "networks.bringing cli",
     "amqtt": "cli.amqtt_broker",
 }
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from edge_agent.bench.push import _renew, _tensors
 from edge_agent.manifest import load
-from edge_agent.packing import make
+from edge_agent.packages.packing import make
 from tests.networks import node, save_onnx
 from tests.support import run_cli
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from edge_agent.durable import FAULT_POINTS
-from edge_agent.incoming import Incoming
 from edge_agent.manifest import load
-from edge_agent.packing import Package, make
-from edge_agent.pointers import Trial
-from edge_agent.store import Store
+from edge_agent.packages.packing import Package, make
+from edge_agent.store.incoming import Incoming
+from edge_agent.store.pointers import Trial
+from edge_agent.store.store import Store
 from tests.model_folders import make_model
 
 SWEEP = Path(__file__).resolve().parents[1] / "scripts" / "crash_sweep.py"

@@ -404,7 +404,7 @@ def test_engines_are_not_imported_before_they_are_used() -> None:
     """Looking at profiles, facts and model files loads no engine and no parser of models."""
     code = (
         "import sys, edge_agent.engines, edge_agent.engines.probe, edge_agent.profile, "
-        "edge_agent.facts, edge_agent.modelfile, edge_agent.metadata; "
+        "edge_agent.facts, edge_agent.networks.modelfile, edge_agent.networks.metadata; "
         "print([m for m in ('onnxruntime', 'openvino', 'onnx', 'pydantic') if m in sys.modules])"
     )
     done = subprocess.run(

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from edge_agent.errors import UsageError
-from edge_agent.keys import TrustedKeys, generate_key, load_private, load_public
+from edge_agent.packages.keys import TrustedKeys, generate_key, load_private, load_public
 
 DATA = b"package.json as it is"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from edge_agent.errors import ModelError
-from edge_agent.install import install_folder
-from edge_agent.library import Library
 from edge_agent.manifest import load
-from edge_agent.store import Store
+from edge_agent.store.install import install_folder
+from edge_agent.store.library import Library
+from edge_agent.store.store import Store
 from tests.model_folders import make_model
 
 

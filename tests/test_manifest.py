@@ -11,10 +11,10 @@ import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_agent.bringing import write_manifest
 from edge_agent.decode import DECODERS
 from edge_agent.errors import ModelError
 from edge_agent.manifest import DECODERS_OF, DecoderName, InputSpec, Manifest, load, parse
+from edge_agent.networks.bringing import write_manifest
 
 GOOD: dict[str, Any] = {
     "name": "face",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edge_agent.errors import ModelError
 from edge_agent.manifest import Manifest, check
-from edge_agent.metadata import manifest_of
+from edge_agent.networks.metadata import manifest_of
 from tests.networks import constant_outputs, to_ir
 
 NAMES = {0: "person", 1: "traffic light", 2: "it's"}

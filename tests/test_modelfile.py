@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edge_agent.errors import ModelError
-from edge_agent.modelfile import check_network, inspect
+from edge_agent.networks.modelfile import check_network, inspect
 from tests.networks import convolution, node, save_onnx, times_two, to_ir
 from tests.support import ASSETS, needs_assets
 
@@ -240,7 +240,7 @@ def test_compiled_context_is_refused(tmp_path: Path) -> None:
 
 def test_too_many_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of nodes is bounded."""
-    monkeypatch.setattr("edge_agent.modelfile.MAX_NODES", 2)
+    monkeypatch.setattr("edge_agent.networks.modelfile.MAX_NODES", 2)
     refused(times_two(tmp_path / "n.onnx"), "more than 2 nodes")
 
 

@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from edge_agent.archive import member_reader, open_archive, unpack_handmade
-from edge_agent.blocks import CUT, MAX_BLOCK, SMALL, BlockList, cut, ranges, verified
 from edge_agent.errors import ModelError
-from edge_agent.keys import TrustedKeys, generate_key, load_private
 from edge_agent.manifest import load
-from edge_agent.package import (
+from edge_agent.packages.archive import member_reader, open_archive, unpack_handmade
+from edge_agent.packages.blocks import CUT, MAX_BLOCK, SMALL, BlockList, cut, ranges, verified
+from edge_agent.packages.keys import TrustedKeys, generate_key, load_private
+from edge_agent.packages.package import (
     PackageHeader,
     check_expiry,
     check_targets,
@@ -31,10 +31,10 @@ from edge_agent.package import (
     transfer_id,
     verify_header,
 )
-from edge_agent.packing import Package, make, open_package, pack
-from edge_agent.tarfolder import unpack
-from edge_agent.tensors import tensor_ranges
-from edge_agent.ustar import TarReader, header, padding
+from edge_agent.packages.packing import Package, make, open_package, pack
+from edge_agent.packages.tarfolder import unpack
+from edge_agent.packages.tensors import tensor_ranges
+from edge_agent.packages.ustar import TarReader, header, padding
 from tests.model_folders import contents, make_model, weights
 
 ASSETS = Path(__file__).resolve().parents[1].parent / "shared" / "assets"

@@ -15,24 +15,24 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edge_agent.archive import open_archive
 from edge_agent.durable import STORE_POINTS
 from edge_agent.errors import ModelError, UsageError
-from edge_agent.housekeeping import clean_leftovers, make_room
-from edge_agent.incoming import Incoming, arriving, other_transfers
-from edge_agent.install import (
+from edge_agent.manifest import load
+from edge_agent.names import version_key
+from edge_agent.packages.archive import open_archive
+from edge_agent.packages.packing import Package, make, open_package, pack
+from edge_agent.store.housekeeping import clean_leftovers, make_room
+from edge_agent.store.incoming import Incoming, arriving, other_transfers
+from edge_agent.store.install import (
     install_folder,
     install_handmade,
     install_incoming,
     install_package,
 )
-from edge_agent.known import plain_folders, stored_versions
-from edge_agent.library import Library
-from edge_agent.manifest import load
-from edge_agent.names import version_key
-from edge_agent.packing import Package, make, open_package, pack
-from edge_agent.pointers import Trial
-from edge_agent.store import NOTES, Store
+from edge_agent.store.known import plain_folders, stored_versions
+from edge_agent.store.library import Library
+from edge_agent.store.pointers import Trial
+from edge_agent.store.store import NOTES, Store
 from tests.crash_case import BATCH, push
 from tests.model_folders import contents, make_model, weights
 
@@ -508,11 +508,11 @@ FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
 from edge_agent.errors import ModelError
-from edge_agent.incoming import Incoming
-from edge_agent.install import install_folder, install_package
+from edge_agent.store.incoming import Incoming
+from edge_agent.store.install import install_folder, install_package
 from edge_agent.manifest import load
-from edge_agent.packing import make
-from edge_agent.store import Store
+from edge_agent.packages.packing import make
+from edge_agent.store.store import Store
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 how, folder, state = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])

@@ -24,15 +24,15 @@ from urllib.parse import quote
 import numpy as np
 
 from .. import wire
-from ..bringing import bring
 from ..cli.loopback import Loopback, broker
 from ..client import BrokerClient
 from ..errors import AgentError, ModelError
 from ..manifest import load
-from ..packing import Package, make, model_files
+from ..networks.bringing import bring
+from ..packages.packing import Package, make, model_files
+from ..packages.tensors import tensor_ranges
 from ..sender import Sender
 from ..settings import Broker
-from ..tensors import tensor_ranges
 from .network import write_network
 from .pipeline import spread
 from .raw import Rates, rate

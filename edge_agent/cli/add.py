@@ -10,11 +10,11 @@ from ..names import is_name, safe_name, version_key
 from . import Options, load_settings
 
 if TYPE_CHECKING:
-    from ..library import Library
     from ..manifest import ModelFolder
     from ..model import Model
     from ..serving import Engines
-    from ..store import Store
+    from ..store.library import Library
+    from ..store.store import Store
 
 AGENT_SECONDS = 60.0
 """How long a running agent may go without a word on its trial."""
@@ -27,8 +27,8 @@ def main(options: Options) -> int:
         raise UsageError(f"PATH: {options.path!r}: no such file or folder")
     settings = load_settings(options)
     from ..agent import library_of, match_profile, open_store
-    from ..install import install_folder
     from ..serving import Engines
+    from ..store.install import install_folder
 
     store = open_store(settings)
     library = library_of(settings, store)
@@ -53,7 +53,7 @@ def main(options: Options) -> int:
 
 def _brought(path: Path, options: Options, store: Store, library: Library) -> Any:
     """Make a folder of what the user names: a context."""
-    from ..bringing import BARE, bring
+    from ..networks.bringing import BARE, bring
 
     name, version = options.name, options.model_version
     if path.suffix in BARE and version is None and (name is None or is_name(name)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..keys import generate_key
+from ..packages.keys import generate_key
 from . import Options
 
 

@@ -6,11 +6,11 @@ from datetime import UTC, datetime, time
 from pathlib import Path
 from typing import Any
 
-from ..bringing import bring
 from ..errors import ModelError, UsageError
-from ..keys import load_private
-from ..package import check_target_form
-from ..packing import pack
+from ..networks.bringing import bring
+from ..packages.keys import load_private
+from ..packages.package import check_target_form
+from ..packages.packing import pack
 from . import Options
 
 

@@ -10,12 +10,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from ..bringing import BARE, bring, unpacked
 from ..client import BrokerClient
 from ..errors import AgentError, LinkError, UsageError
-from ..keys import load_private
 from ..names import NAME_RULE, is_name, version_key
-from ..packing import Package, make, open_package
+from ..networks.bringing import BARE, bring, unpacked
+from ..packages.keys import load_private
+from ..packages.packing import Package, make, open_package
 from ..sender import Progress, Sender
 from . import Options, broker_settings
 

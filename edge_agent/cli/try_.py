@@ -12,11 +12,11 @@ from typing import Any
 from urllib.parse import quote
 
 from .. import wire
-from ..bringing import BARE, Brought, bring
 from ..config import load as load_settings
 from ..errors import AgentError, EngineError, SampleError, SourceError, UsageError
 from ..manifest import load as load_manifest
 from ..model import Model, open_model
+from ..networks.bringing import BARE, Brought, bring
 from ..records import Array, Outcome, Sample
 from ..settings import Broker
 from ..sources import SourceSpec, guess_source, parse_source

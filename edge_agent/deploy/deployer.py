@@ -20,17 +20,17 @@ from typing import Any, Literal
 from .. import wire
 from ..durable import disk_errors, fault, replace_file
 from ..errors import AgentError, ModelError
-from ..library import Library
 from ..manifest import ModelFolder
 from ..model import Model
 from ..names import is_name, is_version
 from ..orders import text
-from ..pointers import Trial as TrialMark
-from ..pointers import same_version
 from ..serving import Servings
 from ..settings import Trial
 from ..sources import Kind
-from ..store import Store
+from ..store.library import Library
+from ..store.pointers import Trial as TrialMark
+from ..store.pointers import same_version
+from ..store.store import Store
 from .candidate import Candidate, Last, Phase
 from .shadow import Shadow
 from .trial import run_trial

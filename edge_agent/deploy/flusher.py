@@ -11,8 +11,8 @@ import time
 from queue import Empty, SimpleQueue
 
 from ..errors import ModelError
-from ..incoming import Incoming
 from ..mqtt import Message
+from ..store.incoming import Incoming
 
 GATHER_SECONDS = 0.0015
 """How long a quick disk waits for company: a write for each few blocks costs more processor time

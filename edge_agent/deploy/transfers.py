@@ -20,28 +20,28 @@ from itertools import chain
 from typing import Any
 
 from .. import BUILD_DATE, wire
-from ..archive import Archive, Front, open_archive
-from ..blocks import BlockList, ranges
 from ..durable import disk_errors
 from ..errors import MalformedError, ModelError
-from ..housekeeping import make_room
-from ..incoming import Incoming, arriving, other_transfers
-from ..install import install_handmade, install_incoming, install_package
-from ..keys import TrustedKeys
-from ..known import plain_folders, stored_versions
-from ..library import Library
 from ..manifest import ModelFolder
 from ..mqtt import Message
 from ..names import is_name, version_key
-from ..package import (
+from ..packages.archive import Archive, Front, open_archive
+from ..packages.blocks import BlockList, ranges
+from ..packages.keys import TrustedKeys
+from ..packages.package import (
     PackageHeader,
     check_expiry,
     check_targets,
     transfer_id,
     verify_header,
 )
-from ..pointers import same_version
-from ..store import Store
+from ..store.housekeeping import make_room
+from ..store.incoming import Incoming, arriving, other_transfers
+from ..store.install import install_handmade, install_incoming, install_package
+from ..store.known import plain_folders, stored_versions
+from ..store.library import Library
+from ..store.pointers import same_version
+from ..store.store import Store
 from .candidate import Candidate
 from .flusher import Flusher
 

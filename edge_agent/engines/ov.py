@@ -16,7 +16,7 @@ import openvino as ov
 
 from ..errors import EngineError
 from ..facts import usable_cpus
-from ..networkfacts import OPENVINO_TYPES
+from ..networks.networkfacts import OPENVINO_TYPES
 from ..records import Array, Tensors, TensorSpec
 from . import EngineChoice, FixShapes, check_inputs, native_reason, settle_shapes
 

@@ -14,9 +14,7 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
-from .archive import Front
-from .blocks import BlockList
-from .durable import (
+from ..durable import (
     belong_to,
     disk_errors,
     fault,
@@ -25,11 +23,13 @@ from .durable import (
     sync_tree,
     take_lock,
 )
-from .errors import ModelError
+from ..errors import ModelError
+from ..packages.archive import Front
+from ..packages.blocks import BlockList
+from ..packages.package import PackageHeader
+from ..packages.tarfolder import Piece, Stream
 from .known import Source, find, read_front, write_front
-from .package import PackageHeader
 from .store import Store
-from .tarfolder import Piece, Stream
 
 log = logging.getLogger(__name__)
 

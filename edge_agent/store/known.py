@@ -14,14 +14,14 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .archive import Front
-from .blocks import BlockList
-from .durable import write_new
-from .errors import ModelError
-from .package import BLOCKS, HEADER, SIGNATURE
-from .packing import cut_folder
+from ..durable import write_new
+from ..errors import ModelError
+from ..packages.archive import Front
+from ..packages.blocks import BlockList
+from ..packages.package import BLOCKS, HEADER, SIGNATURE
+from ..packages.packing import cut_folder
+from ..packages.tarfolder import Layout, Stream
 from .store import NOTES, Store
-from .tarfolder import Layout, Stream
 
 log = logging.getLogger(__name__)
 

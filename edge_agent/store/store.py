@@ -24,8 +24,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from . import pointers as pointing
-from .durable import (
+from ..durable import (
     belong_to,
     disk_errors,
     fault,
@@ -36,9 +35,10 @@ from .durable import (
     take_lock,
     write_new,
 )
-from .errors import ModelError, UsageError
-from .names import is_name, is_version, version_key
-from .package import HEADER, transfer_id
+from ..errors import ModelError, UsageError
+from ..names import is_name, is_version, version_key
+from ..packages.package import HEADER, transfer_id
+from . import pointers as pointing
 from .pointers import Pointers, Trial, same_version
 
 NOTES = ".package"

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .durable import replace_file
-from .names import is_version, version_key
+from ..durable import replace_file
+from ..names import is_version, version_key
 
 FILE = "pointers.json"
 SCHEMA = 1

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import ModelError
+from ..errors import ModelError
+from ..manifest import inside
+from ..records import Array, TensorSpec
 from .irfile import inspect_ir
-from .manifest import inside
 from .networkfacts import NEUTRAL, NetworkFacts, ensure_finite
-from .records import Array, TensorSpec
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto

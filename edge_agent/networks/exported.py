@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .errors import ModelError
+from ..errors import ModelError
+from ..records import TensorSpec
 from .networkfacts import NetworkFacts
-from .records import TensorSpec
 
 
 def picture_input(facts: NetworkFacts, where: str) -> tuple[TensorSpec, dict[str, Any]]:

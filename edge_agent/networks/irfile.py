@@ -10,9 +10,9 @@ from xml.parsers import expat
 
 import numpy as np
 
-from .errors import ModelError
+from ..errors import ModelError
+from ..records import TensorSpec
 from .networkfacts import NEUTRAL, OPENVINO_TYPES, NetworkFacts, ensure_finite
-from .records import TensorSpec
 
 MAX_XML_BYTES = 64 * 1024 * 1024
 MAX_LAYERS = 200_000

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from .durable import subfolders
-from .errors import ModelError
-from .manifest import MANIFEST, ModelFolder, load
-from .names import is_name, version_key
+from ..durable import subfolders
+from ..errors import ModelError
+from ..manifest import MANIFEST, ModelFolder, load
+from ..names import is_name, version_key
+from ..validation import nearest
 from .pointers import same_version
 from .store import Store
-from .validation import nearest
 
 Place = Literal["store", "models_dirs", "bundled"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Self
 
-from .errors import ModelError
+from ..errors import ModelError
 
 MAX_BLOCK = 64 * 1024
 """What no block may exceed."""

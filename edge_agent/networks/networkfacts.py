@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from .errors import ModelError
-from .records import Array, TensorSpec
+from ..errors import ModelError
+from ..records import Array, TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

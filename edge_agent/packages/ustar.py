@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .errors import ModelError
+from ..errors import ModelError
 
 RECORD = 512
 MAX_MEMBERS = 1000

@@ -10,10 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from .errors import AgentError, ModelError, UsageError
-from .manifest import MANIFEST, Manifest, ModelFolder, load, parse
+from ..errors import AgentError, ModelError, UsageError
+from ..manifest import MANIFEST, Manifest, ModelFolder, load, parse
+from ..names import NAME_RULE, is_name, is_version
 from .modelfile import inspect
-from .names import NAME_RULE, is_name, is_version
 
 BARE = frozenset({".onnx", ".xml"})
 
@@ -153,9 +153,9 @@ def unpacked(path: Path) -> Iterator[Brought]:
 
 
 def _unpack(path: Path, place: Path) -> None:
-    from .archive import member_reader, open_archive, unpack_handmade
-    from .package import PackageHeader
-    from .tarfolder import unpack
+    from ..packages.archive import member_reader, open_archive, unpack_handmade
+    from ..packages.package import PackageHeader
+    from ..packages.tarfolder import unpack
 
     archive = open_archive(path, str(path))
     if archive.front is None:

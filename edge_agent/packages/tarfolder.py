@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from .durable import fault
-from .errors import ModelError
+from ..durable import fault
+from ..errors import ModelError
 from .ustar import MAX_MEMBERS, Member, TarReader
 
 

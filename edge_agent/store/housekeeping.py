@@ -10,10 +10,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from .durable import disk_errors, remove_tree, size_of, subfolders, take_lock
-from .errors import ModelError
-from .names import is_version
-from .package import HEADER, transfer_id
+from ..durable import disk_errors, remove_tree, size_of, subfolders, take_lock
+from ..errors import ModelError
+from ..names import is_version
+from ..packages.package import HEADER, transfer_id
 from .pointers import FILE, same_version
 from .store import Store
 

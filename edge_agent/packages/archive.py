@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..durable import disk_errors
+from ..errors import ModelError
+from ..manifest import MANIFEST
 from .blocks import ENTRY, MAX_BLOCKS, BlockList, reader_of, verified
-from .durable import disk_errors
-from .errors import ModelError
 from .keys import SIGNATURE_BYTES
-from .manifest import MANIFEST
 from .package import BLOCKS, FRONT_NAMES, HEADER, MAX_HEADER, SIGNATURE, PackageHeader, transfer_id
 from .tarfolder import Piece, Stream, unpack
 from .ustar import RECORD, Read, TarReader

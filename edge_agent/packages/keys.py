@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .durable import sync_folder, write_new
-from .errors import UsageError
+from ..durable import sync_folder, write_new
+from ..errors import UsageError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (

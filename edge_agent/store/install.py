@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .archive import Archive, Front, member_reader, unpack_handmade
-from .blocks import BlockList
-from .durable import disk_errors, fault
-from .errors import ModelError
+from ..durable import disk_errors, fault
+from ..errors import ModelError
+from ..manifest import ModelFolder, load
+from ..packages.archive import Archive, Front, member_reader, unpack_handmade
+from ..packages.blocks import BlockList
+from ..packages.package import FRONT_NAMES, PackageHeader
+from ..packages.packing import cut_folder, describe, model_files
+from ..packages.tarfolder import unpack
 from .incoming import Incoming
 from .known import write_notes
-from .manifest import ModelFolder, load
-from .package import FRONT_NAMES, PackageHeader
-from .packing import cut_folder, describe, model_files
 from .store import NOTES, Store
-from .tarfolder import unpack
 
 
 def install_package(

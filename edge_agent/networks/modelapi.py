@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..errors import ModelError
 from . import exported
-from .errors import ModelError
 from .networkfacts import NetworkFacts
 
 _PREFIX = "model_info "

@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from ..durable import disk_errors, sync_folder
+from ..errors import ModelError
+from ..manifest import MANIFEST, ModelFolder, load
 from .archive import Front, open_archive
 from .blocks import CUT, SMALL, BlockList, cut
-from .durable import disk_errors, sync_folder
-from .errors import ModelError
-from .manifest import MANIFEST, ModelFolder, load
 from .package import (
     FRONT_NAMES,
     HEADER,

@@ -19,11 +19,11 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
+from ..errors import ModelError
+from ..names import NAME_RULE, is_name, is_version
+from ..validation import build
 from .blocks import ENTRY, MAX_BLOCK, MAX_BLOCKS, BlockList
-from .errors import ModelError
 from .keys import SIGNATURE_BYTES, TrustedKeys, verify
-from .names import NAME_RULE, is_name, is_version
-from .validation import build
 
 HEADER, SIGNATURE, BLOCKS = FRONT_NAMES = ("package.json", "package.sig", "package.blocks")
 MAX_HEADER = 16 * 1024

@@ -10,11 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..errors import ModelError
+from ..manifest import Manifest, parse
+from ..names import safe_name
 from . import modelapi, ultralytics
-from .errors import ModelError
-from .manifest import Manifest, parse
 from .modelfile import inspect
-from .names import safe_name
 
 
 def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest, list[str]]:

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..errors import ModelError
 from . import exported
-from .errors import ModelError
 from .networkfacts import NetworkFacts
 
 MAX_TEXT = 1024 * 1024
