@@ -7,27 +7,28 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_agent.bench.push import _renew, _tensors
+from edge_agent.bench.versions import renew, tensors
 from edge_agent.manifest import load
 from edge_agent.packages.packing import make
 from tests.networks import node, save_onnx
-from tests.support import run_cli
+from tests.support import CHECKOUT, run_cli
 
 
 def test_states_rates_and_what_frames_notice() -> None:
-    """One JSON object with both rates, and results of the clip before and during the push."""
+    """A JSON object for each model, a bundled one too, with both rates and results of the clip."""
+    bundled = str(CHECKOUT / "models" / "parts-inspection")
     options = ["--runs", "1", "--mb", "1", "--protocol", "4", "--max-packet", "131072"]
-    done = run_cli("bench", "push", *options, "--json")
+    done = run_cli("bench", "push", bundled, *options, "--json")
     assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()
-    figures = json.loads(line)
-    assert figures["model"] == "random-1-mb"
-    assert figures["bytes"] > 1_000_000
-    assert figures["raw_mb_s"]["median"] > 0
-    assert figures["push_mb_s"]["median"] > 0
-    assert figures["transfer_s"]["median"] < figures["total_s"]["median"]
-    assert figures["clip"]["results_before"] > 0
-    assert figures["clip"]["results_during"] > 0
+    given, made = (json.loads(line) for line in done.stdout.splitlines())
+    assert (given["model"], made["model"]) == ("parts-inspection", "random-1-mb")
+    assert made["bytes"] > 1_000_000
+    for figures in (given, made):
+        assert figures["raw_mb_s"]["median"] > 0
+        assert figures["push_mb_s"]["median"] > 0
+        assert figures["transfer_s"]["median"] < figures["total_s"]["median"]
+        assert figures["clip"]["results_before"] > 0
+        assert figures["clip"]["results_during"] > 0
 
 
 def test_no_block_of_a_version_is_in_the_one_before(tmp_path: Path) -> None:
@@ -53,8 +54,8 @@ def test_no_block_of_a_version_is_in_the_one_before(tmp_path: Path) -> None:
     large = {digest for digest, length in sizes if length > 8000}
     x = np.ones((1, 4), np.float32)
     (first,) = ort.InferenceSession(tmp_path / "model.onnx").run(None, {"x": x})
-    for path, ranges in _tensors(tmp_path):
-        _renew(path, ranges, chance)
+    for path, ranges in tensors(tmp_path):
+        renew(path, ranges, chance)
     assert large.isdisjoint(make(load(tmp_path)).blocks.digests)
     (second,) = ort.InferenceSession(tmp_path / "model.onnx").run(None, {"x": x})
     np.testing.assert_allclose(first, second, rtol=1e-3, atol=1e-4)

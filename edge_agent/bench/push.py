@@ -21,28 +21,22 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
-
 from .. import wire
 from ..cli.loopback import Loopback, broker
 from ..client import BrokerClient
-from ..errors import AgentError, ModelError
+from ..errors import AgentError
 from ..manifest import load
-from ..networks.bringing import bring
-from ..packages.packing import Package, make, model_files
-from ..packages.tensors import tensor_ranges
+from ..packages.packing import Package
 from ..sender import Sender
 from ..settings import Broker
-from .network import write_network
 from .pipeline import spread
 from .raw import Rates, rate
+from .versions import OURS, generated, versions
 
 DEVICE = "bench"
 PATIENCE_SECONDS = 300.0
 QUIET_SECONDS = 5.0
 """How long the clip plays undisturbed before a push."""
-LARGE = 4096
-"""Tensors from here on are made new for every version; smaller ones may be shapes or scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +100,7 @@ def measure(
     reports = []
     with TemporaryDirectory(prefix="edge-agent-bench-") as name:
         place = Path(name)
-        made = [_generated(place / f"{size}-mb", size) for size in sizes]
+        made = [generated(place / f"{size}-mb", size) for size in sizes]
         limit = f"max_packet_size {setup.packet}\n" if setup.packet else ""
         with broker(place, limit) as loopback:
             for number, model in enumerate([*models, *made]):
@@ -117,13 +111,14 @@ def measure(
 def _measure(
     model: Path, place: Path, loopback: Loopback, setup: Setup, say: Callable[[str], None]
 ) -> Report:
-    versions = _versions(model, place)
-    first = next(versions)
-    report = Report(first.header.name, first.header.size, first.header.blocks)
+    packages = versions(model, place)
+    first = next(packages)
+    name = first.header.name
+    report = Report(name.removeprefix(OURS), first.header.size, first.header.blocks)
     with _agent(place / "alone", loopback, setup, "") as client:
         _push(client, first)  # the first one finds caches cold and no incumbent
         for number in range(setup.runs):
-            package = next(versions)
+            package = next(packages)
             report.raw.append(rate(loopback.port, setup.protocol, package.blocks.lengths))
             transfer, total = _push(client, package)
             report.transfer.append(transfer)
@@ -136,12 +131,12 @@ def _measure(
             )
     takes_pictures = not load(place / "versions" / "1").manifest.input.is_signal
     # Frames of another model can be disturbed by a push, too.
-    serves = report.model if takes_pictures else "parts-inspection"
+    serves = name if takes_pictures else "parts-inspection"
     source = f"file:{quote(str(setup.clip.resolve()))}?loop=1"
     pipeline = f'[[pipelines]]\nname = "clip"\nsource = {json.dumps(source)}\nmodel = "{serves}"\n'
     with _agent(place / "playing", loopback, setup, pipeline) as client:
         _push(client, first)
-        report.clip = _beside_a_clip(client, versions, loopback, setup)
+        report.clip = _beside_a_clip(client, packages, loopback, setup)
     clip = report.clip
     say(
         f"{report.model}: age of results p99 {clip['before_ms']['p99']:.1f} ms before, "
@@ -151,7 +146,7 @@ def _measure(
 
 
 def _beside_a_clip(
-    client: BrokerClient, versions: Iterator[Package], loopback: Loopback, setup: Setup
+    client: BrokerClient, packages: Iterator[Package], loopback: Loopback, setup: Setup
 ) -> dict[str, Any]:
     """Push while a clip plays; compare the results before and during."""
     ages: dict[str, list[float]] = {"before": [], "during": []}
@@ -165,7 +160,7 @@ def _beside_a_clip(
             quiet = time.monotonic() + QUIET_SECONDS
             while time.monotonic() < quiet:
                 client.next(0.2)
-            package = next(versions)
+            package = next(packages)
             began = time.time()
             details: dict[str, Any] = {}
             totals.append(_push(client, package, details)[1])
@@ -272,63 +267,3 @@ def _agent(place: Path, loopback: Loopback, setup: Setup, pipelines: str) -> Ite
 
 def _settings(loopback: Loopback, setup: Setup) -> Broker:
     return Broker(url=loopback.url, protocol=setup.protocol)
-
-
-def _versions(model: Path, place: Path) -> Iterator[Package]:
-    """Give packages of rising versions, no block of one in another; each is good until the next."""
-    chance = np.random.default_rng(7)
-    version = 0
-    while True:
-        version += 1
-        folder = place / "versions" / str(version)
-        with bring(model, None, str(version)) as brought:
-            shutil.copytree(brought.folder.path, folder)
-        # Its answers are those of the weights as they were.
-        (folder / "golden.npz").unlink(missing_ok=True)
-        for path, ranges in _tensors(folder):
-            _renew(path, ranges, chance)
-        yield make(load(folder))
-        if version > 1:  # the first is pushed to both agents
-            shutil.rmtree(folder)
-
-
-def _tensors(folder: Path) -> list[tuple[Path, list[tuple[int, int]]]]:
-    """Find the large tensors of a model's files, as first and last byte + 1."""
-    files = model_files(folder)
-    found = [
-        (files[name], [(first, last) for first, last in ranges if last - first >= LARGE])
-        for name, ranges in tensor_ranges(files).items()
-        if not name.endswith(".npz")
-    ]
-    found = [(path, ranges) for path, ranges in found if ranges]
-    if not found:
-        raise ModelError(f"{folder.name}: has no weights of {LARGE} bytes or more to make new")
-    return found
-
-
-def _renew(path: Path, ranges: list[tuple[int, int]], chance: np.random.Generator) -> None:
-    """Flip the lowest bit of some weights: new blocks, and hardly another model.
-
-    Every fourth byte is the least significant one of a float32, and of every second float16; of
-    integers any byte's lowest bit is a step of one.
-    """
-    data = np.fromfile(path, np.uint8)
-    for first, last in ranges:
-        part = data[first:last:4]
-        part ^= chance.integers(0, 2, len(part), np.uint8)
-    data.tofile(path)
-
-
-def _generated(folder: Path, size_mb: int) -> Path:
-    """Make a picture model of about *size_mb* with random weights."""
-    folder.mkdir()
-    classes = 64
-    write_network(folder / "model.onnx", rows=size_mb * 1_000_000 // (4 * classes), classes=classes)
-    labels = "".join(f"class-{number}\n" for number in range(classes))
-    (folder / "labels.txt").write_text(labels)
-    (folder / "model.toml").write_text(
-        f'name = "random-{size_mb}-mb"\nversion = "1"\ntask = "classification"\n'
-        'file = "model.onnx"\n[input]\nmean = [0, 0, 0]\nscale = [255, 255, 255]\n'
-        '[output]\ndecoder = "logits"\nlabels = "labels.txt"\n'
-    )
-    return load(folder).path
