@@ -148,6 +148,7 @@ class Link:
         self._connects = 0
         self._retained: dict[str, bytes] = {}
         self._held: deque[Parcel] = deque()
+        self._replies: deque[tuple[str, bytes, bytes | None]] = deque(maxlen=HELD)
         self._spool: deque[Parcel] = deque()
         self._inflight: dict[int, Parcel] = {}
         self._outgoing = 0
@@ -212,11 +213,16 @@ class Link:
             return self._connection is not None
 
     def reply(self, topic: str, payload: bytes, correlation: bytes | None = None) -> None:
-        """Answer a request, on the topic and with the correlation data that it brought."""
+        """Answer a request, on the topic and with the correlation data that it brought.
+
+        A request may come before the connection is ours to use, or just before it breaks: its
+        answer waits for the next one.
+        """
         with self._lock:
             if self._connection is None:
-                return
-            self._connection.publish(topic, payload, 1, correlation=correlation)
+                self._replies.append((topic, payload, correlation))
+            else:
+                self._connection.publish(topic, payload, 1, correlation=correlation)
 
     def send(self, parcel: Parcel) -> None:
         """Send a result; what becomes of it without a connection is up to its channel."""
@@ -384,6 +390,9 @@ class Link:
                 self._give(topic, payload, 1, True)
             for topic in [topic for topic, payload in self._retained.items() if not payload]:
                 del self._retained[topic]
+            while self._replies:
+                topic, payload, correlation = self._replies.popleft()
+                connection.publish(topic, payload, 1, correlation=correlation)
             while self._held:
                 self._post(self._held.popleft())
             # It waited out a break, or may have arrived before it: a copy either way.

@@ -176,8 +176,14 @@ class Orders:
     def _answer(self, reply: Mapping[str, Any], message: Message) -> None:
         payload = wire.encode(reply)
         self._link.reply(self._topics.reply(reply["id"]), payload)
-        if message.response_topic:
+        # Only where a requester may listen: never as an order to ourselves or to another device.
+        if message.response_topic and _may_answer_on(message.response_topic):
             self._link.reply(message.response_topic, payload, message.correlation)
+
+
+def _may_answer_on(topic: str) -> bool:
+    """Whether a response topic is one, and leads to nobody's inbox."""
+    return not any(mark in topic for mark in "+#\0") and "in" not in topic.split("/")
 
 
 def _refusal(

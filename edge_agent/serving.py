@@ -143,14 +143,21 @@ class Servings:
                     log.error("model %s: %s", serving.reference, problem)  # noqa: TRY400 - one line, no traceback
                 serving.problem = str(problem)
             else:
+                with self._board.boundary():
+                    # A rollback or a push may have put another version there meanwhile.
+                    overtaken = serving.model is not None
+                    if not overtaken:
+                        serving.model = model
+                if overtaken:
+                    if not any(other.model is model for other in self._all.values()):
+                        model.close()
+                    return
                 serving.passed, serving.problem, serving.broken = passed, None, False
                 for reason in passed:
                     log.warning("model %s: passed over %s", serving.reference, reason)
                 log.info(
                     "model %s is live as %s on %s", serving.reference, model.id, model.engine.label
                 )
-                with self._board.boundary():
-                    serving.model = model
         self.on_change()
 
     def _absent(self, serving: Serving) -> bool:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import AgentProcess, Listener, Mosquitto
+
+# A shell starts what runs in its background with SIGINT ignored, and children inherit that; the
+# commands under test are to be interrupted all the same.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -56,6 +56,17 @@ class Probation:
     models: list[Model]
     until: float
     bounds: Trial
+    seen: int = 0
+    """Frames that it had been through when this began."""
+
+    def __post_init__(self) -> None:
+        self.seen = sum(model.inferred for model in self.models)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether frames have gone in and none has come out."""
+        waiting = any(model.users for model in self.models)
+        return waiting and sum(model.inferred for model in self.models) == self.seen
 
 
 class Deployer:
@@ -633,6 +644,10 @@ class Deployer:
                 if why is not None:
                     self._fail_probation(probation.candidate, why)
                 elif time.monotonic() >= probation.until:
+                    if probation.stuck:
+                        why = "gave no result at all during its probation"
+                        self._fail_probation(probation.candidate, why)
+                        continue
                     fault("probation.passed")
                     self._end_probation(name)
 

@@ -38,10 +38,10 @@ from ..packages.package import (
 from ..store.housekeeping import make_room
 from ..store.incoming import Incoming, arriving, other_transfers
 from ..store.install import install_handmade, install_incoming, install_package
-from ..store.known import plain_folders, stored_versions
+from ..store.known import plain_folders, read_front, stored_versions
 from ..store.library import Library
 from ..store.pointers import same_version
-from ..store.store import Store
+from ..store.store import NOTES, Store
 from .candidate import Candidate
 from .flusher import Flusher
 
@@ -267,6 +267,17 @@ class Transfers:
                     "give it a higher version, or use rollback or activate"
                 )
 
+    def _is_same(self, header: PackageHeader) -> bool:
+        """Whether the store has this very content: the same folder packed again at another time."""
+        path = self._store.path(header.name, header.version)
+        if path is None:
+            return False
+        try:
+            known = PackageHeader.parse(read_front(path / NOTES).header)
+        except (ModelError, OSError):
+            return False
+        return known.blocks_sha256 == header.blocks_sha256
+
     def _is_here(self, transfer: str, header: PackageHeader) -> bool:
         """Deal with a version that is in the store; True when nothing needs to be sent."""
         name, version = header.name, header.version
@@ -274,7 +285,7 @@ class Transfers:
         if self._store.path(name, version) is None:
             self._refuse_foreign(name, version)
             return False
-        if self._store.transfer(name, version) != transfer:
+        if self._store.transfer(name, version) != transfer and not self._is_same(header):
             if standing is not None or self._store.accepted(name, version):
                 raise ModelError(
                     f"{header.id} is on this device already, with other content;"
