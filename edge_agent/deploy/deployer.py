@@ -461,7 +461,7 @@ class Deployer:
             )
             self._check_wanted(candidate)
             if not verdict.passed:
-                raise ModelError(f"{candidate.id}: {verdict.why}")
+                raise ModelError(_of(candidate, verdict.why))
             if bounds.max_infer_ms and verdict.infer_ms > bounds.max_infer_ms:
                 raise ModelError(
                     f"{candidate.id}: too slow: {verdict.infer_ms:.1f} ms an inference, "
@@ -615,7 +615,7 @@ class Deployer:
                 models = self._open(folder)
             except AgentError as problem:
                 self._servings.exchange(self._open(incumbent), name)
-                raise ModelError(f"{candidate.id}: {problem}") from None
+                raise ModelError(_of(candidate, str(problem))) from None
             self._store.activate(
                 name,
                 version,
@@ -812,6 +812,11 @@ def _judge_shadow(candidate: Candidate, shadow: Shadow, bounds: Trial) -> None:
             f"{candidate.id}: shadow: too slow: p95 {p95:.1f} ms,"
             f" at most {bounds.max_infer_ms:g} ms are allowed"
         )
+
+
+def _of(candidate: Candidate, why: str) -> str:
+    """Say whose fault it is, once."""
+    return why if why.startswith(candidate.id) else f"{candidate.id}: {why}"
 
 
 def _fault_of(probation: Probation) -> str | None:
