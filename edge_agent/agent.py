@@ -45,8 +45,8 @@ from .serving import Engines, Servings, unusable
 from .settings import Pipeline as PipelineSettings
 from .settings import Settings
 from .sources import parse_source
+from .store.catalog import Library
 from .store.housekeeping import clean_leftovers
-from .store.library import Library
 from .store.store import Store
 
 log = logging.getLogger(__name__)
@@ -336,7 +336,6 @@ class Agent:
             identity=Identity(self._settings.device_id, self._session, self._topics),
             board=self._board,
             link=self._link,
-            on_change=lambda: None,
         )
         self._pipelines[settings.name] = pipeline
         return pipeline

@@ -7,7 +7,6 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -73,7 +72,6 @@ class Pipeline:
         identity: Identity,
         board: Board[Model],
         link: Link,
-        on_change: Callable[[], None],
     ) -> None:
         self.settings = settings
         self.spec = spec
@@ -90,7 +88,6 @@ class Pipeline:
         self._identity = identity
         self._board = board
         self._link = link
-        self._on_change = on_change
         self._topic = identity.topics.result(settings.name)
         self._region: Region | None = None
         if any(settings.roi):
@@ -305,7 +302,6 @@ class Pipeline:
         self._link.publish(
             self._identity.topics.source(self.name), wire.encode(payload), qos=1, retain=True
         )
-        self._on_change()
 
     # A lane's work
 

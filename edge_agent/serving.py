@@ -22,7 +22,7 @@ from .model import Model, engine_order, open_model
 from .profile import DeviceProfile, Lineup, lineup
 from .settings import Arm
 from .sources import Kind
-from .store.library import Library
+from .store.catalog import Library
 
 log = logging.getLogger(__name__)
 

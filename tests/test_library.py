@@ -8,8 +8,8 @@ import pytest
 
 from edge_agent.errors import ModelError
 from edge_agent.manifest import load
+from edge_agent.store.catalog import Library
 from edge_agent.store.install import install_folder
-from edge_agent.store.library import Library
 from edge_agent.store.store import Store
 from tests.model_folders import make_model
 

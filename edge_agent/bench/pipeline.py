@@ -271,7 +271,6 @@ def _overhead(loopback: Loopback) -> float:
         identity=Identity("bench", "session", topics),
         board=board,
         link=link,
-        on_change=lambda: None,
     )
     board.add(pipeline.slot)
     connecting = threading.Thread(target=link.run, daemon=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..manifest import ModelFolder
     from ..model import Model
     from ..serving import Engines
-    from ..store.library import Library
+    from ..store.catalog import Library
     from ..store.store import Store
 
 AGENT_SECONDS = 60.0

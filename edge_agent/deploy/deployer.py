@@ -27,7 +27,7 @@ from ..orders import text
 from ..serving import Servings
 from ..settings import Trial
 from ..sources import Kind
-from ..store.library import Library
+from ..store.catalog import Library
 from ..store.pointers import Trial as TrialMark
 from ..store.pointers import same_version
 from ..store.store import Store

@@ -35,11 +35,11 @@ from ..packages.package import (
     transfer_id,
     verify_header,
 )
+from ..store.catalog import Library
 from ..store.housekeeping import make_room
 from ..store.incoming import Incoming, arriving, other_transfers
 from ..store.install import install_handmade, install_incoming, install_package
 from ..store.known import plain_folders, read_front, stored_versions
-from ..store.library import Library
 from ..store.pointers import same_version
 from ..store.store import NOTES, Store
 from .candidate import Candidate
