@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 
+from .start.clock import Clock
+
 
 def main() -> int:
     """Run the command line; gives the exit status."""
+    clock = Clock()
     from .cli import main as command_line
 
-    return command_line(sys.argv[1:])
+    return command_line(sys.argv[1:], clock)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from .machine import ROOT, read, text, usable_cpus, usable_memory
+
 Gpu = Literal["intel", "nvidia", "amd"]
 
-_ROOT = Path("/")
 _MIB = 1024 * 1024
 
 
@@ -65,7 +65,7 @@ class Facts:
         return ", ".join(part for part in parts if part)
 
 
-def read_facts(root: Path = _ROOT, machine: str | None = None) -> Facts:
+def read_facts(root: Path = ROOT, machine: str | None = None) -> Facts:
     """Look at the machine, or at a tree of files that stands for one.
 
     Args:
@@ -74,7 +74,7 @@ def read_facts(root: Path = _ROOT, machine: str | None = None) -> Facts:
 
     """
     vendor, cpu, flags = _processor(root)
-    tegra = b"nvidia,tegra" in _bytes(root / "proc/device-tree/compatible")
+    tegra = b"nvidia,tegra" in read(root / "proc/device-tree/compatible")
     gpus, npu, nodes = _accelerators(root, tegra=tegra)
     return Facts(
         arch={"amd64": "x86_64", "arm64": "aarch64"}.get(
@@ -87,7 +87,7 @@ def read_facts(root: Path = _ROOT, machine: str | None = None) -> Facts:
         memory_mb=usable_memory(root) // _MIB,
         board=_board(root),
         os=_os_name(root),
-        kernel=_text(root / "proc/sys/kernel/osrelease"),
+        kernel=text(root / "proc/sys/kernel/osrelease"),
         gpus=gpus,
         npu=npu,
         denied=tuple(
@@ -96,77 +96,6 @@ def read_facts(root: Path = _ROOT, machine: str | None = None) -> Facts:
             if not os.access(node, os.R_OK | os.W_OK)
         ),
     )
-
-
-def usable_cpus(root: Path = _ROOT) -> int:
-    """Count the cores this process may use; a quota of 1.5 cores feeds one thread, not two."""
-    match = re.search(
-        r"^Cpus_allowed_list:\s*(\S+)", _text(root / "proc/self/status"), re.MULTILINE
-    )
-    allowed = _count_ranges(match[1]) if match else os.cpu_count() or 1
-    quotas = [int(quota) for quota in _cpu_quotas(root)]
-    return max(1, min([allowed, *quotas]))
-
-
-def usable_memory(root: Path = _ROOT) -> int:
-    """Give the memory this process may use, bytes; 0 where the kernel does not say."""
-    match = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
-    total = int(match[1]) * 1024 if match else 0
-    limits = [limit for limit in _memory_limits(root) if limit > 0]
-    return min([total, *limits]) if total else min(limits, default=0)
-
-
-def _count_ranges(text: str) -> int:
-    """Count the numbers in "0-3,8"."""
-    count = 0
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if first.isdigit() and (last or first).isdigit():
-            count += int(last or first) - int(first) + 1
-    return max(1, count)
-
-
-def _cpu_quotas(root: Path) -> Iterator[float]:
-    """Give every limit on processor time that holds for this process, in cores."""
-    for folder in _cgroups(root, "cpu"):
-        quota, _, period = _text(folder / "cpu.max").partition(" ")
-        if quota.isdigit() and period.isdigit() and int(period):
-            yield int(quota) / int(period)
-        quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
-        if quota.isdigit() and period.isdigit() and int(period):
-            yield int(quota) / int(period)
-
-
-def _memory_limits(root: Path) -> Iterator[int]:
-    """Give every limit on memory that holds for this process, bytes."""
-    for folder in _cgroups(root, "memory"):
-        # memory.high throttles rather than kills, but a network that lives beyond it crawls.
-        for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
-            text = _text(folder / name)
-            if text.isdigit():
-                yield int(text)
-
-
-def _cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """Give this process's cgroup folder for *controller* and all above it, v1 and v2.
-
-    In a container the path may be one of the host's that cannot be seen from inside; then the
-    mount itself, always given, is the container's own cgroup.
-    """
-    base = root / "sys/fs/cgroup"
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            tops = [base, base / "unified"]
-        elif controller in controllers.split(","):
-            tops = [base / controllers, base / controller]
-        else:
-            continue
-        steps = [step for step in path.split("/") if step not in {"", ".", ".."}]
-        for top in tops:
-            for depth in range(len(steps), -1, -1):
-                yield top.joinpath(*steps[:depth])
 
 
 # By "CPU implementer" and "CPU part" in /proc/cpuinfo: Arm's manual of each core (MIDR_EL1).
@@ -195,7 +124,7 @@ _X86_VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": 
 def _processor(root: Path) -> tuple[str, str, frozenset[str]]:
     """Read vendor, model and the flags that all cores share."""
     cores: list[dict[str, str]] = [{}]
-    for line in _text(root / "proc/cpuinfo").splitlines():
+    for line in text(root / "proc/cpuinfo").splitlines():
         key, colon, value = line.partition(":")
         if not line.strip():
             cores.append({})
@@ -234,14 +163,14 @@ def _accelerators(root: Path, *, tegra: bool) -> tuple[frozenset[Gpu], bool, lis
     nodes: list[Path] = []
     makers: dict[str, Gpu] = {"0x8086": "intel", "0x1002": "amd"}
     for node in _entries(root / "dev/dri", "renderD*"):
-        maker = makers.get(_text(root / "sys/class/drm" / node.name / "device/vendor"))
+        maker = makers.get(text(root / "sys/class/drm" / node.name / "device/vendor"))
         if maker is not None:
             gpus.add(maker)
             nodes.append(node)
     npus = [
         node
         for node in _entries(root / "dev/accel", "accel*")
-        if _text(root / "sys/class/accel" / node.name / "device/vendor") == "0x8086"
+        if text(root / "sys/class/accel" / node.name / "device/vendor") == "0x8086"
     ]
     desktop = _entries(root / "dev", "nvidia[0-9]*") + _entries(
         root / "proc/driver/nvidia", "version"
@@ -256,16 +185,16 @@ def _accelerators(root: Path, *, tegra: bool) -> tuple[frozenset[Gpu], bool, lis
 
 def _board(root: Path) -> str:
     """Name the board: by device tree, else by the PC's own tables."""
-    model = _text(root / "proc/device-tree/model")
+    model = text(root / "proc/device-tree/model")
     if model:
         return model
     tables = root / "sys/class/dmi/id"
-    words = [_text(tables / name) for name in ("sys_vendor", "product_name")]
+    words = [text(tables / name) for name in ("sys_vendor", "product_name")]
     return " ".join(word for word in words if word and "O.E.M." not in word)
 
 
 def _os_name(root: Path) -> str:
-    match = re.search(r'^PRETTY_NAME="?([^"\n]*)', _text(root / "etc/os-release"), re.MULTILINE)
+    match = re.search(r'^PRETTY_NAME="?([^"\n]*)', text(root / "etc/os-release"), re.MULTILINE)
     return match[1] if match else ""
 
 
@@ -274,16 +203,3 @@ def _entries(folder: Path, pattern: str) -> list[Path]:
         return sorted(folder.glob(pattern))
     except OSError:
         return []
-
-
-def _bytes(path: Path) -> bytes:
-    """Read a small file of the kernel's; empty where there is none or it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
-
-
-def _text(path: Path) -> str:
-    # Device tree strings end with a NUL.
-    return _bytes(path).decode("utf-8", "replace").strip("\0 \t\n")

@@ -10,11 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
-
+from .bounds import Ge, Gt, Le
 from .errors import ModelError
 from .names import NAME_RULE, is_name, is_version
-from .validation import build, read_toml
 
 MANIFEST = "model.toml"
 
@@ -217,12 +215,16 @@ def load(folder: Path) -> ModelFolder:
         ModelError: something is missing, malformed or contradicts itself.
 
     """
+    from .validation import read_toml
+
     where = folder / MANIFEST
     return check(parse(read_toml(where, ModelError), str(where)), folder)
 
 
 def parse(data: Mapping[str, Any], where: str) -> Manifest:
     """Make a manifest of what a TOML file or a model's own metadata says."""
+    from .validation import build
+
     manifest = build(Manifest, data, where, ModelError)
     if not is_name(manifest.name):
         raise ModelError(f"{where}: name: {manifest.name!r} is not a name ({NAME_RULE})")

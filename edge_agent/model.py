@@ -18,7 +18,6 @@ from .decode import Decoder, build_decoder
 from .engines import Engine, EngineChoice, open_engine
 from .errors import AgentError, EngineError, ModelError
 from .manifest import ModelFolder
-from .networks import modelfile
 from .preprocess import Placement, Plan, fixed_shapes, plan
 from .records import Array, Detections, Findings, Outcome, Sample, Tensors, Timing
 from .sources import Kind
@@ -184,6 +183,8 @@ def open_model(
     """
     where = folder.path / "model.toml"
     if not checked:
+        from .networks import modelfile
+
         modelfile.check_network(folder.network)
     passed: list[str] = []
     for choice in choices:

@@ -22,10 +22,11 @@ from .serving import Serving
 from .settings import Pipeline as PipelineSettings
 from .settings import SecondStage
 from .sources import Source, SourceSpec, open_source
-from .window import Windower
+from .start.clock import Clock
 
 if TYPE_CHECKING:
     from .motion import MotionGate
+    from .window import Windower
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Identity:
     device: str
     session: str
     topics: wire.Topics
+    clock: Clock
 
 
 @dataclass(slots=True, eq=False)
@@ -370,6 +372,7 @@ class Pipeline:
                 payload["replayed"] = True
             else:
                 self.latency_ms.append(age_ms)
+            self._identity.clock.published()
             return wire.encode(payload)
 
         self._link.send(Parcel(self.channel, self._topic, encode))
@@ -418,6 +421,8 @@ class _Windows:
         spec = model.manifest.input
         if self._windower is None or spec != self._spec:
             self.end()
+            from .window import Windower
+
             try:
                 self._windower = Windower(spec, reading.columns)
             except ModelError as problem:

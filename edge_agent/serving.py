@@ -7,22 +7,22 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from .board import Board
-from .deploy.shadow import Shadow
-from .engines import EngineChoice, EngineName
-from .engines.probe import probe
 from .errors import AgentError, ModelError
-from .facts import Facts
 from .manifest import ModelFolder
-from .model import Model, engine_order, open_model
-from .profile import DeviceProfile, Lineup, lineup
+from .model import Model
 from .settings import Arm
 from .sources import Kind
-from .store.catalog import Library
+
+if TYPE_CHECKING:
+    # Not on the way to the first result.
+    from .deploy.shadow import Shadow
+    from .opening import Engines
+    from .store.catalog import Library
 
 log = logging.getLogger(__name__)
 
@@ -60,59 +60,40 @@ class Serving:
         return self.arm.reference
 
 
-class Engines:
-    """How models are opened on this device."""
-
-    def __init__(
-        self, profile: DeviceProfile, facts: Facts, wanted: EngineName | Literal["auto"]
-    ) -> None:
-        self.lanes = profile.lanes or min(2, facts.cpus)
-        self._profile = profile
-        self._facts = facts
-        self._wanted = wanted
-
-    @cached_property
-    def lineup(self) -> Lineup:
-        """The engines to try; asks them, in child processes, only where there is an accelerator."""
-        return lineup(self._profile, self._facts, probe, self._wanted)
-
-    def choices_for(self, folder: ModelFolder) -> list[EngineChoice]:
-        """List the engines to try for a model, in order.
-
-        Raises:
-            EngineError: the engine that the settings insist on cannot read such a file.
-
-        """
-        choices = [replace(choice, lanes=self.lanes) for choice in self.lineup.choices]
-        return engine_order(choices, self._wanted, folder.network)
-
-    def open(
-        self, folder: ModelFolder, kind: Kind, *, checked: bool = False
-    ) -> tuple[Model, list[str]]:
-        """Load a model on the first engine that can run it; says why others were passed over.
-
-        Raises:
-            ModelError: the model is not fit to run.
-            EngineError: no engine can run it.
-
-        """
-        model, passed = open_model(folder, self.choices_for(folder), kind, checked=checked)
-        absent = [f"{choice.engine}:{choice.device}: {why}" for choice, why in self.lineup.absent]
-        return model, absent + passed
-
-
 class Servings:
     """All servings of the agent; models are built by one thread at a time."""
 
-    def __init__(self, library: Library, engines: Engines, board: Board[Model]) -> None:
-        self._library = library
-        self.engines = engines
+    def __init__(
+        self,
+        board: Board[Model],
+        library: Callable[[], Library],
+        engines: Callable[[], Engines],
+    ) -> None:
+        """Begin without any model.
+
+        Args:
+            board: whose frames go through them.
+            library: gives what models there are; asked when first needed.
+            engines: gives how they are opened; likewise.
+
+        """
         self._board = board
+        self._give_library = library
+        self._give_engines = engines
         self._building = threading.Lock()
         self._all: dict[tuple[str, Kind], Serving] = {}
         self.on_change: Callable[[], None] = lambda: None
         self.flows: Callable[[str], bool] = lambda _name: True
         """Whether any frames are to be expected for a model."""
+
+    @cached_property
+    def _library(self) -> Library:
+        return self._give_library()
+
+    @cached_property
+    def engines(self) -> Engines:
+        """How models are opened on this device."""
+        return self._give_engines()
 
     def need(self, arm: Arm, kind: Kind) -> Serving:
         """Give the serving of *arm*, without a model if it is new."""

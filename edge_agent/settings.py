@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from annotated_types import Ge, Gt, Le
-
+from .bounds import Ge, Gt, Le
 from .errors import UsageError
 from .names import default_device_id, is_name, is_version
 

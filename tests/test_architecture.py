@@ -24,7 +24,10 @@ PACKAGE = CHECKOUT / "edge_agent"
 LAYERS: Mapping[str, str] = {
     "commands: what a user types": "__main__ cli bench sender",
     "daemon: the only place that knows everybody": "agent",
-    "work: what goes on in a running agent": "pipeline health serving deploy orders",
+    "control: all that is not the way of a frame": "control says",
+    "work: what goes on in a running agent": (
+        "frames pipeline health serving opening deploy orders overrides start"
+    ),
     "models: opened, kept, packed, looked into": "model golden store packages networks added",
     "edges: broker, cameras, sensors, engines, numbers": (
         "link client mqtt announced sources engines profile config "
@@ -34,7 +37,8 @@ LAYERS: Mapping[str, str] = {
         "settings manifest sources.spec wire validation"
     ),
     "ground: knows nothing of the rest": (
-        "errors names records crew systemd durable facts networks.networkfacts bundled"
+        "errors names bounds records crew systemd durable machine facts networks.networkfacts "
+        "bundled start.clock"
     ),
 }
 

@@ -15,6 +15,7 @@ from edge_agent.manifest import load
 from edge_agent.packages.packing import Package, make
 from edge_agent.store.incoming import Incoming
 from edge_agent.store.pointers import Trial
+from edge_agent.store.claim import claim
 from edge_agent.store.store import Store
 from tests.model_folders import make_model
 
@@ -116,6 +117,6 @@ def test_half_written_files_of_the_agent_go_with_its_next_start(tmp_path: Path) 
     store = Store(tmp_path / "state")
     (store.root / "deployments.json").write_text("{}")
     (store.root / ".deployments.json.0123abcd").write_text("{")
-    with store.claim():
+    with claim(store.root):
         names = {path.name for path in store.root.iterdir() if path.is_file()}
     assert names == {"deployments.json", "store.lock", "agent.lock"}

@@ -32,6 +32,7 @@ from edge_agent.store.install import (
 )
 from edge_agent.store.known import plain_folders, stored_versions
 from edge_agent.store.pointers import Trial
+from edge_agent.store.claim import claim
 from edge_agent.store.store import NOTES, Store
 from tests.crash_case import BATCH, push
 from tests.model_folders import contents, make_model, weights
@@ -670,12 +671,12 @@ def test_strange_things_are_said_not_removed(store: Store) -> None:
 def test_one_agent_on_a_store(store: Store) -> None:
     """A second agent is refused; whether one runs can be asked; the lock ends with it."""
     assert not store.has_agent()
-    with store.claim():
+    with claim(store.root):
         assert Store(store.root).has_agent()
-        with pytest.raises(UsageError, match="another agent runs on it"), Store(store.root).claim():
+        with pytest.raises(UsageError, match="another agent runs on it"), claim(store.root):
             pytest.fail("two agents on one store")
     assert not store.has_agent()
-    with store.claim():
+    with claim(store.root):
         pass
 
 
@@ -712,7 +713,7 @@ def test_root_leaves_files_to_the_stores_owner(tmp_path: Path, service_user: int
     put_in(store, "1")
     store.activate("face", "1")
     receive(store, package_of(tmp_path / "new")).close()
-    with store.claim():
+    with claim(store.root):
         owners = {path.stat().st_uid for path in state.rglob("*")}
     assert owners == {service_user}
 

@@ -32,6 +32,7 @@ from ..serving import Serving
 from ..settings import Arm, Broker
 from ..settings import Pipeline as PipelineSettings
 from ..sources import parse_source
+from ..start.clock import Clock
 
 RUN_SECONDS = 300.0
 OVERHEAD_FRAMES = 3000
@@ -268,7 +269,7 @@ def _overhead(loopback: Loopback) -> float:
         parse_source("dir:none", Path.cwd()),
         [serving],
         [],
-        identity=Identity("bench", "session", topics),
+        identity=Identity("bench", "session", topics, Clock()),
         board=board,
         link=link,
     )

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..errors import AgentError, UsageError
+from ..start.clock import Clock
 
 Options = argparse.Namespace
 
@@ -30,14 +31,19 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], clock: Clock | None = None) -> int:
     """Run one command.
+
+    Args:
+        arguments: what stands behind the program's name.
+        clock: measures the start, of the daemon.
 
     Returns:
         The exit status: 0 done, 1 it ran and failed, 2 wrong usage or settings.
 
     """
     options = parser().parse_args(arguments)
+    options.clock = clock or Clock()
     _set_up_logging(verbose=options.verbose)
     command: Callable[[Options], int] = import_module(f"edge_agent.cli.{options.module}").main
     try:

@@ -12,7 +12,7 @@ from . import Options, load_settings
 if TYPE_CHECKING:
     from ..manifest import ModelFolder
     from ..model import Model
-    from ..serving import Engines
+    from ..opening import Engines
     from ..store.catalog import Library
     from ..store.store import Store
 
@@ -26,8 +26,7 @@ def main(options: Options) -> int:
     if not options.path or not path.exists():
         raise UsageError(f"PATH: {options.path!r}: no such file or folder")
     settings = load_settings(options)
-    from ..agent import library_of, match_profile, open_store
-    from ..serving import Engines
+    from ..opening import Engines, library_of, match_profile, open_store
     from ..store.install import install_folder
 
     store = open_store(settings)

@@ -40,9 +40,8 @@ class _Report:
 def main(options: Options) -> int:
     """Check all; 0 if all is fit, 1 if something is not, 2 if the settings are wrong."""
     settings = load_settings(options, needed=True)
-    from ..agent import library_of, match_profile, open_store
     from ..config import find_file
-    from ..serving import Engines
+    from ..opening import Engines, library_of, match_profile, open_store
 
     report = _Report()
     report.line("ok", "settings", str(find_file(options.config)))

@@ -15,4 +15,4 @@ def main(options: Options) -> int:
     settings = load_settings(options, needed=True)
     from ..agent import run
 
-    return run(settings, lambda: load_settings(options, needed=True))
+    return run(settings, lambda: load_settings(options, needed=True), options.clock)

@@ -7,31 +7,32 @@ not finite) is checked at each call (SampleError).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from importlib import import_module
 
 from ..manifest import DecoderName, Manifest
 from ..records import TensorSpec
-from . import classification, detr, faces, nanodet, numbers, reconstruction, ssd, yolo
 from .network import Decoder, Network
 
 __all__ = ["DECODERS", "Decoder", "build_decoder"]
 
-# The ones there are. Another is one function and one line here.
-DECODERS: Mapping[DecoderName, Callable[[Network], Decoder]] = {
-    "ultraface": faces.ultraface,
-    "yunet": faces.yunet,
-    "yolox": yolo.yolox,
-    "yolov8": yolo.yolov8,
-    "yolo-e2e": yolo.end_to_end,
-    "yolov5": yolo.yolov5,
-    "nanodet": nanodet.nanodet,
-    "ssd": ssd.ssd,
-    "detr": detr.detr,
-    "softmax": classification.softmax,
-    "logits": classification.logits,
-    "reconstruction": reconstruction.reconstruction,
-    "score": numbers.score,
-    "raw": numbers.raw,
+# The ones there are: module and function. Another is one function and one line here. Imported when
+# first asked for: a box needs one or two of them.
+DECODERS: Mapping[DecoderName, str] = {
+    "ultraface": "faces.ultraface",
+    "yunet": "faces.yunet",
+    "yolox": "yolo.yolox",
+    "yolov8": "yolo.yolov8",
+    "yolo-e2e": "yolo.end_to_end",
+    "yolov5": "yolo.yolov5",
+    "nanodet": "nanodet.nanodet",
+    "ssd": "ssd.ssd",
+    "detr": "detr.detr",
+    "softmax": "classification.softmax",
+    "logits": "classification.logits",
+    "reconstruction": "reconstruction.reconstruction",
+    "score": "numbers.score",
+    "raw": "numbers.raw",
 }
 
 
@@ -56,4 +57,6 @@ def build_decoder(
 
     """
     network = Network(manifest, labels, inputs, outputs, size)
-    return DECODERS[manifest.decoder](network)
+    module, _, function = DECODERS[manifest.decoder].partition(".")
+    decoder: Decoder = getattr(import_module(f"{__name__}.{module}"), function)(network)
+    return decoder

@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime as ort
 
 from ..errors import EngineError
-from ..facts import usable_cpus
+from ..machine import usable_cpus
 from ..records import Array, Tensors, TensorSpec
 from . import EngineChoice, FixShapes, check_inputs, native_reason, settle_shapes
 

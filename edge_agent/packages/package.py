@@ -17,8 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
-
+from ..bounds import Ge, Le
 from ..errors import ModelError
 from ..names import NAME_RULE, is_name, is_version
 from ..validation import build

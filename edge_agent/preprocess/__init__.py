@@ -12,9 +12,7 @@ from ..manifest import InputSpec
 from ..records import Array, TensorSpec
 from ..sources import Kind
 from .inputs import fixed_shapes
-from .picture import PicturePlan, picture_plan
 from .placement import Placement
-from .signal import SignalPlan, signal_plan
 
 __all__ = ["Placement", "Plan", "fixed_shapes", "plan"]
 
@@ -54,6 +52,10 @@ def plan(spec: InputSpec, inputs: tuple[TensorSpec, ...], kind: Kind) -> Plan:
         ModelError: manifest and network do not fit each other; expected and found.
 
     """
-    made: PicturePlan | SignalPlan
-    made = picture_plan(spec, inputs) if kind == "picture" else signal_plan(spec, inputs)
-    return made
+    if kind == "picture":
+        from .picture import picture_plan
+
+        return picture_plan(spec, inputs)
+    from .signal import signal_plan
+
+    return signal_plan(spec, inputs)

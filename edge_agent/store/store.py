@@ -333,32 +333,6 @@ class Store:
         finally:
             os.close(guard)
 
-    @contextmanager
-    def claim(self) -> Iterator[None]:
-        """Be the agent of this store.
-
-        Raises:
-            UsageError: another one is.
-
-        """
-        try:
-            # Under the other lock, so that whoever only asks does not look like an agent.
-            with self.locked():
-                guard = take_lock(self.root / "agent.lock", like=self.root)
-                # The files of this folder are the agent's own: nobody else is writing one now.
-                for path in self.root.glob(".*.json.*"):
-                    path.unlink()
-        except BlockingIOError:
-            raise UsageError(
-                f"state_dir: {self.root}: another agent runs on it; stop that one first"
-            ) from None
-        except OSError as problem:
-            raise UsageError(f"state_dir: {self.root}: {problem.strerror}") from None
-        try:
-            yield
-        finally:
-            os.close(guard)
-
     def has_agent(self) -> bool:
         """Whether an agent runs on this store."""
         path = self.root / "agent.lock"

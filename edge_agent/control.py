@@ -1,0 +1,310 @@
+"""All that is not the way of a frame: orders, pushes, health, reload, and what the device says.
+
+Meets the frames at frame boundaries only. Comes to life after the first result.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from . import systemd, wire
+from .added import Added
+from .crew import Stop, Stops
+from .deploy.candidate import Candidate
+from .deploy.deployer import Deployer
+from .deploy.transfers import Receiver, Transfers
+from .errors import ModelError, UsageError
+from .frames import Frames
+from .health import Health
+from .opening import Engines, library_of, match_profile, open_store
+from .orders import Memory, Orders, positive, text
+from .packages.keys import TrustedKeys
+from .pipeline import Pipeline
+from .says import Says
+from .serving import unusable
+from .settings import Settings
+from .sources.spec import parse_source
+from .store.housekeeping import clean_leftovers
+
+log = logging.getLogger(__name__)
+
+_FIXED = ("device_id", "broker", "state_dir", "profile", "engine", "models_dirs")
+"""Settings that take effect at the next start only."""
+
+
+class Opened:
+    """What is known of the device and its models, read from disk."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Look at everything.
+
+        Raises:
+            UsageError: something the settings name is not as it should be.
+
+        """
+        self.match, self.facts = match_profile(settings)
+        self.engines = Engines(self.match.profile, self.facts, settings.engine)
+        self.store = open_store(settings)
+        self.library = library_of(settings, self.store)
+
+
+class Control:
+    """Orders, pushes, health and reload."""
+
+    def __init__(
+        self, frames: Frames, opened: Opened, stops: Stops, reread: Callable[[], Settings]
+    ) -> None:
+        """Prepare.
+
+        Args:
+            frames: what this has a say over.
+            opened: device and models.
+            stops: where reasons to stop are left.
+            reread: reads the settings again from where they came from.
+
+        """
+        self._frames = frames
+        self._opened = opened
+        self._stops = stops
+        self._reread = reread
+        self._restarting = False
+        store, library, servings = opened.store, opened.library, frames.servings
+        self.says = Says(frames, opened.match, opened.facts, store, library)
+        self.health = Health(
+            frames.board,
+            frames.link,
+            lambda: list(frames.pipelines.values()),
+            servings.all,
+            frames.settings.state,
+        )
+        self._deployer = Deployer(
+            store,
+            library,
+            servings,
+            trial=lambda: frames.settings.trial,
+            swap=opened.match.profile.swap,
+            memory_budget_mb=opened.match.profile.memory_budget_mb,
+            say_push=self.says.push,
+            on_change=self.says.models,
+        )
+        self._transfers = Transfers(
+            store,
+            library,
+            Receiver(
+                device=frames.settings.device_id,
+                profile=opened.match.name,
+                groups=lambda: frames.settings.groups,
+                trusted=lambda: TrustedKeys([Path(key) for key in frames.settings.trust.keys]),
+                allow_unsigned=lambda: frames.settings.trust.allow_unsigned,
+                quota_bytes=lambda: frames.settings.quota_mb * 2**20,
+                pinned=servings.pins,
+            ),
+            self.says.push,
+            self._deployer.submit,
+            self._deployer.standing,
+            self.says.models,
+        )
+        self.says.deployer, self.says.transfers = self._deployer, self._transfers
+        self._added = Added(store)
+        self._orders = self._make_orders()
+        self._arranging = threading.Lock()
+        """Held while pipelines come and go, so that no model is let go that one begins to need."""
+
+    def _make_orders(self) -> Orders:
+        frames = self._frames
+        orders = Orders(
+            frames.inbox,
+            frames.link,
+            frames.topics,
+            lambda: frames.settings.groups,
+            Memory(frames.settings.state / "requests.json"),
+            self._count_malformed,
+        )
+        orders.verbs.update(
+            ping=lambda _body: {"time": wire.iso(time.time_ns()), "session": frames.session},
+            set=self._set,
+            snapshot=self._snapshot,
+            restart=self._restart,
+            rollback=self._deployer.rollback,
+            activate=self._deployer.activate,
+            delete=self._deployer.delete,
+        )
+        orders.deliveries = lambda place, message: self._transfers.message(place.levels, message)
+        orders.idle = self._idle
+        return orders
+
+    # Life
+
+    def recover(self) -> None:
+        """See what was under way when the agent ended; before any model is loaded."""
+        self._deployer.recover()
+
+    def start(self) -> None:
+        """Start the threads."""
+        self._frames.servings.on_change = self.says.models
+        self._frames.servings.flows = self._frames.flows
+        self.says.info()
+        self._frames.crew.spawn("deploy", self._load_and_deploy)
+        self._frames.crew.spawn("orders", self._take_orders)
+
+    def suspend(self) -> None:
+        """Let no probation end while the agent does."""
+        self._deployer.suspend()
+
+    def close(self) -> None:
+        """Have the threads end."""
+        self._deployer.close()
+        self._frames.inbox.put(None)
+
+    def close_transfers(self) -> None:
+        """Write down how far transfers are; after the threads have ended."""
+        self._transfers.close()
+
+    @property
+    def restarting(self) -> bool:
+        """Whether the agent shall be started anew in the same place."""
+        return self._restarting
+
+    def _load_and_deploy(self) -> None:
+        """Load what serves, then take care of what comes."""
+        self._added.clear()
+        self._load()
+        # What is here now is here to stay. A collection that goes through all of it holds every
+        # lane for 20 ms (measured), and each swap asks for one.
+        gc.freeze()
+        try:
+            for line in clean_leftovers(self._opened.store):
+                log.info("%s", line)
+        except ModelError as problem:
+            self.health.notes.append(str(problem))
+            log.error("%s", problem)  # noqa: TRY400 - one line, no traceback
+        self._deployer.run()
+
+    def _load(self) -> None:
+        servings = self._frames.servings
+        servings.fill()
+        self.says.models()
+        problem = unusable(servings.all())
+        if problem is not None:
+            # Nothing of this can run, and all of it came with the settings, not over the air.
+            self._stops.put(Stop(str(problem), UsageError(str(problem))))
+
+    def _take_orders(self) -> None:
+        # First, so that blocks which the broker has kept for us find their transfer.
+        self._transfers.resume()
+        self._orders.run()
+
+    def _idle(self) -> None:
+        """Do what is due on the receiving side, in the thread of the orders."""
+        self._transfers.tick(time.monotonic())
+        for name, version, request in self._added.requests():
+            self._deployer.submit(
+                Candidate(
+                    name,
+                    version,
+                    None,
+                    partial(self._opened.library.find, name, version),
+                    told=partial(self._added.answer, request),
+                )
+            )
+
+    def say_health(self) -> None:
+        """Publish how the device is."""
+        self._frames.link.publish(self._frames.topics.health, wire.encode(self.health.payload()))
+
+    def _count_malformed(self) -> None:
+        self.health.malformed += 1
+
+    # Reload
+
+    def reload(self) -> None:
+        """Take over changed settings without touching pipelines that have not changed."""
+        systemd.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        frames = self._frames
+        try:
+            settings = self._reread()
+            for pipeline in settings.pipelines:
+                parse_source(pipeline.source, settings.base)
+        except UsageError as problem:
+            log.error("the settings stay as they were: %s", problem)  # noqa: TRY400 - one line, no traceback
+            systemd.notify("READY=1")
+            return
+        for key in _FIXED:
+            if getattr(settings, key) != getattr(frames.settings, key):
+                log.warning("%s: changed, takes effect at the next start", key)
+        kept = {key: getattr(frames.settings, key) for key in _FIXED}
+        before = {pipeline.name: pipeline for pipeline in frames.settings.pipelines}
+        after = {pipeline.name: pipeline for pipeline in settings.pipelines}
+        regrouped = settings.groups != frames.settings.groups
+        frames.settings = replace(settings, **kept)
+        with self._arranging:
+            for name in [name for name in before if after.get(name) != before[name]]:
+                frames.remove(name)
+                if name not in after:
+                    log.info("pipeline %s is gone", name)
+            for name in [name for name in after if after[name] != before.get(name)]:
+                frames.add(after[name]).start(frames.crew)
+                log.info("pipeline %s is new or changed", name)
+        self.says.clear_gone()
+        frames.crew.spawn("loader", self._reload_models)
+        if regrouped:
+            frames.link.listen()
+        self.says.info()
+        log.info("settings read again: %d pipelines", len(frames.pipelines))
+        systemd.notify("READY=1", f"STATUS={len(frames.pipelines)} pipelines")
+
+    def _reload_models(self) -> None:
+        servings = self._frames.servings
+        servings.fill()
+        with self._arranging:
+            servings.release({(s.reference, s.kind) for s in self._frames.used()})
+        self.says.models()
+
+    # What others ask for
+
+    def _pipeline_of(self, body: Mapping[str, Any]) -> Pipeline:
+        name = text(body, "pipeline")
+        pipelines = self._frames.pipelines
+        if name not in pipelines:
+            raise ModelError(
+                f"pipeline: there is no {name!r}; there are {', '.join(pipelines) or 'none'}"
+            )
+        return pipelines[name]
+
+    def _set(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        pipeline = self._pipeline_of(body)
+        threshold = positive(body, "threshold", zero=True)
+        rate = positive(body, "rate", zero=False)
+        if threshold is None and rate is None:
+            raise ModelError("nothing to set: give threshold or rate")
+        if threshold is not None:
+            pipeline.threshold = threshold
+        if rate is not None:
+            pipeline.change_rate(rate)
+        if body.get("persist") is True:
+            self._frames.overrides.keep(pipeline.name, threshold=threshold, rate=rate)
+        return {"pipeline": pipeline.name, "threshold": pipeline.threshold, "rate": pipeline.rate}
+
+    def _snapshot(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        pipeline = self._pipeline_of(body)
+        if pipeline.spec.kind != "picture":
+            raise ModelError(f"pipeline: {pipeline.name} reads a signal, there is no picture of it")
+        pipeline.snapshot_wanted = True
+        return {"topic": self._frames.topics.snapshot(pipeline.name)}
+
+    def _restart(self, _body: Mapping[str, Any]) -> Mapping[str, Any]:
+        def stop() -> None:
+            self._restarting = True
+            self._stops.put(Stop("restart was asked for", asked=True))
+
+        # After the reply is on its way.
+        self._stops.call(stop)
+        return {"session": self._frames.session}

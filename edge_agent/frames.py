@@ -1,0 +1,234 @@
+"""The way of a frame: everything between a source and the broker, and nothing else.
+
+This is what stands before the first result; orders, pushes and health come after it (`control`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from . import wire
+from .board import Board
+from .crew import Crew, Stops
+from .errors import UsageError
+from .link import Link
+from .model import Model
+from .overrides import Overrides
+from .pipeline import Identity, Pipeline
+from .serving import Serving, Servings
+from .settings import Pipeline as PipelineSettings
+from .settings import Settings, parse_route
+from .sources.spec import parse_source
+from .start.clock import Clock
+
+if TYPE_CHECKING:
+    from .mqtt import Message
+    from .opening import Engines
+    from .store.catalog import Library
+
+
+class Beat:
+    """A lane's sign of life; written by the lane, read by the watchdog."""
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        """When the present frame was begun; None: idle."""
+
+    def begin(self) -> None:
+        self.since = time.monotonic()
+
+    def end(self) -> None:
+        self.since = None
+
+
+class Frames:
+    """Pipelines, board, lanes, servings and link."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        lanes: int,
+        library: Callable[[], Library],
+        engines: Callable[[], Engines],
+        stops: Stops,
+        clock: Clock,
+    ) -> None:
+        """Open what can be opened without waiting for anyone.
+
+        Args:
+            settings: checked settings.
+            lanes: how many frames are inferred at a time.
+            library: gives what models there are; asked when first needed.
+            engines: gives how they are opened; likewise.
+            stops: where reasons to stop are left.
+            clock: measures the start.
+
+        Raises:
+            UsageError: something the settings name is not as it should be.
+
+        """
+        self.settings = settings
+        self.clock = clock
+        self.session = str(uuid.uuid4())
+        self.topics = wire.Topics(settings.broker.topic_root, settings.device_id)
+        self.board: Board[Model] = Board()
+        self.servings = Servings(self.board, library, engines)
+        self.pipelines: dict[str, Pipeline] = {}
+        self.inbox: SimpleQueue[Message | None] = SimpleQueue()
+        self.link = Link(
+            settings.broker,
+            f"edge-agent-{settings.device_id}",
+            status_topic=self.topics.status,
+            status=self._status,
+            inboxes=self._inboxes,
+            inbox=self.inbox,
+        )
+        self.overrides = Overrides(settings.state / "overrides.json")
+        self.crew = Crew(stops)
+        self.beats: list[Beat] = []
+        self._lanes = lanes
+        self._counted: dict[str, int] = {}
+        """Of pipelines that are gone: how far they had counted."""
+        self._cold: tuple[str, ...] = ()
+        """Models that served when the first result went out."""
+        for pipeline in settings.pipelines:
+            self.add(pipeline)
+
+    def start(self) -> None:
+        """Start the sources and the lanes."""
+        for pipeline in self.pipelines.values():
+            pipeline.start(self.crew)
+        for number in range(self._lanes):
+            beat = Beat()
+            self.beats.append(beat)
+            self.crew.spawn(f"lane-{number}", partial(self._lane, beat))
+
+    def halt(self) -> None:
+        """Stop capturing."""
+        for pipeline in self.pipelines.values():
+            pipeline.halt()
+
+    def watch(self) -> None:
+        """Give up on cameras that hang; called every second or so."""
+        for pipeline in self.pipelines.values():
+            pipeline.watch(self.crew)
+
+    def moves(self, limit: float) -> bool:
+        """Whether no lane has been inside an engine for more than *limit* seconds."""
+        now = time.monotonic()
+        return all(beat.since is None or now - beat.since < limit for beat in self.beats)
+
+    def _lane(self, beat: Beat) -> None:
+        while (job := self.board.take()) is not None:
+            beat.begin()
+            job.slot.work(job)
+            beat.end()
+
+    # Pipelines
+
+    def add(self, settings: PipelineSettings) -> Pipeline:
+        """Make a pipeline; it is not started.
+
+        Raises:
+            UsageError: its source is not one.
+
+        """
+        try:
+            spec = parse_source(settings.source, self.settings.base)
+        except UsageError as problem:
+            raise UsageError(f"pipelines[{settings.name}].source: {problem}") from None
+        pipeline = Pipeline(
+            self.overrides.applied(settings),
+            spec,
+            [self.servings.need(arm, spec.kind) for arm in settings.arms],
+            [
+                (stage, self.servings.need(parse_route(stage.model)[0], "picture"))
+                for stage in settings.then
+            ],
+            identity=Identity(self.settings.device_id, self.session, self.topics, self.clock),
+            board=self.board,
+            link=self.link,
+        )
+        # A number is given once in a session, whatever becomes of the pipeline.
+        pipeline.slot.seq = self._counted.get(settings.name, 0)
+        self.pipelines[settings.name] = pipeline
+        return pipeline
+
+    def remove(self, name: str) -> None:
+        """Stop a pipeline and forget it."""
+        gone = self.pipelines.pop(name)
+        gone.stop()
+        self._counted[name] = gone.slot.seq
+
+    def used(self) -> list[Serving]:
+        """List the servings that pipelines use."""
+        found: list[Serving] = []
+        for pipeline in list(self.pipelines.values()):
+            found += [*pipeline.servings, *(serving for _, serving in pipeline.seconds)]
+        return found
+
+    def flows(self, name: str) -> bool:
+        """Whether a source that feeds the live version of a model may still give something."""
+        return any(
+            pipeline.state in {None, "running"}
+            and any(s.arm.name == name and s.arm.version is None for s in pipeline.servings)
+            for pipeline in list(self.pipelines.values())
+        )
+
+    def expects(self) -> bool:
+        """Whether a first result may still come: some source gives, and has its models."""
+        return any(
+            pipeline.state in {None, "running"}
+            and any(serving.model is not None for serving in pipeline.servings)
+            for pipeline in self.pipelines.values()
+        )
+
+    def cold_start(self, model: Model) -> dict[str, float] | None:
+        """Give the steps of the start for a model that served the first result."""
+        steps = self.clock.steps
+        if steps is None:
+            return None
+        if not self._cold:
+            self._cold = tuple(s.model.id for s in self.servings.all() if s.model is not None)
+        return steps if model.id in self._cold else None
+
+    # What the link asks
+
+    def _status(self, state: str, reason: str) -> bytes:
+        return wire.encode(
+            {
+                "schema": wire.SCHEMA,
+                "state": state,
+                "session": self.session,
+                "reason": reason,
+                "time": wire.iso(time.time_ns()),
+            }
+        )
+
+    def _inboxes(self) -> list[str]:
+        return [
+            f"{self.topics.inbox}/#",
+            *(f"{self.topics.group_inbox(group)}/#" for group in self.settings.groups),
+        ]
+
+
+def may_write(settings: Settings) -> None:
+    """Make the state folder.
+
+    Raises:
+        UsageError: it cannot be made or written.
+
+    """
+    try:
+        settings.state.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise UsageError(f"state_dir: {settings.state}: {problem.strerror}") from None
+    if not os.access(settings.state, os.W_OK | os.X_OK):
+        raise UsageError(f"state_dir: {settings.state}: may not be written by this user") from None

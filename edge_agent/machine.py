@@ -1,0 +1,105 @@
+"""How much of the machine this process may use, and which instructions it has.
+
+Split from `facts` because it lies on the way to the first result, and has to be light.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path("/")
+
+
+def usable_cpus(root: Path = ROOT) -> int:
+    """Count the cores this process may use; a quota of 1.5 cores feeds one thread, not two."""
+    match = re.search(r"^Cpus_allowed_list:\s*(\S+)", text(root / "proc/self/status"), re.MULTILINE)
+    allowed = _count_ranges(match[1]) if match else os.cpu_count() or 1
+    quotas = [int(quota) for quota in _cpu_quotas(root)]
+    return max(1, min([allowed, *quotas]))
+
+
+def usable_memory(root: Path = ROOT) -> int:
+    """Give the memory this process may use, bytes; 0 where the kernel does not say."""
+    match = re.search(r"^MemTotal:\s*(\d+) kB", text(root / "proc/meminfo"), re.MULTILINE)
+    total = int(match[1]) * 1024 if match else 0
+    limits = [limit for limit in _memory_limits(root) if limit > 0]
+    return min([total, *limits]) if total else min(limits, default=0)
+
+
+def _count_ranges(ranges: str) -> int:
+    """Count the numbers in "0-3,8"."""
+    count = 0
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (last or first).isdigit():
+            count += int(last or first) - int(first) + 1
+    return max(1, count)
+
+
+def _cpu_quotas(root: Path) -> Iterator[float]:
+    """Give every limit on processor time that holds for this process, in cores."""
+    for folder in cgroups(root, "cpu"):
+        quota, _, period = text(folder / "cpu.max").partition(" ")
+        if quota.isdigit() and period.isdigit() and int(period):
+            yield int(quota) / int(period)
+        quota, period = text(folder / "cpu.cfs_quota_us"), text(folder / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit() and int(period):
+            yield int(quota) / int(period)
+
+
+def _memory_limits(root: Path) -> Iterator[int]:
+    """Give every limit on memory that holds for this process, bytes."""
+    for folder in cgroups(root, "memory"):
+        # memory.high throttles rather than kills, but a network that lives beyond it crawls.
+        for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
+            limit = text(folder / name)
+            if limit.isdigit():
+                yield int(limit)
+
+
+def cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """Give this process's cgroup folder for *controller* and all above it, v1 and v2.
+
+    In a container the path may be one of the host's that cannot be seen from inside; then the
+    mount itself, always given, is the container's own cgroup.
+    """
+    base = root / "sys/fs/cgroup"
+    for line in text(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            tops = [base, base / "unified"]
+        elif controller in controllers.split(","):
+            tops = [base / controllers, base / controller]
+        else:
+            continue
+        steps = [step for step in path.split("/") if step not in {"", ".", ".."}]
+        for top in tops:
+            for depth in range(len(steps), -1, -1):
+                yield top.joinpath(*steps[:depth])
+
+
+def instructions(root: Path = ROOT) -> str:
+    """Give the first core's line of flags (x86) or features (ARM), as the kernel writes it."""
+    for line in text(root / "proc/cpuinfo").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip().lower() in {"flags", "features"}:
+            return value.strip()
+    return ""
+
+
+def read(path: Path) -> bytes:
+    """Read a small file of the kernel's; empty where there is none or it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def text(path: Path) -> str:
+    """Read a small file of the kernel's as text, without what stands around it."""
+    # Device tree strings end with a NUL.
+    return read(path).decode("utf-8", "replace").strip("\0 \t\n")

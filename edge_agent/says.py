@@ -1,0 +1,180 @@
+"""What the device says of itself and of its models, on retained topics."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from . import __version__, wire
+from .announced import Announced
+from .errors import ModelError
+from .facts import Facts
+from .profile import Match
+
+if TYPE_CHECKING:
+    from .deploy.deployer import Deployer
+    from .deploy.transfers import Transfers
+    from .frames import Frames
+    from .store.catalog import Library
+    from .store.store import Store
+
+MAX_BLOCK_BYTES = 64 * 1024
+
+
+class Says:
+    """Says what has changed, and clears the topics of what is gone."""
+
+    def __init__(
+        self,
+        frames: Frames,
+        match: Match,
+        facts: Facts,
+        store: Store,
+        library: Library,
+    ) -> None:
+        self._frames = frames
+        self._match = match
+        self._facts = facts
+        self._store = store
+        self._library = library
+        self._announced = Announced(frames.settings.state / "announced.json")
+        self._said: dict[str, bytes] = {}
+        """What was last said on each retained topic of a model."""
+        self._said_info: dict[str, Any] = {}
+        self._saying = threading.RLock()
+        self.deployer: Deployer
+        self.transfers: Transfers
+        self.prepared: Callable[[str], str | None] = lambda _name: None
+        """How far the prepared form of a model's live version is."""
+
+    # The device
+
+    def info(self) -> None:
+        """Say what this device is, if that has changed."""
+        info = self._info()
+        if info != self._said_info:
+            self._said_info = info
+            now = {**info, "time": wire.iso(time.time_ns())}
+            topic = self._frames.topics.info
+            self._frames.link.publish(topic, wire.encode(now), qos=1, retain=True)
+
+    def _info(self) -> dict[str, Any]:
+        frames = self._frames
+        return {
+            "schema": wire.SCHEMA,
+            "agent": __version__,
+            "device": frames.settings.device_id,
+            "session": frames.session,
+            "facts": {
+                "arch": self._facts.arch,
+                "cpu": self._facts.cpu,
+                "cpus": self._facts.cpus,
+                "memory_mb": self._facts.memory_mb,
+                "board": self._facts.board,
+                "os": self._facts.os,
+                "kernel": self._facts.kernel,
+                "gpus": sorted(self._facts.gpus),
+                "npu": self._facts.npu,
+            },
+            "groups": list(frames.settings.groups),
+            "profile": {"name": self._match.name, "why": self._match.reason},
+            "engines": {name: version(name) for name in ("openvino", "onnxruntime")},
+            "pipelines": [
+                {
+                    "name": pipeline.name,
+                    "source": pipeline.spec.redacted,
+                    "model": pipeline.settings.model,
+                    "qos": pipeline.settings.qos,
+                }
+                for pipeline in frames.pipelines.values()
+            ],
+            "models": [
+                {
+                    "name": serving.reference,
+                    "serves": serving.model.id if serving.model else None,
+                    "engine": serving.model.engine.label if serving.model else None,
+                    "passed_over": list(serving.passed),
+                    "problem": serving.problem,
+                }
+                for serving in frames.servings.all()
+            ],
+            "limits": {"max_block_bytes": MAX_BLOCK_BYTES},
+        }
+
+    # Models
+
+    def models(self) -> None:
+        """Say what is live, and clear the topics of models that are gone."""
+        frames = self._frames
+        with self._saying:
+            names = {serving.arm.name for serving in frames.servings.all()}
+            names |= {*self._store.names(), *self.transfers.progress(), *self.deployer.names()}
+            now = {
+                frames.topics.model(name): wire.encode(self._model_state(name))
+                for name in sorted(names)
+            }
+            for topic, payload in now.items():
+                if self._said.get(topic) != payload:
+                    frames.link.publish(topic, payload, qos=1, retain=True)
+            self._said = now
+            self.clear_gone()
+            self.info()
+
+    def clear_gone(self) -> None:
+        """Clear the retained topics of pipelines and models that are no more."""
+        frames = self._frames
+        with self._saying:
+            sources = {frames.topics.source(name) for name in list(frames.pipelines)}
+            for topic in self._announced.keep(sources | self._said.keys()):
+                frames.link.publish(topic, b"", qos=1, retain=True)
+
+    def _model_state(self, name: str) -> dict[str, Any]:
+        frames = self._frames
+        state: dict[str, Any] = {
+            "schema": wire.SCHEMA,
+            "name": name,
+            "live": None,
+            "previous": self._store.pointers(name).previous,
+            "versions": [entry.version for entry in self._library.versions(name)],
+        }
+        serving = next((s for s in frames.servings.all() if s.reference == name and s.model), None)
+        if serving is not None and serving.model is not None:
+            state["live"] = serving.model.manifest.version
+            state["engine"] = serving.model.engine.label
+            steps = frames.cold_start(serving.model)
+            if steps is not None:
+                state["cold_start"] = steps
+        else:
+            try:
+                state["live"] = self._library.live(name).manifest.version
+            except ModelError:
+                state["live"] = None
+        prepared = self.prepared(name)
+        if prepared is not None:
+            state["prepared"] = prepared
+        problem = next(
+            (s.problem for s in frames.servings.all() if s.arm.name == name and s.problem), None
+        )
+        if problem is not None:
+            state["error"] = problem
+        receiving = self.transfers.progress().get(name)
+        if receiving is not None:
+            candidate, percent = receiving
+            state["candidate"] = {"version": candidate, "phase": "receiving", "percent": percent}
+        state |= self.deployer.state(name)
+        return state
+
+    def push(self, transfer: str, payload: Mapping[str, Any]) -> bool:
+        """Say how far a transfer is; False without a connection."""
+        frames = self._frames
+        says = {
+            "schema": wire.SCHEMA,
+            "device": frames.settings.device_id,
+            "transfer": transfer,
+            **payload,
+            "time": wire.iso(time.time_ns()),
+        }
+        return frames.link.publish(frames.topics.push(transfer), wire.encode(says), qos=1)
