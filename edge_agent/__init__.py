@@ -16,6 +16,9 @@ from datetime import UTC, datetime
 
 # A box in a cupboard reports to its owner only; ONNX Runtime reads this when it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+# NumPy's OpenBLAS else starts a thread for each core, and they spin while they wait: the second
+# core would be taken from the load of a model (measured). Nothing here multiplies large matrices.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 __version__ = "0.1.0"
 

@@ -10,6 +10,11 @@ from .start.clock import Clock
 def main() -> int:
     """Run the command line; gives the exit status."""
     clock = Clock()
+    from .start.begin import begin
+
+    status = begin(sys.argv[1:], clock)
+    if status is not None:
+        return status
     from .cli import main as command_line
 
     return command_line(sys.argv[1:], clock)

@@ -1,11 +1,14 @@
 """The composition root: starts the way of a frame, then all the rest; closes in reverse.
 
-The only place that knows everybody. A start from a plan (`start`) brings the frames to life first
-and the rest after the first result; a start without one checks everything before anything runs.
+The only place that knows everybody. A start without a plan looks at everything before anything
+runs. A start from the plan of the last good one (`start`) brings the frames to life first; what it
+took for granted is looked at after the first result, and where it turns out otherwise the agent
+starts anew without the plan.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -13,23 +16,51 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from . import systemd
 from .crew import Stop, Stops, stop_on_dead_threads, stop_on_signals
+from .engines import EngineChoice
 from .errors import AgentError
 from .frames import Frames, may_write
-from .settings import Settings
+from .manifest import InputSpec, LogMel, Manifest, ModelFolder, OutputSpec, TrialSpec
+from .model import Model, assemble, open_model
+from .settings import (
+    Arm,
+    Broker,
+    Health,
+    Pipeline,
+    SecondStage,
+    Settings,
+    Trial,
+    Trust,
+)
 from .start.clock import Clock
+from .start.plain import unpack
+from .start.plan import forget
 from .store.claim import claim
 
 if TYPE_CHECKING:
     from .control import Control, Opened
+    from .start.begin import Early
+    from .start.plan import Plan, Quick
 
 log = logging.getLogger(__name__)
 
 FIRST_RESULT_SECONDS = 10.0
 """How long orders, pushes and health wait for a first result that is to be expected."""
+
+_CLASSES = {
+    kind.__name__: kind
+    for kind in (
+        *(Settings, Broker, Health, Trust, Trial, Pipeline, SecondStage),
+        *(ModelFolder, Manifest, InputSpec, OutputSpec, TrialSpec, LogMel),
+        EngineChoice,
+    )
+}
+"""What a plan is made of."""
 
 
 class Restart(Exception):
@@ -39,13 +70,23 @@ class Restart(Exception):
 class Agent:
     """One run of the daemon."""
 
-    def __init__(self, settings: Settings, reread: Callable[[], Settings], clock: Clock) -> None:
-        """Look at everything, and open what can be opened without waiting for anyone.
+    def __init__(
+        self,
+        settings: Settings,
+        reread: Callable[[], Settings],
+        clock: Clock,
+        *,
+        origins: tuple[str | None, str],
+        planned: tuple[Plan, Early] | None = None,
+    ) -> None:
+        """Open what can be opened without waiting for anyone.
 
         Args:
             settings: checked settings.
             reread: reads them again from where they came from.
             clock: measures the start.
+            origins: the settings file and the digest of what the settings were made from.
+            planned: a start from a plan, and what has been begun of it.
 
         Raises:
             UsageError: something the settings name is not as it should be.
@@ -54,33 +95,33 @@ class Agent:
         may_write(settings)
         self._reread = reread
         self._clock = clock
+        self._origins = origins
+        self._planned = planned
         self._stops = Stops()
         self._opened: Opened | None = None
-        self._opened = self._open(settings)
+        self._opening = threading.Lock()
         self._frames = Frames(
             settings,
-            lanes=self._opened.engines.lanes,
-            library=lambda: self._opening.library,
-            engines=lambda: self._opening.engines,
+            lanes=planned[0].lanes if planned else self._look(settings).engines.lanes,
+            library=lambda: self._look(self._frames.settings).library,
+            engines=lambda: self._look(self._frames.settings).engines,
             stops=self._stops,
             clock=clock,
         )
         self._control: Control | None = None
         self._closing = False
+        self._restarting = False
         self._changing = threading.Lock()
         """Held while the control comes to life or is closed."""
 
-    @staticmethod
-    def _open(settings: Settings) -> Opened:
+    def _look(self, settings: Settings) -> Opened:
+        """Look at the device and its models, once."""
         from .control import Opened
 
-        return Opened(settings)
-
-    @property
-    def _opening(self) -> Opened:
-        if self._opened is None:
-            self._opened = self._open(self._frames.settings)
-        return self._opened
+        with self._opening:
+            if self._opened is None:
+                self._opened = Opened(settings)
+            return self._opened
 
     def run(self) -> Stop:
         """Run until something gives a reason to stop; close everything; return the reason."""
@@ -97,17 +138,21 @@ class Agent:
             stack.callback(self._close_control)
             stack.callback(frames.board.close)
             stack.callback(frames.halt)
-            self._begin_control()
+            if self._planned is None:
+                # Before any model is loaded: a version that has crashed us must not do so again.
+                self._begin_control()
+            else:
+                frames.crew.spawn("first", partial(self._begin_quick, *self._planned))
+            frames.start()
             # Not of the crew: it publishes until the last of them is done.
             connecting = threading.Thread(
                 target=self._guarded, args=("link", frames.link.run), daemon=True
             )
             connecting.start()
             stack.callback(systemd.notify, "STOPPING=1")
-            frames.start()
             systemd.notify("READY=1", f"STATUS={len(frames.pipelines)} pipelines")
             stop = self._stops.wait(self._ticker())
-        if self._control is not None and self._control.restarting:
+        if self._restarting or (self._control is not None and self._control.restarting):
             raise Restart
         return stop
 
@@ -117,10 +162,60 @@ class Agent:
         except BaseException as error:  # noqa: BLE001 - reported, not swallowed
             self._stops.put(Stop(f"{name} crashed", error))
 
+    # A start from a plan
+
+    def _begin_quick(self, plan: Plan, early: Early) -> None:
+        """Load what the plan names, wait for the first result, then bring the rest to life."""
+        for index, quick in enumerate(plan.models):
+            try:
+                model = self._quick_model(quick, early.engine(index))
+            except AgentError as problem:
+                # It is loaded in the usual way, when the rest is there.
+                log.warning("model %s: not from its prepared form: %s", quick.name, problem)
+            else:
+                self._frames.servings.put(Arm(quick.name, quick.version, 1), quick.kind, model)
+        while self._frames.expects() and self._clock.age < FIRST_RESULT_SECONDS:
+            if self._clock.first.wait(0.1):
+                break
+        early.over()
+        if self._holds(plan):
+            self._begin_control()
+            return
+        forget(self._frames.settings.state)
+        self._restarting = True
+        self._stops.put(Stop("settings, device or models are not as they were", asked=True))
+
+    def _quick_model(self, quick: Quick, engine: Any) -> Model:
+        folder = unpack(quick.folder, _CLASSES)
+        choice = unpack(quick.choice, _CLASSES)
+        if engine is not None:
+            return assemble(folder, choice, engine, quick.kind)
+        # Looked into when the plan was made, and unchanged since.
+        return open_model(folder, [choice], quick.kind, checked=True)[0]
+
+    def _holds(self, plan: Plan) -> bool:
+        """Look at all that the plan took for granted.
+
+        Raises:
+            UsageError: the settings are wrong.
+
+        """
+        settings = self._reread()
+        opened = self._look(settings)
+        return (
+            settings == self._frames.settings
+            and opened.engines.lanes == plan.lanes
+            and all(
+                opened.library.find(quick.name, quick.version) == unpack(quick.folder, _CLASSES)
+                for quick in plan.models
+            )
+        )
+
     def _begin_control(self) -> None:
         from .control import Control
 
-        control = Control(self._frames, self._opening, self._stops, self._reread)
+        opened = self._look(self._frames.settings)
+        control = Control(self._frames, opened, self._stops, self._reread, self._origins)
         control.recover()
         with self._changing:
             if self._closing:
@@ -147,8 +242,7 @@ class Agent:
         """Make what the main thread does between waits: watch, feed the watchdog, say how it is."""
         frames = self._frames
         feed = systemd.watchdog_seconds()
-        interval = frames.settings.health.interval_s
-        next_health = time.monotonic() + min(1.0, interval)
+        next_health = time.monotonic() + min(1.0, frames.settings.health.interval_s)
         next_feed = 0.0
         fed = 0
 
@@ -169,12 +263,35 @@ class Agent:
         return tick
 
 
-def run(settings: Settings, reread: Callable[[], Settings], clock: Clock) -> int:
+def run(
+    settings: Settings,
+    reread: Callable[[], Settings],
+    clock: Clock,
+    origins: tuple[str | None, str],
+) -> int:
     """Run the daemon; the exit status of `edge-agent run`."""
+    return _run(lambda: Agent(settings, reread, clock, origins=origins))
+
+
+def resume(plan: Plan, early: Early, config: str, clock: Clock) -> int:
+    """Run the daemon from a plan; the exit status of `edge-agent run`."""
+    settings: Settings = unpack(plan.settings, _CLASSES)
+
+    def reread() -> Settings:
+        from .config import load
+
+        return load(Path(config))
+
+    origins = (config, plan.origins)
+    return _run(lambda: Agent(settings, reread, clock, origins=origins, planned=(plan, early)))
+
+
+def _run(make: Callable[[], Agent]) -> int:
     try:
-        stop = Agent(settings, reread, clock).run()
+        stop = make().run()
     except Restart:
         log.info("restarting")
+        gc.enable()
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - ourselves, as we were started
     if stop.asked:
         log.info("stopped: %s", stop.reason)

@@ -28,10 +28,13 @@ from .opening import Engines, library_of, match_profile, open_store
 from .orders import Memory, Orders, positive, text
 from .packages.keys import TrustedKeys
 from .pipeline import Pipeline
+from .planning import Planner
 from .says import Says
 from .serving import unusable
 from .settings import Settings
 from .sources.spec import parse_source
+from .start.plain import pack
+from .start.plan import Quick
 from .store.housekeeping import clean_leftovers
 
 log = logging.getLogger(__name__)
@@ -60,7 +63,12 @@ class Control:
     """Orders, pushes, health and reload."""
 
     def __init__(
-        self, frames: Frames, opened: Opened, stops: Stops, reread: Callable[[], Settings]
+        self,
+        frames: Frames,
+        opened: Opened,
+        stops: Stops,
+        reread: Callable[[], Settings],
+        origins: tuple[str | None, str],
     ) -> None:
         """Prepare.
 
@@ -69,6 +77,7 @@ class Control:
             opened: device and models.
             stops: where reasons to stop are left.
             reread: reads the settings again from where they came from.
+            origins: the settings file and the digest of what the settings were made from.
 
         """
         self._frames = frames
@@ -76,6 +85,9 @@ class Control:
         self._stops = stops
         self._reread = reread
         self._restarting = False
+        self._planner = Planner(
+            frames, opened.store, opened.library, opened.engines.lanes, origins, self._quick
+        )
         store, library, servings = opened.store, opened.library, frames.servings
         self.says = Says(frames, opened.match, opened.facts, store, library)
         self.health = Health(
@@ -93,7 +105,7 @@ class Control:
             swap=opened.match.profile.swap,
             memory_budget_mb=opened.match.profile.memory_budget_mb,
             say_push=self.says.push,
-            on_change=self.says.models,
+            on_change=self._changed,
         )
         self._transfers = Transfers(
             store,
@@ -110,7 +122,7 @@ class Control:
             self.says.push,
             self._deployer.submit,
             self._deployer.standing,
-            self.says.models,
+            self._changed,
         )
         self.says.deployer, self.says.transfers = self._deployer, self._transfers
         self._added = Added(store)
@@ -149,11 +161,12 @@ class Control:
 
     def start(self) -> None:
         """Start the threads."""
-        self._frames.servings.on_change = self.says.models
+        self._frames.servings.on_change = self._changed
         self._frames.servings.flows = self._frames.flows
         self.says.info()
         self._frames.crew.spawn("deploy", self._load_and_deploy)
         self._frames.crew.spawn("orders", self._take_orders)
+        self._frames.crew.spawn("planner", self._planner.run)
 
     def suspend(self) -> None:
         """Let no probation end while the agent does."""
@@ -161,6 +174,7 @@ class Control:
 
     def close(self) -> None:
         """Have the threads end."""
+        self._planner.close()
         self._deployer.close()
         self._frames.inbox.put(None)
 
@@ -191,7 +205,7 @@ class Control:
     def _load(self) -> None:
         servings = self._frames.servings
         servings.fill()
-        self.says.models()
+        self._changed()
         problem = unusable(servings.all())
         if problem is not None:
             # Nothing of this can run, and all of it came with the settings, not over the air.
@@ -216,6 +230,26 @@ class Control:
                 )
             )
 
+    def _quick(self) -> list[Quick]:
+        """List what serves, as a start can load it at once."""
+        return [
+            Quick(
+                serving.arm.name,
+                serving.arm.version,
+                serving.kind,
+                pack(serving.model.folder),
+                pack(serving.model.choice),
+                "",
+            )
+            for serving in self._frames.servings.all()
+            if serving.model is not None
+        ]
+
+    def _changed(self) -> None:
+        """See to what depends on which model serves."""
+        self.says.models()
+        self._planner.changed()
+
     def say_health(self) -> None:
         """Publish how the device is."""
         self._frames.link.publish(self._frames.topics.health, wire.encode(self.health.payload()))
@@ -230,6 +264,7 @@ class Control:
         systemd.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         frames = self._frames
         try:
+            self._planner.reread()
             settings = self._reread()
             for pipeline in settings.pipelines:
                 parse_source(pipeline.source, settings.base)
@@ -266,7 +301,7 @@ class Control:
         servings.fill()
         with self._arranging:
             servings.release({(s.reference, s.kind) for s in self._frames.used()})
-        self.says.models()
+        self._changed()
 
     # What others ask for
 

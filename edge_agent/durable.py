@@ -117,11 +117,11 @@ def write_new(path: Path, data: bytes, mode: int = 0o644, *, sync: bool = True) 
             os.fsync(descriptor)
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Replace a file as a whole: a reader sees the old content or the new."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
-        write_new(temporary, data)
+        write_new(temporary, data, mode)
         belong_to(temporary, path.parent)
         fault("pointers.written")
         temporary.replace(path)

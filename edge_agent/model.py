@@ -17,7 +17,7 @@ import numpy as np
 from .decode import Decoder, build_decoder
 from .engines import Engine, EngineChoice, open_engine
 from .errors import AgentError, EngineError, ModelError
-from .manifest import ModelFolder
+from .manifest import MANIFEST, ModelFolder
 from .preprocess import Placement, Plan, fixed_shapes, plan
 from .records import Array, Detections, Findings, Outcome, Sample, Tensors, Timing
 from .sources import Kind
@@ -31,8 +31,16 @@ Region = tuple[int, int, int, int]
 class Model:
     """A loaded model. `infer` may be called by as many threads at a time as it was opened for."""
 
-    def __init__(self, folder: ModelFolder, engine: Engine, prepare: Plan, decode: Decoder) -> None:
+    def __init__(
+        self,
+        folder: ModelFolder,
+        choice: EngineChoice,
+        engine: Engine,
+        prepare: Plan,
+        decode: Decoder,
+    ) -> None:
         self.folder = folder
+        self.choice = choice
         self.manifest = folder.manifest
         self.engine = engine
         self.users = 0
@@ -181,7 +189,6 @@ def open_model(
         EngineError: no engine can run it; says why for each.
 
     """
-    where = folder.path / "model.toml"
     if not checked:
         from .networks import modelfile
 
@@ -194,16 +201,9 @@ def open_model(
             passed.append(f"{choice.engine}:{choice.device}: {problem}")
             continue
         except ModelError as problem:
-            raise ModelError(f"{where}: {problem}") from None
+            raise ModelError(f"{folder.path / MANIFEST}: {problem}") from None
         try:
-            try:
-                prepare = plan(folder.manifest.input, engine.inputs, kind)
-                decode = build_decoder(
-                    folder.manifest, folder.labels, engine.inputs, engine.outputs, prepare.size
-                )
-            except ModelError as problem:
-                raise ModelError(f"{where}: {problem}") from None
-            model = Model(folder, engine, prepare, decode)
+            model = assemble(folder, choice, engine, kind)
             model.warm_up()
         except EngineError as problem:
             engine.close()
@@ -214,3 +214,20 @@ def open_model(
             raise
         return model, passed
     raise EngineError(f"{folder.manifest.id}: no engine can run it: {'; '.join(passed)}")
+
+
+def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Kind) -> Model:
+    """Make a model of an engine that has loaded its network.
+
+    Raises:
+        ModelError: manifest and network do not fit each other.
+
+    """
+    try:
+        prepare = plan(folder.manifest.input, engine.inputs, kind)
+        decode = build_decoder(
+            folder.manifest, folder.labels, engine.inputs, engine.outputs, prepare.size
+        )
+    except ModelError as problem:
+        raise ModelError(f"{folder.path / MANIFEST}: {problem}") from None
+    return Model(folder, choice, engine, prepare, decode)

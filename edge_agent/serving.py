@@ -102,6 +102,13 @@ class Servings:
     def all(self) -> list[Serving]:
         return list(self._all.values())
 
+    def put(self, arm: Arm, kind: Kind, model: Model) -> None:
+        """Have a model serve that was loaded elsewhere."""
+        serving = self.need(arm, kind)
+        with self._building, self._board.boundary():
+            if serving.model is None:
+                serving.model = model
+
     def fill(self) -> None:
         """Load every model that is needed and not there."""
         for serving in self.all():

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
+from typing import TYPE_CHECKING
 
+from ..start.origins import config_file, digest
 from . import Options, load_settings
+
+if TYPE_CHECKING:
+    from ..settings import Settings
 
 
 def main(options: Options) -> int:
     """Run until told to stop."""
     # Told to stop before there is anything to stop: that is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    start = time.monotonic()
+    config = config_file(options.config)
+    # Before the settings are read: what is changed meanwhile is noticed at the next start.
+    origins = digest(config)
     settings = load_settings(options, needed=True)
+    options.clock.take("settings", time.monotonic() - start)
     from ..agent import run
 
-    return run(settings, lambda: load_settings(options, needed=True), options.clock)
+    def reread() -> Settings:
+        again: Settings = load_settings(options, needed=True)
+        return again
+
+    return run(settings, reread, options.clock, (config, origins))

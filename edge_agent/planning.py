@@ -1,0 +1,119 @@
+"""Keeps the plan of the next start up to date with what serves now."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from .durable import subfolders
+from .frames import Frames
+from .profile import default_dirs
+from .start.origins import digest
+from .start.plain import pack
+from .start.plan import FILE, Plan, Quick, forget, write
+from .store.catalog import Library
+from .store.pointers import FILE as POINTERS
+from .store.store import Store
+
+log = logging.getLogger(__name__)
+
+SETTLE_SECONDS = 1.0
+"""Changes come in bunches."""
+
+
+class Planner:
+    """Writes the plan when something has changed that it depends on."""
+
+    def __init__(
+        self,
+        frames: Frames,
+        store: Store,
+        library: Library,
+        lanes: int,
+        origins: tuple[str | None, str],
+        quick: Callable[[], Sequence[Quick]],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            frames: whose settings the plan repeats.
+            store: of versions.
+            library: of all versions.
+            lanes: how many frames are inferred at a time.
+            origins: the settings file and the digest of what the settings in use were made from.
+            quick: lists the models that a start can load at once.
+
+        """
+        self._frames = frames
+        self._store = store
+        self._library = library
+        self._lanes = lanes
+        self._config, self._origins = origins
+        self._quick = quick
+        self._changed = threading.Event()
+        self._closing = threading.Event()
+
+    def reread(self) -> None:
+        """Note what the settings are made from, right before they are read again."""
+        self._origins = digest(self._config)
+
+    def changed(self) -> None:
+        """Have the plan written anew soon."""
+        self._changed.set()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._changed.set()
+
+    def run(self) -> None:
+        """Write the plan a moment after each change, until closed."""
+        while True:
+            self._changed.wait()
+            if self._closing.wait(SETTLE_SECONDS):
+                return
+            self._changed.clear()
+            self.keep()
+
+    def keep(self) -> None:
+        """Write the plan, or remove it where a start must look at everything."""
+        state = self._frames.settings.state
+        try:
+            if any(self._store.pointers(name).trial for name in self._store.names()):
+                # A crash would have to be undone before anything is loaded.
+                forget(state)
+                return
+            plan = Plan(
+                str(state),
+                self._origins,
+                self._lanes,
+                pack(self._frames.settings),
+                list(self._quick()),
+            )
+            write(plan, self._looked_at())
+        except OSError as problem:
+            log.warning("%s: cannot be written: %s", state / FILE, problem.strerror)
+
+    def _looked_at(self) -> list[Path]:
+        """List what decides which models run, and how: files and folders."""
+        found: list[Path] = [self._store.models]
+        for name in self._store.names():
+            found += [self._store.models / name, self._store.models / name / POINTERS]
+        for folder in (*self._library.models_dirs, self._library.bundled_dir):
+            if folder is None:
+                continue
+            found.append(folder)
+            if folder.is_dir():
+                found += [path / "model.toml" for path in subfolders(folder)]
+        for entry in self._library.entries():
+            found += [entry.path, entry.path / "model.toml"]
+            if entry.folder is not None:
+                network = entry.folder.network
+                found += [network, network.with_suffix(".bin")]
+                labels = entry.folder.manifest.output.labels
+                if isinstance(labels, str):
+                    found.append(entry.path / labels)
+        for folder in default_dirs():
+            found += [folder, *sorted(folder.glob("*.toml"))]
+        return found

@@ -1,0 +1,67 @@
+"""What the settings are made from, as one digest: a start may be repeated while it is the same.
+
+Environment, credentials, file, program and machine. Not cryptographic: who may write to the state
+folder or the settings needs no collision.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import xxhash
+
+from .. import __version__
+from ..machine import instructions, usable_cpus, usable_memory
+
+PLACES = ("/etc/edge-agent/config.toml", "edge-agent.toml")
+_VARIABLES = ("EDGE_AGENT_", "STATE_DIRECTORY", "CREDENTIALS_DIRECTORY", "HOME=", "XDG_")
+
+
+def config_file(given: str | None) -> str | None:
+    """Find the settings file as `config.find_file` does; None where there is none."""
+    for path in PLACES if given is None else (given,):
+        if os.path.isfile(path):  # noqa: PTH113 - one call, before the first result
+            return os.path.abspath(path)  # noqa: PTH100 - likewise
+    return None
+
+
+def digest(config: str | None) -> str:
+    """Digest everything that decides what the settings are and how they are carried out here."""
+    parts = xxhash.xxh3_128()
+
+    def add(*words: str | bytes) -> None:
+        for word in words:
+            data = word.encode("utf-8", "surrogateescape") if isinstance(word, str) else word
+            parts.update(b"%d:" % len(data))
+            parts.update(data)
+
+    add(__version__, sys.version, sys.executable, __file__, Path.cwd().as_posix())
+    add(config or "", _bytes(config))
+    for name, value in sorted(os.environ.items()):
+        if f"{name}=".startswith(_VARIABLES):
+            add(name, value)
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+    if credentials:
+        for path in sorted(Path(credentials).glob("*")):
+            add(path.name, _bytes(str(path)))
+    add(os.uname().nodename, _bytes("/etc/machine-id"), os.uname().machine)
+    add(instructions(), str(usable_cpus()), str(usable_memory()))
+    return parts.hexdigest()
+
+
+def stamp(path: str) -> list[int] | None:
+    """Give what changes when a file or folder does; None where there is none."""
+    try:
+        known = os.stat(path)  # noqa: PTH116 - pathlib's is slower, and there are many
+    except OSError:
+        return None
+    return [known.st_mtime_ns, known.st_size, known.st_ino, known.st_ctime_ns]
+
+
+def _bytes(path: str | None) -> bytes:
+    try:
+        return Path(path).read_bytes() if path else b""
+    except OSError:
+        return b""

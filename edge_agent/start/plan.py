@@ -1,0 +1,154 @@
+"""What the last good start came to, so that the next one need not work it out again.
+
+Kept in the state folder as `start.json`, with a digest of all that it was made from and a stamp of
+every file that was looked at. It is used only while all of these are the same; settings, profile
+and models are checked in full after the first result, and whatever turns out otherwise takes the
+slow way.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..durable import replace_file
+from ..sources.spec import Kind
+from .origins import stamp
+
+log = logging.getLogger(__name__)
+
+FILE = "start.json"
+SCHEMA = 1
+_STATE = re.compile(rb'^\s*state_dir\s*=\s*(?:"([^"\n]*)"|\'([^\'\n]*)\')', re.MULTILINE)
+
+
+class Quick(NamedTuple):
+    """A model of a start, and the prepared form that it is loaded from."""
+
+    name: str
+    version: str | None
+    """As the pipeline has it; None: the live one."""
+    kind: Kind
+    folder: Any
+    """Packed `ModelFolder`."""
+    choice: Any
+    """Packed `EngineChoice`."""
+    form: str
+    """Folder of the prepared form."""
+
+
+class Plan(NamedTuple):
+    """A start."""
+
+    state: str
+    origins: str
+    lanes: int
+    settings: Any
+    """Packed `Settings`."""
+    models: list[Quick]
+
+
+def secrets() -> dict[tuple[str, ...], str]:
+    """Give what environment and credentials bring to the settings, by key.
+
+    It is read from there at every start, and never written down.
+    """
+    found: dict[tuple[str, ...], str] = {}
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    for path in Path(folder).glob("*") if folder else ():
+        try:
+            found[tuple(path.name.split("."))] = path.read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError):
+            continue  # of no use to the settings either
+    for key in ("url", "username", "password"):
+        value = os.environ.get(f"EDGE_AGENT_BROKER__{key.upper()}")
+        if value is not None:
+            found["broker", key] = value
+    return found
+
+
+def _replace(settings: dict[str, Any], path: tuple[str, ...], value: str | None) -> None:
+    """Put a text in the place of another."""
+    place: Any = settings
+    for step in path[:-1]:
+        place = place.get(step) if isinstance(place, dict) else None
+    if isinstance(place, dict) and isinstance(place.get(path[-1], 0), str | None):
+        place[path[-1]] = value
+
+
+def find(config: str | None, origins: str) -> Plan | None:
+    """Read the plan of a start from this settings file; None where there is none that holds.
+
+    Args:
+        config: the settings file, absolute.
+        origins: digest of what settings are made from, now.
+
+    """
+    state = _state_folder(config)
+    try:
+        with open(os.path.join(state, FILE), "rb") as file:  # noqa: PTH118, PTH123 - see origins
+            read = json.loads(file.read())
+        if read["schema"] != SCHEMA or read["origins"] != origins:
+            return None
+        if any(stamp(path) != known for path, known in read["stamps"].items()):
+            return None
+        for place, value in secrets().items():
+            _replace(read["settings"], place, value)
+        return Plan(
+            state,
+            origins,
+            int(read["lanes"]),
+            read["settings"],
+            [Quick(*entry) for entry in read["models"]],
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # damaged: the slow way needs none, and writes a new one
+
+
+def write(plan: Plan, looked_at: list[Path]) -> None:
+    """Keep a plan, with a stamp of every file and folder that it depends on."""
+    for place in secrets():
+        _replace(plan.settings, place, None)
+    content = json.dumps(
+        {
+            "schema": SCHEMA,
+            "origins": plan.origins,
+            "lanes": plan.lanes,
+            "settings": plan.settings,
+            "models": [list(entry) for entry in plan.models],
+            "stamps": {str(path): stamp(str(path)) for path in looked_at},
+        }
+    ).encode()
+    path = Path(plan.state) / FILE
+    try:
+        if path.read_bytes() == content:
+            return
+    except OSError:
+        pass
+    # As private as a file can be: it holds what the settings file holds.
+    replace_file(path, content, 0o600)
+
+
+def forget(state: Path) -> None:
+    """Remove the plan: something is not as it says."""
+    (state / FILE).unlink(missing_ok=True)
+
+
+def _state_folder(config: str | None) -> str:
+    """Guess where the state folder is; whoever guesses wrong finds no plan that holds."""
+    given = os.environ.get("EDGE_AGENT_STATE_DIR")
+    base = os.path.dirname(config) if config else os.getcwd()  # noqa: PTH109, PTH120 - see origins
+    if given is None and config is not None:
+        with open(config, "rb") as file:  # noqa: PTH123
+            found = _STATE.search(file.read())
+        if found:
+            given = (found[1] or found[2] or b"").decode("utf-8", "replace")
+    given = given or os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    given = given or "~/.local/state/edge-agent"
+    return os.path.join(base, os.path.expanduser(given))  # noqa: PTH111, PTH118
