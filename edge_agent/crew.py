@@ -10,14 +10,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Self
+
+from .record import record
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stop:
     """Why the agent ends."""
 

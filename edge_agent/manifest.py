@@ -6,13 +6,14 @@ Knows no engine and no weights; whether the network fits its manifest is seen wh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from .bounds import Ge, Gt, Le
 from .errors import ModelError
 from .names import NAME_RULE, is_name, is_version
+from .record import record
 
 MANIFEST = "model.toml"
 
@@ -62,7 +63,7 @@ Number = Annotated[float, Ge(-1e9), Le(1e9)]
 Numbers = tuple[Number, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class LogMel:
     """Parameters of `transform = "logmel"`."""
 
@@ -77,7 +78,7 @@ class LogMel:
     n_mfcc: Annotated[int, Ge(0), Le(1024)] = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class InputSpec:
     """How a sample becomes the network's input."""
 
@@ -136,7 +137,7 @@ class InputSpec:
         return values
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class OutputSpec:
     """How the network's outputs become findings."""
 
@@ -153,7 +154,7 @@ class OutputSpec:
     """Role = tensor name, where they are not found by shape and usual names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class TrialSpec:
     """Bounds on a candidate; stricter than the device's, never laxer."""
 
@@ -167,7 +168,7 @@ class TrialSpec:
     timeout_s: Annotated[float, Gt(0), Le(366 * 86400)] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Manifest:
     """The whole of `model.toml`."""
 
@@ -195,7 +196,7 @@ class Manifest:
         return self.output.decoder
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelFolder:
     """A model on disk whose manifest has been read; its network has not."""
 

@@ -14,10 +14,10 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .errors import LinkError, UsageError
+from .record import record
 from .settings import Broker
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ TAKEN_OVER = 0x8E
 UNSPECIFIED = 0x80
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Message:
     """Something that arrived."""
 
@@ -49,9 +49,10 @@ class Message:
     correlation: bytes | None
     ack: Callable[[], object]
     """Tell the broker that it is dealt with: after what it asks for is durable."""
+    qos: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Will:
     """What the broker says for us when we vanish."""
 
@@ -59,7 +60,7 @@ class Will:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Hooks:
     """Called by paho's thread, which holds locks of its own meanwhile.
 
@@ -285,6 +286,7 @@ def _attach(client: Client, connection: Connection, hooks: Hooks, *, manual_ack:
                 getattr(properties, "ResponseTopic", None),
                 getattr(properties, "CorrelationData", None),
                 (lambda: client.ack(mid, qos)) if manual_ack else (lambda: None),
+                qos,
             )
         )
 

@@ -17,6 +17,7 @@ from .crew import Crew
 from .errors import EngineError, ModelError, SampleError, SourceError
 from .link import Backoff, Channel, Link, Parcel
 from .model import Model, Region
+from .record import record
 from .records import Array, Detections, Findings, Outcome, Reading, Sample
 from .serving import Serving
 from .settings import Pipeline as PipelineSettings
@@ -40,7 +41,7 @@ STUCK_READS = 4
 SOURCE_STABLE = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Identity:
     """Who publishes."""
 

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .record import record
+
 Array = NDArray[Any]
 Tensors = Mapping[str, Array]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorSpec:
     """One input or output of a network."""
 

@@ -15,6 +15,7 @@ from .board import Board
 from .errors import AgentError, ModelError
 from .manifest import ModelFolder
 from .model import Model
+from .record import record
 from .settings import Arm
 from .sources import Kind
 
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 DRAIN_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Exchange:
     """One model in another's place."""
 

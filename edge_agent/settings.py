@@ -5,7 +5,7 @@ Plain frozen dataclasses; `config` reads them from environment, systemd credenti
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 from .bounds import Ge, Gt, Le
 from .errors import UsageError
 from .names import default_device_id, is_name, is_version
+from .record import record
 
 _STRICT: Any = {"extra": "forbid"}
 # Bounded so that neither infinity nor a slip of the finger gets through; NaN is within no bounds.
@@ -23,7 +24,7 @@ Threshold = Annotated[float, Ge(-1e9), Le(1e9)]
 Pixels = Annotated[int, Ge(0), Le(1_000_000)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Broker:
     """Where results go and models come from."""
 
@@ -45,7 +46,7 @@ class Broker:
         return parse_url(self.url)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Address:
     """A broker's URL taken apart."""
 
@@ -60,15 +61,17 @@ class Address:
         return f"{'mqtts' if self.tls else 'mqtt'}://{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Health:
     """How often the device says how it is."""
 
     __pydantic_config__ = _STRICT
     interval_s: Annotated[float, Ge(0.1), Le(86400)] = 10.0
+    metrics_port: Annotated[int, Ge(0), Le(65535)] = 0
+    """Of loopback, for Prometheus; 0: none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Trust:
     """Whose models are accepted over MQTT."""
 
@@ -77,7 +80,7 @@ class Trust:
     allow_unsigned: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Trial:
     """What a model goes through between arriving and serving."""
 
@@ -90,7 +93,7 @@ class Trial:
     timeout_s: Annotated[Seconds, Gt(0)] = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class SecondStage:
     """A second model on what the first one found."""
 
@@ -105,7 +108,7 @@ class SecondStage:
     threshold: Threshold | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Pipeline:
     """One source through one model."""
 
@@ -128,7 +131,7 @@ class Pipeline:
         return parse_route(self.model)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Arm:
     """One of the models that a pipeline's frames are split between."""
 
@@ -142,7 +145,7 @@ class Arm:
         return self.name if self.version is None else f"{self.name}@{self.version}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Settings:
     """The whole of `config.toml`."""
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from .record import record
 from .records import Anomaly, Classes, Detections, Findings, Outcome, RawTensors, Sample, Values
 
 SCHEMA = 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Topics:
     """The names under which one device speaks and listens."""
 

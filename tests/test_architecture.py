@@ -26,19 +26,19 @@ LAYERS: Mapping[str, str] = {
     "daemon: the only place that knows everybody": "agent",
     "control: all that is not the way of a frame": "control says",
     "work: what goes on in a running agent": (
-        "frames pipeline health serving opening deploy orders overrides start"
+        "frames pipeline health throughput serving opening deploy orders overrides start"
     ),
     "models: opened, kept, packed, looked into": "model golden store packages networks added",
     "edges: broker, cameras, sensors, engines, numbers": (
-        "link client mqtt announced sources engines profile config "
-        "preprocess decode window annotate motion board"
+        "link standby backlog keeper spool parcel client mqtt announced sources engines profile config "
+        "preprocess decode window annotate motion board metrics inbox"
     ),
     "words: what is said and set, without doing anything": (
         "settings manifest sources.spec wire validation"
     ),
     "ground: knows nothing of the rest": (
-        "errors names bounds records crew systemd durable machine facts networks.networkfacts "
-        "bundled start.clock"
+        "errors names bounds record records crew systemd durable machine facts networks.networkfacts "
+        "bundled start.clock limits thermal journal"
     ),
 }
 
@@ -58,6 +58,7 @@ HOMES: Mapping[str, str] = {
     "rich": "cli",
     "tomli_w": "networks.bringing cli",
     "amqtt": "cli.amqtt_broker",
+    "prometheus_client": "metrics",
 }
 
 # What is imported by another name than it is installed by, or comes with something installed.
@@ -72,7 +73,7 @@ DISTRIBUTIONS: Mapping[str, str] = {
 
 HEAVY = (
     *("openvino", "onnxruntime", "onnx", "cv2", "pydantic", "pydantic_settings"),
-    *("paho", "cryptography", "rich", "psutil", "amqtt"),
+    *("paho", "cryptography", "rich", "psutil", "amqtt", "prometheus_client"),
 )
 """What a command that does not use it must not wait for."""
 
@@ -180,7 +181,8 @@ def test_the_homes_are_inhabited() -> None:
 def test_what_is_imported_is_installed() -> None:
     """Every library that is imported is a dependency in pyproject.toml, or comes with one."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["demo"]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["demo"], *extras["metrics"]]
     declared = {text.split(">")[0].split("<")[0].split("=")[0].strip() for text in wanted}
     used = {library for module in modules() for library in imports(module)[1]}
     for library in sorted(used):

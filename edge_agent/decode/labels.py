@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ModelError, SampleError
+from ..record import record
 from .network import Network
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Labels:
     """Names the network's classes: class *first* is called names[0].
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import ModelError, SampleError
 from ..manifest import Manifest
+from ..record import record
 from ..records import Array, Findings, Tensors, TensorSpec
 
 Floats = NDArray[np.float32]
@@ -39,7 +39,7 @@ class Decoder(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Output:
     """One output that a decoder reads, as floats whatever the network gives."""
 
@@ -72,7 +72,7 @@ class Output:
         return array
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Network:
     """A network's ends and what its manifest says of them."""
 

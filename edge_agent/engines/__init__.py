@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ..errors import EngineError
+from ..record import record
 from ..records import Array, Tensors, TensorSpec
 
 EngineName = Literal["openvino", "onnxruntime"]
@@ -21,7 +22,7 @@ MODULES: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EngineChoice:
     """One line of a device profile: an engine, where it runs, and how."""
 

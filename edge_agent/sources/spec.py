@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import unquote, urlsplit
 
 from ..errors import UsageError
+from ..record import record
 
 Kind = Literal["picture", "signal"]
 Form = Literal["rtsp", "rtsps", "http", "https", "v4l2", "file", "dir", "csv", "npy", "f32"]
@@ -47,7 +48,7 @@ EXAMPLES: Mapping[Form, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class SourceSpec:
     """One source as the settings name it."""
 
