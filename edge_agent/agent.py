@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import systemd
 from .crew import Stop, Stops, stop_on_dead_threads, stop_on_signals
@@ -26,7 +26,8 @@ from .engines import EngineChoice
 from .errors import AgentError
 from .frames import Frames, may_write
 from .manifest import InputSpec, LogMel, Manifest, ModelFolder, OutputSpec, TrialSpec
-from .model import Model, assemble, open_model
+from .model import Model, open_model
+from .quick import quick_model
 from .settings import (
     Arm,
     Broker,
@@ -44,6 +45,7 @@ from .store.claim import claim
 
 if TYPE_CHECKING:
     from .control import Control, Opened
+    from .forms.begin import Begun
     from .start.begin import Early
     from .start.plan import Plan, Quick
 
@@ -168,7 +170,7 @@ class Agent:
         """Load what the plan names, wait for the first result, then bring the rest to life."""
         for index, quick in enumerate(plan.models):
             try:
-                model = self._quick_model(quick, early.engine(index))
+                model = self._quick_model(quick, early.model(index))
             except AgentError as problem:
                 # It is loaded in the usual way, when the rest is there.
                 log.warning("model %s: not from its prepared form: %s", quick.name, problem)
@@ -185,11 +187,11 @@ class Agent:
         self._restarting = True
         self._stops.put(Stop("settings, device or models are not as they were", asked=True))
 
-    def _quick_model(self, quick: Quick, engine: Any) -> Model:
+    def _quick_model(self, quick: Quick, begun: Begun | None) -> Model:
         folder = unpack(quick.folder, _CLASSES)
         choice = unpack(quick.choice, _CLASSES)
-        if engine is not None:
-            return assemble(folder, choice, engine, quick.kind)
+        if begun is not None:
+            return quick_model(folder, choice, begun, quick.kind)
         # Looked into when the plan was made, and unchanged since.
         return open_model(folder, [choice], quick.kind, checked=True)[0]
 

@@ -29,12 +29,11 @@ from .orders import Memory, Orders, positive, text
 from .packages.keys import TrustedKeys
 from .pipeline import Pipeline
 from .planning import Planner
+from .preparing import Preparer
 from .says import Says
 from .serving import unusable
 from .settings import Settings
 from .sources.spec import parse_source
-from .start.plain import pack
-from .start.plan import Quick
 from .store.housekeeping import clean_leftovers
 
 log = logging.getLogger(__name__)
@@ -85,8 +84,20 @@ class Control:
         self._stops = stops
         self._reread = reread
         self._restarting = False
+        self._preparer = Preparer(
+            opened.store,
+            frames.servings,
+            opened.engines,
+            opened.match.profile.memory_budget_mb,
+            self._prepared,
+        )
         self._planner = Planner(
-            frames, opened.store, opened.library, opened.engines.lanes, origins, self._quick
+            frames,
+            opened.store,
+            opened.library,
+            opened.engines.lanes,
+            origins,
+            self._preparer.quick,
         )
         store, library, servings = opened.store, opened.library, frames.servings
         self.says = Says(frames, opened.match, opened.facts, store, library)
@@ -125,6 +136,7 @@ class Control:
             self._changed,
         )
         self.says.deployer, self.says.transfers = self._deployer, self._transfers
+        self.says.prepared = self._preparer.state
         self._added = Added(store)
         self._orders = self._make_orders()
         self._arranging = threading.Lock()
@@ -167,6 +179,7 @@ class Control:
         self._frames.crew.spawn("deploy", self._load_and_deploy)
         self._frames.crew.spawn("orders", self._take_orders)
         self._frames.crew.spawn("planner", self._planner.run)
+        self._frames.crew.spawn("preparer", self._preparer.run)
 
     def suspend(self) -> None:
         """Let no probation end while the agent does."""
@@ -174,6 +187,7 @@ class Control:
 
     def close(self) -> None:
         """Have the threads end."""
+        self._preparer.close()
         self._planner.close()
         self._deployer.close()
         self._frames.inbox.put(None)
@@ -230,23 +244,14 @@ class Control:
                 )
             )
 
-    def _quick(self) -> list[Quick]:
-        """List what serves, as a start can load it at once."""
-        return [
-            Quick(
-                serving.arm.name,
-                serving.arm.version,
-                serving.kind,
-                pack(serving.model.folder),
-                pack(serving.model.choice),
-                "",
-            )
-            for serving in self._frames.servings.all()
-            if serving.model is not None
-        ]
-
     def _changed(self) -> None:
         """See to what depends on which model serves."""
+        self.says.models()
+        self._preparer.wake()
+        self._planner.changed()
+
+    def _prepared(self) -> None:
+        """Say that a form is ready, and have the next start use it."""
         self.says.models()
         self._planner.changed()
 

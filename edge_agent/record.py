@@ -87,11 +87,10 @@ def _repr(self: Any) -> str:
     return f"{type(self).__qualname__}({shown})"
 
 
-def _eq(self: Any, other: object) -> bool:
+def _eq(self: Any, other: object) -> Any:
     if type(other) is not type(self):
         return NotImplemented
-    same: bool = _values(self) == _values(other)
-    return same
+    return _values(self) == _values(other)
 
 
 def _hash(self: Any) -> int:

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -62,19 +62,25 @@ class Early:
         gc.disable()
         self._interval = sys.getswitchinterval()
         sys.setswitchinterval(0.0005)
-        self._building: dict[int, Begun] = {}
-        import numpy  # noqa: F401, ICN001 - both engines need it, and it takes longest
-
-        for index, quick in enumerate(plan.models):
-            if quick.choice["engine"] == "onnxruntime" and quick.form:
-                self._building[index] = Begun(quick, clock)
+        self._models = [Begun(quick) for quick in plan.models]
+        formed = [begun for begun in self._models if begun.form]
+        if formed:
+            threading.Thread(target=_load, args=(formed, clock), daemon=True).start()
+        # In this order, one after the other: what the loader waits for comes first.
+        import_module("numpy")
+        if formed:
+            import_module("onnxruntime")
         if any(quick.kind == "picture" for quick in plan.models):
             import_module("edge_agent.sources.opencv").load()
 
-    def engine(self, index: int) -> Any:
-        """Give what was begun of a plan's model: see `engines.ortform`; None: nothing was."""
-        begun = self._building.pop(index, None)
-        return begun.result() if begun is not None else None
+    def model(self, index: int) -> Any:
+        """Give what was begun of a plan's model: `forms.begin.Begun`; None: it has no form.
+
+        Raises:
+            FormError: the form cannot be used.
+
+        """
+        return self._models[index].result()
 
     def over(self) -> None:
         """Let Python be as it is without a start."""
@@ -83,34 +89,37 @@ class Early:
 
 
 class Begun:
-    """A model that is being loaded in a thread of its own."""
+    """A model that is to be loaded from its form."""
 
-    def __init__(self, quick: Quick, clock: Clock) -> None:
-        # Imported here, in the thread that has nothing else to do: two threads that import at a
-        # time only wait for each other.
-        module = import_module("edge_agent.engines.ortform")
-        self._open: Callable[[str, Any], Any] = module.begin
+    def __init__(self, quick: Quick) -> None:
+        self.form = quick.form
         self._result: Any = None
         self._problem: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, args=(quick, clock), daemon=True)
-        self._thread.start()
+        self._done = threading.Event()
 
-    def _work(self, quick: Quick, clock: Clock) -> None:
-        start = time.monotonic()
+    def load(self) -> None:
+        """Load it, or keep what is wrong for whoever asks."""
+        from ..forms.begin import begin as load_form
+
         try:
-            self._result = self._open(quick.form, quick.choice)
+            self._result = load_form(self.form)
         except BaseException as problem:  # noqa: BLE001 - raised where the result is asked for
             self._problem = problem
-        clock.take("build", time.monotonic() - start)
+        self._done.set()
 
     def result(self) -> Any:
-        """Wait for it.
-
-        Raises:
-            FormError: the prepared form cannot be used.
-
-        """
-        self._thread.join()
+        """Wait for it."""
+        if not self.form:
+            return None
+        self._done.wait()
         if self._problem is not None:
             raise self._problem
         return self._result
+
+
+def _load(models: Sequence[Begun], clock: Clock) -> None:
+    """Load models one after the other, in the order of the settings."""
+    for begun in models:
+        start = time.monotonic()
+        begun.load()
+        clock.take("build", time.monotonic() - start)

@@ -1,0 +1,148 @@
+"""Has a prepared form made of every model that serves, so that the next start is a quick one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from .engines import EngineChoice
+from .errors import EngineError, ModelError
+from .forms.form import Form
+from .forms.prepare import find, prepare
+from .machine import usable_cpus
+from .model import Model
+from .opening import Engines
+from .quick import QuickEngine
+from .serving import Serving, Servings
+from .start.plain import pack
+from .start.plan import Quick
+from .store.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class Preparer:
+    """Prepares one model after the other, in the background."""
+
+    def __init__(
+        self,
+        store: Store,
+        servings: Servings,
+        engines: Engines,
+        memory_budget_mb: int,
+        changed: Callable[[], None],
+    ) -> None:
+        """Prepare nothing yet.
+
+        Args:
+            store: in whose folder the forms lie.
+            servings: what serves.
+            engines: how models are opened here.
+            memory_budget_mb: what models may take; 0: no bound.
+            changed: called when a form is ready, or cannot be made.
+
+        """
+        self._store = store
+        self._servings = servings
+        self._engines = engines
+        self._budget_mb = memory_budget_mb
+        self._changed = changed
+        self._forms: dict[Path, Form | str] = {}
+        """By folder of the model: its form, or why there is none."""
+        self._closing = threading.Event()
+        self._wake = threading.Event()
+
+    def wake(self) -> None:
+        """See whether something new serves."""
+        self._wake.set()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._wake.set()
+
+    def run(self) -> None:
+        """Prepare what serves, until closed."""
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            if self._closing.is_set():
+                return
+            for serving in self._servings.all():
+                model = serving.model
+                if model is not None and model.folder.path not in self._forms:
+                    self._prepare(model, serving)
+                    self._changed()
+
+    def _prepare(self, model: Model, serving: Serving) -> None:
+        choice = self._choice(model)
+        if choice is None:
+            self._forms[model.folder.path] = "is not for ONNX Runtime"
+            return
+        try:
+            form = find(
+                self._store.root, model.folder.path, choice, serving.kind, self._budget_mb
+            ) or prepare(
+                self._store,
+                model.folder,
+                choice,
+                serving.kind,
+                budget_mb=self._budget_mb,
+                stopped=self._stopped,
+            )
+        except (EngineError, ModelError, OSError) as problem:
+            log.warning("model %s: no prepared form: %s", model.id, problem)
+            self._forms[model.folder.path] = str(problem)
+        else:
+            self._forms[model.folder.path] = form
+
+    def _stopped(self) -> str | None:
+        return "the agent ends" if self._closing.is_set() else None
+
+    def _choice(self, model: Model) -> EngineChoice | None:
+        """Say how a start runs a model: on ONNX Runtime, with all cores for its first frame."""
+        if isinstance(model.engine, QuickEngine):
+            return model.choice
+        try:
+            choices = self._engines.choices_for(model.folder)
+        except EngineError:
+            return None
+        for choice in choices:
+            if choice.engine == "onnxruntime" and choice.device.upper() == "CPU":
+                return replace(choice, threads=usable_cpus(), lanes=1)
+        return None
+
+    def state(self, name: str) -> str | None:
+        """Say how far the form of what serves under a name is; None: nothing serves."""
+        for serving in self._servings.all():
+            if serving.reference == name and serving.model is not None:
+                form = self._forms.get(serving.model.folder.path)
+                if form is None:
+                    return "preparing"
+                return "ready" if isinstance(form, Form) else f"no: {form}"
+        return None
+
+    def quick(self) -> list[Quick]:
+        """List what serves, as a start can load it at once."""
+        found = []
+        for serving in self._servings.all():
+            model = serving.model
+            if model is None:
+                continue
+            form = self._forms.get(model.folder.path)
+            choice, folder = model.choice, ""
+            if isinstance(form, Form):
+                choice, folder = self._choice(model) or choice, form.folder
+            found.append(
+                Quick(
+                    serving.arm.name,
+                    serving.arm.version,
+                    serving.kind,
+                    pack(model.folder),
+                    pack(choice),
+                    folder,
+                )
+            )
+        return found

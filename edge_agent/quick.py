@@ -1,0 +1,89 @@
+"""A model from its prepared form, with the model itself to fall back on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from .engines import Engine, EngineChoice, open_engine
+from .engines.formed import open_form
+from .errors import ModelError
+from .forms.form import FormError
+from .manifest import ModelFolder
+from .model import Model, assemble
+from .preprocess import fixed_shapes
+from .records import Array, Tensors
+from .sources import Kind
+
+if TYPE_CHECKING:
+    from .forms.begin import Begun
+
+log = logging.getLogger(__name__)
+
+
+class QuickEngine:
+    """Runs the form; where that turns out damaged, the network itself, and no frame is lost."""
+
+    def __init__(self, form: Engine, folder: ModelFolder, choice: EngineChoice, kind: Kind) -> None:
+        """Begin with the form.
+
+        Args:
+            form: the engine that runs the prepared form.
+            folder: of the model that it was made of.
+            choice: how to load the network itself.
+            kind: of sample that it is given.
+
+        """
+        self.form = form
+        self.damaged: str | None = None
+        """What was wrong with the form."""
+        self._engine = form
+        self._folder = folder
+        self._choice = choice
+        self._kind = kind
+        self._changing = threading.Lock()
+        self.label = form.label
+        self.inputs = form.inputs
+        self.outputs = form.outputs
+
+    def infer(self, tensors: Tensors) -> dict[str, Array]:
+        """Run the network, as every engine does."""
+        try:
+            return self._engine.infer(tensors)
+        except FormError as problem:
+            return self._fallback(problem).infer(tensors)
+
+    def _fallback(self, problem: FormError) -> Engine:
+        with self._changing:
+            if self._engine is self.form:
+                log.warning(
+                    "model %s: the prepared form is not used, the model itself is: %s",
+                    self._folder.manifest.id,
+                    problem,
+                )
+                self.damaged = str(problem)
+                self._engine = open_engine(
+                    self._choice,
+                    self._folder.network,
+                    fixed_shapes(self._folder.manifest.input, self._kind),
+                )
+                self.form.close()
+            return self._engine
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def quick_model(folder: ModelFolder, choice: EngineChoice, begun: Begun, kind: Kind) -> Model:
+    """Make a model of a form whose loading has begun.
+
+    Raises:
+        FormError: the form cannot be used.
+
+    """
+    try:
+        form = open_form(choice, begun, fixed_shapes(folder.manifest.input, kind))
+        return assemble(folder, choice, QuickEngine(form, folder, choice, kind), kind)
+    except ModelError as problem:
+        raise FormError(str(problem)) from problem
