@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from . import systemd
 from .crew import Stop, Stops, stop_on_dead_threads, stop_on_signals
+from .durable import replace_file
 from .engines import EngineChoice
 from .errors import AgentError
 from .frames import Frames, may_write
@@ -38,6 +39,7 @@ from .settings import (
     Trial,
     Trust,
 )
+from .start import pages
 from .start.clock import Clock
 from .start.plain import unpack
 from .start.plan import forget
@@ -179,6 +181,7 @@ class Agent:
         while self._frames.expects() and self._clock.age < FIRST_RESULT_SECONDS:
             if self._clock.first.wait(0.1):
                 break
+        self._learn(plan)
         early.over()
         if self._holds(plan):
             self._begin_control()
@@ -186,6 +189,17 @@ class Agent:
         forget(self._frames.settings.state)
         self._restarting = True
         self._stops.put(Stop("settings, device or models are not as they were", asked=True))
+
+    def _learn(self, plan: Plan) -> None:
+        """Note which pages this start has touched, before anything else is imported."""
+        if not self._clock.first.is_set() or pages.learned(plan.state, plan.origins):
+            return
+        content = pages.learn(plan.origins, [plan.state, *self._frames.settings.models_dirs])
+        if content is not None:
+            try:
+                replace_file(Path(plan.state) / pages.FILE, content)
+            except OSError as problem:
+                log.warning("%s: cannot be written: %s", pages.FILE, problem.strerror)
 
     def _quick_model(self, quick: Quick, begun: Begun | None) -> Model:
         folder = unpack(quick.folder, _CLASSES)

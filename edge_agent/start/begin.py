@@ -13,6 +13,7 @@ from typing import Any
 
 from .clock import Clock
 from .origins import config_file, digest
+from .pages import Ahead, ahead
 from .plan import Plan, Quick, find
 
 
@@ -64,14 +65,26 @@ class Early:
         sys.setswitchinterval(0.0005)
         self._models = [Begun(quick) for quick in plan.models]
         formed = [begun for begun in self._models if begun.form]
+        reading = ahead(plan.state, plan.origins)
         if formed:
-            threading.Thread(target=_load, args=(formed, clock), daemon=True).start()
+            loading = threading.Thread(target=_load, args=(formed, reading, clock), daemon=True)
+            loading.start()
         # In this order, one after the other: what the loader waits for comes first.
-        import_module("numpy")
+        self._need("numpy", reading)
         if formed:
-            import_module("onnxruntime")
+            self._need("onnxruntime", reading)
         if any(quick.kind == "picture" for quick in plan.models):
+            if reading is not None:
+                reading.wait("cv2")
             import_module("edge_agent.sources.opencv").load()
+        if reading is not None:
+            reading.wait()
+
+    @staticmethod
+    def _need(package: str, reading: Ahead | None) -> None:
+        if reading is not None:
+            reading.wait(package)
+        import_module(package)
 
     def model(self, index: int) -> Any:
         """Give what was begun of a plan's model: `forms.begin.Begun`; None: it has no form.
@@ -117,8 +130,13 @@ class Begun:
         return self._result
 
 
-def _load(models: Sequence[Begun], clock: Clock) -> None:
+def _load(models: Sequence[Begun], reading: Ahead | None, clock: Clock) -> None:
     """Load models one after the other, in the order of the settings."""
+    if reading is not None:
+        # A slow disk: the libraries first, without which no weight is of any use.
+        start = time.monotonic()
+        reading.wait()
+        clock.take("read", time.monotonic() - start)
     for begun in models:
         start = time.monotonic()
         begun.load()

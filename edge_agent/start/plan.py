@@ -13,11 +13,12 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..durable import replace_file
-from ..sources.spec import Kind
 from .origins import stamp
+
+if TYPE_CHECKING:
+    from ..sources.spec import Kind
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +114,8 @@ def find(config: str | None, origins: str) -> Plan | None:
 
 def write(plan: Plan, looked_at: list[Path]) -> None:
     """Keep a plan, with a stamp of every file and folder that it depends on."""
+    from ..durable import replace_file
+
     for place in secrets():
         _replace(plan.settings, place, None)
     content = json.dumps(

@@ -1,0 +1,224 @@
+"""Which parts of which files a start reads, learned from a good one, and read ahead at the next.
+
+After a cold boot from flash the libraries outweigh the model: some 100 MB are read for a model of
+26 MB, most of it because the kernel reads 128 KiB around each page that is touched. What is read
+here is what was mapped or imported when the first result went out, in about the order of its use,
+and no byte beyond it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+PAGE = 4096
+FILE = "pages.json"
+SCHEMA = 1
+_PRESENT = 1 << 63
+_GAP = 4
+"""Pages between two ranges that are read along: a request costs more than they do."""
+_PIECE = 256 * 1024
+
+
+class Ahead:
+    """Reads ahead what the last start has touched, in a thread, package by package.
+
+    Whoever touches a page that has not been read makes the kernel read 128 KiB around it; who waits
+    for a package to be read, does not.
+    """
+
+    def __init__(self, files: Sequence[Any]) -> None:
+        self._files = files
+        tops = [_package(path) for path, _ in files]
+        self._left = {top: len(tops) - 1 - tops[::-1].index(top) for top in set(tops)}
+        """By package: the last of its files."""
+        self._next = 0
+        self._moved = threading.Condition()
+        threading.Thread(target=self._read_all, name="ahead", daemon=True).start()
+
+    def wait(self, package: str | None = None) -> None:
+        """Wait until a package's files have been read, and all before them; None: all files."""
+        last = len(self._files) - 1
+        if package is not None:
+            last = max(self._left.get(package, -1), self._left.get(f"{package}.libs", -1))
+        with self._moved:
+            self._moved.wait_for(lambda: self._next > last)
+
+    def _read_all(self) -> None:
+        buffer = memoryview(bytearray(_PIECE))
+        for path, ranges in self._files:
+            _read(path, ranges, buffer)
+            with self._moved:
+                self._next += 1
+                self._moved.notify_all()
+
+
+def ahead(state: str, origins: str) -> Ahead | None:
+    """Begin to read ahead.
+
+    Args:
+        state: the state folder.
+        origins: of the plan; a list of another start is of no use.
+
+    Returns:
+        None where there is nothing to be done: no list, or the files are in memory already.
+
+    """
+    try:
+        with open(f"{state}/{FILE}", "rb") as file:  # noqa: PTH123 - before pathlib is needed
+            known = json.loads(file.read())
+        if (known["schema"], known["origins"]) != (SCHEMA, origins) or _cached(*known["probe"]):
+            return None
+        return Ahead([(str(path), ranges) for path, ranges in known["files"]])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # it only makes a start quicker
+
+
+def _cached(path: str, offset: int) -> bool:
+    """Whether a page of a file is in memory."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.preadv(handle, [bytearray(1)], offset, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def _read(path: str, ranges: Sequence[Sequence[int]], buffer: memoryview) -> None:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return  # gone since: whoever needs it will say so
+    try:
+        # Exactly what is asked for; the kernel else reads on behind it.
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
+        for first, count in ranges:
+            offset, end = first * PAGE, (first + count) * PAGE
+            while offset < end:
+                got = os.preadv(handle, [buffer[: min(_PIECE, end - offset)]], offset)
+                if got == 0:
+                    break
+                offset += got
+    except OSError:
+        return  # likewise
+    finally:
+        os.close(handle)
+
+
+def learned(state: str, origins: str) -> bool:
+    """Whether there is a list of this start."""
+    try:
+        with open(f"{state}/{FILE}", "rb") as file:  # noqa: PTH123 - as above
+            known = json.loads(file.read())
+        return (known["schema"], known["origins"]) == (SCHEMA, origins)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def learn(origins: str, without: Sequence[str]) -> bytes | None:
+    """Look at what this process has mapped and imported by now.
+
+    Args:
+        origins: of the plan that this start was made from.
+        without: folders whose files are read by others: the models.
+
+    Returns:
+        The content of the list's file; None where the kernel does not show it.
+
+    """
+    try:
+        mapped = {path: pages for path, pages in _mapped() if not path.startswith(tuple(without))}
+    except OSError:
+        return None
+    files: dict[str, list[list[int]]] = {}
+    # Libraries that no module is: those of the system first, others right before their package.
+    loose = {path for path in mapped if not path.endswith(tuple(_suffixes()))}
+    for path in sorted(loose):
+        if "site-packages" not in path:
+            files[path] = mapped[path]
+    for module in list(sys.modules.values()):
+        own: Any = getattr(module, "__file__", None)
+        if not isinstance(own, str):
+            continue
+        top = _package(own)
+        for library in sorted(loose - files.keys()):
+            if top and _package(library) == f"{top}.libs":
+                files[library] = mapped[library]
+        cached: Any = getattr(module, "__cached__", None)
+        if own in mapped:
+            files[own] = mapped[own]
+        elif isinstance(cached, str):
+            size = _size(cached)
+            if size:
+                files[cached] = [[0, -(-size // PAGE)]]
+    for path in sorted(loose - files.keys()):
+        files[path] = mapped[path]
+    largest = max(mapped, key=lambda path: sum(count for _, count in mapped[path]))
+    known = {
+        "schema": SCHEMA,
+        "origins": origins,
+        "probe": [largest, mapped[largest][len(mapped[largest]) // 2][0] * PAGE],
+        "files": [[path, ranges] for path, ranges in files.items()],
+    }
+    return json.dumps(known).encode()
+
+
+def _suffixes() -> list[str]:
+    from importlib.machinery import EXTENSION_SUFFIXES
+
+    return EXTENSION_SUFFIXES[:-1]  # the last is a bare ".so"
+
+
+def _package(path: str) -> str:
+    """Give the folder below site-packages; opencv's libraries lie beside it under a longer name."""
+    _, found, rest = path.partition("/site-packages/")
+    top = rest.split("/")[0] if found else ""
+    return "cv2.libs" if top.startswith("opencv_python") and top.endswith(".libs") else top
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116
+    except OSError:
+        return 0
+
+
+def _mapped() -> Iterator[tuple[str, list[list[int]]]]:
+    """Give the pages of each mapped file that this process has touched: proc(5), pagemap."""
+    found: dict[str, set[int]] = {}
+    pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:  # noqa: PTH123
+            lines = maps.readlines()
+        for line in lines:
+            fields = line.split(None, 5)
+            if len(fields) < 6 or not fields[5].startswith("/") or "(deleted)" in fields[5]:
+                continue
+            start, end = (int(part, 16) for part in fields[0].split("-"))
+            entries = os.pread(pagemap, (end - start) // PAGE * 8, start // PAGE * 8)
+            first = int(fields[2], 16) // PAGE
+            pages = memoryview(entries).cast("Q")
+            touched = {first + index for index, entry in enumerate(pages) if entry & _PRESENT}
+            if touched:
+                found.setdefault(fields[5].rstrip("\n"), set()).update(touched)
+    finally:
+        os.close(pagemap)
+    for name, numbers in found.items():
+        yield name, _ranges(sorted(numbers))
+
+
+def _ranges(pages: Sequence[int]) -> list[list[int]]:
+    """Join neighbours to [first, count]."""
+    ranges: list[list[int]] = []
+    for page in pages:
+        if ranges and page - (ranges[-1][0] + ranges[-1][1]) <= _GAP:
+            ranges[-1][1] = page - ranges[-1][0] + 1
+        else:
+            ranges.append([page, 1])
+    return ranges
