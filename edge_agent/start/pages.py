@@ -137,27 +137,23 @@ def learn(origins: str, without: Sequence[str]) -> bytes | None:
     except OSError:
         return None
     files: dict[str, list[list[int]]] = {}
-    # Libraries that no module is: those of the system first, others right before their package.
-    loose = {path for path in mapped if not path.endswith(tuple(_suffixes()))}
-    for path in sorted(loose):
-        if "site-packages" not in path:
+    # Of the system first, then package by package, each with its libraries before its modules.
+    for path in sorted(mapped):
+        if not _package(path):
             files[path] = mapped[path]
     for module in list(sys.modules.values()):
         own: Any = getattr(module, "__file__", None)
         if not isinstance(own, str):
             continue
         top = _package(own)
-        for library in sorted(loose - files.keys()):
-            if top and _package(library) == f"{top}.libs":
-                files[library] = mapped[library]
+        for path in sorted(mapped.keys() - files.keys()):
+            if _package(path) in {top, f"{top}.libs"}:
+                files[path] = mapped[path]
         cached: Any = getattr(module, "__cached__", None)
-        if own in mapped:
-            files[own] = mapped[own]
-        elif isinstance(cached, str):
-            size = _size(cached)
-            if size:
-                files[cached] = [[0, -(-size // PAGE)]]
-    for path in sorted(loose - files.keys()):
+        size = _size(cached) if isinstance(cached, str) else 0
+        if size:
+            files[cached] = [[0, -(-size // PAGE)]]
+    for path in sorted(mapped.keys() - files.keys()):
         files[path] = mapped[path]
     largest = max(mapped, key=lambda path: sum(count for _, count in mapped[path]))
     known = {
@@ -167,12 +163,6 @@ def learn(origins: str, without: Sequence[str]) -> bytes | None:
         "files": [[path, ranges] for path, ranges in files.items()],
     }
     return json.dumps(known).encode()
-
-
-def _suffixes() -> list[str]:
-    from importlib.machinery import EXTENSION_SUFFIXES
-
-    return EXTENSION_SUFFIXES[:-1]  # the last is a bare ".so"
 
 
 def _package(path: str) -> str:
