@@ -26,6 +26,7 @@ from .durable import replace_file
 from .engines import EngineChoice
 from .errors import AgentError
 from .frames import Frames, may_write
+from .journal import set_up
 from .manifest import InputSpec, LogMel, Manifest, ModelFolder, OutputSpec, TrialSpec
 from .model import Model, open_model
 from .quick import quick_model
@@ -291,6 +292,7 @@ def run(
 
 def resume(plan: Plan, early: Early, config: str, clock: Clock) -> int:
     """Run the daemon from a plan; the exit status of `edge-agent run`."""
+    set_up(verbose=False, steady=True)
     settings: Settings = unpack(plan.settings, _CLASSES)
 
     def reread() -> Settings:

@@ -34,6 +34,7 @@ from .says import Says
 from .serving import unusable
 from .settings import Settings
 from .sources.spec import parse_source
+from .steady import Steady
 from .store.housekeeping import clean_leftovers
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ class Control:
             opened.match.profile.memory_budget_mb,
             self._prepared,
         )
+        self._steady = Steady(frames.servings, opened.engines)
         self._planner = Planner(
             frames,
             opened.store,
@@ -178,6 +180,7 @@ class Control:
         self.says.info()
         self._frames.crew.spawn("deploy", self._load_and_deploy)
         self._frames.crew.spawn("orders", self._take_orders)
+        self._frames.crew.spawn("steady", self._steady.run)
         self._frames.crew.spawn("planner", self._planner.run)
         self._frames.crew.spawn("preparer", self._preparer.run)
 
@@ -187,6 +190,7 @@ class Control:
 
     def close(self) -> None:
         """Have the threads end."""
+        self._steady.close()
         self._preparer.close()
         self._planner.close()
         self._deployer.close()

@@ -12,6 +12,8 @@ AgentError
 
 from __future__ import annotations
 
+import sys
+
 
 class AgentError(Exception):
     """An error with one line that says what is wrong, where, and how to mend it."""
@@ -43,3 +45,14 @@ class LinkError(AgentError):
 
 class MalformedError(AgentError):
     """A message that cannot be answered because it does not say enough."""
+
+
+def one_line(text: str) -> str:
+    """Keep what strangers wrote (a key, a file name) from breaking the line or the terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def status_of(problem: AgentError) -> int:
+    """Say on stderr what ended a command; gives its exit status."""
+    print(f"edge-agent: {one_line(str(problem))}", file=sys.stderr)  # noqa: T201 - a command's word
+    return 2 if isinstance(problem, UsageError) else 1

@@ -49,6 +49,8 @@ class Model:
         self.inferred = 0
         self.errors = 0
         """Frames on which it failed."""
+        self.last: Tensors | None = None
+        """What the network was given last."""
         self.first_at: float | None = None
         """Monotonic clock at the end of its first inference on a frame."""
         self._prepare = prepare
@@ -90,6 +92,7 @@ class Model:
         took = (inferred - prepared) * 1e3
         self.infer_ms.append(took)
         self.inferred += 1
+        self.last = tensors
         if self.first_at is None:
             self.first_at = time.monotonic()
         return Outcome(

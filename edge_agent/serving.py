@@ -195,6 +195,22 @@ class Servings:
         self.on_change()
         return Exchange([model for key, model in old.items() if key not in still], took, dropped)
 
+    def replace(self, old: Model, new: Model) -> bool:
+        """Put a model in the place of another that loads the same files, between two frames.
+
+        Returns:
+            False, and nothing is done, where the other does not serve any more.
+
+        """
+        with self._board.boundary():
+            servings = [serving for serving in self._all.values() if serving.model is old]
+            for serving in servings:
+                serving.model = new
+        if servings:
+            self.on_change()
+            self.retire(old)
+        return bool(servings)
+
     def park(self, name: str) -> Exchange:
         """Take away what serves *name*: frames wait until there is a new one."""
         start = time.perf_counter()

@@ -7,7 +7,6 @@ for.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import signal
 import sys
@@ -17,7 +16,8 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..errors import AgentError, UsageError
+from ..errors import AgentError, UsageError, one_line, status_of
+from ..journal import set_up
 from ..start.clock import Clock
 
 Options = argparse.Namespace
@@ -44,15 +44,14 @@ def main(arguments: Sequence[str], clock: Clock | None = None) -> int:
     """
     options = parser().parse_args(arguments)
     options.clock = clock or Clock()
-    _set_up_logging(verbose=options.verbose)
+    set_up(verbose=options.verbose, steady=options.command == "run")
     command: Callable[[Options], int] = import_module(f"edge_agent.cli.{options.module}").main
     try:
         # The daemon has its own ways with signals.
         with nullcontext() if options.command == "run" else _tidy_end():
             return command(options)
     except AgentError as problem:
-        print(f"edge-agent: {_one_line(str(problem))}", file=sys.stderr)
-        return 2 if isinstance(problem, UsageError) else 1
+        return status_of(problem)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -63,7 +62,7 @@ def main(arguments: Sequence[str], clock: Clock | None = None) -> int:
         if options.verbose or problem.strerror is None:
             raise
         name = "" if problem.filename is None else f"{problem.filename}: "
-        print(f"edge-agent: {_one_line(name + problem.strerror)}", file=sys.stderr)
+        print(f"edge-agent: {one_line(name + problem.strerror)}", file=sys.stderr)
         return 1
 
 
@@ -82,11 +81,6 @@ def _tidy_end() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _one_line(text: str) -> str:
-    """Keep what strangers wrote (a key, a file name) from breaking the line or the terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -226,7 +220,7 @@ def parser() -> argparse.ArgumentParser:
     bench = command("bench", "bench", "measure this device, beside what a plain script gets")
     kinds = bench.add_subparsers(dest="bench", required=True, metavar="WHAT", parser_class=_Parser)
     pipeline = kinds.add_parser("pipeline", help="frames a second, cost of each step, overhead")
-    pipeline.add_argument("models", nargs="+", metavar="MODEL")
+    pipeline.add_argument("models", nargs="+", metavar="MODEL", help="as for `bench cold-start`")
     pipeline.add_argument(
         "--source", metavar="SOURCE", help="clip or folder; default: the bundled clip"
     )
@@ -241,7 +235,7 @@ def parser() -> argparse.ArgumentParser:
         "models",
         nargs="*",
         metavar="MODEL",
-        help="model folder, .onnx or .xml; default: random weights of 4 and 100 MB",
+        help="as for `bench cold-start`, or .onnx or .xml; default: random weights of 4 and 100 MB",
     )
     push_rate.add_argument(
         "--mb",
@@ -266,6 +260,33 @@ def parser() -> argparse.ArgumentParser:
         "--source", metavar="CLIP", help="plays meanwhile; default: the bundled clip"
     )
     push_rate.add_argument("--json", action="store_true", help="figures as JSON")
+    cold = kinds.add_parser(
+        "cold-start", help="from the start of a process to its first result, beside plain scripts"
+    )
+    cold.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="model folder, bundled model, or one of random weights: "
+        "resnet50-fp32, resnet50-int8, vit-b16-fp32, vit-b16-int8",
+    )
+    cold.add_argument(
+        "--disk-mbps",
+        type=_positive,
+        metavar="N",
+        help="read from the disk at this rate, MB a second; the model is not in memory; needs root",
+    )
+    memory = cold.add_mutually_exclusive_group()
+    memory.add_argument(
+        "--no-page-cache",
+        action="store_true",
+        help="nothing is in memory, as after a power cut; needs root",
+    )
+    memory.add_argument("--no-model-cache", action="store_true", help="the model is not in memory")
+    cold.add_argument("--runs", type=_positive_int, default=7, metavar="N", help="default 7")
+    cold.add_argument("--source", metavar="CLIP", help="default: the bundled clip")
+    cold.add_argument("--picture", metavar="FILE.png", help="draw where the time goes")
+    cold.add_argument("--json", action="store_true", help="figures as JSON")
     return top
 
 
@@ -292,30 +313,6 @@ def _positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, found {text!r}")
     return int(text)
-
-
-def _set_up_logging(*, verbose: bool) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    if os.environ.get("JOURNAL_STREAM"):
-        handler.setFormatter(_Journal("%(message)s"))
-    else:
-        handler.setFormatter(
-            logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
-        )
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO, handlers=[handler], force=True
-    )
-
-
-class _Journal(logging.Formatter):
-    """Puts the priority in front, as sd-daemon(3) has it; journald adds the time."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        priority = (
-            3 if record.levelno >= logging.ERROR else 4 if record.levelno >= logging.WARNING else 6
-        )
-        priority = 7 if record.levelno <= logging.DEBUG else priority
-        return "\n".join(f"<{priority}>{line}" for line in super().format(record).splitlines())
 
 
 def load_settings(options: Any, *, needed: bool = False) -> Any:

@@ -13,25 +13,22 @@ from . import Options
 
 def main(options: Options) -> int:
     """Measure and print, as a table or as JSON."""
+    if options.bench == "cold-start":
+        from .bench_coldstart import main as cold_start
+
+        return cold_start(options)
     return _push(options) if options.bench == "push" else _pipeline(options)
 
 
 def _pipeline(options: Options) -> int:
+    from ..bench.generated import find_model
     from ..bench.pipeline import measure
 
-    models = [Path(name) for name in options.models]
-    for model in models:
-        if not (model / "model.toml").is_file():
-            raise UsageError(
-                f"{model}: no model folder (one with model.toml); "
-                "`edge-agent try … --save` makes one"
-            )
+    models = [find_model(name, _say) for name in options.models]
     clip = Path(options.source or bundled("models") / "media" / "conveyor.mp4")
     if not clip.is_file():
         raise UsageError(f"--source: {clip}: no such clip")
-    reports = measure(
-        models, clip, options.runs, lambda text: print(text, file=sys.stderr, flush=True)
-    )
+    reports = measure(models, clip, options.runs, _say)
     if options.json:
         for report in reports:
             print(json.dumps(report.json()))
@@ -71,18 +68,18 @@ def _pipeline(options: Options) -> int:
 
 
 def _push(options: Options) -> int:
+    from ..bench.generated import find_model
     from ..bench.push import Setup, measure
 
-    models = [Path(name) for name in options.models]
-    for model in models:
-        if not model.exists():
-            raise UsageError(f"{model}: no such model folder or file")
+    models = [
+        Path(name) if Path(name).exists() else find_model(name, _say) for name in options.models
+    ]
     clip = Path(options.source or bundled("models") / "media" / "conveyor.mp4")
     if not clip.is_file():
         raise UsageError(f"--source: {clip}: no such clip")
     sizes = options.mb or ([] if models else [4, 100])
     setup = Setup(options.runs, int(options.protocol), options.max_packet, clip)
-    reports = measure(models, sizes, setup, lambda text: print(text, file=sys.stderr, flush=True))
+    reports = measure(models, sizes, setup, _say)
     if options.json:
         for report in reports:
             print(json.dumps(report.json()))
@@ -127,6 +124,10 @@ def _push(options: Options) -> int:
     print("sender knows that all has arrived, as for the push; at arrival: without that way back;")
     print("missing: frames of the clip without a result, before and during a push.")
     return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _spread(figures: dict[str, float], digits: int) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from ..errors import AgentError, status_of
 from .clock import Clock
 from .origins import config_file, digest
 from .pages import Ahead, ahead
@@ -50,7 +51,10 @@ def begin(arguments: Sequence[str], clock: Clock) -> int | None:
     from ..agent import resume
 
     clock.take("imports", time.monotonic() - start)
-    return resume(plan, early, config, clock)
+    try:
+        return resume(plan, early, config, clock)
+    except AgentError as problem:
+        return status_of(problem)
 
 
 class Early:

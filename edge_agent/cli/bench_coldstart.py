@@ -1,0 +1,89 @@
+"""`edge-agent bench cold-start`: its options, and its figures as tables, JSON or a picture."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..bundled import bundled
+from ..errors import UsageError
+from . import Options
+
+if TYPE_CHECKING:
+    from ..bench.coldfigures import Cold, Report
+
+
+def main(options: Options) -> int:
+    """Measure and print."""
+    from ..bench.coldfigures import Setup
+    from ..bench.coldstart import measure
+
+    clip = Path(options.source or bundled("models") / "media" / "conveyor.mp4")
+    if not clip.is_file():
+        raise UsageError(f"--source: {clip}: no such clip")
+    picture = None if options.picture is None else Path(options.picture)
+    if picture is not None and (picture.suffix != ".png" or not picture.parent.is_dir()):
+        raise UsageError(
+            f"--picture: {picture}: expected a name that ends in .png, in a folder that is there"
+        )
+    cold: Cold = "nothing"
+    if options.no_page_cache:
+        cold = "everything"
+    elif options.no_model_cache or options.disk_mbps is not None:
+        cold = "model"  # of a limited disk nothing is to be seen where nothing is read
+    setup = Setup(options.runs, clip.resolve(), cold, options.disk_mbps)
+    reports = measure(options.models, setup, lambda text: print(text, file=sys.stderr, flush=True))
+    if picture is not None:
+        from ..bench.bars import draw
+
+        draw(reports, picture)
+        print(f"{picture}: written", file=sys.stderr)
+    for report in reports:
+        if options.json:
+            print(json.dumps(report.json()))
+        else:
+            _print(report)
+    return 0
+
+
+def _print(report: Report) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..bench.starts import AGENT, MEANING, NONE, VARIANTS
+
+    table = Table(title=report.title)
+    for heading in ("variant", "ms to first result", "load cost ms", "of ort's"):
+        table.add_column(heading, justify="left" if heading == "variant" else "right", no_wrap=True)
+    for name in VARIANTS:
+        taken = [run.ms for run in report.runs[name]]
+        ratio = report.ratio(name)
+        table.add_row(
+            name,
+            f"{report.median(name):.0f} ({min(taken):.0f} to {max(taken):.0f})",
+            "" if name == NONE else f"{report.load(name):.0f}",
+            "" if name == NONE or ratio is None else f"{ratio:.3f}",
+        )
+    Console().print(table)
+    print("; ".join(f"{name}: {MEANING[name]}" for name in VARIANTS))
+    memory = " (not counted: it is in memory)" if report.setup.cold == "nothing" else ""
+    limited = "as limited" if report.setup.disk_mbps is not None else "as measured"
+    print(
+        f"floor of the load cost {report.floor:.0f} ms, the most of: "
+        f"reading {report.size / 1e6:.1f} MB at {report.device / 1e6:.0f} MB/s {limited} "
+        f"{report.read:.0f} ms{memory}; preparing the weights on all cores "
+        f"{report.shared_preparation:.0f} ms; first inference {report.compute:.0f} ms"
+    )
+    steps = report.steps(AGENT)
+    if steps:
+        where = ", ".join(f"{step} {took:.1f}" for step, took in steps.items())
+        print(f"where the agent's time goes, ms (steps overlap): {where}")
+    else:
+        print("where the agent's time goes: it does not say (cold_start on model/<name>)")
+    if report.prepared != "ready":
+        why = report.prepared or "it reported none"
+        print(f"the agent was timed without a prepared form of the model: {why}")
+    print("ms: from exec to the first correct result over MQTT, median (least to most);")
+    print("load cost: what it takes beyond the script with no model.")

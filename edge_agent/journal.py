@@ -1,0 +1,243 @@
+"""Where log lines go: to the journal with fields, or to stderr as lines; the same one rarely.
+
+A broken camera may give rise to the same line for days, a flood of garbage to thousands that are
+almost the same. What is held back is counted, and the count is said.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TextIO
+
+SOCKET = Path("/run/systemd/journal/socket")
+"""Where journald takes entries with fields; systemd, docs/JOURNAL_NATIVE_PROTOCOL.md."""
+EVERY_SECONDS = 60.0
+REMEMBERED = 256
+"""Different lines that are told apart at a time; the ones unheard for longest are forgotten."""
+OF_A_KIND = 20
+"""Different lines a minute from one place in the code."""
+MAX_MESSAGE = 16 * 1024
+"""Characters of one message; a datagram must fit the socket's buffer."""
+
+
+def set_up(*, verbose: bool, steady: bool) -> None:
+    """Send the process's log to where it belongs.
+
+    Args:
+        verbose: also what is of interest to developers.
+        steady: for a program that runs for months: what repeats is held back.
+
+    """
+    handler = handler_for(sys.stderr, os.environ)
+    if steady:
+        handler = Seldom(handler)
+    level = logging.DEBUG if verbose else logging.INFO
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def handler_for(
+    stream: TextIO, environ: Mapping[str, str], place: Path = SOCKET
+) -> logging.Handler:
+    """Choose how to write: to the journal where *stream* leads there, else lines on *stream*."""
+    if _is_journal(stream, environ):
+        return Journal(stream, place)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    return handler
+
+
+def _is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether *stream* is the connection to the journal that systemd has made.
+
+    The variable alone does not say: who redirects stderr inherits it all the same (systemd.exec,
+    "$JOURNAL_STREAM": device and inode of the stream, in decimal).
+    """
+    device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
+    if not (device.isdecimal() and inode.isdecimal()):
+        return False
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return (status.st_dev, status.st_ino) == (int(device), int(inode))
+
+
+def priority_of(record: logging.LogRecord) -> int:
+    """Give syslog's number for a record's level: 3 error, 4 warning, 6 info, 7 debug."""
+    for level, priority in ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6)):
+        if record.levelno >= level:
+            return priority
+    return 7
+
+
+class Journal(logging.Handler):
+    """Entries with fields for journald.
+
+    Beside MESSAGE and PRIORITY: LOGGER, THREAD_NAME, CODE_FILE, CODE_LINE, CODE_FUNC. Where
+    journald does not take them, lines with their priority in front (sd-daemon(3)) go to stderr,
+    which leads to the same journal.
+    """
+
+    def __init__(self, stream: TextIO, place: Path = SOCKET) -> None:
+        super().__init__()
+        # Not imported by those who only write lines.
+        import socket
+
+        self._stream = stream
+        self._place = str(place)
+        self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        # A journal that is behind is not waited for here.
+        self._channel.setblocking(False)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one entry."""
+        try:
+            message = _bounded(self.format(record))
+            try:
+                self._channel.sendto(encode_entry(_fields(record, message)), self._place)
+            except OSError:
+                priority = priority_of(record)
+                lines = [f"<{priority}>{line}\n" for line in message.splitlines() or [""]]
+                self._stream.write("".join(lines))
+                self._stream.flush()
+        except Exception:  # noqa: BLE001 - logging's own way: said on stderr, the program goes on
+            self.handleError(record)
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        self._channel.close()
+        super().close()
+
+
+def _fields(record: logging.LogRecord, message: str) -> dict[str, str]:
+    return {
+        "MESSAGE": message,
+        "PRIORITY": str(priority_of(record)),
+        "SYSLOG_IDENTIFIER": "edge-agent",
+        "LOGGER": record.name,
+        "THREAD_NAME": str(record.threadName),
+        "CODE_FILE": record.pathname,
+        "CODE_LINE": str(record.lineno),
+        "CODE_FUNC": record.funcName or "",
+    }
+
+
+def encode_entry(fields: Mapping[str, str]) -> bytes:
+    r"""Write an entry as journald reads it.
+
+    A value without a line break stands as "NAME=value\n"; any other as "NAME\n", its length in 8
+    bytes little-endian, its bytes, "\n".
+    """
+    parts: list[bytes] = []
+    for name, value in fields.items():
+        data = value.encode("utf-8", "surrogateescape")
+        if b"\n" in data:
+            parts.append(f"{name}\n".encode() + len(data).to_bytes(8, "little") + data + b"\n")
+        else:
+            parts.append(f"{name}=".encode() + data + b"\n")
+    return b"".join(parts)
+
+
+def _bounded(message: str) -> str:
+    if len(message) <= MAX_MESSAGE:
+        return message
+    return f"{message[:MAX_MESSAGE]}… ({len(message) - MAX_MESSAGE} characters more)"
+
+
+class _Held:
+    """A line, or all lines of one place in the code, of which some were held back."""
+
+    def __init__(self, since: float, record: logging.LogRecord) -> None:
+        self.since = since
+        """When it was first let through."""
+        self.record = record
+        """Its latest occurrence."""
+        self.said = 0
+        self.held = 0
+
+
+class Seldom(logging.Handler):
+    """Lets the same line through once a minute, and few of one kind, with how many there were.
+
+    Lines are of one kind where they come from the same place in the code: a flood of garbage makes
+    each of them a little different.
+    """
+
+    def __init__(self, to: logging.Handler, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._to = to
+        self._clock = clock
+        self._lines: OrderedDict[tuple[int, str], _Held] = OrderedDict()
+        self._kinds: OrderedDict[tuple[str, int], _Held] = OrderedDict()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand a record on, or hold it back and count it."""
+        now = self._clock()
+        self._let_go(now)
+        line = self._lines.get((record.levelno, record.getMessage()))
+        if line is not None:
+            line.record = record
+            line.held += 1
+            return
+        kind = self._kinds.setdefault((record.pathname, record.lineno), _Held(now, record))
+        kind.record = record
+        if kind.said >= OF_A_KIND:
+            kind.held += 1
+            return
+        kind.said += 1
+        self._lines[record.levelno, record.getMessage()] = _Held(now, record)
+        while len(self._lines) > REMEMBERED:
+            self._say_again(self._lines.popitem(last=False)[1])
+        self._to.handle(record)
+
+    def flush(self) -> None:
+        """Say what is held back, at the program's end."""
+        for line in self._lines.values():
+            self._say_again(line)
+        for kind in self._kinds.values():
+            self._say_more(kind)
+        self._to.flush()
+
+    def close(self) -> None:
+        """Say what is held back, and close."""
+        self.flush()
+        self._to.close()
+        super().close()
+
+    def _let_go(self, now: float) -> None:
+        """Say what was held back for a minute, and forget what was quiet for one."""
+        while self._lines:
+            key, oldest = next(iter(self._lines.items()))
+            if now - oldest.since < EVERY_SECONDS:
+                break
+            del self._lines[key]
+            if oldest.held:
+                self._say_again(oldest)
+                self._lines[key] = _Held(now, oldest.record)
+        while self._kinds:
+            place, kind = next(iter(self._kinds.items()))
+            if now - kind.since < EVERY_SECONDS:
+                break
+            del self._kinds[place]
+            self._say_more(kind)
+
+    def _say_again(self, line: _Held) -> None:
+        times = "once" if line.held == 1 else f"{line.held} times"
+        self._say(line, f"{line.record.getMessage()} (again, {times})")
+
+    def _say_more(self, kind: _Held) -> None:
+        lines = "1 more line" if kind.held == 1 else f"{kind.held} more lines"
+        self._say(kind, f"{lines} of the kind: {kind.record.getMessage()}")
+
+    def _say(self, held: _Held, text: str) -> None:
+        if held.held:
+            held.held = 0
+            self._to.handle(
+                logging.makeLogRecord({**held.record.__dict__, "msg": text, "args": ()})
+            )

@@ -1,0 +1,190 @@
+"""An engine that takes longer to build learns its part behind the one that plays.
+
+It takes over between two frames, and only if it agrees on live inputs and is faster, as measured
+here beside the other. What came of it is kept with the prepared form, so that one that is not worth
+it is not built again until the model, the engine or the machine is another.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from .durable import replace_file
+from .errors import AgentError
+from .golden import compare_findings
+from .model import Model
+from .records import Tensors
+
+FILE = "understudies.json"
+MARGIN = 0.05
+"""Share by which it must be faster: less is not worth the exchange."""
+INPUTS = 3
+"""Live inputs on which it must agree."""
+RUNS = 15
+"""Of each engine, in turns."""
+POLL_SECONDS = 0.05
+
+
+class Role(Protocol):
+    """What is played: a serving, as far as it matters here."""
+
+    def live(self) -> tuple[Model, Tensors] | None:
+        """Give who plays and the tensors of its latest inference; None where there was none yet."""
+
+    def exchange(self, old: Model, new: Model) -> bool:
+        """Have *new* play from the next frame on, and retire *old* when its last frame is through.
+
+        False, and nothing is done, where *old* does not play any more.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What came of an understudy."""
+
+    engine: str
+    """Its label, or its name where it was not built."""
+    takes_over: bool
+    why: str
+    incumbent_ms: float | None = None
+    """Median of a run of the engine that played; None: it did not come to that."""
+    understudy_ms: float | None = None
+
+
+def rehearse(
+    role: Role,
+    build: Callable[[], Model],
+    notes: Path,
+    name: str,
+    *,
+    tolerance: float,
+    stopped: Callable[[float], bool],
+) -> Decision:
+    """Build an understudy, compare it with who plays, and let the better one play.
+
+    Takes as long as it takes, in a thread of the caller's; frames go on meanwhile.
+
+    Args:
+        role: what is played.
+        build: makes the understudy's model, loaded; raises `AgentError` where it cannot be.
+        notes: folder of the prepared form that decisions are kept with; it may vanish meanwhile.
+        name: of the understudy, by which it will be known again: engine, version and options.
+        tolerance: of numbers, as for golden inputs.
+        stopped: waits for so many seconds; True: stop.
+
+    Returns:
+        What came of it. Where it failed to load, or was stopped, nothing is kept.
+
+    """
+    known = recall(notes, name)
+    if known is not None and not known.takes_over:
+        return known
+    try:
+        model = build()
+    except AgentError as problem:
+        return Decision(engine=name, takes_over=False, why=f"not loaded: {problem}")
+    decision = None
+    try:
+        decision = _audition(role, model, known, tolerance, stopped)
+    except AgentError as problem:
+        decision = Decision(engine=model.engine.label, takes_over=False, why=str(problem))
+    finally:
+        if decision is None or not decision.takes_over:
+            model.close()
+    if decision is None:
+        return Decision(
+            engine=model.engine.label, takes_over=False, why="stopped before it was tried"
+        )
+    _remember(notes, name, decision)
+    return decision
+
+
+def recall(notes: Path, name: str) -> Decision | None:
+    """Read what came of an understudy before; None where it is not known."""
+    try:
+        return Decision(**json.loads((notes / FILE).read_bytes())[name])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not known, or damaged: it is found out again
+
+
+def _audition(
+    role: Role,
+    model: Model,
+    known: Decision | None,
+    tolerance: float,
+    stopped: Callable[[float], bool],
+) -> Decision | None:
+    """See that it agrees and is faster, and exchange; None: stopped, or another model plays now.
+
+    Raises:
+        AgentError: it fails on a live input.
+
+    """
+    label = model.engine.label
+    incumbent: Model | None = None
+    seen: list[Tensors] = []
+    while len(seen) < INPUTS:
+        playing = role.live()
+        if playing is not None and incumbent is not None and playing[0] is not incumbent:
+            return None
+        if playing is not None and not any(playing[1] is each for each in seen):
+            incumbent, tensors = playing
+            seen.append(tensors)
+            expected = incumbent.decode(incumbent.raw(tensors), tensors)
+            agreement = compare_findings(
+                expected, model.decode(model.raw(tensors), tensors), tolerance
+            )
+            if not agreement.passed:
+                return Decision(engine=label, takes_over=False, why=f"disagrees: {agreement.why}")
+        if stopped(POLL_SECONDS if len(seen) < INPUTS else 0):
+            return None
+    assert incumbent is not None  # noqa: S101 - set with the first input
+    if known is not None:
+        why, old_ms, new_ms = known.why, known.incumbent_ms, known.understudy_ms
+    else:
+        old_ms, new_ms = _race(incumbent, model, seen)
+        why = f"{new_ms:.2f} ms beside {old_ms:.2f} ms of {incumbent.engine.label}"
+        if new_ms > old_ms * (1 - MARGIN):
+            return Decision(
+                engine=label,
+                takes_over=False,
+                why=f"not faster: {why}",
+                incumbent_ms=old_ms,
+                understudy_ms=new_ms,
+            )
+    if not role.exchange(incumbent, model):
+        return None
+    return Decision(
+        engine=label, takes_over=True, why=why, incumbent_ms=old_ms, understudy_ms=new_ms
+    )
+
+
+def _race(one: Model, other: Model, inputs: list[Tensors]) -> tuple[float, float]:
+    """Give the median of a run of each, ms; in turns, so that what disturbs disturbs both."""
+    took: tuple[list[float], list[float]] = ([], [])
+    for index in range(RUNS):
+        for model, times in zip((one, other), took, strict=True):
+            start = time.perf_counter()
+            model.raw(inputs[index % len(inputs)])
+            times.append((time.perf_counter() - start) * 1e3)
+    return round(statistics.median(took[0]), 3), round(statistics.median(took[1]), 3)
+
+
+def _remember(notes: Path, name: str, decision: Decision) -> None:
+    """Keep a decision; where its form has gone meanwhile, it is not needed any more."""
+    try:
+        known = json.loads((notes / FILE).read_bytes())
+    except (OSError, ValueError):
+        known = {}
+    if notes.is_dir():
+        entries = {**(known if isinstance(known, dict) else {}), name: asdict(decision)}
+        try:
+            replace_file(notes / FILE, json.dumps(entries, indent=1).encode())
+        except OSError:
+            return  # gone, or the disk is full: it is found out again at the next start
