@@ -49,7 +49,7 @@ from .store.claim import claim
 if TYPE_CHECKING:
     from .control import Control, Opened
     from .forms.begin import Begun
-    from .start.begin import Early
+    from .start.early import Early
     from .start.plan import Plan, Quick
 
 log = logging.getLogger(__name__)
@@ -118,6 +118,11 @@ class Agent:
         self._restarting = False
         self._changing = threading.Lock()
         """Held while the control comes to life or is closed."""
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether a thread is still in native code."""
+        return self._frames.crew.left_behind
 
     def _look(self, settings: Settings) -> Opened:
         """Look at the device and its models, once."""
@@ -305,14 +310,19 @@ def resume(plan: Plan, early: Early, config: str, clock: Clock) -> int:
 
 
 def _run(make: Callable[[], Agent]) -> int:
+    agent = make()
     try:
-        stop = make().run()
+        stop = agent.run()
     except Restart:
         log.info("restarting")
         gc.enable()
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - ourselves, as we were started
     if stop.asked:
         log.info("stopped: %s", stop.reason)
+        if agent.left_behind:
+            # An engine that is building a network when Python takes itself apart aborts.
+            logging.shutdown()
+            os._exit(0)
         return 0
     if isinstance(stop.error, AgentError):
         raise stop.error

@@ -69,6 +69,8 @@ class Crew:
         self._stops = stops
         self._patience = patience
         self._threads: list[threading.Thread] = []
+        self.left_behind = False
+        """Somebody did not come back from native code in time."""
 
     def spawn(self, name: str, work: Callable[[], object]) -> threading.Thread:
         """Start *work* in a thread; that it ends is all right, that it fails is not."""
@@ -98,7 +100,8 @@ class Crew:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                log.warning("%s is stuck in native code; leaving it behind", thread.name)
+                self.left_behind = True
+                log.warning("%s is still in native code; leaving it behind", thread.name)
 
 
 def stop_on_signals(stops: Stops, reload: Callable[[], None]) -> None:

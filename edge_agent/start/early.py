@@ -1,0 +1,105 @@
+"""Native work that is under way while the rest of the program is imported."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from .clock import Clock
+from .pages import Ahead, ahead
+from .plan import Plan, Quick
+
+
+class Early:
+    """What is under way while the rest of the program is imported."""
+
+    def __init__(self, plan: Plan, clock: Clock) -> None:
+        """Import the libraries that the first result needs, and begin to load its models."""
+        # Nothing that is made during the start is garbage, and a thread that has come back from
+        # native code must not wait 5 ms for its turn.
+        gc.disable()
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(0.0005)
+        self._models = [Begun(quick) for quick in plan.models]
+        formed = [begun for begun in self._models if begun.form]
+        reading = ahead(plan.state, plan.origins)
+        if formed:
+            loading = threading.Thread(target=_load, args=(formed, reading, clock), daemon=True)
+            loading.start()
+        # In this order, one after the other: what the loader waits for comes first.
+        self._need("numpy", reading)
+        if formed:
+            self._need("onnxruntime", reading)
+        if any(quick.kind == "picture" for quick in plan.models):
+            if reading is not None:
+                reading.wait("cv2")
+            import_module("edge_agent.sources.opencv").load()
+        if reading is not None:
+            reading.wait()
+
+    @staticmethod
+    def _need(package: str, reading: Ahead | None) -> None:
+        if reading is not None:
+            reading.wait(package)
+        import_module(package)
+
+    def model(self, index: int) -> Any:
+        """Give what was begun of a plan's model: `forms.begin.Begun`; None: it has no form.
+
+        Raises:
+            FormError: the form cannot be used.
+
+        """
+        return self._models[index].result()
+
+    def over(self) -> None:
+        """Let Python be as it is without a start."""
+        sys.setswitchinterval(self._interval)
+        gc.enable()
+
+
+class Begun:
+    """A model that is to be loaded from its form."""
+
+    def __init__(self, quick: Quick) -> None:
+        self.form = quick.form
+        self._result: Any = None
+        self._problem: BaseException | None = None
+        self._done = threading.Event()
+
+    def load(self) -> None:
+        """Load it, or keep what is wrong for whoever asks."""
+        from ..forms.begin import begin as load_form
+
+        try:
+            self._result = load_form(self.form)
+        except BaseException as problem:  # noqa: BLE001 - raised where the result is asked for
+            self._problem = problem
+        self._done.set()
+
+    def result(self) -> Any:
+        """Wait for it."""
+        if not self.form:
+            return None
+        self._done.wait()
+        if self._problem is not None:
+            raise self._problem
+        return self._result
+
+
+def _load(models: Sequence[Begun], reading: Ahead | None, clock: Clock) -> None:
+    """Load models one after the other, in the order of the settings."""
+    if reading is not None:
+        # A slow disk: the libraries first, without which no weight is of any use.
+        start = time.monotonic()
+        reading.wait()
+        clock.take("read", time.monotonic() - start)
+    for begun in models:
+        start = time.monotonic()
+        begun.load()
+        clock.take("build", time.monotonic() - start)
