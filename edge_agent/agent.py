@@ -267,11 +267,18 @@ class Agent:
         next_health = time.monotonic() + min(1.0, frames.settings.health.interval_s)
         next_feed = 0.0
         fed = 0
+        told = False
 
         def tick() -> float:
-            nonlocal next_health, next_feed, fed
+            nonlocal next_health, next_feed, fed, told
             now = time.monotonic()
             frames.watch()
+            steps = self._clock.steps
+            if not told and steps is not None and self._control is not None:
+                told = True
+                words = ", ".join(f"{step} {took:.0f}" for step, took in steps.items())
+                log.info("first result %.0f ms after exec (%s)", steps["first_publish"], words)
+                self._control.says.models()
             if feed is not None and now >= next_feed and frames.moves(2 * feed):
                 systemd.notify("WATCHDOG=1")
                 fed += 1

@@ -59,6 +59,7 @@ class Attempt:
     beat: float = field(default_factory=time.monotonic)
     """When it last gave a sign of life."""
     limit: float = OPEN_SECONDS
+    began: float = field(default_factory=time.monotonic)
     thread: threading.Thread | None = None
 
 
@@ -231,6 +232,7 @@ class Pipeline:
             if attempt.closing.is_set():
                 return  # given up on, or gone, while the driver was stuck
             if self.state != "running":
+                self._identity.clock.take("first_frame", time.monotonic() - attempt.began)
                 self._set_state("running", None)
             if not lossless and not self._is_due(time.monotonic()):
                 self._board.skip(self.slot, "rate")
@@ -318,6 +320,7 @@ class Pipeline:
             self._board.finish(job, None)
             self._shadow(job, None)
             return
+        self._identity.clock.take("first_inference", outcome.timing.infer_ms / 1e3)
         self._board.finish(job, lambda: self._deliver(job.sample, outcome))
         self._shadow(job, outcome)
 

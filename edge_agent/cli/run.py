@@ -24,7 +24,10 @@ def main(options: Options) -> int:
     origins = digest(config)
     settings = load_settings(options, needed=True)
     options.clock.take("settings", time.monotonic() - start)
+    start = time.monotonic()
     from ..agent import run
+
+    options.clock.take("imports", time.monotonic() - start)
 
     def reread() -> Settings:
         again: Settings = load_settings(options, needed=True)
