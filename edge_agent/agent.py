@@ -176,6 +176,7 @@ class Agent:
 
     def _begin_quick(self, plan: Plan, early: Early) -> None:
         """Load what the plan names, wait for the first result, then bring the rest to life."""
+        self._frames.lazy(wanted=plan.lazy)
         for index, quick in enumerate(plan.models):
             try:
                 model = self._quick_model(quick, early.model(index))
@@ -227,6 +228,7 @@ class Agent:
         return (
             settings == self._frames.settings
             and opened.engines.lanes == plan.lanes
+            and (opened.match.profile.unload_idle_s > 0) == plan.lazy
             and all(
                 opened.library.find(quick.name, quick.version) == unpack(quick.folder, _CLASSES)
                 for quick in plan.models
@@ -273,6 +275,8 @@ class Agent:
             nonlocal next_health, next_feed, fed, told
             now = time.monotonic()
             frames.watch()
+            if self._control is not None:
+                self._control.tidy()
             steps = self._clock.steps
             if not told and steps is not None and self._control is not None:
                 told = True

@@ -85,6 +85,8 @@ class Control:
         self._stops = stops
         self._reread = reread
         self._restarting = False
+        self._idle_s = opened.match.profile.unload_idle_s
+        frames.lazy(wanted=self._idle_s > 0)
         self._preparer = Preparer(
             opened.store,
             frames.servings,
@@ -98,8 +100,9 @@ class Control:
             opened.store,
             opened.library,
             opened.engines.lanes,
-            origins,
-            self._preparer.quick,
+            lazy=self._idle_s > 0,
+            origins=origins,
+            quick=self._preparer.quick,
         )
         store, library, servings = opened.store, opened.library, frames.servings
         self.says = Says(frames, opened.match, opened.facts, store, library)
@@ -259,6 +262,11 @@ class Control:
         self.says.models()
         self._planner.changed()
 
+    def tidy(self) -> None:
+        """Do what is due now and then: called every second or so."""
+        if self._idle_s:
+            self._frames.servings.unload_idle(self._idle_s)
+
     def say_health(self) -> None:
         """Publish how the device is."""
         self._frames.link.publish(self._frames.topics.health, wire.encode(self.health.payload()))
@@ -297,6 +305,7 @@ class Control:
             for name in [name for name in after if after[name] != before.get(name)]:
                 frames.add(after[name]).start(frames.crew)
                 log.info("pipeline %s is new or changed", name)
+            frames.lazy(wanted=self._idle_s > 0)
         self.says.clear_gone()
         frames.crew.spawn("loader", self._reload_models)
         if regrouped:

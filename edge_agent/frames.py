@@ -155,6 +155,7 @@ class Frames:
             identity=Identity(self.settings.device_id, self.session, self.topics, self.clock),
             board=self.board,
             link=self.link,
+            wake=self.servings.fill_one,
         )
         # A number is given once in a session, whatever becomes of the pipeline.
         pipeline.slot.seq = self._counted.get(settings.name, 0)
@@ -185,10 +186,16 @@ class Frames:
     def expects(self) -> bool:
         """Whether a first result may still come: some source gives, and has its models."""
         return any(
-            pipeline.state in {None, "running"}
-            and any(serving.model is not None for serving in pipeline.servings)
+            pipeline.state in {None, "running"} and pipeline.served
             for pipeline in self.pipelines.values()
         )
+
+    def lazy(self, *, wanted: bool) -> None:
+        """Have the models of second stages loaded when they are needed, or at once."""
+        first = {id(s) for pipeline in self.pipelines.values() for s in pipeline.servings}
+        for pipeline in self.pipelines.values():
+            for _, serving in pipeline.seconds:
+                serving.lazy = wanted and id(serving) not in first
 
     def cold_start(self, model: Model) -> dict[str, float] | None:
         """Give the steps of the start for a model that served the first result."""

@@ -53,6 +53,8 @@ class Model:
         """What the network was given last."""
         self.first_at: float | None = None
         """Monotonic clock at the end of its first inference on a frame."""
+        self.used_at = time.monotonic()
+        """Likewise of its latest, or when it was loaded."""
         self._prepare = prepare
         self._decode = decode
         self._id = folder.manifest.id
@@ -93,8 +95,9 @@ class Model:
         self.infer_ms.append(took)
         self.inferred += 1
         self.last = tensors
+        self.used_at = time.monotonic()
         if self.first_at is None:
-            self.first_at = time.monotonic()
+            self.first_at = self.used_at
         return Outcome(
             self._id,
             self.engine.label,

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -76,7 +77,10 @@ class Pipeline:
         identity: Identity,
         board: Board[Model],
         link: Link,
+        wake: Callable[[Serving], None] = lambda _serving: None,
     ) -> None:
+        self._wake = wake
+        """Loads a model that is needed now; returns when it is there, or cannot be loaded."""
         self.settings = settings
         self.spec = spec
         self.servings = servings
@@ -126,12 +130,20 @@ class Pipeline:
         self.rate = rate
         self._due = 0.0
 
+    @property
+    def served(self) -> bool:
+        """Whether every model that it needs is there."""
+        everyone = [*self.servings, *(serving for _, serving in self.seconds)]
+        return all(serving.model is not None or serving.lazy for serving in everyone)
+
     def _pick(self) -> Model | None:
         """Choose the model of the next frame: smooth weighted round robin over the arms."""
         if not self._loaded:
             # Every frame is split and looked at again as the settings say, the first ones too.
             everyone = [*self.servings, *(serving for _, serving in self.seconds)]
-            self._loaded = not any(s.model is None and s.problem is None for s in everyone)
+            self._loaded = not any(
+                s.model is None and s.problem is None and not s.lazy for s in everyone
+            )
             if not self._loaded:
                 return None
         if len(self.servings) == 1:
@@ -336,6 +348,10 @@ class Pipeline:
         if not self.seconds or not isinstance(outcome.findings, Detections):
             return outcome
         then: dict[str, tuple[Findings | None, ...]] = {}
+        for stage, serving in self.seconds:
+            asleep = serving.lazy and serving.model is None and serving.problem is None
+            if asleep and _concerns(stage, outcome.findings):
+                self._wake(serving)
         with self._board.using(lambda: [serving.model for _, serving in self.seconds]) as models:
             for (stage, _), second in zip(self.seconds, models, strict=True):
                 if second is not None:
@@ -407,6 +423,11 @@ class Pipeline:
             self.last_problem = (now, text)
         else:
             self.last_problem = (now, self.last_problem[1])
+
+
+def _concerns(stage: SecondStage, found: Detections) -> bool:
+    """Whether a second stage has anything to look at."""
+    return any(not stage.labels or label in stage.labels for label in found.labels)
 
 
 class _Windows:

@@ -32,6 +32,8 @@ class Planner:
         store: Store,
         library: Library,
         lanes: int,
+        *,
+        lazy: bool,
         origins: tuple[str | None, str],
         quick: Callable[[], Sequence[Quick]],
     ) -> None:
@@ -42,6 +44,7 @@ class Planner:
             store: of versions.
             library: of all versions.
             lanes: how many frames are inferred at a time.
+            lazy: whether models of second stages are loaded when they are needed.
             origins: the settings file and the digest of what the settings in use were made from.
             quick: lists the models that a start can load at once.
 
@@ -50,6 +53,7 @@ class Planner:
         self._store = store
         self._library = library
         self._lanes = lanes
+        self._lazy = lazy
         self._config, self._origins = origins
         self._quick = quick
         self._changed = threading.Event()
@@ -88,6 +92,7 @@ class Planner:
                 str(state),
                 self._origins,
                 self._lanes,
+                self._lazy,
                 pack(self._frames.settings),
                 list(self._quick()),
             )

@@ -129,7 +129,7 @@ class Preparer:
         found = []
         for serving in self._servings.all():
             model = serving.model
-            if model is None:
+            if model is None or serving.lazy:
                 continue
             form = self._forms.get(model.folder.path)
             choice, folder = model.choice, ""

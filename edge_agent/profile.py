@@ -76,6 +76,9 @@ class DeviceProfile:
     """Of one inference; 0: the cores shared out over the lanes."""
     memory_budget_mb: Annotated[int, Ge(0)] = 0
     """What all models together may take; 0: no bound."""
+    unload_idle_s: Annotated[float, Ge(0), Le(366 * 86400)] = 0.0
+    """Second-stage models are loaded when first needed, and unloaded when they have had nothing to
+    do for so many seconds; 0: they are always loaded."""
     swap: Literal["overlap", "replace"] = "overlap"
     """Whether the old model runs until the new one does, or makes room for it first."""
 

@@ -55,6 +55,8 @@ class Serving:
     """A candidate that looks at the same frames."""
     passed: list[str] = field(default_factory=list)
     """Engines that should have served it and could not."""
+    lazy: bool = False
+    """Loaded when it is first needed, and unloaded when it has nothing to do."""
 
     @property
     def reference(self) -> str:
@@ -113,7 +115,7 @@ class Servings:
     def fill(self) -> None:
         """Load every model that is needed and not there."""
         for serving in self.all():
-            if serving.model is None:
+            if serving.model is None and not serving.lazy:
                 self.fill_one(serving)
 
     def fill_one(self, serving: Serving) -> None:
@@ -194,6 +196,22 @@ class Servings:
         dropped = self.late() - before
         self.on_change()
         return Exchange([model for key, model in old.items() if key not in still], took, dropped)
+
+    def unload_idle(self, seconds: float) -> None:
+        """Unload lazy models that have had nothing to do for so long."""
+        before = time.monotonic() - seconds
+        for serving in self.all():
+            with self._board.boundary():
+                model = serving.model
+                idle = model is not None and serving.lazy and model.used_at < before
+                if idle:
+                    serving.model = None
+                    shared = any(other.model is model for other in self._all.values())
+            if idle and model is not None:
+                log.info("model %s: unloaded, it has had nothing to do", model.id)
+                if not shared:
+                    self.retire(model)
+                self.on_change()
 
     def replace(self, old: Model, new: Model) -> bool:
         """Put a model in the place of another that loads the same files, between two frames.

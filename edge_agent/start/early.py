@@ -28,13 +28,13 @@ class Early:
         self._models = [Begun(quick) for quick in plan.models]
         formed = [begun for begun in self._models if begun.form]
         reading = ahead(plan.state, plan.origins)
-        if formed:
-            loading = threading.Thread(target=_load, args=(formed, reading, clock), daemon=True)
-            loading.start()
-        # In this order, one after the other: what the loader waits for comes first.
+        # In this order, one after the other: what the loader waits for comes first. By one thread:
+        # two that import NumPy at a time get half of it (seen).
         self._need("numpy", reading)
         if formed:
             self._need("onnxruntime", reading)
+            loading = threading.Thread(target=_load, args=(formed, reading, clock), daemon=True)
+            loading.start()
         if any(quick.kind == "picture" for quick in plan.models):
             if reading is not None:
                 reading.wait("cv2")

@@ -48,6 +48,8 @@ class Plan(NamedTuple):
     state: str
     origins: str
     lanes: int
+    lazy: bool
+    """Whether models of second stages are loaded when they are needed."""
     settings: Any
     """Packed `Settings`."""
     models: list[Quick]
@@ -103,6 +105,7 @@ def find(config: str | None, origins: str) -> Plan | None:
             state,
             origins,
             int(read["lanes"]),
+            bool(read["lazy"]),
             read["settings"],
             [Quick(*entry) for entry in read["models"]],
         )
@@ -123,6 +126,7 @@ def write(plan: Plan, looked_at: list[Path]) -> None:
             "schema": SCHEMA,
             "origins": plan.origins,
             "lanes": plan.lanes,
+            "lazy": plan.lazy,
             "settings": plan.settings,
             "models": [list(entry) for entry in plan.models],
             "stamps": {str(path): stamp(str(path)) for path in looked_at},
