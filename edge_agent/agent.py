@@ -25,6 +25,7 @@ from .crew import Stop, Stops, stop_on_dead_threads, stop_on_signals
 from .durable import replace_file
 from .engines import EngineChoice
 from .errors import AgentError
+from .forms.form import read
 from .frames import Frames, may_write
 from .journal import set_up
 from .manifest import InputSpec, LogMel, Manifest, ModelFolder, OutputSpec, TrialSpec
@@ -211,8 +212,8 @@ class Agent:
     def _quick_model(self, quick: Quick, begun: Begun | None) -> Model:
         folder = unpack(quick.folder, _CLASSES)
         choice = unpack(quick.choice, _CLASSES)
-        if begun is not None:
-            return quick_model(folder, choice, begun, quick.kind)
+        if quick.form:
+            return quick_model(folder, choice, begun or read(quick.form), quick.kind)
         # Looked into when the plan was made, and unchanged since.
         return open_model(folder, [choice], quick.kind, checked=True)[0]
 

@@ -54,8 +54,8 @@ class Opened:
 
         """
         self.match, self.facts = match_profile(settings)
-        self.engines = Engines(self.match.profile, self.facts, settings.engine)
         self.store = open_store(settings)
+        self.engines = Engines(self.match.profile, self.facts, settings.engine, self.store)
         self.library = library_of(settings, self.store)
 
 
@@ -92,6 +92,7 @@ class Control:
             frames.servings,
             opened.engines,
             opened.match.profile.memory_budget_mb,
+            lambda: frames.settings.quota_mb * 2**20,
             self._prepared,
         )
         self._steady = Steady(frames.servings, opened.engines)

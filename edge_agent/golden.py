@@ -6,6 +6,7 @@ boxes, tensors close to each other.
 
 from __future__ import annotations
 
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -30,6 +31,8 @@ from .records import (
 
 GOLDEN = "golden.npz"
 MAX_GOLDEN_BYTES = 256 * 2**20
+"""Of all its arrays, unpacked."""
+MAX_ARRAYS = 1000
 IOU = 0.5
 SHARE = 0.95
 """Of the boxes that must be found again, and of the cases whose best class must agree."""
@@ -89,6 +92,7 @@ def read_golden(model: Model) -> list[Case]:
 def _arrays(path: Path, where: str) -> dict[str, Array]:
     """Read an archive of arrays as a stranger's file: bounded, and never pickled."""
     try:
+        _check_listing(path, where)
         with zipfile.ZipFile(path) as archive:
             # What it unpacks to counts, not what it is packed to.
             total = sum(member.file_size for member in archive.infolist())
@@ -114,6 +118,27 @@ def _arrays(path: Path, where: str) -> dict[str, Array]:
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
             raise ModelError(f"{where}: {name}: is not an array of numbers")
     return arrays
+
+
+def _check_listing(path: Path, where: str) -> None:
+    """See that an archive lists few members, before the listing is read.
+
+    46 bytes list a member, and ten times as many are taken to remember it. Source: PKWARE,
+    APPNOTE.TXT, 4.3.16; the end record is looked for where Python's zipfile does.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - 22 - 0xFFFF))
+        tail = file.read()
+    plain = tail[-22:-18] == b"PK\5\6" and tail[-2:] == b"\0\0"
+    at = len(tail) - 22 if plain else tail.rfind(b"PK\5\6")
+    if at < 0 or len(tail) - at < 22:
+        raise zipfile.BadZipFile("File is not a zip file")
+    _, _, _, _, count, listing = struct.unpack_from("<4s4HL", tail, at)
+    # What needs more room than that writes another record before this one (zip64).
+    larger = tail[max(0, at - 20) : max(0, at - 16)] == b"PK\6\7"
+    if larger or count > MAX_ARRAYS or listing > MAX_ARRAYS * 1024:
+        raise ModelError(f"{where}: more than {MAX_ARRAYS} arrays")
 
 
 def _stack(array: Array, spec: TensorSpec, where: str) -> Array:

@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Literal
 
 from .bundled import bundled
+from .durable import size_of
 from .engines import EngineChoice, EngineName
 from .engines.probe import probe
-from .errors import UsageError
+from .errors import EngineError, UsageError
 from .facts import Facts, read_facts
+from .forms.prepare import find, prepare
+from .machine import usable_cpus
 from .manifest import ModelFolder
 from .model import Model, engine_order, open_model
+from .networks.modelfile import check_network
 from .profile import DeviceProfile, Lineup, Match, choose, default_dirs, lineup, load_profiles
+from .quick import quick_model
 from .settings import Settings
 from .sources import Kind
 from .store.catalog import Library
@@ -58,8 +63,22 @@ class Engines:
     """How models are opened on this device."""
 
     def __init__(
-        self, profile: DeviceProfile, facts: Facts, wanted: EngineName | Literal["auto"]
+        self,
+        profile: DeviceProfile,
+        facts: Facts,
+        wanted: EngineName | Literal["auto"],
+        store: Store | None = None,
     ) -> None:
+        """Prepare.
+
+        Args:
+            profile: of this device.
+            facts: the machine.
+            wanted: the engine that the settings insist on.
+            store: keeps prepared forms; None: a model is loaded whole, whatever it takes.
+
+        """
+        self._store = store
         self.lanes = profile.lanes or min(2, facts.cpus)
         self._profile = profile
         self._facts = facts
@@ -90,6 +109,60 @@ class Engines:
             EngineError: no engine can run it.
 
         """
-        model, passed = open_model(folder, self.choices_for(folder), kind, checked=checked)
+        choices = self.choices_for(folder)
+        if self._store is not None and self.exceeds_budget(folder):
+            return self._open_streaming(self._store, folder, choices, kind, checked=checked), []
+        model, passed = open_model(folder, choices, kind, checked=checked)
         absent = [f"{choice.engine}:{choice.device}: {why}" for choice, why in self.lineup.absent]
         return model, absent + passed
+
+    def exceeds_budget(self, folder: ModelFolder) -> bool:
+        """Whether a model's weights alone are more than all models may take."""
+        budget = self._profile.memory_budget_mb * 2**20
+        return 0 < budget < size_of(folder.path)
+
+    def quick_choice(self, folder: ModelFolder) -> EngineChoice | None:
+        """Say how a start runs a model: on ONNX Runtime, with all cores for its first frame.
+
+        What only OpenVINO can run, or is to run, is imported by it; None: nothing can be prepared.
+        """
+        try:
+            choices = self.choices_for(folder)
+        except EngineError:
+            return None
+        for choice in choices:
+            if choice.engine == "onnxruntime" and choice.device.upper() == "CPU":
+                return replace(choice, threads=usable_cpus(), lanes=1)
+        first = choices[0] if choices else None
+        here = first is not None and (first.engine, first.device.upper()) == ("openvino", "CPU")
+        return first if here else None
+
+    def _open_streaming(
+        self,
+        store: Store,
+        folder: ModelFolder,
+        choices: list[EngineChoice],
+        kind: Kind,
+        *,
+        checked: bool,
+    ) -> Model:
+        """Load a model whose weights come and go: slower, but it runs at all.
+
+        Raises:
+            ModelError: the model is not fit to run.
+            EngineError: it cannot be run so.
+
+        """
+        choice = self.quick_choice(folder)
+        budget = self._profile.memory_budget_mb
+        if choice is None or choice.engine != "onnxruntime":
+            engines = ", ".join(choice.engine for choice in choices) or "none"
+            raise EngineError(
+                f"{folder.manifest.id}: is larger than memory_budget_mb = {budget}, and only "
+                f"ONNX Runtime can run such a model (here: {engines}); raise the budget"
+            )
+        if not checked:
+            check_network(folder.network)
+        found = find(store.root, folder.path, choice, kind, budget)
+        form = found or prepare(store, folder, choice, kind, budget_mb=budget)
+        return quick_model(folder, choice, form, kind)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from .engines import EngineChoice
 from .errors import EngineError, ModelError
 from .forms.form import Form
-from .forms.prepare import find, prepare
-from .machine import usable_cpus
+from .forms.prepare import discard, find, prepare
 from .model import Model
 from .opening import Engines
 from .quick import QuickEngine
 from .serving import Serving, Servings
 from .start.plain import pack
 from .start.plan import Quick
+from .store.prepared import collect_forms
 from .store.store import Store
 
 log = logging.getLogger(__name__)
@@ -33,6 +32,7 @@ class Preparer:
         servings: Servings,
         engines: Engines,
         memory_budget_mb: int,
+        quota: Callable[[], int],
         changed: Callable[[], None],
     ) -> None:
         """Prepare nothing yet.
@@ -42,6 +42,7 @@ class Preparer:
             servings: what serves.
             engines: how models are opened here.
             memory_budget_mb: what models may take; 0: no bound.
+            quota: gives what the store may take, bytes.
             changed: called when a form is ready, or cannot be made.
 
         """
@@ -49,6 +50,7 @@ class Preparer:
         self._servings = servings
         self._engines = engines
         self._budget_mb = memory_budget_mb
+        self._quota = quota
         self._changed = changed
         self._forms: dict[Path, Form | str] = {}
         """By folder of the model: its form, or why there is none."""
@@ -72,9 +74,18 @@ class Preparer:
                 return
             for serving in self._servings.all():
                 model = serving.model
-                if model is not None and model.folder.path not in self._forms:
-                    self._prepare(model, serving)
-                    self._changed()
+                if model is not None:
+                    self._discard_damaged(model)
+                    if model.folder.path not in self._forms:
+                        self._prepare(model, serving)
+                        self._changed()
+
+    def _discard_damaged(self, model: Model) -> None:
+        """Throw away a form that turned out damaged, so that it is made anew."""
+        if isinstance(model.engine, QuickEngine) and model.engine.damaged is not None:
+            model.engine.damaged = None
+            discard(model.engine.form.form.folder, self._store)
+            self._forms.pop(model.folder.path, None)
 
     def _prepare(self, model: Model, serving: Serving) -> None:
         choice = self._choice(model)
@@ -90,6 +101,7 @@ class Preparer:
                 choice,
                 serving.kind,
                 budget_mb=self._budget_mb,
+                quota=self._quota(),
                 stopped=self._stopped,
             )
         except (EngineError, ModelError, OSError) as problem:
@@ -97,22 +109,17 @@ class Preparer:
             self._forms[model.folder.path] = str(problem)
         else:
             self._forms[model.folder.path] = form
+            keep = [form.key for form in self._forms.values() if isinstance(form, Form)]
+            for line in collect_forms(self._store, keep):
+                log.info("%s", line)
 
     def _stopped(self) -> str | None:
         return "the agent ends" if self._closing.is_set() else None
 
     def _choice(self, model: Model) -> EngineChoice | None:
-        """Say how a start runs a model: on ONNX Runtime, with all cores for its first frame."""
         if isinstance(model.engine, QuickEngine):
             return model.choice
-        try:
-            choices = self._engines.choices_for(model.folder)
-        except EngineError:
-            return None
-        for choice in choices:
-            if choice.engine == "onnxruntime" and choice.device.upper() == "CPU":
-                return replace(choice, threads=usable_cpus(), lanes=1)
-        return None
+        return self._engines.quick_choice(model.folder)
 
     def state(self, name: str) -> str | None:
         """Say how far the form of what serves under a name is; None: nothing serves."""

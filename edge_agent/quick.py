@@ -7,9 +7,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from .engines import Engine, EngineChoice, open_engine
-from .engines.formed import open_form
+from .engines.formed import FormedEngine, open_form
 from .errors import ModelError
-from .forms.form import FormError
+from .forms.form import Form, FormError
 from .manifest import ModelFolder
 from .model import Model, assemble
 from .preprocess import fixed_shapes
@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 class QuickEngine:
     """Runs the form; where that turns out damaged, the network itself, and no frame is lost."""
 
-    def __init__(self, form: Engine, folder: ModelFolder, choice: EngineChoice, kind: Kind) -> None:
+    def __init__(
+        self, form: FormedEngine, folder: ModelFolder, choice: EngineChoice, kind: Kind
+    ) -> None:
         """Begin with the form.
 
         Args:
@@ -38,7 +40,7 @@ class QuickEngine:
         self.form = form
         self.damaged: str | None = None
         """What was wrong with the form."""
-        self._engine = form
+        self._engine: Engine = form
         self._folder = folder
         self._choice = choice
         self._kind = kind
@@ -75,15 +77,15 @@ class QuickEngine:
         self._engine.close()
 
 
-def quick_model(folder: ModelFolder, choice: EngineChoice, begun: Begun, kind: Kind) -> Model:
-    """Make a model of a form whose loading has begun.
+def quick_model(folder: ModelFolder, choice: EngineChoice, form: Form | Begun, kind: Kind) -> Model:
+    """Make a model of a form, or of one whose loading has begun.
 
     Raises:
         FormError: the form cannot be used.
 
     """
     try:
-        form = open_form(choice, begun, fixed_shapes(folder.manifest.input, kind))
-        return assemble(folder, choice, QuickEngine(form, folder, choice, kind), kind)
+        engine = open_form(choice, form, fixed_shapes(folder.manifest.input, kind))
+        return assemble(folder, choice, QuickEngine(engine, folder, choice, kind), kind)
     except ModelError as problem:
         raise FormError(str(problem)) from problem

@@ -11,7 +11,6 @@ import threading
 from pathlib import Path
 
 from .engines import EngineChoice
-from .engines.formed import FormEngine
 from .engines.probe import installed
 from .errors import EngineError
 from .model import Model, open_model
@@ -49,18 +48,20 @@ class Steady:
                 continue
             self._settle(model, model.engine, choices)
             preferred = choices[0]
-            if (preferred.engine, preferred.device.upper()) != ("onnxruntime", "CPU"):
+            here = (model.choice.engine, model.choice.device.upper())
+            if (preferred.engine, preferred.device.upper()) != here:
                 self._rehearse(serving, model, model.engine, preferred)
 
     def _settle(self, model: Model, engine: QuickEngine, choices: list[EngineChoice]) -> None:
         """Give it the threads that the lanes leave, and prepared weights."""
-        form = engine.form
-        if not isinstance(form, FormEngine) or engine.damaged is not None:
+        if engine.damaged is not None:
             return
-        own = next(choice for choice in choices if choice.engine == "onnxruntime")
+        own = next(
+            (choice for choice in choices if choice.engine == model.choice.engine), model.choice
+        )
         try:
-            if form.settle(own.threads or None):
-                log.info("model %s: settled on %d thread(s)", model.id, own.threads)
+            if engine.form.settle(own.threads or None):
+                log.info("model %s: settled for the long run", model.id)
         except EngineError as problem:
             log.warning("model %s: stays as it was loaded: %s", model.id, problem)
 
@@ -68,14 +69,11 @@ class Steady:
         self, serving: Serving, model: Model, engine: QuickEngine, preferred: EngineChoice
     ) -> None:
         """Let the engine that the profile prefers take over, if it is faster."""
-        form = engine.form
-        if not isinstance(form, FormEngine):
-            return
         version = installed().get(preferred.engine, "?")
         decision = rehearse(
             _Role(serving, self._servings),
             lambda: open_model(model.folder, [preferred], serving.kind, checked=True)[0],
-            Path(form.form.folder),
+            Path(engine.form.form.folder),
             f"{preferred} {version}",
             tolerance=model.manifest.trial.tolerance,
             stopped=self._closing.wait,

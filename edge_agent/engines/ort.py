@@ -15,14 +15,14 @@ import numpy as np
 import onnxruntime as ort
 
 from ..errors import EngineError
+from ..forms.options import FATAL_ONLY, Words, session_options
 from ..machine import usable_cpus
 from ..records import Array, Tensors, TensorSpec
 from . import EngineChoice, FixShapes, check_inputs, native_reason, settle_shapes
 
 # Problems come as exceptions; on stderr they would be said twice, and a network whose initializers
 # are also inputs warns once for each of its hundreds of weights.
-_FATAL_ONLY = 4
-ort.set_default_logger_severity(_FATAL_ONLY)
+ort.set_default_logger_severity(FATAL_ONLY)
 
 # ONNX Runtime takes any key of the form "session.…" without a word; these are the ones that mean
 # something to 1.31 and that may matter on a small device.
@@ -44,12 +44,7 @@ _SESSION_ENTRIES = frozenset(
     }
 )
 _SESSION_SWITCHES = frozenset({"enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse"})
-_LEVELS: Mapping[str, ort.GraphOptimizationLevel] = {
-    "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
-    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-}
+_LEVELS = ("none", "basic", "extended", "all")
 # What runs the nodes that the first provider does not take, before the CPU does.
 _HELPERS: Mapping[str, tuple[str, ...]] = {
     "TensorrtExecutionProvider": ("CUDAExecutionProvider",),
@@ -114,7 +109,7 @@ def open_network(choice: EngineChoice, network: Path, fix_shapes: FixShapes) -> 
     if network.suffix.lower() != ".onnx":
         raise EngineError(f"{where}: reads .onnx files only, found {network.name}")
     provider = _provider(choice.device)
-    options, provider_options = _options(choice, provider)
+    words, provider_options = settle(choice, provider)
     providers = [(provider, provider_options)] if provider != _CPU else []
     available = ort.get_available_providers()
     fallbacks = [name for name in _HELPERS.get(provider, ()) if name in available]
@@ -123,7 +118,9 @@ def open_network(choice: EngineChoice, network: Path, fix_shapes: FixShapes) -> 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what it warns of is checked below
             # By path: from bytes it would hold the GIL while it parses.
-            session = ort.InferenceSession(str(network), options, providers=providers)
+            session = ort.InferenceSession(
+                str(network), session_options(words), providers=providers
+            )
     except Exception as problem:  # its exceptions have no common class but this one
         raise EngineError(
             f"{where}: {network.name}: {native_reason(problem, network)}"
@@ -137,8 +134,8 @@ def open_network(choice: EngineChoice, network: Path, fix_shapes: FixShapes) -> 
             f"only {', '.join(serving)} did"
         )
     # get_inputs() leaves out initializers, also where the graph lists them as inputs.
-    inputs = settle_shapes(_specs(session.get_inputs(), network), fix_shapes, network)
-    return OrtEngine(session, inputs, _specs(session.get_outputs(), network))
+    inputs = settle_shapes(specs(session.get_inputs(), network), fix_shapes, network)
+    return OrtEngine(session, inputs, specs(session.get_outputs(), network))
 
 
 def _provider(device: str) -> str:
@@ -153,26 +150,26 @@ def _provider(device: str) -> str:
     )
 
 
-def _options(choice: EngineChoice, provider: str) -> tuple[ort.SessionOptions, dict[str, str]]:
-    """Turn a line of a profile into session options and options of the provider."""
+def settle(choice: EngineChoice, provider: str = _CPU) -> tuple[Words, dict[str, str]]:
+    """Turn a line of a profile into options of a session, in words, and options of the provider.
+
+    Raises:
+        EngineError: an option that is not known, or a precision that cannot be set.
+
+    """
     cpus = usable_cpus()
     threads = choice.threads or max(1, cpus // choice.lanes)
-    session = ort.SessionOptions()
-    session.log_severity_level = _FATAL_ONLY
-    # An explicit count: left to itself it pins one thread to each core, whoever else is there.
-    session.intra_op_num_threads = threads
-    session.inter_op_num_threads = 1
-    # Waiting threads spin for a millisecond or so; that is only free where cores are left over.
-    spins = choice.lanes == 1 and threads < cpus
-    session.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
+    level = "all"
+    entries: dict[str, str] = {}
+    switches: dict[str, bool] = {}
     given: dict[str, str] = {}
     for key, value in choice.options.items():
         if key in _SESSION_ENTRIES:
-            session.add_session_config_entry(key, _text(value))
+            entries[key] = _text(value)
         elif key == "graph_optimization_level" and value in _LEVELS:
-            session.graph_optimization_level = _LEVELS[value]
+            level = value
         elif key in _SESSION_SWITCHES and isinstance(value, bool):
-            setattr(session, key, value)
+            switches[key] = value
         elif provider != _CPU and not key.startswith(("session.", "mlas.")):
             given[key] = _text(value)
         else:
@@ -185,14 +182,22 @@ def _options(choice: EngineChoice, provider: str) -> tuple[ort.SessionOptions, d
                 f"onnxruntime:{choice.device}: precision {choice.precision!r} cannot be set here; "
                 "the model's own is what runs"
             ) from None
-    return session, given
+    words = {
+        "threads": threads,
+        # Waiting threads spin for a millisecond or so; free only where cores are left over.
+        "spins": choice.lanes == 1 and threads < cpus,
+        "level": level,
+        "entries": entries,
+        "switches": switches,
+    }
+    return words, given
 
 
 def _text(value: object) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def _specs(values: Sequence[Any], network: Path) -> tuple[TensorSpec, ...]:
+def specs(values: Sequence[Any], network: Path) -> tuple[TensorSpec, ...]:
     """Describe what a session takes or gives."""
     return tuple(
         TensorSpec(

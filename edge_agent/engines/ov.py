@@ -21,7 +21,9 @@ from ..records import Array, Tensors, TensorSpec
 from . import EngineChoice, FixShapes, check_inputs, native_reason, settle_shapes
 
 # One for the process: each costs a device query, and plugins are not unloaded anyway.
-_core = ov.Core()
+core = ov.Core()
+
+VERSION = str(ov.__version__)
 
 # Devices that only choose others; what serves is asked of the compiled network.
 _BROKERS = ("AUTO", "MULTI", "HETERO", "BATCH")
@@ -40,6 +42,7 @@ class OvEngine:
         self.label = label
         self.inputs = inputs
         self.outputs = outputs
+        self._networks: list[ov.CompiledModel] | None = compiled
         self._compiled: cycle[ov.CompiledModel] | None = cycle(compiled)
         # Last in, first out: its buffers are still in the cache. A deque's ends are thread-safe.
         self._idle: deque[ov.InferRequest] = deque()
@@ -47,12 +50,13 @@ class OvEngine:
     def infer(self, tensors: Tensors) -> dict[str, Array]:
         """Run the network; the arrays returned are copies of the request's own buffers."""
         check_inputs(self.inputs, tensors)
-        networks = self._compiled
+        # The requests of these networks go back to this place, also if others come meanwhile.
+        networks, idle = self._compiled, self._idle
         if networks is None:
             raise EngineError(f"{self.label}: the network has been closed")
         try:
             try:
-                request = self._idle.pop()
+                request = idle.pop()
             except IndexError:
                 request = next(networks).create_infer_request()
             for index, spec in enumerate(self.inputs):
@@ -68,12 +72,20 @@ class OvEngine:
         except Exception as problem:  # RuntimeError mostly, but plugins raise others
             # The request is not put back: what state it is in is unknown.
             raise EngineError(f"{self.label}: {native_reason(problem, Path('model'))}") from problem
-        self._idle.append(request)
+        idle.append(request)
         return results
+
+    def widen(self, network: ov.CompiledModel) -> None:
+        """Share the work with one more compiled network, from the next call on."""
+        if self._networks is not None:
+            self._networks = [*self._networks, network]
+            # New requests, so that each network gets its share of them.
+            self._idle = deque()
+            self._compiled = cycle(self._networks)
 
     def close(self) -> None:
         """Let go of the network; memory is freed when the last running call returns."""
-        self._compiled = None
+        self._compiled = self._networks = None
         self._idle.clear()
 
 
@@ -92,44 +104,58 @@ def open_network(choice: EngineChoice, network: Path, fix_shapes: FixShapes) -> 
         EngineError: no such device, an unknown option, or a file that OpenVINO cannot read or run.
 
     """
+    # Several streams of one compiled network have been seen to give wrong numbers on the CPU
+    # (2026.4.1, a depthwise network in float: 4 to 12 compilations of 100, nearly all with an
+    # open batch); networks of one stream each, never.
+    copies = choice.lanes if is_cpu(choice) else 1
+    compiled, _, inputs, outputs = compile_network(choice, network, fix_shapes, copies)
+    return OvEngine(compiled, label_of(choice, compiled[0]), inputs, outputs)
+
+
+def compile_network(
+    choice: EngineChoice, network: Path, fix_shapes: FixShapes, copies: int
+) -> tuple[
+    list[ov.CompiledModel], tuple[TensorSpec, ...], tuple[TensorSpec, ...], tuple[TensorSpec, ...]
+]:
+    """Compile a network so many times; gives its inputs as declared, as settled, and its outputs.
+
+    Raises:
+        EngineError: as for `open_network`.
+
+    """
     where = f"openvino:{choice.device}"
     try:
         # By path: IR weights are then mapped, not copied, and the GIL is not held.
-        model = _core.read_model(str(network))
+        model = core.read_model(str(network))
         names = [_result_name(port) for port in model.outputs]
         declared = tuple(_spec(port, port.get_any_name(), network) for port in model.inputs)
         inputs = settle_shapes(declared, fix_shapes, network)
         if inputs != declared:
             model.reshape({spec.name: list(spec.shape) for spec in inputs})
-        # Several streams of one compiled network have been seen to give wrong numbers on the CPU
-        # (2026.4.1, a depthwise network in float: 4 to 12 compilations of 100, nearly all with an
-        # open batch); networks of one stream each, never.
-        copies = choice.lanes if _is_cpu(choice) else 1
         compiled = [
-            _core.compile_model(model, choice.device, _properties(choice)) for _ in range(copies)
+            core.compile_model(model, choice.device, properties(choice)) for _ in range(copies)
         ]
         outputs = tuple(
             _spec(port, name, network)
             for port, name in zip(compiled[0].outputs, names, strict=True)
         )
-        label = f"openvino:{_serving(choice.device, compiled[0])}"
     except EngineError:
         raise
     except Exception as problem:  # RuntimeError mostly, but plugins raise others
         raise EngineError(
             f"{where}: {network.name}: {native_reason(problem, network)}"
         ) from problem
-    return OvEngine(compiled, label, inputs, outputs)
+    return compiled, declared, inputs, outputs
 
 
-def _properties(choice: EngineChoice) -> dict[str, Any]:
+def properties(choice: EngineChoice) -> dict[str, Any]:
     """Turn a line of a profile into OpenVINO's properties."""
-    cpu = _is_cpu(choice)
-    properties: dict[str, Any] = {
+    cpu = is_cpu(choice)
+    found: dict[str, Any] = {
         "PERFORMANCE_HINT": "LATENCY" if cpu or choice.lanes == 1 else "THROUGHPUT"
     }
     if cpu:
-        properties |= {
+        found |= {
             "INFERENCE_NUM_THREADS": choice.threads or max(1, usable_cpus() // choice.lanes),
             "NUM_STREAMS": 1,
             # Two networks of one agent would each pin their threads to the same first cores.
@@ -137,22 +163,23 @@ def _properties(choice: EngineChoice) -> dict[str, Any]:
             "INFERENCE_PRECISION_HINT": "f32",
         }
     elif choice.lanes > 1:
-        properties["PERFORMANCE_HINT_NUM_REQUESTS"] = choice.lanes
+        found["PERFORMANCE_HINT_NUM_REQUESTS"] = choice.lanes
     if choice.precision is not None:
-        properties["INFERENCE_PRECISION_HINT"] = choice.precision
-    return properties | dict(choice.options)
+        found["INFERENCE_PRECISION_HINT"] = choice.precision
+    return found | dict(choice.options)
 
 
-def _is_cpu(choice: EngineChoice) -> bool:
+def is_cpu(choice: EngineChoice) -> bool:
+    """Whether a choice is of OpenVINO's CPU, and of nothing that chooses among devices."""
     return choice.device.partition(".")[0].upper() == "CPU"
 
 
-def _serving(device: str, compiled: ov.CompiledModel) -> str:
-    """Name the device that really serves."""
-    if not device.upper().startswith(_BROKERS):
-        return device
+def label_of(choice: EngineChoice, compiled: ov.CompiledModel) -> str:
+    """Name the engine and the device that really serves."""
+    if not choice.device.upper().startswith(_BROKERS):
+        return f"openvino:{choice.device}"
     serving: list[str] = compiled.get_property("EXECUTION_DEVICES")
-    return ",".join(name.strip("()") for name in serving)
+    return "openvino:" + ",".join(name.strip("()") for name in serving)
 
 
 def _tensor(array: Array) -> ov.Tensor:

@@ -18,6 +18,7 @@ from ..manifest import inside
 from ..records import Array, TensorSpec
 from .irfile import inspect_ir
 from .networkfacts import NEUTRAL, NetworkFacts, ensure_finite
+from .protowire import place_of, without_weights
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
@@ -140,7 +141,7 @@ def _inspect_onnx(network: Path) -> NetworkFacts:
 
 
 def _parse(network: Path) -> ModelProto:
-    """Read the file without its external data."""
+    """Read the file without its weights, be they in it or beside it."""
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from onnx import ModelProto
 
@@ -152,7 +153,7 @@ def _parse(network: Path) -> ModelProto:
         )
     model = ModelProto()
     try:
-        model.ParseFromString(network.read_bytes())
+        model.ParseFromString(without_weights(network))
     except DecodeError:
         raise ModelError(
             f"{network}: not a valid ONNX file: it is cut short, damaged or something else"
@@ -234,6 +235,14 @@ def _check_tensor(tensor: TensorProto, network: Path, files: dict[Path, None]) -
         files[path] = None
         if kind is not None and count:
             values = np.memmap(path, kind, "r", offset, (count,))
+    elif place := place_of(tensor.doc_string):
+        offset, length = place
+        if length != size:
+            raise ModelError(
+                f"{where}: expected {size} bytes for {name}{list(tensor.dims)}, found {length}"
+            )
+        if kind is not None and count:
+            values = np.memmap(network, kind, "r", offset, (count,))
     elif tensor.HasField("raw_data"):
         data = tensor.raw_data
         if len(data) != size:

@@ -12,7 +12,7 @@ from typing import Any
 
 from .clock import Clock
 from .pages import Ahead, ahead
-from .plan import Plan, Quick
+from .plan import Plan
 
 
 class Early:
@@ -25,8 +25,13 @@ class Early:
         gc.disable()
         self._interval = sys.getswitchinterval()
         sys.setswitchinterval(0.0005)
-        self._models = [Begun(quick) for quick in plan.models]
+        # Only ONNX Runtime's forms are begun here: OpenVINO takes longer to import than to load.
+        self._models = [
+            Begun(quick.form if quick.choice["engine"] == "onnxruntime" else "")
+            for quick in plan.models
+        ]
         formed = [begun for begun in self._models if begun.form]
+        others = {quick.choice["engine"] for quick in plan.models} - {"onnxruntime"}
         reading = ahead(plan.state, plan.origins)
         # In this order, one after the other: what the loader waits for comes first. By one thread:
         # two that import NumPy at a time get half of it (seen).
@@ -39,6 +44,8 @@ class Early:
             if reading is not None:
                 reading.wait("cv2")
             import_module("edge_agent.sources.opencv").load()
+        for engine in sorted(others):
+            self._need(engine, reading)
         if reading is not None:
             reading.wait()
 
@@ -49,7 +56,7 @@ class Early:
         import_module(package)
 
     def model(self, index: int) -> Any:
-        """Give what was begun of a plan's model: `forms.begin.Begun`; None: it has no form.
+        """Give what was begun of a plan's model: `forms.begin.Begun`; None: nothing was begun.
 
         Raises:
             FormError: the form cannot be used.
@@ -66,8 +73,9 @@ class Early:
 class Begun:
     """A model that is to be loaded from its form."""
 
-    def __init__(self, quick: Quick) -> None:
-        self.form = quick.form
+    def __init__(self, form: str) -> None:
+        self.form = form
+        """Its folder; empty: there is nothing to be begun."""
         self._result: Any = None
         self._problem: BaseException | None = None
         self._done = threading.Event()

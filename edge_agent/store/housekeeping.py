@@ -14,6 +14,7 @@ from ..durable import disk_errors, remove_tree, size_of, subfolders, take_lock
 from ..errors import ModelError
 from ..names import is_version
 from ..packages.package import HEADER, transfer_id
+from . import prepared
 from .pointers import FILE, same_version
 from .store import Store
 
@@ -32,7 +33,7 @@ class _Idle:
     label: str
     path: Path
     version: tuple[str, str] | None
-    """Name and version; None: a transfer."""
+    """Name and version; None: a transfer, or a prepared form."""
 
 
 def make_room(
@@ -55,7 +56,8 @@ def make_room(
         transfer: the one by which the version arrives, which is not counted.
 
     Returns:
-        What was deleted: name@version, or the id of a transfer that had come to rest.
+        What was deleted: name@version, the id of a transfer that had come to rest, or a prepared
+        form.
 
     Raises:
         ModelError: it does not fit. Nothing has been deleted then.
@@ -64,7 +66,7 @@ def make_room(
     with disk_errors(f"making room for {_mb(needed)}"), store.locked():
         idle = _idle(store, keep, transfer)
         spare = sum(each.size for each in idle)
-        taken = size_of(store.models) + size_of(store.incoming)
+        taken = size_of(store.models) + size_of(store.incoming) + size_of(prepared.folder(store))
         if transfer is not None:
             taken -= size_of(store.incoming / transfer)
         if taken - spare + needed > quota:
@@ -87,14 +89,17 @@ def make_room(
                 store.take_apart(each.path)
             else:
                 store.discard(*each.version)
+                for form in prepared.forms_of(store, each.path):
+                    store.take_apart(form)
             taken, free = taken - each.size, free + each.size
             gone.append(each.label)
         return tuple(gone)
 
 
 def _idle(store: Store, keep: Collection[tuple[str, str]], transfer: str | None) -> list[_Idle]:
-    """List what may be deleted, unused longest first."""
+    """List what may be deleted: unused longest first, and last what can be made again."""
     found: list[_Idle] = []
+    models: list[Path] = []
     for name in store.names():
         pointers = store.pointers(name)
         # Damaged pointers protect everything: we do not know what is live.
@@ -107,12 +112,20 @@ def _idle(store: Store, keep: Collection[tuple[str, str]], transfer: str | None)
                 continue
             path = store.models / name / version
             used = pointers.used.get(version, path.stat().st_mtime)
-            found.append(_Idle(used, size_of(path), f"{name}@{version}", path, (name, version)))
+            forms = sum(size_of(form) for form in prepared.forms_of(store, path))
+            models.append(path)
+            label = f"{name}@{version}"
+            found.append(_Idle(used, size_of(path) + forms, label, path, (name, version)))
     for path in subfolders(store.incoming):
         if path.name != transfer and _abandoned(path):
             used = path.stat().st_mtime
             found.append(_Idle(used, size_of(path), path.name, path, None))
-    return sorted(found, key=lambda each: each.used)
+    found.sort(key=lambda each: each.used)
+    for form in prepared.forms(store):
+        if prepared.model_of(form) not in models:
+            label = f"prepared form {form.name}"
+            found.append(_Idle(0.0, size_of(form), label, form, None))
+    return found
 
 
 def clean_leftovers(store: Store, *, now: float | None = None) -> tuple[str, ...]:
@@ -150,6 +163,9 @@ def clean_leftovers(store: Store, *, now: float | None = None) -> tuple[str, ...
             if why is not None:
                 store.take_apart(path)
                 lines.append(f"{path}: {why}, removed")
+        for form, why in prepared.useless(store):
+            store.take_apart(form)
+            lines.append(f"{form}: {why}, removed")
     return tuple(lines)
 
 

@@ -1,0 +1,60 @@
+"""The options of an ONNX Runtime session, as plain words that a form keeps and a start reads.
+
+Light: ONNX Runtime is imported when the first options are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Words = Mapping[str, Any]
+"""threads, spins, level (none, basic, extended, all), entries (texts by key), switches (truths by
+key)."""
+
+FATAL_ONLY = 4
+"""Problems come as exceptions; on stderr they would be said twice."""
+
+
+def session_options(
+    words: Words,
+    *,
+    weights: Mapping[str, Any] | None = None,
+    ready: bool = False,
+    extra: Mapping[str, str] | None = None,
+) -> Any:
+    """Make `onnxruntime.SessionOptions`.
+
+    Args:
+        words: see above.
+        weights: by the name that the graph has for a file: its bytes. They are used where they
+            lie, and must live as long as the session.
+        ready: the graph has been optimised before: load it as it is.
+        extra: more session entries.
+
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = FATAL_ONLY
+    # An explicit count: left to itself it pins one thread to each core, whoever else is there.
+    options.intra_op_num_threads = words["threads"]
+    options.inter_op_num_threads = 1
+    level = "NONE" if ready or words["level"] == "none" else words["level"].upper()
+    name = "ORT_DISABLE_ALL" if level == "NONE" else f"ORT_ENABLE_{level}"
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, name)
+    for key, switch in words["switches"].items():
+        setattr(options, key, switch)
+    entries = {
+        "session.intra_op.allow_spinning": "1" if words["spins"] else "0",
+        **words["entries"],
+        **(extra or {}),
+    }
+    if weights:
+        entries["session.use_external_initializer_file_buffers_directly"] = "1"
+        options.add_external_initializers_from_files_in_memory(
+            list(weights), list(weights.values()), [len(data) for data in weights.values()]
+        )
+    for key, text in entries.items():
+        options.add_session_config_entry(key, text)
+    return options
