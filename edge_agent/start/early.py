@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from ..forms.begin import begin as load_form
+from ..forms.begin import warm
+from ..forms.form import WEIGHTS
 from .clock import Clock
-from .pages import Ahead, ahead
+from .pages import Ahead, ahead, cached
 from .plan import Plan
 
 
@@ -33,6 +36,9 @@ class Early:
         formed = [begun for begun in self._models if begun.form]
         others = {quick.choice["engine"] for quick in plan.models} - {"onnxruntime"}
         reading = ahead(plan.state, plan.origins)
+        if formed and reading is None and not cached(f"{formed[0].form}/{WEIGHTS}", 0):
+            # The libraries are in memory, the model is not: the disk need not wait for Python.
+            threading.Thread(target=_warm, args=(formed,), daemon=True).start()
         # In this order, one after the other: what the loader waits for comes first. By one thread:
         # two that import NumPy at a time get half of it (seen).
         self._need("numpy", reading)
@@ -82,8 +88,6 @@ class Begun:
 
     def load(self) -> None:
         """Load it, or keep what is wrong for whoever asks."""
-        from ..forms.begin import begin as load_form
-
         try:
             self._result = load_form(self.form)
         except BaseException as problem:  # noqa: BLE001 - raised where the result is asked for
@@ -98,6 +102,12 @@ class Begun:
         if self._problem is not None:
             raise self._problem
         return self._result
+
+
+def _warm(models: Sequence[Begun]) -> None:
+    """Have the disk read what is loaded later."""
+    for begun in models:
+        warm(begun.form)
 
 
 def _load(models: Sequence[Begun], reading: Ahead | None, clock: Clock) -> None:

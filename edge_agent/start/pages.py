@@ -71,20 +71,25 @@ def ahead(state: str, origins: str) -> Ahead | None:
     try:
         with open(f"{state}/{FILE}", "rb") as file:  # noqa: PTH123 - before pathlib is needed
             known = json.loads(file.read())
-        if (known["schema"], known["origins"]) != (SCHEMA, origins) or _cached(*known["probe"]):
+        if (known["schema"], known["origins"]) != (SCHEMA, origins) or cached(*known["probe"]):
             return None
         return Ahead([(str(path), ranges) for path, ranges in known["files"]])
     except (OSError, ValueError, KeyError, TypeError):
         return None  # it only makes a start quicker
 
 
-def _cached(path: str, offset: int) -> bool:
-    """Whether a page of a file is in memory."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def cached(path: str, offset: int) -> bool:
+    """Whether a page of a file is in memory; of one that is not there, nothing can be read."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return True
     try:
         os.preadv(handle, [bytearray(1)], offset, os.RWF_NOWAIT)
     except BlockingIOError:
         return False
+    except OSError:
+        return True  # not every file system can say
     finally:
         os.close(handle)
     return True
