@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import systemd, wire
+from . import __version__, systemd, wire
 from .added import Added
 from .crew import Stop, Stops
 from .deploy.candidate import Candidate
@@ -36,6 +36,9 @@ from .settings import Settings
 from .sources.spec import parse_source
 from .steady import Steady
 from .store.housekeeping import clean_leftovers
+
+if TYPE_CHECKING:
+    from .metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +88,7 @@ class Control:
         self._stops = stops
         self._reread = reread
         self._restarting = False
+        self._metrics: Metrics | None = None
         self._idle_s = opened.match.profile.unload_idle_s
         frames.lazy(wanted=self._idle_s > 0)
         self._preparer = Preparer(
@@ -181,6 +185,8 @@ class Control:
         """Start the threads."""
         self._frames.servings.on_change = self._changed
         self._frames.servings.flows = self._frames.flows
+        self._frames.inbox.on_drop = self._count_malformed
+        self._start_metrics()
         self.says.info()
         self._frames.crew.spawn("deploy", self._load_and_deploy)
         self._frames.crew.spawn("orders", self._take_orders)
@@ -188,12 +194,30 @@ class Control:
         self._frames.crew.spawn("planner", self._planner.run)
         self._frames.crew.spawn("preparer", self._preparer.run)
 
+    def _start_metrics(self) -> None:
+        port = self._frames.settings.health.metrics_port
+        if not port:
+            return
+        from .metrics import Metrics
+
+        self._metrics = Metrics(
+            port, self._frames.settings.device_id, __version__, lambda: self.health.latest
+        )
+        try:
+            self._metrics.start()
+        except UsageError as problem:
+            # What serves, serves.
+            self.health.notes.append(str(problem))
+            log.error("%s", problem)  # noqa: TRY400 - one line, no traceback
+
     def suspend(self) -> None:
         """Let no probation end while the agent does."""
         self._deployer.suspend()
 
     def close(self) -> None:
         """Have the threads end."""
+        if self._metrics is not None:
+            self._metrics.close()
         self._steady.close()
         self._preparer.close()
         self._planner.close()

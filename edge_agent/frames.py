@@ -10,13 +10,13 @@ import time
 import uuid
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from . import wire
 from .board import Board
 from .crew import Crew, Stops
 from .errors import UsageError
+from .inbox import Inbox
 from .link import Link
 from .model import Model
 from .overrides import Overrides
@@ -28,7 +28,6 @@ from .sources.spec import parse_source
 from .start.clock import Clock
 
 if TYPE_CHECKING:
-    from .mqtt import Message
     from .opening import Engines
     from .store.catalog import Library
 
@@ -81,7 +80,7 @@ class Frames:
         self.board: Board[Model] = Board()
         self.servings = Servings(self.board, library, engines)
         self.pipelines: dict[str, Pipeline] = {}
-        self.inbox: SimpleQueue[Message | None] = SimpleQueue()
+        self.inbox = Inbox()
         self.link = Link(
             settings.broker,
             f"edge-agent-{settings.device_id}",
@@ -89,6 +88,7 @@ class Frames:
             status=self._status,
             inboxes=self._inboxes,
             inbox=self.inbox,
+            spool=settings.state / "spool.db",
         )
         self.overrides = Overrides(settings.state / "overrides.json")
         self.crew = Crew(stops)

@@ -12,12 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import wire
-from .board import Board
-from .link import Link
+from . import limits, wire
+from .board import Account, Board
+from .link import Counters, Link
+from .machine import ROOT
 from .model import Model
 from .pipeline import Pipeline
 from .serving import Serving
+from .thermal import Thermometer
+from .throughput import Throughput
 
 RECENT_SECONDS = 60.0
 """How long an error keeps the device degraded."""
@@ -33,19 +36,42 @@ class Health:
         pipelines: Callable[[], Sequence[Pipeline]],
         servings: Callable[[], Sequence[Serving]],
         state_dir: Path,
+        *,
+        root: Path = ROOT,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Prepare.
+
+        Args:
+            board: has the accounts.
+            link: has the counters of what is published.
+            pipelines: those there are at the moment.
+            servings: likewise.
+            state_dir: whose disk counts.
+            root: where /sys and /proc are found.
+            clock: monotonic seconds.
+
+        """
+        self._clock = clock
         self._board = board
         self._link = link
         self._pipelines = pipelines
         self._servings = servings
         self._state_dir = state_dir
         self._began = time.monotonic()
+        self._root = root
+        self._thermometer = Thermometer(root)
+        self._throughput = Throughput()
+        self._lost: dict[str, tuple[float, int, int]] = {}
+        """Of pipelines whose results are promised: when, how many since when it began, how many."""
         self._last: dict[str, tuple[float, int]] = {}
         self._cpu = (time.monotonic(), sum(os.times()[:4]))
         self.malformed = 0
         self.watchdog: dict[str, Any] = {"enabled": False, "fed": 0}
         self.notes: list[str] = []
         """Why the device is not as it should be, beyond what is seen here."""
+        self.latest: dict[str, Any] | None = None
+        """What was last said."""
 
     def why(self) -> list[str]:
         """Say in words what is not as it should be; empty: all is well."""
@@ -58,7 +84,7 @@ class Health:
                     f"model {serving.reference}: on {serving.model.engine.label}, "
                     f"because {serving.passed[0]}"
                 )
-        now = time.monotonic()
+        now = self._clock()
         for pipeline in self._pipelines():
             if pipeline.state == "lost":
                 reasons.append(f"source of {pipeline.name}: {pipeline.error}")
@@ -67,12 +93,46 @@ class Health:
                 and now - pipeline.last_problem[0] < RECENT_SECONDS
             ):
                 reasons.append(f"pipeline {pipeline.name}: {pipeline.last_problem[1]}")
+            reasons += self._broken_promises(pipeline, now)
+        reasons += self._throughput.why(self._expected())
         link = self._link.counters()
         if not link.connected:
             reasons.append(f"broker: {link.problem or 'not connected yet'}")
         elif link.unauthorized:
             reasons.append("broker: does not take all that we publish")
+        if link.disk_problem is not None:
+            reasons.append(f"spool: {link.disk_problem}; until then what waits is in memory only")
+        reasons += self._thermometer.read().why()
+        reasons += limits.memory_why(self._root)
+        reasons += limits.disk_why(self._state_dir)
         return reasons
+
+    def _broken_promises(self, pipeline: Pipeline, now: float) -> list[str]:
+        """Say that results with `qos = 1` were given up within the last minute."""
+        if pipeline.settings.qos != 1:
+            return []
+        lost = pipeline.channel.lost
+        at, before, seen = self._lost.get(pipeline.name, (now, 0, 0))
+        if lost < seen or (lost == seen and now - at >= RECENT_SECONDS):
+            at, before = now, lost  # counted anew, or quiet for long enough
+        elif lost > seen:
+            at = now
+        self._lost[pipeline.name] = (at, before, lost)
+        if lost == before:
+            return []
+        return [f"pipeline {pipeline.name}: {lost - before} results with qos = 1 were dropped"]
+
+    def _expected(self) -> dict[str, Account]:
+        """Give the accounts of the pipelines that ought to keep up with their source."""
+        accounts = self._board.accounts()
+        return {
+            pipeline.name: accounts[pipeline.name]
+            for pipeline in self._pipelines()
+            if pipeline.name in accounts
+            and not pipeline.spec.lossless
+            and pipeline.state == "running"
+            and all(serving.model is not None for serving in pipeline.servings)
+        }
 
     def payload(self) -> dict[str, Any]:
         """Gather everything."""
@@ -93,14 +153,14 @@ class Health:
             "rss_mb": round(process.memory_info().rss / 2**20, 1),
             "cpu_percent": self._cpu_percent(),
             "disk_free_mb": self._disk_free(),
-            "spool": {"waiting": link.waiting, "lost": link.lost, "refused": link.refused},
+            "spool": _spool(link),
             "reconnects": link.reconnects,
             "malformed": self.malformed,
             "watchdog": dict(self.watchdog),
         }
-        temperature = self._temperature(psutil)
+        temperature = self._thermometer.read().celsius
         if temperature is not None:
-            payload["temperature_c"] = temperature
+            payload["temperature_c"] = round(temperature, 1)
         for pipeline in self._pipelines():
             account = accounts.get(pipeline.name)
             if account is None:
@@ -124,6 +184,7 @@ class Health:
                 "inferred": model.inferred,
                 "infer_ms": wire.percentiles(list(model.infer_ms)),
             }
+        self.latest = payload
         return payload
 
     def _fps(self, name: str, inferred: int) -> float:
@@ -144,12 +205,15 @@ class Health:
         except OSError:
             return 0
 
-    @staticmethod
-    def _temperature(psutil: Any) -> float | None:
-        """Give the hottest sensor's reading, where there is one."""
-        if not hasattr(psutil, "sensors_temperatures"):
-            return None
-        readings = [
-            entry.current for entries in psutil.sensors_temperatures().values() for entry in entries
-        ]
-        return round(max(readings), 1) if readings else None
+
+def _spool(link: Counters) -> dict[str, Any]:
+    """Say what waits for the broker, and what has become of it."""
+    return {
+        "waiting": link.waiting,
+        "on_disk": link.on_disk,
+        "bytes": link.disk_bytes,
+        "replayed": link.replayed,
+        "dropped": link.dropped,
+        "lost": link.lost,
+        "refused": link.refused,
+    }

@@ -1,7 +1,8 @@
 """The way to the broker: what is to be said goes out, whatever becomes of the connection.
 
 What has not been confirmed when a connection breaks is sent again over the next one, marked as
-replayed. Knows no payloads and nothing of paho.
+replayed. What is promised (QoS 1) is the backlog's to remember and the keeper's to put on disk.
+Knows no payloads and nothing of paho.
 """
 
 from __future__ import annotations
@@ -12,13 +13,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from pathlib import Path
 from queue import SimpleQueue
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from .backlog import Backlog, Promise
 from .errors import LinkError
 from .mqtt import TAKEN_OVER, Connection, Hooks, Message, Will, connect, tls_context
+from .parcel import CREDIT, Channel, Parcel
+from .record import record
 from .settings import Broker
+
+if TYPE_CHECKING:
+    from .standby import Standby
+
+__all__ = ["Backoff", "Channel", "Counters", "Link", "Parcel"]
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +36,10 @@ HELD = 100
 OUTSTANDING = 1000
 """Messages on their way to the broker; beyond, new ones are refused and counted: paho would pile
 them up without bound behind a socket that does not move."""
-CREDIT = 256
-"""Results of a lossless pipeline that may be unconfirmed."""
+REPLAY = 10
+"""Copies that may be on their way, and that are sent every REPLAY_SECONDS: 200 a second at most.
+Paho has 20 messages under way and queues those beyond, so that live ones find room at once."""
+REPLAY_SECONDS = 0.05
 FENCE_SECONDS = 0.25
 STABLE = 30.0
 """Seconds that a connection must last before the pauses start from the shortest again."""
@@ -37,39 +48,7 @@ FIGHT = 3
 """Connections in a row that the broker takes and that do not last: somebody else gets them."""
 
 
-@dataclass(slots=True, eq=False)
-class Channel:
-    """The results of one pipeline on their way."""
-
-    name: str
-    qos: int
-    lossless: bool
-    unconfirmed: deque[Parcel] = field(default_factory=deque)
-    """Lossless, QoS 0: sent or waiting, not yet known to have reached the broker."""
-    pending: int = 0
-    """QoS 1: sent or waiting, not yet acknowledged."""
-    published: int = 0
-    lost: int = 0
-
-    @property
-    def open(self) -> bool:
-        """Whether a lossless pipeline may send more."""
-        return len(self.unconfirmed) < CREDIT and self.pending < CREDIT
-
-
-@dataclass(slots=True, eq=False)
-class Parcel:
-    """One result; encoded when it goes, since its age and whether it is a copy show only then."""
-
-    channel: Channel
-    topic: str
-    encode: Callable[[bool], bytes]
-    counted: bool = False
-    replayed: bool = False
-    """Waited out a broken connection, or may be a second copy."""
-
-
-@dataclass(frozen=True, slots=True)
+@record
 class Counters:
     """What the link has to say for health."""
 
@@ -80,6 +59,16 @@ class Counters:
     unauthorized: int
     waiting: int
     problem: str | None
+    dropped: int
+    """Promised messages that were given up; of those lost."""
+    replayed: int
+    """Sent with the word that they may be copies."""
+    on_disk: int
+    """Promised messages that wait there."""
+    disk_bytes: int
+    """That they take."""
+    disk_problem: str | None
+    """Why they wait in memory only."""
 
 
 class Backoff:
@@ -113,6 +102,7 @@ class Link:
         inboxes: Callable[[], Iterable[str]],
         inbox: SimpleQueue[Message | None],
         backoff: Backoff | None = None,
+        spool: Path | None = None,
     ) -> None:
         """Prepare; nothing is connected before `run`.
 
@@ -124,6 +114,7 @@ class Link:
             inboxes: topic filters to listen to, asked at each connection.
             inbox: where what arrives is left.
             backoff: pauses between tries.
+            spool: the file where results at QoS 1 wait, once some do; without it in memory only.
 
         Raises:
             UsageError: certificates that cannot be used.
@@ -149,8 +140,9 @@ class Link:
         self._retained: dict[str, bytes] = {}
         self._held: deque[Parcel] = deque()
         self._replies: deque[tuple[str, bytes, bytes | None]] = deque(maxlen=HELD)
-        self._spool: deque[Parcel] = deque()
-        self._inflight: dict[int, Parcel] = {}
+        self._backlog = Backlog()
+        self._spool = spool
+        self._standby: Standby | None = None
         self._outgoing = 0
         self._channels: list[Channel] = []
         self._fences: dict[int, list[tuple[Channel, Parcel]]] = {}
@@ -162,6 +154,7 @@ class Link:
         """What paho's thread has to say: about which connection, what, message id, refusal."""
         self._refused = 0
         self._lost = 0
+        self._replayed = 0
         self._unauthorized = 0
         self._problem: str | None = None
 
@@ -172,6 +165,11 @@ class Link:
         channel = Channel(name, qos, lossless)
         with self._lock:
             self._channels.append(channel)
+            if qos == 1 and self._spool is not None and self._standby is None:
+                from .standby import Standby
+
+                self._standby = Standby(self._spool, self._backlog, self._lock)
+                self._backlog.rouse = self._standby.rouse
         return channel
 
     def drop_channel(self, channel: Channel) -> None:
@@ -240,11 +238,12 @@ class Link:
                     ):
                         self._fence()
             elif channel.qos == 1:
-                channel.pending += 1
+                promise = self._backlog.promise(parcel)
                 if self._connection is not None and self._has_room():
-                    self._post(parcel)
+                    self._backlog.overtaken()
+                    self._post(parcel, promise)
                 else:
-                    self._spool_up(parcel)
+                    self._backlog.keep(promise)
             elif self._connection is not None:
                 self._post(parcel)
             elif self._ever:
@@ -254,6 +253,7 @@ class Link:
                 if len(self._held) >= HELD:
                     self._lost += 1
                     self._held.popleft().channel.lost += 1
+                parcel.seal()
                 self._held.append(parcel)
 
     def listen(self) -> None:
@@ -266,21 +266,28 @@ class Link:
     def counters(self) -> Counters:
         with self._lock:
             self._absorb()
-            waiting = (
-                len(self._held) + len(self._spool) + sum(len(c.unconfirmed) for c in self._channels)
-            )
+            backlog, standby = self._backlog, self._standby
+            unconfirmed = sum(len(channel.unconfirmed) for channel in self._channels)
             return Counters(
                 self._connection is not None,
                 max(0, self._connects - 1),
                 self._refused,
-                self._lost,
+                self._lost + backlog.dropped,
                 self._unauthorized,
-                waiting,
+                len(self._held) + backlog.waiting + unconfirmed,
                 self._problem,
+                backlog.dropped,
+                self._replayed,
+                sum(batch.left for batch in backlog.batches.values()),
+                standby.bytes if standby is not None else 0,
+                standby.problem if standby is not None else None,
             )
 
     def close(self) -> None:
-        """Say goodbye and let go; waits at most three seconds."""
+        """Say goodbye, let go, and write down what could not be delivered.
+
+        Waits at most three seconds, and two more for a disk that hangs.
+        """
         with self._lock:
             connection = self._connection
         if connection is not None:
@@ -298,6 +305,12 @@ class Link:
         if connection is not None:
             # A process that ends before its DISCONNECT is sent is one that the broker calls lost.
             self._ended.wait(1.0)
+        if self._standby is not None:
+            self._standby.close()
+        with self._lock:
+            left = len(self._backlog.unsaved())
+        if left:
+            log.warning("broker: %d promised results could be neither delivered nor kept", left)
 
     # The thread that connects, and connects again
 
@@ -395,27 +408,28 @@ class Link:
                 connection.publish(topic, payload, 1, correlation=correlation)
             while self._held:
                 self._post(self._held.popleft())
-            # It waited out a break, or may have arrived before it: a copy either way.
-            for parcel in self._spool:
-                parcel.replayed = not first
+            self._backlog.connected()
+            if first:
+                # Before anything newer can overtake it.
+                self._catch_up(OUTSTANDING)
             for channel in self._channels:
                 for parcel in channel.unconfirmed:
+                    # It waited out a break, or may have arrived before it: a copy either way.
                     parcel.replayed = not first
                     self._post(parcel)
             self._fence()
             self._lock.notify_all()
         version = "5" if connection.protocol == 5 else "3.1.1"
         log.info("connected to %s, MQTT %s", self._broker.address, version)
-        while not connection.gone.wait(0.1 if self._spool else FENCE_SECONDS):
+        while not connection.gone.wait(REPLAY_SECONDS if self._backlog.waits else FENCE_SECONDS):
             if self._closing.is_set():
                 return
             with self._lock:
                 self._absorb()
                 # What waited follows slowly, so that live results go ahead.
-                for _ in range(min(20, len(self._spool))):
-                    if not self._has_room():
-                        break
-                    self._post(self._spool.popleft())
+                self._catch_up(REPLAY)
+                if self._standby is not None:
+                    self._standby.tick(wanted=any(channel.qos == 1 for channel in self._channels))
                 self._fence()
 
     def _let_go(self, connection: Connection) -> None:
@@ -423,10 +437,7 @@ class Link:
             self._absorb()
             self._connection = None
             self._fences.clear()
-            # Unconfirmed ones go first again, as possible second copies.
-            for parcel in reversed(self._inflight.values()):
-                self._spool.appendleft(parcel)
-            self._inflight.clear()
+            self._backlog.broke()
         connection.close()
 
     # With the lock held
@@ -454,39 +465,42 @@ class Link:
         self._refused += 1
         return True
 
-    def _post(self, parcel: Parcel) -> None:
-        """Hand on a result."""
+    def _catch_up(self, most: int) -> None:
+        """Send what waits, the longest first."""
+        for _ in range(most):
+            if not self._has_room() or self._backlog.copies >= REPLAY:
+                return
+            promise = self._backlog.next()
+            if promise is None:
+                return
+            self._post(promise.parcel, promise)
+
+    def _post(self, parcel: Parcel, promise: Promise | None = None) -> None:
+        """Hand on a result; at QoS 1 one that was promised."""
         assert self._connection is not None  # noqa: S101
         channel = parcel.channel
-        payload = parcel.encode(parcel.replayed)
+        payload = parcel.render()
         refusable = channel.qos == 0 and not channel.lossless
         if self._too_large(parcel.topic, payload) or (refusable and self._too_many()):
-            channel.lost += 1
-            if channel.qos == 1:
-                channel.pending -= 1
+            if promise is not None:
+                self._backlog.give_up(promise)
+            else:
+                channel.lost += 1
             return
         self._outgoing += 1
         receipt = self._connection.publish(parcel.topic, payload, channel.qos)
+        self._replayed += parcel.replayed
         if not parcel.counted:
             parcel.counted = True
-            channel.published += 1
-        if channel.qos == 1:
-            self._inflight[receipt.mid] = parcel
+            channel.published += not parcel.event
+            if parcel.sent is not None:
+                parcel.sent(parcel.replayed)
+        if promise is not None:
+            self._backlog.fly(receipt.mid, promise)
 
     def _has_room(self) -> bool:
-        """Whether a result at QoS 1 may go now rather than wait in the spool."""
-        return len(self._inflight) < OUTSTANDING and self._outgoing < OUTSTANDING
-
-    def _spool_up(self, parcel: Parcel) -> None:
-        if len(self._spool) >= OUTSTANDING:
-            # Lossless pipelines wait for us instead, so that theirs are few and none is given up.
-            oldest = next((old for old in self._spool if not old.channel.lossless), None)
-            if oldest is not None:
-                self._spool.remove(oldest)
-                self._lost += 1
-                oldest.channel.lost += 1
-                oldest.channel.pending -= 1
-        self._spool.append(parcel)
+        """Whether a result at QoS 1 may go now rather than wait."""
+        return self._backlog.room and self._outgoing < OUTSTANDING
 
     def _fence(self) -> None:
         """Learn that all QoS 0 results so far have reached the broker.
@@ -513,9 +527,7 @@ class Link:
             match what:
                 case "published":
                     self._outgoing = max(0, self._outgoing - 1)
-                    parcel = self._inflight.pop(mid, None)
-                    if parcel is not None:
-                        parcel.channel.pending -= 1
+                    self._backlog.landed(mid)
                     if refusal is not None:
                         self._unauthorized += 1
                         if self._unauthorized == 1:

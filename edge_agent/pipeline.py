@@ -390,12 +390,16 @@ class Pipeline:
             )
             if replayed:
                 payload["replayed"] = True
-            else:
-                self.latency_ms.append(age_ms)
-            self._identity.clock.published()
             return wire.encode(payload)
 
-        self._link.send(Parcel(self.channel, self._topic, encode))
+        since = sample.since
+
+        def sent(replayed: bool) -> None:
+            if not replayed:
+                self.latency_ms.append((time.monotonic() - since) * 1e3)
+            self._identity.clock.published()
+
+        self._link.send(Parcel(self.channel, self._topic, encode, sent))
         if sample.picture and (self.settings.snapshot or self.snapshot_wanted):
             self.snapshot_wanted = False
             self._snapshot(sample, outcome.findings)

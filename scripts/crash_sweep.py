@@ -71,6 +71,9 @@ BELONGS = frozenset({"store.lock", "agent.lock", "deployments.json", "announced.
     "models",
     "incoming",
     "staging",
+    "prepared",
+    "start.json",
+    "pages.json",
 }
 
 # What mosquitto_pub -q 1 does, which is not everywhere.

@@ -22,16 +22,20 @@ PACKAGE = CHECKOUT / "edge_agent"
 
 # From top to bottom. A name stands for the module and all within it; the longest name counts.
 LAYERS: Mapping[str, str] = {
-    "commands: what a user types": "__main__ cli bench sender",
+    "commands: what a user types": "__main__ cli bench sender start.begin",
     "daemon: the only place that knows everybody": "agent",
-    "control: all that is not the way of a frame": "control says",
+    "control: all that is not the way of a frame": "control says planning preparing steady",
     "work: what goes on in a running agent": (
-        "frames pipeline health throughput serving opening deploy orders overrides start"
+        "frames pipeline health throughput serving opening deploy orders overrides quick"
     ),
-    "models: opened, kept, packed, looked into": "model golden store packages networks added",
+    "models: opened, kept, packed, looked into": (
+        "model golden store packages networks added forms understudy"
+    ),
     "edges: broker, cameras, sensors, engines, numbers": (
-        "link standby backlog keeper spool parcel client mqtt announced sources engines profile config "
-        "preprocess decode window annotate motion board metrics inbox"
+        "link standby backlog keeper spool parcel client mqtt announced sources engines profile "
+        "config start "
+        "preprocess decode window annotate motion board metrics inbox "
+        "forms.form forms.begin forms.ladder forms.mapped forms.options"
     ),
     "words: what is said and set, without doing anything": (
         "settings manifest sources.spec wire validation"
@@ -44,12 +48,18 @@ LAYERS: Mapping[str, str] = {
 
 # Who may import a library. Names as above; a library that is not here may be used anywhere.
 HOMES: Mapping[str, str] = {
-    "paho": "mqtt bench.plain bench.raw",
-    "openvino": "engines.ov engines.probe",
-    "onnxruntime": "engines.ort engines.probe bench.plain",
-    "onnx": "networks.modelfile bench.network",
+    "paho": "mqtt bench.plain bench.raw bench.start_script",
+    "openvino": "engines.ov engines.ovform engines.probe bench.start_script",
+    "onnxruntime": (
+        "engines.ort engines.formed engines.streaming engines.probe forms bench.plain "
+        "bench.start_script bench.readying bench.truth bench.generated"
+    ),
+    "onnx": "networks.modelfile networks.protowire forms bench.network bench.layers bench.qdq bench.generated",
     "google": "networks.modelfile",
-    "cv2": "sources.opencv preprocess.picture decode.boxes annotate motion bench.plain",
+    "cv2": (
+        "sources.opencv preprocess.picture decode.boxes annotate motion bench.plain "
+        "bench.start_script bench.truth bench.bars"
+    ),
     "cryptography": "packages.keys packages.packing",
     "pydantic": "validation config",
     "pydantic_core": "validation",

@@ -5,67 +5,19 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
 
 import pytest
 
-from edge_agent.link import CREDIT, HELD, OUTSTANDING, Backoff, Channel, Link, Parcel
-from edge_agent.mqtt import Message
-from edge_agent.settings import Broker
+from edge_agent.link import HELD, OUTSTANDING, Backoff, Channel, Parcel
+from edge_agent.parcel import CREDIT
+from tests.line import STATUS, Line, arrived, parcel, wait_arrived
 from tests.support import PATIENCE, Listener, Mosquitto, Relay, wait_until
 
 Listeners = Callable[..., Listener]
-STATUS = "edge/box/status"
-
-
-class Line:
-    """A link that runs, and a relay that can keep it from the broker."""
-
-    def __init__(self, relay: Relay, **settings: Any) -> None:
-        self.relay = relay
-        self.inbox: SimpleQueue[Message | None] = SimpleQueue()
-        self.link = Link(
-            Broker(url=relay.url, **settings),
-            "edge-agent-box",
-            status_topic=STATUS,
-            status=lambda state, reason: json.dumps({"state": state, "reason": reason}).encode(),
-            inboxes=lambda: ["edge/box/in/#"],
-            inbox=self.inbox,
-            backoff=Backoff(0.02, 0.1),
-        )
-        self._thread = threading.Thread(target=self.link.run, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def up(self) -> None:
-        """Wait until there is a connection."""
-        wait_until(lambda: self.link.connected, "a connection")
-
-    def break_off(self) -> None:
-        """Break the connection and keep the next one from coming about."""
-        self.relay.shut()
-        self.relay.cut()
-        wait_until(lambda: not self.link.connected, "the connection to break")
-
-    def send(self, channel: Channel, *numbers: int) -> None:
-        """Send results that consist of a number and whether they are a copy."""
-        for number in numbers:
-
-            def encode(replayed: bool, number: int = number) -> bytes:
-                return json.dumps({"n": number, "replayed": replayed}).encode()
-
-            self.link.send(Parcel(channel, f"edge/box/result/{channel.name}", encode))
-
-    def close(self) -> None:
-        self.link.close()
-        if self._thread.ident is not None:
-            self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
 
 
 @pytest.fixture
@@ -76,21 +28,6 @@ def line(broker: Mosquitto) -> Iterator[Line]:
     line.close()
     line.relay.shut()
     line.relay.cut()
-
-
-def arrived(listener: Listener, name: str) -> list[dict[str, Any]]:
-    """Give all results of a channel that were heard."""
-    return listener.on(f"edge/box/result/{name}")
-
-
-def wait_arrived(listener: Listener, name: str, number: int) -> list[int]:
-    """Wait for so many different results; gives all numbers in the order of arrival."""
-
-    def look(_: object) -> bool:
-        return len({result["n"] for result in arrived(listener, name)}) >= number
-
-    listener.wait_for(look, f"{number} results of {name}")
-    return [result["n"] for result in arrived(listener, name)]
 
 
 def test_what_is_lossless_is_confirmed_without_acknowledgements(
@@ -176,7 +113,7 @@ def test_what_waited_out_a_break_says_so(
     line.relay.open()
     numbers = wait_arrived(listener, "p", 20)
     assert numbers == list(range(20))
-    assert [r["replayed"] for r in arrived(listener, "p")] == [False] * 3 + [True] * 17
+    assert ["replayed" in r for r in arrived(listener, "p")] == [False] * 3 + [True] * 17
     assert channel.published == 20
     assert line.link.counters().reconnects == 1
 
@@ -194,7 +131,7 @@ def test_what_waited_for_the_first_connection_is_no_copy(
     assert wait_arrived(listener, "live", HELD) == list(range(30, HELD + 30))
     assert wait_arrived(listener, "sure", 10) == list(range(10))
     heard = arrived(listener, "live") + arrived(listener, "sure")
-    assert not any(result["replayed"] for result in heard)
+    assert not any("replayed" in result for result in heard)
     assert (live.published, live.lost) == (HELD, 30)
     assert line.link.counters().lost == 30
 
@@ -295,7 +232,54 @@ def test_a_frozen_broker_leaves_what_is_sure_in_the_spool(
         broker.process.send_signal(signal.SIGCONT)
     assert wait_arrived(listener, "sure", total) == list(range(total))
     assert sure.lost == 0
-    assert not any(result["replayed"] for result in arrived(listener, "sure"))
+    assert not any("replayed" in result for result in arrived(listener, "sure"))
+
+
+def test_it_is_told_when_a_result_goes_out(
+    broker: Mosquitto, listen: Listeners, line: Line
+) -> None:
+    """`sent` is called once, when a result is first handed over, not when it begins to wait."""
+    listener = listen(broker.port)
+    told: list[bool] = []
+    channels = [
+        line.link.channel("held", qos=0, lossless=False),
+        line.link.channel("kept", qos=1, lossless=False),
+    ]
+    for channel in channels:
+        line.link.send(parcel(channel, 0, sent=told.append))
+    assert told == []
+    line.start()
+    for channel in channels:
+        wait_arrived(listener, channel.name, 1)
+    assert told == [False, False]
+    line.break_off()
+    line.link.send(parcel(channels[1], 1, sent=told.append))
+    assert told == [False, False]
+    line.relay.open()
+    wait_arrived(listener, "kept", 2)
+    assert told == [False, False, True]
+
+
+def test_a_result_that_waits_lets_go_of_what_it_is_made_of(line: Line) -> None:
+    """A result is encoded when it begins to wait: the picture it was found in is not kept."""
+    channels = [
+        line.link.channel("held", qos=0, lossless=False),
+        line.link.channel("kept", qos=1, lossless=False),
+    ]
+
+    class Picture:
+        """Something large."""
+
+    for channel in channels:
+        picture = Picture()
+
+        def encode(_replayed: bool, picture: Picture = picture) -> bytes:
+            return json.dumps({"n": len(repr(picture))}).encode()
+
+        gone = weakref.ref(picture)
+        line.link.send(Parcel(channel, "edge/box/result/p", encode))
+        del picture, encode
+        assert gone() is None
 
 
 def test_state_is_said_again_at_every_connection(
