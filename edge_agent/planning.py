@@ -10,7 +10,7 @@ from pathlib import Path
 from .durable import subfolders
 from .frames import Frames
 from .profile import default_dirs
-from .start.origins import digest
+from .start.origins import digest, stamp
 from .start.plain import pack
 from .start.plan import FILE, Plan, Quick, forget, write
 from .store.catalog import Library
@@ -19,6 +19,7 @@ from .store.store import Store
 
 log = logging.getLogger(__name__)
 
+Stamps = dict[Path, list[int] | None]
 SETTLE_SECONDS = 1.0
 """Changes come in bunches."""
 
@@ -55,16 +56,32 @@ class Planner:
         self._lanes = lanes
         self._lazy = lazy
         self._config, self._origins = origins
+        self._settings, self._pending = frames.settings, self._origins
+        self._adopting = threading.Lock()
         self._quick = quick
+        self._profiles = _stamps(_profiles())
+        self._served: dict[Path, Stamps] = {}
+        """By folder of what serves: its files, as they were when it began to."""
+        self._looking = threading.Lock()
         self._changed = threading.Event()
         self._closing = threading.Event()
 
     def reread(self) -> None:
-        """Note what the settings are made from, right before they are read again."""
-        self._origins = digest(self._config)
+        """Note what the settings are made from, right before they are read again.
+
+        It counts if new settings come of it: those that are wrong leave all as it was.
+        """
+        self._adopt()
+        self._pending = digest(self._config)
+
+    def _adopt(self) -> None:
+        with self._adopting:
+            if self._frames.settings is not self._settings:
+                self._settings, self._origins = self._frames.settings, self._pending
 
     def changed(self) -> None:
-        """Have the plan written anew soon."""
+        """Have the plan written anew soon; called as soon as another model serves."""
+        self._outdated()
         self._changed.set()
 
     def close(self) -> None:
@@ -83,7 +100,12 @@ class Planner:
     def keep(self) -> None:
         """Write the plan, or remove it where a start must look at everything."""
         state = self._frames.settings.state
+        self._adopt()
         try:
+            if self._outdated():
+                # What runs is not what lies there any more, and the next start is to see that.
+                forget(state)
+                return
             if any(self._store.pointers(name).trial for name in self._store.names()):
                 # A crash would have to be undone before anything is loaded.
                 forget(state)
@@ -113,12 +135,33 @@ class Planner:
                 found += [path / "model.toml" for path in subfolders(folder)]
         for entry in self._library.entries():
             found += [entry.path, entry.path / "model.toml"]
-            if entry.folder is not None:
-                network = entry.folder.network
-                found += [network, network.with_suffix(".bin")]
-                labels = entry.folder.manifest.output.labels
-                if isinstance(labels, str):
-                    found.append(entry.path / labels)
-        for folder in default_dirs():
-            found += [folder, *sorted(folder.glob("*.toml"))]
-        return found
+        for stamps in self._served.values():
+            found += stamps
+        return found + _profiles()
+
+    def _outdated(self) -> bool:
+        """Whether something has been changed since it was read to become what runs."""
+        models = [serving.model for serving in self._frames.servings.all()]
+        folders = {model.folder.path for model in models if model is not None}
+        with self._looking:
+            now = {folder: _stamps(_files(folder)) for folder in sorted(folders)}
+            self._served = {folder: self._served.get(folder, now[folder]) for folder in now}
+            return self._served != now or self._profiles != _stamps(_profiles())
+
+
+def _files(folder: Path) -> list[Path]:
+    """List what decides what a model computes, and what it says."""
+    return [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts)
+    ]
+
+
+def _stamps(paths: list[Path]) -> Stamps:
+    return {path: stamp(str(path)) for path in paths}
+
+
+def _profiles() -> list[Path]:
+    """List the folders of profiles, and what is in them."""
+    return [path for folder in default_dirs() for path in (folder, *sorted(folder.glob("*.toml")))]

@@ -7,14 +7,19 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from xxhash import xxh3_64_hexdigest
+
 from .engines import EngineChoice
+from .engines.probe import installed
 from .errors import EngineError, ModelError
-from .forms.form import Form
+from .forms.form import BLOB, WEIGHTS, Form, FormError
+from .forms.mapped import Check, Mapped
 from .forms.prepare import discard, find, prepare
 from .model import Model
 from .opening import Engines
 from .quick import QuickEngine
 from .serving import Serving, Servings
+from .sources import Kind
 from .start.plain import pack
 from .start.plan import Quick
 from .store.prepared import collect_forms
@@ -93,9 +98,7 @@ class Preparer:
             self._forms[model.folder.path] = "is not for ONNX Runtime"
             return
         try:
-            form = find(
-                self._store.root, model.folder.path, choice, serving.kind, self._budget_mb
-            ) or prepare(
+            form = self._found(model, choice, serving.kind) or prepare(
                 self._store,
                 model.folder,
                 choice,
@@ -112,6 +115,23 @@ class Preparer:
             keep = [form.key for form in self._forms.values() if isinstance(form, Form)]
             for line in collect_forms(self._store, keep):
                 log.info("%s", line)
+
+    def _found(self, model: Model, choice: EngineChoice, kind: Kind) -> Form | None:
+        """Find the form of a model; one that is not whole is thrown away.
+
+        What was not loaded from its form may have been refused it: it is looked at in full, or
+        it would be refused at every start.
+        """
+        form = find(self._store.root, model.folder.path, choice, kind, self._budget_mb)
+        if form is None or isinstance(model.engine, QuickEngine):
+            return form
+        try:
+            _see_whole(form)
+        except FormError as problem:
+            log.warning("model %s: the prepared form is made anew: %s", model.id, problem)
+            discard(form.folder, self._store)
+            return None
+        return form
 
     def _stopped(self) -> str | None:
         return "the agent ends" if self._closing.is_set() else None
@@ -153,3 +173,24 @@ class Preparer:
                 )
             )
         return found
+
+
+def _see_whole(form: Form) -> None:
+    """Compare every checksum of a form, and the version of the engine that made it.
+
+    Raises:
+        FormError: something is not as it was when the form was made.
+
+    """
+    here, found = installed().get(form.engine), str(form.table["version"])
+    # OpenVINO names its build behind its version.
+    if here is None or not f"{found}-".startswith(f"{here}-"):
+        raise FormError(f"{form.folder}: made by {form.engine} {found}, here is {here or 'none'}")
+    try:
+        for name, (_, digest) in form.table["files"].items():
+            if digest and xxh3_64_hexdigest(Path(form.path(name)).read_bytes()) != digest:
+                raise FormError(f"{form.path(name)}: damaged")
+        weights = Mapped(form.path(BLOB if form.engine == "openvino" else WEIGHTS))
+        Check(weights, [tuple(stage["range"]) for stage in form.table["stages"]]).wait()
+    except OSError as problem:
+        raise FormError(f"{form.folder}: cannot be read: {problem.strerror}") from None

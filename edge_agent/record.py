@@ -30,14 +30,13 @@ def record(cls: Any = None, /, *, kw_only: bool = False) -> Any:
 
 
 def _made(cls: Any, *, kw_only: bool) -> Any:
-    own_repr = "__repr__" in cls.__dict__
+    own = {name for name, method in cls.__dict__.items() if method is not None}
     made: Any = dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
     known = fields(made)
-    made.__init__ = _initializer(known, kw_only=kw_only)
-    if not own_repr:
-        made.__repr__ = _repr
-    made.__eq__ = _eq
-    made.__hash__ = _hash
+    made.__init__ = _initializer(known, getattr(made, "__post_init__", None), kw_only=kw_only)
+    for name, method in (("__repr__", _repr), ("__eq__", _eq), ("__hash__", _hash)):
+        if name not in own:
+            setattr(made, name, method)
     made.__setattr__ = _refuse
     made.__delattr__ = _refuse
     made.__getstate__ = _getstate
@@ -45,7 +44,9 @@ def _made(cls: Any, *, kw_only: bool) -> Any:
     return made
 
 
-def _initializer(known: tuple[Any, ...], *, kw_only: bool) -> Callable[..., None]:
+def _initializer(
+    known: tuple[Any, ...], after: Callable[[Any], None] | None, *, kw_only: bool
+) -> Callable[..., None]:
     names = tuple(item.name for item in known if item.init)
     positional = () if kw_only else names
     defaults = {item.name: item.default for item in known if item.default is not MISSING}
@@ -74,6 +75,8 @@ def _initializer(known: tuple[Any, ...], *, kw_only: bool) -> Callable[..., None
                 raise TypeError(f"{type(self).__name__}: {name} is missing")
         if given:
             raise TypeError(f"{type(self).__name__} has no {', '.join(given)}")
+        if after is not None:
+            after(self)
 
     return initialize
 

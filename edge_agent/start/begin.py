@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -32,6 +33,7 @@ def begin(arguments: Sequence[str], clock: Clock) -> int | None:
             given = text.removeprefix("--config=")
         case _:
             return None
+    _mind_signals()
     start = time.monotonic()
     config = config_file(given)
     if config is None:
@@ -40,14 +42,34 @@ def begin(arguments: Sequence[str], clock: Clock) -> int | None:
     if plan is None:
         return None
     clock.take("settings", time.monotonic() - start)
-    # Told to stop before there is anything to stop: that is no failure.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     start = time.monotonic()
-    early = Early(plan, clock)
+    try:
+        early = Early(plan, clock)
+    except ImportError:
+        return None  # an engine has been uninstalled: the slow way finds another, or says so
     from ..agent import resume
 
     clock.take("imports", time.monotonic() - start)
     try:
         return resume(plan, early, config, clock)
     except AgentError as problem:
-        return status_of(problem)
+        status = status_of(problem)
+        sys.stderr.flush()
+        # A model may still be loading: native code that comes back to a Python which is taking
+        # itself apart aborts.
+        os._exit(status)
+
+
+def _mind_signals() -> None:
+    """Be told to stop before there is anything to stop: that is no failure."""
+
+    def anew(*_: object) -> None:
+        # What has been read of the settings is out of date. Until they are read again there is
+        # nothing that another SIGHUP could mean; that it is ignored outlasts `execv`.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - ourselves, as we were started
+
+    # Not `sys.exit`: where the signal falls into a destructor, Python drops that.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(0))
+    signal.signal(signal.SIGHUP, anew)

@@ -22,7 +22,12 @@ class Early:
     """What is under way while the rest of the program is imported."""
 
     def __init__(self, plan: Plan, clock: Clock) -> None:
-        """Import the libraries that the first result needs, and begin to load its models."""
+        """Import the libraries that the first result needs, and begin to load its models.
+
+        Raises:
+            ImportError: a library is not installed any more.
+
+        """
         # Nothing that is made during the start is garbage, and a thread that has come back from
         # native code must not wait 5 ms for its turn.
         gc.disable()
@@ -33,6 +38,13 @@ class Early:
             Begun(quick.form if quick.choice["engine"] == "onnxruntime" else "")
             for quick in plan.models
         ]
+        try:
+            self._begin(plan, clock)
+        except ImportError:
+            self.over()
+            raise
+
+    def _begin(self, plan: Plan, clock: Clock) -> None:
         formed = [begun for begun in self._models if begun.form]
         others = {quick.choice["engine"] for quick in plan.models} - {"onnxruntime"}
         reading = ahead(plan.state, plan.origins)

@@ -16,6 +16,8 @@ from .. import __version__
 from ..machine import instructions, usable_cpus, usable_memory
 
 PLACES = ("/etc/edge-agent/config.toml", "edge-agent.toml")
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120 - before the first result
+_RECORDS = ("agent.py", "settings.py", "manifest.py", "engines/__init__.py", "start/plan.py")
 _VARIABLES = ("EDGE_AGENT_", "STATE_DIRECTORY", "CREDENTIALS_DIRECTORY", "HOME=", "XDG_")
 
 
@@ -23,7 +25,8 @@ def config_file(given: str | None) -> str | None:
     """Find the settings file as `config.find_file` does; None where there is none."""
     for path in PLACES if given is None else (given,):
         if os.path.isfile(path):  # noqa: PTH113 - one call, before the first result
-            return os.path.abspath(path)  # noqa: PTH100 - likewise
+            # As `Path.absolute` does, which makes nothing of "..": `config.load` does not either.
+            return os.path.join(_here(), path)  # noqa: PTH118 - likewise
     return None
 
 
@@ -37,7 +40,9 @@ def digest(config: str | None) -> str:
             parts.update(b"%d:" % len(data))
             parts.update(data)
 
-    add(__version__, sys.version, sys.executable, __file__, Path.cwd().as_posix())
+    add(__version__, sys.version, sys.executable, __file__, _here())
+    # Of a checkout, or a build that bears the same version: are the records still the same ones?
+    add(*(f"{stamp(os.path.join(_PACKAGE, name))}" for name in _RECORDS))  # noqa: PTH118
     add(config or "", _bytes(config))
     for name, value in sorted(os.environ.items()):
         if f"{name}=".startswith(_VARIABLES):
@@ -47,7 +52,8 @@ def digest(config: str | None) -> str:
         for path in sorted(Path(credentials).glob("*")):
             add(path.name, _bytes(str(path)))
     add(os.uname().nodename, _bytes("/etc/machine-id"), os.uname().machine)
-    add(instructions(), str(usable_cpus()), str(usable_memory()))
+    # In pieces of 16 MiB: what the kernel takes for itself is not the same at every boot.
+    add(instructions(), str(usable_cpus()), str(usable_memory() >> 24))
     return parts.hexdigest()
 
 
@@ -58,6 +64,14 @@ def stamp(path: str) -> list[int] | None:
     except OSError:
         return None
     return [known.st_mtime_ns, known.st_size, known.st_ino, known.st_ctime_ns]
+
+
+def _here() -> str:
+    """Give the working directory; empty where it has been removed."""
+    try:
+        return os.getcwd()  # noqa: PTH109 - likewise
+    except OSError:
+        return ""
 
 
 def _bytes(path: str | None) -> bytes:

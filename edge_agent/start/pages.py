@@ -9,11 +9,14 @@ and no byte beyond it.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 PAGE = 4096
 FILE = "pages.json"
@@ -22,6 +25,8 @@ _PRESENT = 1 << 63
 _GAP = 4
 """Pages between two ranges that are read along: a request costs more than they do."""
 _PIECE = 256 * 1024
+_NO_LIST = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
+"""What comes of a list that is not there, or damaged."""
 
 
 class Ahead:
@@ -50,11 +55,20 @@ class Ahead:
 
     def _read_all(self) -> None:
         buffer = memoryview(bytearray(_PIECE))
-        for path, ranges in self._files:
-            _read(path, ranges, buffer)
-            with self._moved:
-                self._next += 1
-                self._moved.notify_all()
+        try:
+            for path, ranges in self._files:
+                _read(path, ranges, buffer)
+                self._advance(self._next + 1)
+        except (TypeError, ValueError, OverflowError):
+            log.warning("%s is damaged; it is of no use to this start", FILE)
+        finally:
+            # Whatever becomes of this: nobody is to wait for it in vain.
+            self._advance(len(self._files))
+
+    def _advance(self, to: int) -> None:
+        with self._moved:
+            self._next = to
+            self._moved.notify_all()
 
 
 def ahead(state: str, origins: str) -> Ahead | None:
@@ -74,7 +88,7 @@ def ahead(state: str, origins: str) -> Ahead | None:
         if (known["schema"], known["origins"]) != (SCHEMA, origins) or cached(*known["probe"]):
             return None
         return Ahead([(str(path), ranges) for path, ranges in known["files"]])
-    except (OSError, ValueError, KeyError, TypeError):
+    except _NO_LIST:
         return None  # it only makes a start quicker
 
 
@@ -122,7 +136,7 @@ def learned(state: str, origins: str) -> bool:
         with open(f"{state}/{FILE}", "rb") as file:  # noqa: PTH123 - as above
             known = json.loads(file.read())
         return (known["schema"], known["origins"]) == (SCHEMA, origins)
-    except (OSError, ValueError, KeyError, TypeError):
+    except _NO_LIST:
         return False
 
 

@@ -15,6 +15,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from xxhash import xxh3_128_hexdigest
+
 from .origins import stamp
 
 if TYPE_CHECKING:
@@ -23,7 +25,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FILE = "start.json"
-SCHEMA = 1
+SCHEMA = 2
+_HEAD = 33
+"""Length of the first line: the checksum of all that follows, XXH3 of 128 bits in hexadecimal."""
+_SECRETS = ("url", "username", "password")
+"""Of the broker."""
 _STATE = re.compile(rb'^\s*state_dir\s*=\s*(?:"([^"\n]*)"|\'([^\'\n]*)\')', re.MULTILINE)
 
 
@@ -55,32 +61,32 @@ class Plan(NamedTuple):
     models: list[Quick]
 
 
-def secrets() -> dict[tuple[str, ...], str]:
-    """Give what environment and credentials bring to the settings, by key.
+def secrets() -> dict[str, str]:
+    """Give what environment and credentials say of the way to the broker, by key of `[broker]`.
 
-    It is read from there at every start, and never written down.
+    It is read from there at every start, and never written down. Read as `config` reads it: the
+    names of variables in any case, behind their prefix, and the longer name wins.
     """
-    found: dict[tuple[str, ...], str] = {}
+    found: dict[str, str] = {}
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
-    for path in Path(folder).glob("*") if folder else ():
+    for key in _SECRETS if folder else ():
         try:
-            found[tuple(path.name.split("."))] = path.read_text(encoding="utf-8").rstrip("\r\n")
+            text = Path(str(folder), f"broker.{key}").read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             continue  # of no use to the settings either
-    for key in ("url", "username", "password"):
-        value = os.environ.get(f"EDGE_AGENT_BROKER__{key.upper()}")
-        if value is not None:
-            found["broker", key] = value
+        found[key] = text.rstrip("\r\n")
+    variables = {
+        name.removeprefix("EDGE_AGENT_").lower(): name
+        for name in sorted(os.environ)
+        if name.startswith("EDGE_AGENT_")
+    }
+    if "broker" in variables:
+        table = json.loads(os.environ[variables["broker"]])
+        found |= {key: table[key] for key in _SECRETS if isinstance(table.get(key), str)}
+    for key in _SECRETS:
+        if f"broker__{key}" in variables:
+            found[key] = os.environ[variables[f"broker__{key}"]]
     return found
-
-
-def _replace(settings: dict[str, Any], path: tuple[str, ...], value: str | None) -> None:
-    """Put a text in the place of another."""
-    place: Any = settings
-    for step in path[:-1]:
-        place = place.get(step) if isinstance(place, dict) else None
-    if isinstance(place, dict) and isinstance(place.get(path[-1], 0), str | None):
-        place[path[-1]] = value
 
 
 def find(config: str | None, origins: str) -> Plan | None:
@@ -94,13 +100,16 @@ def find(config: str | None, origins: str) -> Plan | None:
     state = _state_folder(config)
     try:
         with open(os.path.join(state, FILE), "rb") as file:  # noqa: PTH118, PTH123 - see origins
-            read = json.loads(file.read())
+            data = file.read()
+        body = data[_HEAD:]
+        if data[:_HEAD] != _seal(body):
+            return None  # damaged: the slow way needs none, and writes a new one
+        read = json.loads(body)
         if read["schema"] != SCHEMA or read["origins"] != origins:
             return None
         if any(stamp(path) != known for path, known in read["stamps"].items()):
             return None
-        for place, value in secrets().items():
-            _replace(read["settings"], place, value)
+        read["settings"]["broker"].update(secrets())
         return Plan(
             state,
             origins,
@@ -109,19 +118,16 @@ def find(config: str | None, origins: str) -> Plan | None:
             read["settings"],
             [Quick(*entry) for entry in read["models"]],
         )
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # damaged: the slow way needs none, and writes a new one
+        return None  # there is none, or it is of another program
 
 
 def write(plan: Plan, looked_at: list[Path]) -> None:
     """Keep a plan, with a stamp of every file and folder that it depends on."""
     from ..durable import replace_file
 
-    for place in secrets():
-        _replace(plan.settings, place, None)
-    content = json.dumps(
+    plan.settings["broker"].update(dict.fromkeys(secrets()))
+    body = json.dumps(
         {
             "schema": SCHEMA,
             "origins": plan.origins,
@@ -132,6 +138,7 @@ def write(plan: Plan, looked_at: list[Path]) -> None:
             "stamps": {str(path): stamp(str(path)) for path in looked_at},
         }
     ).encode()
+    content = _seal(body) + body
     path = Path(plan.state) / FILE
     try:
         if path.read_bytes() == content:
@@ -140,6 +147,10 @@ def write(plan: Plan, looked_at: list[Path]) -> None:
         pass
     # As private as a file can be: it holds what the settings file holds.
     replace_file(path, content, 0o600)
+
+
+def _seal(body: bytes) -> bytes:
+    return xxh3_128_hexdigest(body).encode() + b"\n"
 
 
 def forget(state: Path) -> None:

@@ -1,0 +1,110 @@
+"""A prepared form that is not what it was, or only half of it, is never used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edge_agent.forms.form import read
+from tests.form_models import damage, rewrite
+from tests.start_box import Box, kept, own, planned
+from tests.support import wait_until
+
+__all__ = ["kept", "own", "planned"]
+
+
+def flip_weight(form: Path) -> None:
+    """Turn over one bit of a weight: of its exponent, so that results would be wrong."""
+    damage(form / "weights.bin", 4 * 1000 + 3)
+
+
+def cut_weights(form: Path) -> None:
+    """Lose the end of the weights."""
+    os.truncate(form / "weights.bin", (form / "weights.bin").stat().st_size - 4096)
+
+
+def damage_graph(form: Path) -> None:
+    """Turn over one bit in the middle of the graph."""
+    damage(form / "graph.onnx", (form / "graph.onnx").stat().st_size // 2)
+
+
+def damage_table(form: Path) -> None:
+    """Turn over one bit of the form's table."""
+    damage(form / "form.json", 200)
+
+
+def of_another_processor(form: Path) -> None:
+    """Have it made on a processor with other instructions."""
+    rewrite(read(str(form)), cpu="0" * 16)
+
+
+def of_another_version(form: Path) -> None:
+    """Have it made by another version of the engine."""
+    rewrite(read(str(form)), version="1.0.0")
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        *(flip_weight, cut_weights, damage_graph, damage_table),
+        *(of_another_processor, of_another_version),
+    ],
+    ids=lambda harm: harm.__name__,
+)
+def test_a_form_that_is_not_what_it_was(harm: Callable[[Path], None], planned: Box) -> None:
+    """It is noticed before a result of it goes out, made anew, and used by the start after."""
+    (form,) = planned.forms()
+    whole = {path.name: path.read_bytes() for path in form.iterdir()}
+    harm(form)
+    assert any(path.read_bytes() != whole[path.name] for path in form.iterdir())
+    with planned.start() as start:
+        assert start.all_right()
+        assert any(f"prepared form{rest}" in start.words() for rest in ("", " is not used"))
+        start.planned()
+        (again,) = planned.forms()
+        assert (again / "weights.bin").read_bytes() == whole["weights.bin"]
+        read(str(again))
+        assert start.all_right()
+    with planned.start() as start:
+        assert start.from_plan()
+        assert start.all_right()
+        assert "not used" not in start.words()
+        assert "not from its prepared form" not in start.words()
+
+
+def test_an_agent_that_is_killed_while_it_prepares(own: Box) -> None:
+    """Nothing half-made is used or left: the next run prepares anew and cleans up."""
+    agent = own.launch()
+    staging = own.state / "staging"
+    wait_until(lambda: any(staging.glob("*/*/*")), "files of a form that is being made")
+    children = _children(agent.process.pid)
+    agent.process.kill()
+    agent.process.wait()
+    assert children
+    wait_until(lambda: not any(_alive(child) for child in children), "its children to end")
+    assert list(staging.iterdir())
+    assert own.forms() == []
+    with own.start() as start:
+        assert start.all_right()
+        start.planned()
+        assert list(staging.iterdir()) == []
+        assert len(own.forms()) == 1
+    with own.start() as start:
+        assert start.from_plan()
+        assert start.all_right()
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"

@@ -1,0 +1,77 @@
+"""Signals while the agent starts: it ends in order, or counts with what has changed."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.start_box import Box, kept, planned
+from tests.support import PATIENCE
+
+__all__ = ["kept", "planned"]
+
+
+def caught(pid: int) -> int:
+    """Give the mask of signals that a process has handlers for: proc(5), SigCgt."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def minds(pid: int) -> bool:
+    """Whether a process has its handlers; SIGHUP's comes last."""
+    return bool(caught(pid) >> (signal.SIGHUP - 1) & 1)
+
+
+def has(library: str) -> Callable[[int], bool]:
+    """Make the claim that a process has mapped a library."""
+    return lambda pid: library in Path(f"/proc/{pid}/maps").read_text()
+
+
+MOMENTS = {
+    "handlers": minds,
+    "numpy": has("_multiarray_umath"),
+    "engine": has("onnxruntime_pybind11_state"),
+    "weights": has("weights.bin"),
+    "pictures": has("cv2"),
+}
+
+
+def await_moment(pid: int, moment: Callable[[int], bool]) -> None:
+    """Wait for a moment of a start as closely as possible."""
+    deadline = time.monotonic() + PATIENCE
+    pause = threading.Event()
+    while not (minds(pid) and moment(pid)):
+        assert time.monotonic() < deadline, "the moment has not come"
+        pause.wait(0.0005)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_end_while_it_starts(number: int, moment: str, planned: Box) -> None:
+    """SIGTERM and SIGINT end a start with 0, whatever it is at, without a traceback."""
+    said = len(planned.words())
+    agent = planned.launch()
+    await_moment(agent.process.pid, MOMENTS[moment])
+    agent.signal(number)
+    assert agent.wait() == 0
+    words = agent.words()[said:]
+    assert "Traceback" not in words
+    assert "Error" not in words
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_told_to_reload_while_it_starts(moment: str, planned: Box) -> None:
+    """SIGHUP does not end a start; settings that have changed by then are those that count."""
+    with planned.start() as start:
+        await_moment(start.agent.process.pid, MOMENTS[moment])
+        planned.config.write_text(planned.settings().replace('"p"', '"q"'))
+        start.agent.signal(signal.SIGHUP)
+        assert start.all_right(pipeline="q")
+        start.wait("health")
