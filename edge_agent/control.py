@@ -283,9 +283,9 @@ class Control:
         self._planner.changed()
 
     def _prepared(self) -> None:
-        """Say that a form is ready, and have the next start use it."""
+        """Have the next start use a form that is ready, then say so."""
+        self._planner.keep()
         self.says.models()
-        self._planner.changed()
 
     def tidy(self) -> None:
         """Do what is due now and then: called every second or so."""

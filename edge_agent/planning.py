@@ -65,6 +65,9 @@ class Planner:
         self._looking = threading.Lock()
         self._changed = threading.Event()
         self._closing = threading.Event()
+        self._due = False
+        """Something has changed since the plan was written."""
+        self._keeping = threading.Lock()
 
     def reread(self) -> None:
         """Note what the settings are made from, right before they are read again.
@@ -82,6 +85,7 @@ class Planner:
     def changed(self) -> None:
         """Have the plan written anew soon; called as soon as another model serves."""
         self._outdated()
+        self._due = True
         self._changed.set()
 
     def close(self) -> None:
@@ -92,13 +96,20 @@ class Planner:
         """Write the plan a moment after each change, until closed."""
         while True:
             self._changed.wait()
-            if self._closing.wait(SETTLE_SECONDS):
-                return
+            closing = self._closing.wait(SETTLE_SECONDS)
             self._changed.clear()
-            self.keep()
+            if self._due:
+                self.keep()
+            if closing:
+                return
 
     def keep(self) -> None:
         """Write the plan, or remove it where a start must look at everything."""
+        with self._keeping:
+            self._due = False
+            self._keep()
+
+    def _keep(self) -> None:
         state = self._frames.settings.state
         self._adopt()
         try:
