@@ -24,9 +24,10 @@ __all__ = ["kept", "own", "planned", "tls"]
 # A start from a plan
 
 
-def test_a_start_from_the_plan_is_as_every_start(planned: Box) -> None:
+def test_a_start_from_the_plan_is_as_every_start(own: Box) -> None:
     """Results are those of the model itself; steps, info, health, orders and pushes are there."""
-    with planned.start() as start:
+    own.ready()
+    with own.start() as start:
         assert start.from_plan()
         steps = start.steps()
         wanted = {"exec", "settings", "imports", "build", "first_frame", "first_inference"}
@@ -37,18 +38,15 @@ def test_a_start_from_the_plan_is_as_every_start(planned: Box) -> None:
         assert start.wait("health")["pipelines"]
         assert [each["name"] for each in start.wait("info")["pipelines"]] == ["p"]
         order = json.dumps({"id": "order-1"})
-        start.listener.publish(planned.topic("in", "command", "ping"), order)
+        start.listener.publish(own.topic("in", "command", "ping"), order)
         assert start.wait("reply", "order-1")["ok"] is True
         wait_until(lambda: "first result" in start.words(), "a line about the first result")
         assert "model numbers is live as" not in start.words()
-        # It changes nothing but the version that is live, and that is what is undone.
-        folder = numbers(planned.folder / "pushed", seed=2, version="1.1")
-        device = ("--device", planned.device, "--broker", planned.broker.url)
+        folder = numbers(own.folder / "pushed", seed=2, version="1.1")
+        device = ("--device", own.device, "--broker", own.broker.url)
         pushed = run_cli("push", str(folder), *device)
         assert pushed.returncode == 0, pushed.stderr
         assert start.all_right(seed=2, model="numbers@1.1")
-        assert run_cli("rollback", "numbers", *device).returncode == 0
-        start.wait("model", "numbers", live="1")
 
 
 def test_every_way_to_name_the_settings_file_finds_the_plan(own: Box) -> None:
@@ -289,24 +287,23 @@ def test_settings_that_have_become_wrong(planned: Box) -> None:
     listener.close()
 
 
-def test_a_reload_of_wrong_settings_is_not_planned(planned: Box) -> None:
+def test_a_reload_of_wrong_settings_is_not_planned(own: Box) -> None:
     """Wrong settings that a running agent has refused are wrong at the next start as well."""
-    listener = Listener(planned.broker.port, planned.topic("result", "#"))
-    with planned.start() as start:
+    own.ready()
+    listener = Listener(own.broker.port, own.topic("result", "#"))
+    with own.start() as start:
         start.wait("model", "numbers", prepared="ready")
-        planned.config.write_text(wrong(planned))
+        own.config.write_text(wrong(own))
         start.agent.signal(signal.SIGHUP)
         wait_until(lambda: "the settings stay as they were" in start.words(), "the refusal")
-        before = planned.plan_made()
+        before = own.plan_made()
         # A push has the plan written anew.
-        folder = numbers(planned.folder / "again", seed=2, version="1.2")
-        device = ("--device", planned.device, "--broker", planned.broker.url)
+        folder = numbers(own.folder / "again", seed=2, version="1.2")
+        device = ("--device", own.device, "--broker", own.broker.url)
         assert run_cli("push", str(folder), *device).returncode == 0
-        wait_until(lambda: planned.plan_made() not in {0, before}, "a new plan")
-        assert run_cli("rollback", "numbers", *device).returncode == 0
-        start.wait("model", "numbers", live="1")
+        wait_until(lambda: own.plan_made() not in {0, before}, "a new plan")
     del listener.heard[:]
-    ended = run_cli("run", "--config", str(planned.config))
+    ended = run_cli("run", "--config", str(own.config))
     assert ended.returncode == 2
     assert "speed" in ended.stderr
     assert not listener.heard

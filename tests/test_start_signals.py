@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from edge_agent.start.clock import Clock, again
 from tests.start_box import Box, kept, planned
 from tests.support import PATIENCE
 
@@ -75,3 +76,12 @@ def test_told_to_reload_while_it_starts(moment: str, planned: Box) -> None:
         start.agent.signal(signal.SIGHUP)
         assert start.all_right(pipeline="q")
         start.wait("health")
+
+
+def test_a_process_that_starts_anew_counts_anew() -> None:
+    """What `execv` has replaced counts from there, once; the kernel would count from its birth."""
+    old = Clock()
+    again()
+    anew, later = Clock(), Clock()
+    assert anew.age < old.age
+    assert later.age > anew.age

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from ..errors import AgentError, status_of
-from .clock import Clock
+from .clock import Clock, again
 from .early import Early
 from .origins import config_file, digest
 from .plan import find
@@ -67,6 +67,7 @@ def _mind_signals() -> None:
         # What has been read of the settings is out of date. Until they are read again there is
         # nothing that another SIGHUP could mean; that it is ignored outlasts `execv`.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        again()
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - ourselves, as we were started
 
     # Not `sys.exit`: where the signal falls into a destructor, Python drops that.

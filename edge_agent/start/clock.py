@@ -17,6 +17,9 @@ STEPS = (
     "first_publish",
 )
 
+_BEGAN = "_EDGE_AGENT_BEGAN"
+"""The variable by which a process that starts anew tells itself when."""
+
 
 class Clock:
     """Measures steps; several may run at a time, so that their sum is more than the total."""
@@ -56,9 +59,17 @@ class Clock:
         return {step: self._ms[step] for step in STEPS if step in self._ms}
 
 
+def again() -> None:
+    """Note that this process is about to start anew by `execv`: the kernel does not."""
+    os.environ[_BEGAN] = str(time.clock_gettime(time.CLOCK_BOOTTIME))
+
+
 def _since_exec() -> float:
     """Give the seconds since this process began; to 10 ms, as the kernel counts."""
     try:
+        noted = os.environ.pop(_BEGAN, None)
+        if noted is not None:
+            return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - float(noted))
         with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - pathlib is not there yet
             began = int(file.read().rpartition(b")")[2].split()[19])
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began / os.sysconf("SC_CLK_TCK"))
