@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator
 from queue import Empty, SimpleQueue
@@ -19,6 +20,20 @@ class Heard(NamedTuple):
     topic: str
     payload: bytes
     retained: bool
+
+    @property
+    def body(self) -> dict[str, Any] | None:
+        """The JSON object that it holds; None: it holds none. Anybody may have sent it."""
+        return body_of(self.payload)
+
+
+def body_of(payload: bytes) -> dict[str, Any] | None:
+    """Read a JSON object that a stranger may have written; None where it is none."""
+    try:
+        body = json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+    return body if isinstance(body, dict) else None
 
 
 class BrokerClient:

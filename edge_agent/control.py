@@ -144,6 +144,7 @@ class Control:
             self._deployer.submit,
             self._deployer.standing,
             self._changed,
+            expect=self._deployer.expect,
         )
         self.says.deployer, self.says.transfers = self._deployer, self._transfers
         self.says.prepared = self._preparer.state

@@ -16,6 +16,8 @@ from .names import NAME_RULE, is_name, is_version
 from .record import record
 
 MANIFEST = "model.toml"
+MAX_LABEL_BYTES = 2**20
+MAX_LABELS = 100_000
 
 Task = Literal["detection", "classification", "anomaly", "regression", "raw"]
 DecoderName = Literal[
@@ -281,6 +283,8 @@ def check(manifest: Manifest, folder: Path) -> ModelFolder:
     labels = manifest.output.labels
     if isinstance(labels, str):
         text = inside(folder, labels, f"{where}: output.labels")
+        if text.stat().st_size > MAX_LABEL_BYTES:
+            raise ModelError(f"{text}: larger than {MAX_LABEL_BYTES // 2**20} MiB, not labels")
         try:
             lines = text.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError:
@@ -290,6 +294,8 @@ def check(manifest: Manifest, folder: Path) -> ModelFolder:
         labels = tuple(line.strip() for line in lines)
         if not labels:
             raise ModelError(f"{text}: is empty, expected one label a line")
+        if len(labels) > MAX_LABELS:
+            raise ModelError(f"{text}: {len(labels)} labels, expected at most {MAX_LABELS}")
     return ModelFolder(folder, manifest, labels)
 
 

@@ -106,8 +106,9 @@ class Sender:
             return None
         device = levels[0]
         try:
-            says = json.loads(heard.payload)
+            says = heard.body or {}
             state = str(says["state"])
+            percent = float(says.get("percent") or 0.0)
             parts, blocks = _numbers(says.get("list")), _numbers(says.get("need"))
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
@@ -117,7 +118,7 @@ class Sender:
                 return None
             progress = self.progress[device] = Progress()
         progress.state, progress.heard_at = state, time.monotonic()
-        progress.percent = float(says.get("percent") or 0.0)
+        progress.percent = percent
         progress.why = says.get("why")
         progress.details = says
         for number in parts:

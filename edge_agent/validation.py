@@ -26,6 +26,11 @@ T = TypeVar("T")
 
 # What strangers may not exceed before a parser sees it.
 MAX_TOML_BYTES = 256 * 1024
+MAX_KEY_PARTS = 64
+# A dotted key with more parts than that. `tomllib` keeps every beginning of one while it reads it:
+# 256 KiB of "a.a.a…" would take all memory (seen: 20 GB, and killed).
+_PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.){0,256}"|'[^'\n]{0,256}')"""
+_LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MAX_KEY_PARTS}}}", re.ASCII)
 
 
 def read_toml(path: Path, error: type[AgentError]) -> dict[str, Any]:
@@ -33,7 +38,11 @@ def read_toml(path: Path, error: type[AgentError]) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_TOML_BYTES:
             raise error(f"{path}: larger than {MAX_TOML_BYTES // 1024} KiB, not a settings file")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if (long := _LONG_KEY.search(text)) is not None:
+            line = text.count("\n", 0, long.start()) + 1
+            raise error(f"{path}: line {line}: a key of more than {MAX_KEY_PARTS} parts")
+        return tomllib.loads(text)
     except FileNotFoundError:
         raise error(f"{path}: no such file") from None
     except IsADirectoryError:

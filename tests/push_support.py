@@ -10,6 +10,7 @@ import base64
 import hashlib
 import io
 import json
+import re
 import struct
 import tarfile
 import threading
@@ -415,7 +416,15 @@ class Box:
         """Give what lies in the places where nothing may be left, and the versions."""
         return {
             "incoming": names(self.state / "incoming"),
-            "staging": names(self.state / "staging"),
+            # What serves is being prepared in the background; that is not of the push.
+            "staging": {
+                name
+                for name in names(self.state / "staging")
+                if not any(
+                    re.fullmatch("[0-9a-f]{32}", inner)
+                    for inner in names(self.state / "staging" / name)
+                )
+            },
             **{
                 path.name: names(path) - {"pointers.json"}
                 for path in (self.state / "models").iterdir()

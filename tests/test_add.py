@@ -265,7 +265,8 @@ def test_a_store_that_may_not_be_written_is_wrong_settings(tmp_path: Path) -> No
     # All that is needed is imported before: this Python may be for root alone.
     program = (
         "import os, sys\n"
-        "import edge_agent.control, edge_agent.config, edge_agent.store.install, pydantic_settings\n"
+        "import edge_agent.control, edge_agent.config, edge_agent.store.install\n"
+        "import pydantic_settings\n"
         "from edge_agent.cli import main\n"
         "os.setgroups([]); os.setgid(12345); os.setuid(12345)\n"
         "sys.exit(main(sys.argv[1:]))\n"

@@ -41,7 +41,8 @@ LAYERS: Mapping[str, str] = {
         "settings manifest sources.spec wire validation"
     ),
     "ground: knows nothing of the rest": (
-        "errors names bounds record records crew systemd durable machine facts networks.networkfacts "
+        "errors names bounds record records "
+        "crew systemd durable machine facts networks.networkfacts "
         "bundled start.clock limits thermal journal"
     ),
 }
@@ -51,10 +52,13 @@ HOMES: Mapping[str, str] = {
     "paho": "mqtt bench.plain bench.raw bench.start_script",
     "openvino": "engines.ov engines.ovform engines.probe bench.start_script",
     "onnxruntime": (
-        "engines.ort engines.formed engines.streaming engines.probe forms bench.plain "
-        "bench.start_script bench.readying bench.truth bench.generated"
+        "deploy.arriving.stages engines.ort engines.formed engines.streaming engines.probe forms "
+        "bench.plain bench.start_script bench.readying bench.truth bench.generated"
     ),
-    "onnx": "networks.modelfile networks.protowire forms bench.network bench.layers bench.qdq bench.generated",
+    "onnx": (
+        "networks.modelfile networks.protowire forms "
+        "bench.network bench.layers bench.qdq bench.generated"
+    ),
     "google": "networks.modelfile",
     "cv2": (
         "sources.opencv preprocess.picture decode.boxes annotate motion bench.plain "

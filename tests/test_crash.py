@@ -13,9 +13,9 @@ import pytest
 from edge_agent.durable import FAULT_POINTS
 from edge_agent.manifest import load
 from edge_agent.packages.packing import Package, make
+from edge_agent.store.claim import claim
 from edge_agent.store.incoming import Incoming
 from edge_agent.store.pointers import Trial
-from edge_agent.store.claim import claim
 from edge_agent.store.store import Store
 from tests.model_folders import make_model
 

@@ -22,6 +22,7 @@ from edge_agent.names import version_key
 from edge_agent.packages.archive import open_archive
 from edge_agent.packages.packing import Package, make, open_package, pack
 from edge_agent.store.catalog import Library
+from edge_agent.store.claim import claim
 from edge_agent.store.housekeeping import clean_leftovers, make_room
 from edge_agent.store.incoming import Incoming, arriving, other_transfers
 from edge_agent.store.install import (
@@ -32,7 +33,6 @@ from edge_agent.store.install import (
 )
 from edge_agent.store.known import plain_folders, stored_versions
 from edge_agent.store.pointers import Trial
-from edge_agent.store.claim import claim
 from edge_agent.store.store import NOTES, Store
 from tests.crash_case import BATCH, push
 from tests.model_folders import contents, make_model, weights

@@ -35,7 +35,7 @@ def children() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
-            if "edge_agent.deploy.trial" in child.cmdline():
+            if "edge_agent.deploy.judge" in child.cmdline():
                 found.append(child)
         except psutil.NoSuchProcess:
             continue

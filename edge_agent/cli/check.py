@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -54,6 +55,12 @@ def main(options: Options) -> int:
         report.line("ok", "engine", f"{choice.engine}:{choice.device}")
     store = open_store(settings)
     report.line("ok", "state_dir", f"{settings.state}, writable")
+    for why in _device(settings):
+        subject, _, text = why.partition(": ")
+        report.line("note", subject, text)
+    if settings.health.metrics_port and find_spec("prometheus_client") is None:
+        mend = "needs prometheus-client: pip install 'edge-agent[metrics]'"
+        report.line("FAIL", "health.metrics_port", mend)
     report.tried("broker", lambda: _broker(settings))
     library = library_of(settings, store)
     for name in settings.models_dirs:
@@ -127,6 +134,14 @@ def _broker(settings: Any) -> str:
     limit = f", packets up to {connection.max_packet} bytes" if connection.max_packet else ""
     connection.close()
     return f"{settings.broker.address}, MQTT {version}{limit}"
+
+
+def _device(settings: Any) -> list[str]:
+    """Say what of the machine itself is not as it should be, in the words of health."""
+    from ..limits import disk_why, memory_why
+    from ..thermal import Thermometer
+
+    return [*Thermometer().read().why(), *memory_why(), *disk_why(settings.state)]
 
 
 def _trust(settings: Any) -> list[str]:

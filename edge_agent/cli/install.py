@@ -1,39 +1,42 @@
 """`edge-agent install` and `uninstall`: the systemd service.
 
 Every installation is a virtual environment of its own under /opt/edge-agent; `current` points to
-the one that runs. An upgrade whose service does not become ready is undone by pointing back.
+the one that runs. An upgrade whose service does not become ready, or does not stay up, is undone:
+what was changed is put back, and the version before runs again.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import time
-import zipfile
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 
 from .. import __version__
 from ..bundled import bundled
 from ..errors import AgentError, UsageError
 from . import Options
+from .own_wheel import own_source
 
 UNIT = "edge-agent.service"
+RETRY = "edge-agent-retry.timer"
 HOME = Path("/opt/edge-agent")
 ETC = Path("/etc/edge-agent")
 STATE = Path("/var/lib/edge-agent")
 CACHE = Path("/var/cache/edge-agent")
-UNIT_FILE = Path("/etc/systemd/system") / UNIT
+UNITS = Path("/etc/systemd/system")
 SYSUSERS = Path("/etc/sysusers.d/edge-agent.conf")
 COMMAND = Path("/usr/local/bin/edge-agent")
+PASSWORD = Path("/etc/credstore/broker.password")
+SETTINGS = ETC / "config.toml"
 READY_SECONDS = 90.0
+STEADY_SECONDS = 8.0
+"""A version that was ready and dies so soon is not one to leave alone with."""
 
-SKELETON = """\
+_SKELETON = """\
 # edge-agent: see the README for every key.
 # After a change: sudo systemctl reload edge-agent
 
@@ -53,6 +56,17 @@ keys = ["/etc/edge-agent/trust.d"]  # *.pub files of those who may push models
 # model  = "parts-inspection"
 # rate   = 5
 """
+# Run by the new environment, which has what checking takes; this one may have nothing.
+_CHECK = """\
+import sys
+from pathlib import Path
+from edge_agent.config import load
+from edge_agent.errors import UsageError
+try:
+    load(Path(sys.argv[1]))
+except UsageError as problem:
+    sys.exit(str(problem))
+"""
 
 
 def main(options: Options) -> int:
@@ -67,106 +81,69 @@ def main(options: Options) -> int:
 
 
 def _install(config: Path | None) -> int:
-    if config is not None:
-        _check(config)
+    if config is not None and not config.is_file():
+        raise UsageError(f"--config: {config}: no such file")
+    if config is not None and find_spec("pydantic_settings") is not None:
+        # Before minutes are spent; where we run without our dependencies it is seen later.
+        from ..config import load
+
+        load(config)
     before = _current()
+    kept = _Kept((SETTINGS, UNITS / UNIT, UNITS / RETRY, SYSUSERS))
     place = HOME / f"{__version__}-{time.strftime('%Y%m%d%H%M%S')}"
     _say(f"making {place}")
     try:
         _make_environment(place)
-        _set_up(config)
+        _set_up(config, place)
         _point_to(place)
-        _systemctl("daemon-reload")
-        _systemctl("enable", UNIT)
-        if not _start():
-            raise AgentError(f"the service did not become ready:\n{_journal()}")
+        _run("systemctl", "daemon-reload")
+        _run("systemctl", "enable", UNIT)
+        if (trouble := _start()) is not None:
+            _say(_journal())
+            raise AgentError(f"{trouble}; what it said stands above")
     except BaseException:
-        _undo(place, before)
+        _undo(place, before, kept)
         raise
     for old in _old_places(place, before):
         shutil.rmtree(old, ignore_errors=True)
-    state = _output("systemctl", "is-active", UNIT)
-    print(f"edge-agent {__version__} is installed and {state}")
-    print(f"settings  {ETC / 'config.toml'}; after a change: systemctl reload edge-agent")
+    print(f"edge-agent {__version__} is installed and {_state('ActiveState')}")
+    print(f"settings  {SETTINGS}; after a change: systemctl reload edge-agent")
     print("results   edge-agent tail      log  journalctl -u edge-agent -f")
     return 0
 
 
-def _check(config: Path) -> None:
-    """See that the settings are right before anything is changed.
+class _Kept:
+    """Files as they were, to be put back."""
 
-    Raises:
-        UsageError: they are not.
+    def __init__(self, paths: tuple[Path, ...]) -> None:
+        self._before = {path: path.read_bytes() if path.is_file() else None for path in paths}
 
-    """
-    from ..config import load
-
-    if not config.is_file():
-        raise UsageError(f"--config: {config}: no such file")
-    load(config)
+    def put_back(self) -> None:
+        """Write what was there; remove what was not."""
+        for path, content in self._before.items():
+            if content is None:
+                path.unlink(missing_ok=True)
+            elif not path.is_file() or path.read_bytes() != content:
+                path.write_bytes(content)
 
 
 def _make_environment(place: Path) -> None:
-    """Make a virtual environment and install this very version into it."""
+    """Make a virtual environment and install this very version into it, with its extras."""
     place.parent.mkdir(parents=True, exist_ok=True)
     place.parent.chmod(0o755)
     _run(sys.executable, "-m", "venv", str(place))
-    _run(
-        str(place / "bin" / "pip"),
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        _own_source(place),
-    )
-    # Compiled now, as root: the service itself may not write there.
-    _run(
-        str(place / "bin" / "python"),
-        "-m",
-        "compileall",
-        "-q",
-        str(next(place.glob("lib/python*/site-packages"))),
-    )
+    pip = (str(place / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check")
+    # Also compiles, as root: the service itself may not write there.
+    _run(*pip, f"{own_source(place)}[metrics]")
 
 
-def _own_source(place: Path) -> str:
-    """Give pip something to install: the checkout we run from, or ourselves as a wheel."""
-    checkout = Path(__file__).resolve().parents[2]
-    if (checkout / "pyproject.toml").is_file():
-        return str(checkout)
-    try:
-        return str(_wheel_of(distribution("edge-agent"), place))
-    except PackageNotFoundError:
-        raise AgentError(
-            "this is neither a checkout nor an installed package; install it with pip"
-        ) from None
+def _set_up(config: Path | None, place: Path) -> None:
+    """Write what is not there yet: user, settings, units. What the operator wrote stays.
 
+    Raises:
+        UsageError: the settings given are wrong; those in place stay.
 
-def _wheel_of(own: Distribution, folder: Path) -> Path:
-    """Pack an installed distribution into a wheel again, from its own list of files (PEP 376)."""
-    site = Path(sysconfig.get_path("purelib"))
-    wheel = folder / f"edge_agent-{own.version}-py3-none-any.whl"
-    record: list[str] = []
-    info = f"edge_agent-{own.version}.dist-info"
-    skipped = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in own.files or []:
-            name = file.as_posix()
-            if (
-                name.startswith("..")
-                or "__pycache__" in name
-                or (info in name and file.name in skipped)
-            ):
-                continue
-            data = (site / file).read_bytes() if (site / file).is_file() else file.read_binary()
-            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-            record.append(f"{name},sha256={digest},{len(data)}")
-            archive.writestr(name, data)
-        archive.writestr(f"{info}/RECORD", "\n".join([*record, f"{info}/RECORD,,"]) + "\n")
-    return wheel
-
-
-def _set_up(config: Path | None) -> None:
-    """Write what is not there yet: user, settings, unit. What the operator wrote stays."""
+    """
     source = bundled("systemd")
     SYSUSERS.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / "edge-agent.sysusers.conf", SYSUSERS)
@@ -174,17 +151,39 @@ def _set_up(config: Path | None) -> None:
     ETC.mkdir(mode=0o755, parents=True, exist_ok=True)
     for folder in ("trust.d", "device_profiles"):
         (ETC / folder).mkdir(exist_ok=True)
-    settings = ETC / "config.toml"
-    if config is not None and config.resolve() != settings.resolve():
-        if settings.is_file() and settings.read_bytes() != config.read_bytes():
-            shutil.copyfile(settings, settings.with_suffix(".toml.before"))
-        shutil.copyfile(config, settings)
-    elif not settings.is_file():
-        settings.write_text(SKELETON)
+    if config is not None and config.resolve() != SETTINGS:
+        _take_settings(config, place)
+    elif not SETTINGS.is_file():
+        SETTINGS.write_text(_SKELETON)
     # It may hold a password: for root and the service only.
-    shutil.chown(settings, "root", "edge-agent")
-    settings.chmod(0o640)
-    shutil.copyfile(source / UNIT, UNIT_FILE)
+    shutil.chown(SETTINGS, "root", "edge-agent")
+    SETTINGS.chmod(0o640)
+    for unit in (UNIT, RETRY):
+        shutil.copyfile(source / unit, UNITS / unit)
+
+
+def _take_settings(config: Path, place: Path) -> None:
+    """Put settings in place, if they are right there: relative paths count from their folder."""
+    taken = ETC / ".config.toml.new"
+    descriptor = os.open(taken, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(config.read_bytes())
+    try:
+        done = subprocess.run(
+            [str(place / "bin" / "python"), "-c", _CHECK, str(taken)],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode != 0:
+            words = done.stderr.strip().splitlines() or ["cannot be checked"]
+            raise UsageError(words[-1].replace(str(taken), str(config)))
+        if SETTINGS.is_file() and SETTINGS.read_bytes() != config.read_bytes():
+            shutil.copyfile(SETTINGS, SETTINGS.with_suffix(".toml.before"))
+            shutil.copymode(SETTINGS, SETTINGS.with_suffix(".toml.before"))
+        taken.replace(SETTINGS)
+    finally:
+        taken.unlink(missing_ok=True)
 
 
 def _point_to(place: Path) -> None:
@@ -193,30 +192,45 @@ def _point_to(place: Path) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(place.name)
     temporary.replace(HOME / "current")
-    if not COMMAND.exists() or COMMAND.is_symlink():
-        COMMAND.unlink(missing_ok=True)
-        COMMAND.symlink_to(HOME / "current" / "bin" / "edge-agent")
+    if COMMAND.exists() and not COMMAND.is_symlink():
+        _say(f"{COMMAND} is another program's; the command is {HOME}/current/bin/edge-agent")
+        return
+    COMMAND.unlink(missing_ok=True)
+    COMMAND.symlink_to(HOME / "current" / "bin" / "edge-agent")
 
 
-def _start() -> bool:
-    """Start the service, or start it anew; True when it says that it is ready."""
+def _start() -> str | None:
+    """Start the service, or start it anew; gives what went wrong, None where it stays up."""
     subprocess.run(["systemctl", "reset-failed", UNIT], check=False, capture_output=True)
-    done = subprocess.run(
-        ["systemctl", "restart", UNIT], check=False, capture_output=True, timeout=READY_SECONDS
-    )
-    return done.returncode == 0 and _output("systemctl", "is-active", UNIT) == "active"
+    # What systemd knows of a unit that restarts by itself is seen from its counter alone.
+    try:
+        done = subprocess.run(
+            ["systemctl", "restart", UNIT], check=False, capture_output=True, timeout=READY_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"the service was not ready within {READY_SECONDS:.0f} s"
+    if done.returncode != 0 or _state("ActiveState") != "active":
+        return "the service did not become ready"
+    began = _state("NRestarts")
+    deadline = time.monotonic() + STEADY_SECONDS
+    while time.monotonic() < deadline:
+        if _state("ActiveState") != "active" or _state("NRestarts") != began:
+            return "the service was ready, but did not stay up"
+        time.sleep(0.5)
+    return None
 
 
-def _undo(place: Path, before: Path | None) -> None:
+def _undo(place: Path, before: Path | None, kept: _Kept) -> None:
     """Go back to the installation before, where there is one."""
+    _say("undoing it")
+    kept.put_back()
     if before is not None and before.is_dir():
         _point_to(before)
-        _systemctl("daemon-reload")
-        back = "runs again" if _start() else "does not start either"
-        _say(f"{before.name} {back}; its settings and state were not touched")
+        _run("systemctl", "daemon-reload")
+        back = "does not start either" if _start() else "runs again, with its settings and state"
+        _say(f"{before.name} {back}")
     else:
-        subprocess.run(["systemctl", "disable", "--now", UNIT], check=False, capture_output=True)
-        (HOME / "current").unlink(missing_ok=True)
+        _remove_service()
     shutil.rmtree(place, ignore_errors=True)
 
 
@@ -234,22 +248,36 @@ def _old_places(place: Path, before: Path | None) -> list[Path]:
     ]
 
 
-def _uninstall() -> int:
-    """Remove all but what took work to make: settings, keys, models."""
+def _remove_service() -> None:
+    """Stop the service and take away its units and the command."""
     subprocess.run(["systemctl", "disable", "--now", UNIT], check=False, capture_output=True)
-    UNIT_FILE.unlink(missing_ok=True)
-    SYSUSERS.unlink(missing_ok=True)
+    subprocess.run(["systemctl", "stop", RETRY], check=False, capture_output=True)
+    for path in (UNITS / UNIT, UNITS / RETRY, SYSUSERS, HOME / "current"):
+        path.unlink(missing_ok=True)
     if COMMAND.is_symlink():
         COMMAND.unlink()
+    _run("systemctl", "daemon-reload")
+    subprocess.run(["systemctl", "reset-failed", UNIT], check=False, capture_output=True)
+
+
+def _uninstall() -> int:
+    """Remove all but what took work to make: settings, keys, models."""
+    _remove_service()
     shutil.rmtree(HOME, ignore_errors=True)
     shutil.rmtree(CACHE, ignore_errors=True)
-    _systemctl("daemon-reload")
     print("edge-agent is uninstalled")
-    print(
-        f"left: {ETC} (settings, keys), {STATE} (models), the user edge-agent; to remove them too:"
-    )
-    print(f"  rm -r {ETC} {STATE}; userdel edge-agent")
+    left = {ETC: "settings, keys", STATE: "models", PASSWORD: "the broker's password"}
+    there = {path: what for path, what in left.items() if path.exists()}
+    listed = "".join(f"{path} ({what}), " for path, what in there.items())
+    print(f"left: {listed}the user edge-agent; to remove them too:")
+    if there:
+        print(f"  rm -r {' '.join(map(str, there))}")
+    print("  userdel edge-agent")
     return 0
+
+
+def _state(key: str) -> str:
+    return _output("systemctl", "show", UNIT, "--value", "-p", key)
 
 
 def _journal() -> str:
@@ -258,10 +286,6 @@ def _journal() -> str:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _systemctl(*words: str) -> None:
-    _run("systemctl", *words)
 
 
 def _output(*command: str) -> str:

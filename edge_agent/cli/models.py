@@ -7,6 +7,7 @@ from ..errors import AgentError, UsageError
 from ..names import NAME_RULE, is_name
 from . import Options, broker_settings
 from .push import World
+from .terminal import printable
 
 
 def main(options: Options) -> int:
@@ -27,10 +28,11 @@ def main(options: Options) -> int:
             raise AgentError(f"device {options.device} is unknown")
     for name in sorted(world.status):
         state = world.status[name].get("state", "?")
-        profile = world.info.get(name, {}).get("profile", {}).get("name", "?")
-        print(f"{name}  {state}  profile {profile}")
+        about = world.info.get(name, {}).get("profile")
+        profile = about.get("name", "?") if isinstance(about, dict) else "?"
+        print(printable(f"{name}  {state}  profile {profile}"))
         for model, says in sorted(world.models.get(name, {}).items()):
-            print(f"  {model}: {_line(says)}")
+            print(printable(f"  {model}: {_line(says)}"))
     return 0
 
 

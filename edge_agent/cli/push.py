@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from ..client import BrokerClient
+from ..client import BrokerClient, body_of
 from ..errors import AgentError, LinkError, UsageError
 from ..names import NAME_RULE, is_name, version_key
 from ..networks.bringing import BARE, bring, unpacked
@@ -18,6 +17,7 @@ from ..packages.keys import load_private
 from ..packages.packing import Package, make, open_package
 from ..sender import Progress, Sender
 from . import Options, broker_settings
+from .terminal import printable
 
 RECONNECT_SECONDS = 0.5
 LOOK_SECONDS = 1.5
@@ -75,11 +75,7 @@ class World:
         if not payload:
             return
         self.topics.setdefault(device, set()).add(topic)
-        try:
-            says = json.loads(payload)
-        except ValueError:
-            return
-        if not isinstance(says, dict):
+        if (says := body_of(payload)) is None:
             return
         match levels:
             case ["status"]:
@@ -93,7 +89,11 @@ class World:
         return self.status.get(device, {}).get("state") == "online"
 
     def members(self, group: str) -> list[str]:
-        return sorted(d for d, info in self.info.items() if group in info.get("groups", []))
+        return sorted(
+            device
+            for device, info in self.info.items()
+            if isinstance(groups := info.get("groups"), list) and group in groups
+        )
 
 
 def _devices(world: World, target: str, *, wait: bool, timeout: float) -> list[str]:
@@ -249,14 +249,15 @@ class _Bars:
             elif self._said.get(device) != progress.state:
                 self._said[device] = progress.state
                 why = f": {progress.why}" if progress.why else ""
-                print(f"{device}: {progress.state}{why}", file=sys.stderr, flush=True)
+                said = printable(f"{device}: {progress.state}{why}")
+                print(said, file=sys.stderr, flush=True)
 
 
 def _report(sender: Sender, world: World, target: str) -> int:
     """Say how it ended for each."""
     failed = 0
     for device, progress in sorted(sender.progress.items()):
-        print(f"{device}: {_ending(progress)}")
+        print(printable(f"{device}: {_ending(progress)}"))
         failed += progress.state == "rejected"
     if target.startswith("@"):
         for device in world.members(target[1:]):

@@ -12,6 +12,7 @@ from ..errors import AgentError, UsageError
 from ..names import NAME_RULE, is_name
 from . import Options, broker_settings
 from .push import World
+from .terminal import printable
 
 
 def main(options: Options) -> int:
@@ -37,9 +38,13 @@ def main(options: Options) -> int:
             heard = client.next(left)
             if heard is None or not heard.topic.endswith(f"/reply/{request}"):
                 continue
-            reply = json.loads(heard.payload)
-            if not reply.get("ok"):
+            reply = heard.body
+            if reply is None:
+                continue
+            result = reply.get("result")
+            if not reply.get("ok") or not isinstance(result, dict):
                 raise AgentError(str(reply.get("error")))
-            print(f"{device}: {options.name} is back at version {reply['result']['version']}")
+            version = printable(str(result.get("version")))
+            print(f"{device}: {options.name} is back at version {version}")
             return 0
     raise AgentError(f"device {device} has not answered within {options.timeout:.0f} s")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
-from ..client import BrokerClient
+from ..client import BrokerClient, body_of
 from ..errors import UsageError
 from ..names import NAME_RULE, is_name
 from . import Options, broker_settings
-from .terminal import message_line
+from .terminal import message_line, printable, printable_json
 
 TOPICS = {
     "result": ("result/+",),
@@ -51,17 +50,16 @@ def main(options: Options) -> int:
 
 
 def _line(topic: str, root: str, data: bytes, *, as_json: bool) -> str:
-    try:
-        payload: Any = json.loads(data)
-    except ValueError:
-        payload = None
-    if not isinstance(payload, dict):
+    payload = body_of(data)
+    if payload is None:
         text = data.decode("utf-8", "backslashreplace")
-        return json.dumps({"topic": topic, "payload": text}) if as_json else f"{topic}: {text}"
+        if as_json:
+            return json.dumps({"topic": topic, "payload": text})
+        return printable(f"{topic}: {text}")
     if as_json:
-        return json.dumps({"topic": topic, **payload}, ensure_ascii=False)
+        return printable_json({"topic": topic, **payload})
     try:
-        return message_line(topic, root, payload)
+        return printable(message_line(topic, root, payload))
     except (KeyError, TypeError, ValueError, AttributeError):
         # Another version's payload, or somebody else's: shown as it is.
-        return f"{topic}: {json.dumps(payload, ensure_ascii=False)}"
+        return f"{printable(topic)}: {printable_json(payload)}"

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
+
+
+def printable(text: str) -> str:
+    """Write out what would not be a letter but an order to the terminal, or break the line."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def printable_json(value: Any) -> str:
+    """Write JSON likewise; it says the same as ever."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def summary(payload: Mapping[str, Any]) -> str:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..manifest import ModelFolder
+from ..sources import Kind
+from .ahead import Ahead
+from .trial import TrialProcess
 
 Phase = Literal["receiving", "verifying", "preparing", "trial", "shadow", "probation"]
 
@@ -28,6 +31,10 @@ class Candidate:
     """Called with live, rejected or rolled-back, and why."""
     told: Callable[[str, str | None], None] = lambda _state, _why: None
     """Called at every step with the state and why."""
+    ahead: Ahead | None = None
+    """Its trial, begun while it was arriving."""
+    first_at: float | None = None
+    """Monotonic clock when its trial had inferred a live frame."""
     began: float = field(default_factory=time.monotonic)
     phase: Phase = "verifying"
     starts: int = 0
@@ -38,6 +45,17 @@ class Candidate:
     @property
     def id(self) -> str:
         return f"{self.name}@{self.version}"
+
+    def child(self, kind: Kind) -> TrialProcess | None:
+        """Give the child that has been started for it, for the kind of sample that it is for."""
+        if self.ahead is None or self.ahead.kind not in {kind, None}:
+            return None
+        return self.ahead.take()
+
+    def leave(self) -> None:
+        """End that child, if it was not needed."""
+        if self.ahead is not None:
+            self.ahead.close()
 
 
 @dataclass(slots=True, eq=False)

@@ -24,6 +24,7 @@ from ..manifest import ModelFolder
 from ..model import Model
 from ..names import is_name, is_version
 from ..orders import text
+from ..packages.package import PackageHeader
 from ..serving import Servings
 from ..settings import Trial
 from ..sources import Kind
@@ -31,8 +32,9 @@ from ..store.catalog import Library
 from ..store.pointers import Trial as TrialMark
 from ..store.pointers import same_version
 from ..store.store import Store
+from .ahead import Ahead
 from .candidate import Candidate, Last, Phase
-from .shadow import Shadow
+from .shadow import Comparison
 from .trial import run_trial
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,8 @@ WATCH_SECONDS = 0.05
 MEMORY_FACTOR = 3.0
 """What a model may take in memory, by the size of its files, until it has been seen."""
 MEMORY_FLOOR = 128 * 2**20
+WORTH_BYTES = 2**20
+"""A smaller package is there before a child could be."""
 
 
 @dataclass(slots=True, eq=False)
@@ -116,6 +120,8 @@ class Deployer:
         self._last_file = store.root / "deployments.json"
         self._lasts: dict[str, dict[str, Any]] = _read_lasts(self._last_file)
         self._closing = threading.Event()
+        self._ahead: Ahead | None = None
+        """The latest trial that was begun before its model was there."""
 
     # What others ask
 
@@ -123,6 +129,34 @@ class Deployer:
         """Take a candidate; its trial may have to wait for another's."""
         self._submitted.append(candidate)
         self._queue.put(candidate)
+
+    def expect(self, header: PackageHeader) -> Ahead | None:
+        """Begin the trial of a package that is about to arrive, where that is worth it.
+
+        One at a time, and only where there is room in memory for it beside all else.
+        """
+        if (
+            header.size < WORTH_BYTES
+            or self._swap == "replace"
+            or (self._ahead is not None and not self._ahead.over)
+            or _free_memory_mb() * 2**20 < MEMORY_FACTOR * header.size + MEMORY_FLOOR
+        ):
+            return None
+        engines = self._servings.engines
+        serving = next((s for s in self._servings.of(header.name) if s.model is not None), None)
+        try:
+            self._ahead = Ahead(
+                [replace(choice, lanes=engines.lanes) for choice in engines.lineup.choices],
+                serving,
+                golden=self._trial().golden,
+                memory_mb=self._budget_mb or _free_memory_mb(),
+                stage=self._store.stage(),
+            )
+        except (AgentError, OSError) as problem:
+            # It is tried when it is whole; if that cannot be either, that is said then.
+            log.warning("%s: not tried while it arrives: %s", header.id, problem)
+            return None
+        return self._ahead
 
     def standing(self, name: str, version: str) -> str | None:
         """Say how far a version is that is here already, as section 5 has it."""
@@ -239,7 +273,10 @@ class Deployer:
             except Empty:
                 candidate = None
             if candidate is not None:
-                self._process(candidate)
+                try:
+                    self._process(candidate)
+                finally:
+                    candidate.leave()
             self._watch_probations()
 
     def close(self) -> None:
@@ -458,7 +495,12 @@ class Deployer:
                 timeout_s=bounds.timeout_s,
                 memory_mb=self._budget_mb or _free_memory_mb(),
                 stopped=lambda: "the agent ends" if self._closing.is_set() else candidate.aborted,
+                process=candidate.child(kind),
             )
+            candidate.leave()
+            if verdict.streamed:
+                log.info("%s: %s", candidate.id, verdict.streamed)
+            candidate.first_at = candidate.first_at or verdict.first_at
             self._check_wanted(candidate)
             if not verdict.passed:
                 raise ModelError(_of(candidate, verdict.why))
@@ -471,6 +513,7 @@ class Deployer:
                 "why": verdict.why,
                 "engine": verdict.engine,
                 "infer_ms": verdict.infer_ms,
+                **({"streamed": verdict.streamed} if verdict.streamed else {}),
             }
         return details
 
@@ -506,7 +549,7 @@ class Deployer:
             return {}
         self._phase(candidate, "shadow")
         serving = servings[0]
-        shadow = Shadow(models[serving.kind], bounds.shadow_frames)
+        shadow = Comparison(models[serving.kind], bounds.shadow_frames)
         serving.shadow = shadow
         fault("shadow.begun")
         deadline = time.monotonic() + bounds.timeout_s
@@ -792,7 +835,7 @@ def _watch(version: str, bounds: Trial) -> TrialMark | None:
     return TrialMark(version, "probation", time.time()) if bounds.probation_s > 0 else None
 
 
-def _judge_shadow(candidate: Candidate, shadow: Shadow, bounds: Trial) -> None:
+def _judge_shadow(candidate: Candidate, shadow: Comparison, bounds: Trial) -> None:
     if shadow.errors:
         raise ModelError(f"{candidate.id}: shadow: failed on a live frame: {shadow.error}")
     if bounds.min_agreement > 0:
@@ -832,7 +875,9 @@ def _fault_of(probation: Probation) -> str | None:
 
 
 def _first_inference(candidate: Candidate, models: list[Model]) -> dict[str, Any]:
-    firsts = [model.first_at for model in models if model.first_at is not None]
+    firsts = [
+        at for at in (candidate.first_at, *(model.first_at for model in models)) if at is not None
+    ]
     if not firsts:
         return {"first_inference_ms": None}
     return {"first_inference_ms": round((min(firsts) - candidate.began) * 1e3, 1)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import EngineError, ModelError, SampleError
 from ..golden import compare_findings
@@ -16,7 +16,20 @@ SHARE = 0.5
 """Of one lane's time, at most: the incumbent's frames come first."""
 
 
-class Shadow:
+class Shadow(Protocol):
+    """Looks at the frames of an incumbent."""
+
+    def look(
+        self,
+        sample: Sample,
+        incumbent: Outcome | None,
+        threshold: float | None,
+        region: Region | None,
+    ) -> None:
+        """Look at a frame that the incumbent has dealt with; None: has failed on."""
+
+
+class Comparison:
     """Counts how far a candidate agrees with the incumbent."""
 
     def __init__(self, model: Model, wanted: int) -> None:
@@ -47,7 +60,7 @@ class Shadow:
         threshold: float | None,
         region: Region | None,
     ) -> None:
-        """Run the candidate on a frame that the incumbent has dealt with; None: has failed on."""
+        """Run the candidate on the same frame."""
         if self.done.is_set() or time.monotonic() < self._rest_until:
             return
         if not self._busy.acquire(blocking=False):

@@ -42,6 +42,7 @@ from ..store.install import install_handmade, install_incoming, install_package
 from ..store.known import plain_folders, read_front, stored_versions
 from ..store.pointers import same_version
 from ..store.store import NOTES, Store
+from .ahead import Ahead
 from .candidate import Candidate
 from .flusher import Flusher
 
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 WINDOW = 32
 """Blocks that are asked for at a time."""
 LIST_PART = 64 * 1024
+END_BYTES = 64 * 1024
 SILENCE_SECONDS = 2.0
 PATIENCE_SECONDS = 120.0
 """After so long without a word from the sender, the transfer rests; what has arrived stays."""
@@ -82,11 +84,32 @@ class Transfer:
     began: float
     parts: dict[int, bytes] = field(default_factory=dict)
     incoming: Incoming | None = None
+    ahead: Ahead | None = None
+    """Its trial, if that has begun."""
     asked: set[int] = field(default_factory=set)
     asked_at: float = 0.0
     heard_at: float = 0.0
+    hurried: bool = False
+    """What the trial wished for is being asked for."""
     unsaid: bool = False
     """There was no connection to ask over."""
+
+    def arrived(self) -> None:
+        """Tell the trial what is there."""
+        incoming, ahead = self.incoming, self.ahead
+        if ahead is None or incoming is None:
+            return
+        if ahead.wish is not None and not self.hurried:
+            self.hurried = True
+            incoming.hurry(*ahead.wish)
+        granted = self.hurried and incoming.hurried
+        ahead.arrived(incoming.reach, granted=granted, whole=incoming.complete)
+
+    def leave(self) -> None:
+        """End the trial."""
+        if self.ahead is not None:
+            self.ahead.close()
+            self.ahead = None
 
     @property
     def list_parts(self) -> int:
@@ -105,6 +128,7 @@ class Transfers:
         submit: Callable[[Candidate], None],
         standing: Callable[[str, str], str | None],
         on_change: Callable[[], None] = lambda: None,
+        expect: Callable[[PackageHeader], Ahead | None] = lambda _header: None,
     ) -> None:
         """Prepare.
 
@@ -116,6 +140,7 @@ class Transfers:
             submit: takes a candidate whose package has arrived.
             standing: how far a version is that is here already: a state of section 5, or None.
             on_change: called as a transfer makes progress, at most once a second.
+            expect: begins the trial of a package that is about to arrive, where that is worth it.
 
         """
         self._store = store
@@ -125,6 +150,7 @@ class Transfers:
         self._submit = submit
         self._standing = standing
         self._on_change = on_change
+        self._expect = expect
         self._changed_at = 0.0
         self._active: dict[str, Transfer] = {}
         self._waiting: dict[str, tuple[bytes, bytes | None]] = {}
@@ -172,6 +198,7 @@ class Transfers:
 
     def _consider(self, transfer: str, header_bytes: bytes, signature: bytes | None) -> None:
         """Take an offer, go on with it, or say why not."""
+        began = time.monotonic()
         going_on = self._active.get(transfer)
         if going_on is not None:
             going_on.heard_at = time.monotonic()
@@ -212,8 +239,8 @@ class Transfers:
         except ModelError as problem:
             self._reject(transfer, str(problem))
             return
-        now = time.monotonic()
-        made = Transfer(transfer, header_bytes, signature, header, now, heard_at=now)
+        made = Transfer(transfer, header_bytes, signature, header, began, heard_at=began)
+        made.ahead = self._expect(header)
         self._active[transfer] = made
         self._changed_at = 0.0  # that it begins is said at once
         log.info(
@@ -352,6 +379,11 @@ class Transfers:
             return
         transfer.parts.clear()
         transfer.asked.clear()
+        if transfer.ahead is not None:
+            transfer.ahead.begin(transfer.incoming.data)
+            # It will wish for the end of the network, which is mostly the end of the package.
+            transfer.incoming.hurry(transfer.header.size - END_BYTES, transfer.header.size)
+        transfer.arrived()
         if saved:
             log.info(
                 "push %s: %d of %d bytes are here already", transfer.id, saved, transfer.header.size
@@ -368,6 +400,7 @@ class Transfers:
         except ModelError as problem:
             self._end(going_on, str(problem))
             return False
+        going_on.arrived()
         going_on.asked.discard(number)
         self._flusher.put(going_on.incoming, message)
         if len(going_on.asked) <= WINDOW // 2:
@@ -387,7 +420,11 @@ class Transfers:
             return
         del self._active[transfer.id]
         self._hand_over(
-            transfer.id, transfer.header, lambda: self._install(transfer, incoming), transfer.began
+            transfer.id,
+            transfer.header,
+            lambda: self._install(transfer, incoming),
+            transfer.began,
+            transfer.ahead,
         )
 
     def _install(self, transfer: Transfer, incoming: Incoming) -> ModelFolder:
@@ -406,7 +443,7 @@ class Transfers:
         header: PackageHeader,
         install: Callable[[], ModelFolder],
         began: float,
-        durable: Callable[[], object] = lambda: None,
+        ahead: Ahead | None = None,
     ) -> None:
         self._handed.add(transfer)
         self._say(transfer, "verifying", have=header.blocks, total=header.blocks)
@@ -420,8 +457,8 @@ class Transfers:
                 header.version,
                 transfer,
                 install,
-                durable,
-                finished,
+                finished=finished,
+                ahead=ahead,
                 began=began,
             )
         )
@@ -435,6 +472,7 @@ class Transfers:
     def _end(self, transfer: Transfer, why: str) -> None:
         """Give a transfer up and leave nothing of it."""
         self._active.pop(transfer.id, None)
+        transfer.leave()
         if transfer.incoming is not None:
             self._flusher.wait()
             try:
@@ -453,6 +491,10 @@ class Transfers:
         transfer = transfer_id(payload)
         try:
             archive = open_archive(payload, "in/model")
+        except ModelError as problem:
+            self._reject(transfer, str(problem))
+            raise MalformedError(str(problem)) from None
+        try:
             if archive.front is None:
                 if not self._receiver.allow_unsigned():
                     verify_header(b"", None, self._receiver.trusted(), allow_unsigned=False)
@@ -557,6 +599,7 @@ class Transfers:
                 self._end(transfer, problem)
             elif now - transfer.heard_at > PATIENCE_SECONDS:
                 log.info("push %s: the sender has gone; what has arrived stays", transfer.id)
+                transfer.leave()
                 del self._active[transfer.id]
                 if transfer.incoming is not None:
                     self._flusher.wait()
@@ -578,6 +621,7 @@ class Transfers:
         """Let go of everything; what has arrived stays."""
         self._flusher.wait()
         for transfer in self._active.values():
+            transfer.leave()
             if transfer.incoming is not None:
                 transfer.incoming.close()
 
@@ -594,6 +638,7 @@ class Transfers:
             )
             return
         incoming = transfer.incoming
+        transfer.arrived()  # what its trial wishes for is asked for now
         room = WINDOW - len(transfer.asked)
         wanted = [
             n for n in incoming.missing(WINDOW + len(transfer.asked)) if n not in transfer.asked

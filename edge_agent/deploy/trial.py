@@ -1,50 +1,274 @@
-"""A candidate in a process of its own: loaded on the engine that it will use, golden inputs run.
+"""A candidate's trial in a process of its own, as the agent sees it.
 
-A native crash, a hang or too much memory ends the child, never the agent. Run as
-`python -m edge_agent.deploy.trial`, with the question as JSON on stdin and the verdict as the
-last line of stdout.
+A native crash, a hang or too much memory ends the child, never the agent. The child is `judge`, run
+as `python -m edge_agent.deploy.judge`: what it is to do comes as lines of JSON on its stdin, what
+it found is the last line of its stdout.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
+import logging
 import os
-import resource
-import select
+import selectors
 import signal
-import statistics
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from importlib import import_module
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..engines import MODULES, EngineChoice
-from ..errors import AgentError, EngineError, ModelError, SampleError
+from ..engines import EngineChoice
+from ..records import Tensors, TensorSpec
 from ..sources import Kind
+from .arriving.news import NEWS
+from .judge import Verdict
+
+__all__ = ["TrialProcess", "Verdict", "run_trial"]
+
+Frame = Callable[[tuple[TensorSpec, ...]], Tensors | None]
 
 POLL_SECONDS = 0.05
-TIMED_RUNS = 5
-COSINE = 0.9
-"""How alike two engines' outputs must be on the same input. INT8 differs by quantisation steps
-between engines; a broken kernel gives no likeness at all (openvino#37446: -0.08)."""
-PR_SET_PDEATHSIG = 1
+_WORDS = 4096
+"""Of what the child says before it dies, at most."""
+_LONGEST = 1 << 20
+"""Of a line."""
+
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the child found."""
+class TrialProcess:
+    """A child that is ready for one candidate."""
 
-    passed: bool
-    why: str
-    engine: str = ""
-    infer_ms: float = 0.0
+    def __init__(self, engines: Sequence[str], memory_mb: int, frame: Frame) -> None:
+        """Start it; it loads its libraries.
+
+        Args:
+            engines: that it may need.
+            memory_mb: what it may take beyond what it takes with no model; 0: no bound.
+            frame: gives a live frame, as inputs of a network, or None.
+
+        """
+        self._saying = threading.Lock()
+        stdin, self._questions = os.pipe2(os.O_CLOEXEC)
+        self._answers, stdout = os.pipe2(os.O_CLOEXEC)
+        self._errors, stderr = os.pipe2(os.O_CLOEXEC)
+        # Keeps records apart, and takes a file along.
+        self._news, news = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._place = os.memfd_create("frame", os.MFD_CLOEXEC)
+        try:
+            self._child = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "edge_agent.deploy.judge",
+                    str(news.fileno()),
+                    str(self._place),
+                ],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+                pass_fds=(news.fileno(), self._place),
+                # Else NumPy's library starts threads that wait by spinning; nobody here needs them.
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            )
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            news.close()
+            for descriptor in (stdin, stdout, stderr):
+                os.close(descriptor)
+        # Whoever has news goes on, whatever the child does.
+        self._news.setblocking(False)
+        self._memory_mb = memory_mb
+        self._frame = frame
+        self._unsaid: bytes | None = None
+        self._libraries_mb: float | None = None
+        self._deadline: tuple[float, float] | None = None
+        """When its time is over, and how long that was, s."""
+        self._stopped: Callable[[], str | None] = lambda: None
+        self._words = b""
+        self._verdict: Verdict | None = None
+        self.wish: tuple[int, int] | None = None
+        """Bytes that it would like to have before their turn."""
+        self.why: str | None = None
+        """Why it was ended."""
+        self._ended = threading.Event()
+        self._tell(engines=list(engines))
+        threading.Thread(target=self._attend, name="trial", daemon=True).start()
+
+    def follow(self, question: Mapping[str, Any], data: int) -> None:
+        """Have it run a model that is arriving; see `arriving.follow`.
+
+        Args:
+            question: what to do.
+            data: descriptor of the file that is being filled; may be closed afterwards.
+
+        """
+        with self._saying, contextlib.suppress(OSError):  # it has ended
+            socket.send_fds(self._news, [NEWS.pack(0, False)], [data])
+        self._tell(**question)
+
+    def news(self, record: bytes) -> None:
+        """Tell how far that model has come; never waits."""
+        with self._saying:
+            try:
+                self._news.send(record)
+                self._unsaid = None
+            except BlockingIOError:
+                self._unsaid = record  # said again by the attendant
+            except OSError:
+                self._unsaid = None  # it has ended: whoever asks for its verdict hears of it
+
+    def judge(
+        self,
+        question: Mapping[str, Any],
+        *,
+        timeout_s: float,
+        memory_mb: int,
+        stopped: Callable[[], str | None],
+    ) -> Verdict:
+        """Have it judge a model, and wait for its verdict; the arguments are `run_trial`'s."""
+        self._memory_mb = memory_mb
+        self._stopped = stopped
+        self._deadline = (time.monotonic() + timeout_s, timeout_s)
+        self._tell(**question)
+        self._ended.wait()
+        if self.why is not None:
+            return Verdict(False, self.why)
+        if self._child.returncode != 0:
+            return Verdict(False, _death(self._child.returncode, self._words))
+        return self._verdict or Verdict(False, "its trial ended without a verdict")
+
+    def close(self) -> None:
+        """End it; may be called twice."""
+        self._end("is not needed any more")
+        self._ended.wait()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the child is gone."""
+        return self._ended.is_set()
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def _tell(self, **what: Any) -> None:
+        """Say a line; they are so few and so short that this never waits."""
+        with self._saying, contextlib.suppress(BrokenPipeError):
+            if self._questions >= 0:
+                os.write(self._questions, json.dumps(what).encode() + b"\n")
+
+    def _end(self, why: str) -> None:
+        if self._child.poll() is None:
+            self.why = self.why or why
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+
+    # The attendant
+
+    def _attend(self) -> None:
+        """Hear what the child says, and see that it takes no more than it may."""
+        rest = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._answers, selectors.EVENT_READ)
+            selector.register(self._errors, selectors.EVENT_READ)
+            while selector.get_map():
+                # What it has started may outlive it, and keep its pipes open.
+                over = self._child.poll() is not None
+                ready = selector.select(0 if over else POLL_SECONDS)
+                if over and not ready:
+                    break
+                for key, _ in ready:
+                    data = os.read(key.fd, 1 << 16)
+                    if not data:
+                        selector.unregister(key.fd)
+                    elif key.fd == self._errors:
+                        self._words = (self._words + data)[-_WORDS:]
+                    else:
+                        *lines, rest = (rest + data).split(b"\n")
+                        for line in lines:
+                            self._hear(line)
+                        rest = rest[-_LONGEST:]
+                self._watch()
+        self._child.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self._close()
+        self._ended.set()
+
+    def _close(self) -> None:
+        with self._saying:
+            for descriptor in (
+                self._questions,
+                self._answers,
+                self._errors,
+                self._place,
+            ):
+                os.close(descriptor)
+            self._news.close()
+            self._questions = -1
+
+    def _hear(self, line: bytes) -> None:
+        try:
+            says = json.loads(line)
+            if not isinstance(says, dict):
+                return
+            if "libraries_mb" in says:
+                self._libraries_mb = says["libraries_mb"]
+            elif "wish" in says:
+                start, stop = says["wish"]
+                self.wish = (int(start), int(stop))
+            elif "frame" in says:
+                self._give_frame(says["frame"])
+            elif "verdict" in says:
+                self._verdict = Verdict(**says["verdict"])
+        except (ValueError, TypeError):
+            return  # an engine's own words on stdout: what counts is a verdict
+        except Exception as problem:  # noqa: BLE001 - whatever the child asks for, the agent lives
+            log.warning("trial: its child asked in vain: %s", problem)
+            self._tell(frame=None)
+
+    def _give_frame(self, inputs: list[Any]) -> None:
+        """Put a frame where the child finds it, and tell it what is there."""
+        specs = [TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in inputs]
+        tensors = self._frame(tuple(specs))
+        if tensors is None:
+            self._tell(frame=None)
+            return
+        told, at = [], 0
+        for name, array in tensors.items():
+            os.pwrite(self._place, array.tobytes(), at)
+            told.append((name, array.dtype.str, array.shape, at, at + array.nbytes))
+            at += array.nbytes
+        self._tell(frame=told)
+
+    def _watch(self) -> None:
+        """End a child that hangs, takes too much, or is not needed any more."""
+        import psutil
+
+        if self._unsaid is not None:
+            self.news(self._unsaid)
+        try:
+            used = psutil.Process(self._child.pid).memory_info().rss / 2**20
+        except psutil.NoSuchProcess:
+            return
+        taken = used - self._libraries_mb if self._libraries_mb is not None else 0
+        if self._memory_mb and taken > self._memory_mb:
+            self._end(f"takes more than the {self._memory_mb} MB that models may take here")
+        if self._deadline is not None and time.monotonic() > self._deadline[0]:
+            self._end(f"hangs: no verdict within {self._deadline[1]:g} s")
+        why = self._stopped()
+        if why is not None:
+            self._end(why)
 
 
 def run_trial(
@@ -56,6 +280,7 @@ def run_trial(
     timeout_s: float,
     memory_mb: int,
     stopped: Callable[[], str | None] = lambda: None,
+    process: TrialProcess | None = None,
 ) -> Verdict:
     """Try a model in a child process.
 
@@ -67,6 +292,7 @@ def run_trial(
         timeout_s: after which it counts as hung.
         memory_mb: what the child may take beyond what it takes with no model; 0: no bound.
         stopped: says why it need not go on; None: it shall.
+        process: a child that is there already, and has perhaps followed the model; it is used up.
 
     """
     question = {
@@ -75,32 +301,14 @@ def run_trial(
         "golden": golden,
         "choices": [asdict(choice) for choice in choices],
     }
-    ready, told = os.pipe()
-    try:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "edge_agent.deploy.trial", str(told)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            pass_fds=(told,),
-        )
-        watch = _Watch(child, ready, timeout_s, memory_mb, stopped)
-        watcher = threading.Thread(target=watch.run, daemon=True)
-        watcher.start()
-        output, words = child.communicate(json.dumps(question).encode())
-        watcher.join()
-    finally:
-        os.close(ready)
-        os.close(told)
-    if watch.why is not None:
-        return Verdict(False, watch.why)
-    if child.returncode != 0:
-        return Verdict(False, _death(child.returncode, words))
-    try:
-        return Verdict(**json.loads(output.splitlines()[-1]))
-    except (ValueError, IndexError, TypeError):
-        return Verdict(False, "its trial ended without a verdict")
+    if process is None or (process.ended and process.why is not None):
+        # One that was ended while the model arrived says nothing about the whole of it.
+        process = TrialProcess([choice.engine for choice in choices], memory_mb, _no_frame)
+    return process.judge(question, timeout_s=timeout_s, memory_mb=memory_mb, stopped=stopped)
+
+
+def _no_frame(_specs: tuple[TensorSpec, ...]) -> None:
+    return None
 
 
 def _death(status: int, words: bytes) -> str:
@@ -113,203 +321,3 @@ def _death(status: int, words: bytes) -> str:
         return f"crashes the engine ({name})"
     last = words.decode(errors="replace").strip().splitlines()
     return f"its trial failed: {last[-1] if last else f'status {status}'}"
-
-
-class _Watch:
-    """Ends a child that hangs, takes too much, or is not needed any more."""
-
-    def __init__(
-        self,
-        child: subprocess.Popen[bytes],
-        ready: int,
-        timeout_s: float,
-        memory_mb: int,
-        stopped: Callable[[], str | None],
-    ) -> None:
-        self._child = child
-        self._ready = ready
-        """Gives what the child takes, MiB, when it has its libraries and not yet the model."""
-        self._deadline = time.monotonic() + timeout_s
-        self._timeout_s = timeout_s
-        self._memory_mb = memory_mb
-        self._stopped = stopped
-        self.why: str | None = None
-
-    def run(self) -> None:
-        import psutil
-
-        try:
-            process = psutil.Process(self._child.pid)
-            baseline: float | None = None
-            while self._child.poll() is None:
-                used = process.memory_info().rss / 2**20
-                if self._memory_mb and baseline is not None and used - baseline > self._memory_mb:
-                    self._end(f"takes more than the {self._memory_mb} MB that models may take here")
-                    return
-                if time.monotonic() > self._deadline:
-                    self._end(f"hangs: no verdict within {self._timeout_s:g} s")
-                    return
-                why = self._stopped()
-                if why is not None:
-                    self._end(why)
-                    return
-                if baseline is not None:
-                    time.sleep(POLL_SECONDS)
-                elif select.select([self._ready], [], [], POLL_SECONDS)[0]:
-                    baseline = float(os.read(self._ready, 32))
-        except psutil.NoSuchProcess:
-            return
-
-    def _end(self, why: str) -> None:
-        self.why = why
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._child.pid, signal.SIGKILL)
-
-
-# In the child
-
-
-def main() -> None:
-    """Answer the question on stdin."""
-    # Not to outlive an agent that is killed, not to disturb its frames, not to fill its disk.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.nice(10)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Where memory runs out all the same, the kernel is to take this process, not the agent.
-    Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    question = json.loads(sys.stdin.buffer.read())
-    _load_libraries(question)
-    import psutil
-
-    os.write(int(sys.argv[1]), f"{psutil.Process().memory_info().rss / 2**20:.1f}".encode())
-    try:
-        verdict = judge(question)
-    except AgentError as problem:
-        verdict = Verdict(False, str(problem))
-    sys.stdout.write(json.dumps(asdict(verdict)) + "\n")
-    sys.stdout.flush()
-    # Engines may crash on their way out; that says nothing about the model.
-    os._exit(0)
-
-
-def _load_libraries(question: dict[str, Any]) -> None:
-    """Load what any model needs, so that it is not counted as this one's."""
-    import_module("edge_agent.model")
-    for choice in question["choices"]:
-        # One that is not installed is passed over later, with its reason.
-        with contextlib.suppress(ImportError):
-            import_module(MODULES[choice["engine"]])
-
-
-def judge(question: dict[str, Any]) -> Verdict:
-    """Load and run the candidate.
-
-    Raises:
-        AgentError: it does not load, or fails.
-
-    """
-    from ..golden import compare_golden
-    from ..manifest import load
-    from ..model import open_model
-
-    folder = load(Path(question["folder"]))
-    choices = [EngineChoice(**choice) for choice in question["choices"]]
-    model, _ = open_model(folder, choices, question["kind"])
-    tensors = _probe_inputs(model)
-    outputs = model.raw(tensors)
-    _finite(outputs)
-    took = []
-    for _ in range(TIMED_RUNS):
-        start = time.perf_counter()
-        model.raw(tensors)
-        took.append((time.perf_counter() - start) * 1e3)
-    infer_ms = round(statistics.median(took), 3)
-    label = model.engine.label
-    if question["golden"]:
-        agreement = compare_golden(model)
-        if agreement is not None:
-            if not agreement.passed:
-                return Verdict(False, f"golden: {agreement.why}", label, infer_ms)
-            return Verdict(True, f"golden: {agreement.why}", label, infer_ms)
-        other = next((c for c in choices if not label.startswith(c.engine)), None)
-        if other is not None:
-            return _second_opinion(
-                folder, other, question["kind"], tensors, outputs, label, infer_ms
-            )
-    return Verdict(True, "loads and runs; there is nothing to compare it with", label, infer_ms)
-
-
-def _probe_inputs(model: Any) -> dict[str, Any]:
-    """Make ordinary inputs: seeded noise, of integers over what they can hold, of floats ±1."""
-    import numpy as np
-
-    random = np.random.default_rng(7)
-    tensors = {}
-    for spec in model.engine.inputs:
-        shape = tuple(size or 1 for size in spec.shape)
-        if np.issubdtype(np.dtype(spec.dtype), np.integer):
-            limits = np.iinfo(spec.dtype)
-            low, high = max(limits.min, -128), min(limits.max, 255)
-            tensors[spec.name] = random.integers(low, high, shape).astype(spec.dtype)
-        else:
-            tensors[spec.name] = random.uniform(-1.0, 1.0, shape).astype(spec.dtype)
-    return tensors
-
-
-def _finite(outputs: dict[str, Any]) -> None:
-    import numpy as np
-
-    for name, array in outputs.items():
-        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
-            raise SampleError(f"output {name} is not finite (NaN or infinite) on an ordinary input")
-
-
-def _second_opinion(
-    folder: Any,
-    other: EngineChoice,
-    kind: Kind,
-    tensors: Any,
-    outputs: Any,
-    label: str,
-    infer_ms: float,
-) -> Verdict:
-    """Compare with another engine, where the model brings nothing to compare with."""
-    import numpy as np
-
-    from ..model import engine_order, open_model
-
-    try:
-        if not engine_order([other], "auto", folder.network):
-            raise EngineError("cannot read it")
-        second, _ = open_model(folder, [other], kind)
-    except (EngineError, ModelError) as problem:
-        return Verdict(
-            True, f"loads and runs; {other.engine} cannot compare: {problem}", label, infer_ms
-        )
-    reference = second.raw(tensors)
-    for name, one in outputs.items():
-        if name not in reference or not np.issubdtype(one.dtype, np.number):
-            continue
-        first = one.astype(np.float64).ravel()
-        other_values = reference[name].astype(np.float64).ravel()
-        if first.shape != other_values.shape:
-            return Verdict(
-                False,
-                f"output {name}: {label} and {second.engine.label} give different sizes",
-                label,
-                infer_ms,
-            )
-        norm = float(np.linalg.norm(first) * np.linalg.norm(other_values))
-        alike = float(first @ other_values) / norm if norm > 0 else 1.0
-        if alike < COSINE:
-            return Verdict(
-                False,
-                f"output {name}: {label} and {second.engine.label} disagree (cosine {alike:.2f})",
-                label,
-                infer_ms,
-            )
-    return Verdict(True, f"no golden.npz; agrees with {second.engine.label}", label, infer_ms)
-
-
-if __name__ == "__main__":
-    main()

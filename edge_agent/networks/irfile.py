@@ -16,6 +16,8 @@ from .networkfacts import NEUTRAL, OPENVINO_TYPES, NetworkFacts, ensure_finite
 
 MAX_XML_BYTES = 64 * 1024 * 1024
 MAX_LAYERS = 200_000
+MAX_REMEMBERED = 500_000
+"""Edges and entries of metadata that are kept; an element takes 15 bytes in the file."""
 _MAX_DEPTH = 200
 
 # Names that a port's `precision` has, where they are not the type's name in capitals.
@@ -132,6 +134,8 @@ class _Reader:
             raise ModelError(f"{self._network}: not an IR: its root is <{tag}>, expected <net>")
         if len(self._path) > _MAX_DEPTH:
             raise ModelError(f"{self._network}: not a valid IR: nested {_MAX_DEPTH} levels deep")
+        if len(self.sources) + len(self.metadata) > MAX_REMEMBERED:
+            raise ModelError(f"{self._network}: more than {MAX_REMEMBERED} edges and entries")
         if tag == "layer":
             self._start_layer(attributes)
         elif self._path[:2] == ["net", "rt_info"] and len(self._path) > 2:

@@ -130,10 +130,10 @@ def _inspect_onnx(network: Path) -> NetworkFacts:
     return NetworkFacts(
         kind="onnx",
         files=tuple(files),
-        inputs=_specs([value for value in graph.input if value.name not in constants]),
-        outputs=_specs(graph.output),
+        inputs=_specs([v for v in graph.input if v.name not in constants], network),
+        outputs=_specs(graph.output, network),
         makers={value.name: _maker(value.name, by_output) for value in graph.output},
-        metadata={entry.key: entry.value for entry in model.metadata_props},
+        metadata={_text(entry.key): _text(entry.value) for entry in model.metadata_props},
         nodes=len(nodes),
         weight_bytes=weight_bytes,
         quantized=any(node.op_type in _QUANTIZED for node in nodes),
@@ -300,9 +300,16 @@ def _maker(output: str, by_output: Mapping[str, NodeProto]) -> str:
     return ""
 
 
-def _specs(values: Sequence[Any]) -> tuple[TensorSpec, ...]:
+def _text(value: str | bytes) -> str:
+    """Make a text of a field: protobuf gives bytes where it is not UTF-8."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _specs(values: Sequence[Any], network: Path) -> tuple[TensorSpec, ...]:
     specs = []
     for value in values:
+        if isinstance(value.name, bytes):
+            raise ModelError(f"{network}: the name of an input or output is not UTF-8")
         tensor = value.type.tensor_type
         shape = tuple(
             size.dim_value if size.HasField("dim_value") and size.dim_value > 0 else None

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from ..errors import SampleError, SourceError
 from ..records import Reading
-from .opencv import open_camera, open_device
+from .opencv import check_size, open_camera, open_device
 from .spec import Kind, SourceSpec
 
 # How long a stream may be silent before it counts as lost. FFmpeg has been seen to take twice as
@@ -76,6 +76,7 @@ def open_source(spec: SourceSpec, closing: threading.Event) -> Camera:
     if not capture.isOpened():
         capture.release()
         raise SourceError(f"{spec.redacted}: {why or _why_closed(spec.text)}")
+    check_size(capture, spec.redacted)
     return Camera(spec.redacted, capture, closing)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import SampleError, SourceError
 from ..records import Reading
-from .opencv import load, open_clip
+from .opencv import check_size, load, open_clip
 from .pace import wait_until
 from .spec import Kind, SourceSpec
 
@@ -80,6 +80,7 @@ class Clip:
                 f"{name}: is not a video that can be played (damaged, cut short, or of an "
                 f"unknown format); look at it with `ffprobe`"
             )
+        check_size(self._capture, name)
         if not self._capture.grab():
             self._capture.release()
             raise SourceError(f"{name}: holds no frame that can be decoded")

@@ -12,6 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ..errors import SourceError
+
+MAX_PIXELS = 64 * 2**20
+"""Of a picture; 100 kB of PNG can hold a gigapixel of nothing, which is 3 GB to decode."""
 _OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 # Cameras: TCP, because lost UDP packets smear pictures; little probing (microseconds), because the
 # default takes in seconds of stream before the first picture (measured over RTSP: 2.0 s, so 0.5 s).
@@ -30,6 +34,7 @@ _DEFAULTS = {
     # Else OpenCV lets only one thread at a time open or close a stream, so that a camera that
     # hangs holds up every other source (seen: 5 s). FFmpeg itself has been safe since version 4.
     "OPENCV_FFMPEG_IS_THREAD_SAFE": "1",
+    "OPENCV_IO_MAX_IMAGE_PIXELS": str(MAX_PIXELS),
 }
 
 _lock = threading.Lock()
@@ -76,6 +81,24 @@ def open_clip(path: str) -> Any:
     cv2 = load()
     with _clip_options():
         return cv2.VideoCapture(path, cv2.CAP_FFMPEG)
+
+
+def check_size(capture: Any, name: str) -> None:
+    """See that a stream's pictures are not too large to be kept in memory.
+
+    Raises:
+        SourceError: they are; the stream is closed.
+
+    """
+    cv2 = load()
+    width = int(capture.get(cv2.CAP_PROP_FRAME_WIDTH))
+    height = int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT))
+    if width * height > MAX_PIXELS:
+        capture.release()
+        raise SourceError(
+            f"{name}: pictures of {width}x{height}, expected at most {MAX_PIXELS // 2**20} "
+            "megapixels; have it send smaller ones"
+        )
 
 
 def open_camera(url: str, timeout_ms: int) -> Any:

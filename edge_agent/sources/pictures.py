@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import SampleError, SourceError
 from ..records import Reading
-from .opencv import load
+from .opencv import MAX_PIXELS, load
 from .pace import Metronome
 from .spec import PICTURES, Kind, SourceSpec
 
@@ -56,7 +56,9 @@ class PictureFolder:
             # grey. IMREAD_COLOR turns the picture upright.
             picture = self._cv2.imdecode(data, self._cv2.IMREAD_COLOR)
         except self._cv2.error as problem:
-            raise SampleError(f"{self._folder / name}: cannot be decoded: {problem.err}") from None
+            large = "MAX_IMAGE" in problem.err
+            why = f"has more than {MAX_PIXELS // 2**20} megapixels" if large else problem.err
+            raise SampleError(f"{self._folder / name}: cannot be decoded: {why}") from None
         if picture is None:
             raise SampleError(
                 f"{self._folder / name}: cannot be decoded: damaged, cut short or no picture"

@@ -11,6 +11,8 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -61,6 +63,8 @@ class Incoming:
         self._where: dict[bytes, list[int]] = {}
         for index, digest in enumerate(blocks.digests):
             self._where.setdefault(digest, []).append(index)
+        self._urgent: list[int] = []
+        """Blocks that are to come before their turn."""
         self._settled = False
         """Whether the folder and all in it but the blocks is durable."""
         with disk_errors(f"{header.id}: preparing to receive it"):
@@ -168,9 +172,8 @@ class Incoming:
         """List the first *limit* blocks to ask for; of equal ones only one."""
         found: list[int] = []
         asked: set[bytes] = set()
-        while self._low < len(self._has) and self._has[self._low]:
-            self._low += 1
-        for index in range(self._low, len(self._has)):
+        self._skip()
+        for index in chain(self._urgent, range(self._low, len(self._has))):
             if limit is not None and len(found) >= limit:
                 break
             digest = self.blocks.digests[index]
@@ -178,6 +181,37 @@ class Incoming:
                 asked.add(digest)
                 found.append(index)
         return found
+
+    def _skip(self) -> None:
+        while self._low < len(self._has) and self._has[self._low]:
+            self._low += 1
+
+    @property
+    def reach(self) -> int:
+        """How many bytes are there from the beginning on, without a gap."""
+        self._skip()
+        offsets = self.blocks.offsets
+        return offsets[self._low] if self._low < len(offsets) else self.blocks.total
+
+    def hurry(self, start: int, stop: int) -> None:
+        """Have some bytes asked for before their turn."""
+        self._urgent = [
+            index
+            for index, (offset, length) in enumerate(
+                zip(self.blocks.offsets, self.blocks.lengths, strict=True)
+            )
+            if offset < stop and start < offset + length
+        ]
+
+    @property
+    def hurried(self) -> bool:
+        """Whether all of these have come."""
+        return bool(self._urgent) and all(self._has[index] for index in self._urgent)
+
+    @property
+    def data(self) -> Path:
+        """The file that the blocks are written to, of its full length from the beginning."""
+        return self._folder / _DATA
 
     def put(self, index: int, data: bytes) -> bool:
         """Take a block in; it is durable after the next `flush`.
