@@ -11,9 +11,12 @@ import contextlib
 import logging
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .errors import LinkError, UsageError
@@ -238,6 +241,7 @@ def _client(
     tls: ssl.SSLContext | None,
     session: bool,
 ) -> Client:
+    _later("urllib.request")
     import paho.mqtt.client as paho
     from paho.mqtt.enums import CallbackAPIVersion
 
@@ -259,6 +263,27 @@ def _client(
         client.will_set(will.topic, will.payload, 1, retain=True)
     client.connect_timeout = CONNECT_TIMEOUT
     return client
+
+
+def _later(name: str) -> None:
+    """Have a module imported when something of it is first used.
+
+    paho imports `urllib.request`, and with it HTTP and mail, to find proxies for WebSockets, which
+    are not used here: a third of its own import, on the way to the first result.
+    """
+    if name in sys.modules:
+        return
+
+    def get(attribute: str) -> Any:
+        if sys.modules.get(name) is stand_in:
+            del sys.modules[name]
+        return getattr(import_module(name), attribute)
+
+    stand_in: Any = ModuleType(name)
+    stand_in.__getattr__ = get
+    sys.modules[name] = stand_in
+    parent, _, own = name.rpartition(".")
+    setattr(import_module(parent), own, stand_in)
 
 
 def _attach(client: Client, connection: Connection, hooks: Hooks, *, manual_ack: bool) -> None:
