@@ -8,7 +8,6 @@ starts anew without the plan.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
@@ -24,7 +23,7 @@ from . import systemd
 from .crew import Stop, Stops, stop_on_dead_threads, stop_on_signals
 from .durable import replace_file
 from .engines import EngineChoice
-from .errors import AgentError
+from .errors import AgentError, ModelError
 from .forms.form import read
 from .frames import Frames, may_write
 from .journal import set_up
@@ -42,7 +41,7 @@ from .settings import (
     Trust,
 )
 from .start import pages
-from .start.clock import Clock
+from .start.clock import Clock, again
 from .start.plain import unpack
 from .start.plan import forget
 from .store.claim import claim
@@ -187,7 +186,7 @@ class Agent:
             else:
                 self._frames.servings.put(Arm(quick.name, quick.version, 1), quick.kind, model)
         while self._frames.expects() and self._clock.age < FIRST_RESULT_SECONDS:
-            if self._clock.first.wait(0.1):
+            if self._clock.first.wait(0.1) or self._closing:
                 break
         self._learn(plan)
         early.over()
@@ -226,15 +225,17 @@ class Agent:
         """
         settings = self._reread()
         opened = self._look(settings)
-        return (
-            settings == self._frames.settings
-            and opened.engines.lanes == plan.lanes
-            and (opened.match.profile.unload_idle_s > 0) == plan.lazy
-            and all(
+        if settings != self._frames.settings or opened.engines.lanes != plan.lanes:
+            return False
+        if (opened.match.profile.unload_idle_s > 0) != plan.lazy:
+            return False
+        try:
+            return all(
                 opened.library.find(quick.name, quick.version) == unpack(quick.folder, _CLASSES)
                 for quick in plan.models
             )
-        )
+        except ModelError:
+            return False  # one of them is gone, or broken
 
     def _begin_control(self) -> None:
         from .control import Control
@@ -327,7 +328,7 @@ def _run(make: Callable[[], Agent]) -> int:
         stop = agent.run()
     except Restart:
         log.info("restarting")
-        gc.enable()
+        again()
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - ourselves, as we were started
     if stop.asked:
         log.info("stopped: %s", stop.reason)

@@ -318,6 +318,7 @@ class Control:
         for key in _FIXED:
             if getattr(settings, key) != getattr(frames.settings, key):
                 log.warning("%s: changed, takes effect at the next start", key)
+                self._planner.waits_for_restart = True
         kept = {key: getattr(frames.settings, key) for key in _FIXED}
         before = {pipeline.name: pipeline for pipeline in frames.settings.pipelines}
         after = {pipeline.name: pipeline for pipeline in settings.pipelines}

@@ -65,6 +65,8 @@ class Planner:
         self._looking = threading.Lock()
         self._changed = threading.Event()
         self._closing = threading.Event()
+        self.waits_for_restart = False
+        """Settings have been read that take effect at the next start."""
         self._due = False
         """Something has changed since the plan was written."""
         self._keeping = threading.Lock()
@@ -113,7 +115,7 @@ class Planner:
         state = self._frames.settings.state
         self._adopt()
         try:
-            if self._outdated():
+            if self.waits_for_restart or self._outdated():
                 # What runs is not what lies there any more, and the next start is to see that.
                 forget(state)
                 return
