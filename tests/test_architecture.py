@@ -62,7 +62,7 @@ HOMES: Mapping[str, str] = {
     "google": "networks.modelfile",
     "cv2": (
         "sources.opencv preprocess.picture decode.boxes annotate motion bench.plain "
-        "bench.start_script bench.truth bench.bars"
+        "bench.start_script bench.bars"
     ),
     "cryptography": "packages.keys packages.packing",
     "pydantic": "validation config",

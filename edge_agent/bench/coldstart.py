@@ -8,6 +8,7 @@ read.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -221,7 +222,11 @@ class _Bench:
         with self._log.open("wb") as output:
             begun = time.monotonic()
             process = subprocess.Popen(
-                start.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                start.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=_environment(),
             )
         try:
             yield process, begun
@@ -281,3 +286,9 @@ def _steps_in(heard: Heard | None) -> dict[str, float] | None:
         return None
     steps: dict[str, float] | None = json.loads(heard.payload).get("cold_start")
     return steps
+
+
+def _environment() -> dict[str, str]:
+    """Give the user's environment, without what this program has set for its own cameras."""
+    own = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
+    return {name: value for name, value in os.environ.items() if name != own}

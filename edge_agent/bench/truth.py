@@ -72,10 +72,10 @@ def frames(clip: str, wanted: Collection[int]) -> Iterator[tuple[int, Array]]:
 
 
 def _endless(clip: str) -> Iterator[Array]:
-    import cv2
+    from ..sources.opencv import open_clip
 
     while True:
-        capture = cv2.VideoCapture(clip)
+        capture = open_clip(str(Path(clip).absolute()))
         read, frame = capture.read()
         if not read:
             raise AgentError(f"{clip}: gives no frame")
