@@ -251,6 +251,10 @@ def parse(data: Mapping[str, Any], where: str) -> Manifest:
             f"{where}: output.decoder: {manifest.decoder!r} does not fit task {manifest.task}; "
             f"it takes one of {', '.join(allowed)}"
         )
+    labels = manifest.output.labels
+    if any("\ud800" <= letter <= "\udfff" for letter in "".join(labels)):
+        # TOML cannot hold them, but a Python literal in a network's metadata can.
+        raise ModelError(f"{where}: output.labels: holds half of a letter; write it as UTF-8")
     if manifest.output.scale == 0:
         raise ModelError(f"{where}: output.scale: must not be 0, every output would be")
     if manifest.task == "anomaly" and manifest.output.threshold is None:

@@ -24,6 +24,7 @@ from edge_agent.errors import ModelError, SampleError, SourceError, UsageError
 from edge_agent.golden import MAX_ARRAYS, read_golden
 from edge_agent.manifest import MAX_LABEL_BYTES, MAX_LABELS, load
 from edge_agent.networks.irfile import MAX_REMEMBERED
+from edge_agent.networks.metadata import manifest_of
 from edge_agent.networks.modelfile import check_network
 from edge_agent.networks.protowire import MAX_PARTS, place_of, without_weights
 from edge_agent.opening import Engines
@@ -78,6 +79,16 @@ def test_a_key_and_a_list_as_people_write_them_are_read(tmp_path: Path) -> None:
     numbers = ", ".join(["123.675"] * 1000)
     path.write_text(f'a.b.c.d = [{numbers}]\ntext = "{"and so on. " * 500}"\n')
     assert len(read_toml(path, UsageError)["a"]["b"]["c"]["d"]) == 1000
+
+
+def test_labels_that_no_result_could_carry_are_refused(tmp_path: Path) -> None:
+    """Half of a surrogate pair, which a network's metadata can hold, is refused as a label."""
+    metadata = {"task": "classify", "names": "{0: '\\ud800', 1: 'b', 2: 'c'}", "imgsz": "[32, 32]"}
+    path = constant_outputs(
+        tmp_path / "m.onnx", {"scores": np.zeros((1, 3), np.float32)}, metadata=metadata
+    )
+    with pytest.raises(ModelError, match=r"output\.labels: holds half of a letter"):
+        manifest_of(path, None, "1")
 
 
 def test_labels_are_bounded(tmp_path: Path) -> None:
