@@ -55,7 +55,8 @@ def fuzz(target: Target, seconds: float, first: int) -> tuple[int, int]:
         except Exception:  # noqa: BLE001 - whatever it is, it is what we are here for
             failures += 1
             print(f"{target.name}: seed {number}", flush=True)
-            traceback.print_exc(limit=-6, file=sys.stdout)
+            # A case may be an array of thousands of numbers.
+            print(traceback.format_exc(limit=-6)[:4000], flush=True)
         number += 1
     return cases, failures
 

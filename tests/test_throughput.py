@@ -100,7 +100,7 @@ def test_a_collapsed_pipeline_degrades_health(
     tmp_path: Path,
 ) -> None:
     """A camera of 20 frames a second through a model that takes one second: degraded, and why."""
-    heavy(tmp_path / "models" / "slow", rounds=200)
+    heavy(tmp_path / "models" / "slow", rounds=1000)
     listener = listen(broker.port)
     with MjpegServer([encode_jpeg(plain(40))], rate=20.0) as camera:
         pipeline = {"name": "door", "source": camera.url(), "model": "slow"}

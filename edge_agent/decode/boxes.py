@@ -65,12 +65,14 @@ def detections(
         points: (n, k, 2) of the hits, input pixels.
 
     Raises:
-        SampleError: a box is not finite, or a class has no label.
+        SampleError: a box or score is not finite, or a class has no label.
 
     """
     order = np.flatnonzero(labels.is_named(hits.classes))
     order = order[np.argsort(-hits.scores[order], kind="stable")][:MOST_CANDIDATES]
-    ensure_finite(source, boxes[order], *(() if points is None else (points[order],)))
+    # Scores too: two finite factors of one can have a product that is not.
+    marks = () if points is None else (points[order],)
+    ensure_finite(source, boxes[order], hits.scores[order], *marks)
     if iou is not None and len(order) > 1:
         order = order[_survivors(boxes[order], hits.classes[order], iou)]
     return Detections(
