@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import ssl
 import sys
 import threading
 import time
@@ -24,6 +23,8 @@ from .record import record
 from .settings import Broker
 
 if TYPE_CHECKING:
+    import ssl
+
     from paho.mqtt.client import Client
 
 log = logging.getLogger(__name__)
@@ -242,6 +243,8 @@ def _client(
     session: bool,
 ) -> Client:
     _later("urllib.request")
+    if tls is None:
+        _later("ssl", absent=("SSLWantReadError", "SSLWantWriteError"))
     import paho.mqtt.client as paho
     from paho.mqtt.enums import CallbackAPIVersion
 
@@ -265,25 +268,38 @@ def _client(
     return client
 
 
-def _later(name: str) -> None:
+class _NeverRaised(Exception):
+    """Stands for what a module raises that nobody has used yet."""
+
+
+def _later(name: str, absent: tuple[str, ...] = ()) -> None:
     """Have a module imported when something of it is first used.
 
     paho imports `urllib.request`, and with it HTTP and mail, to find proxies for WebSockets, which
-    are not used here: a third of its own import, on the way to the first result.
+    are not used here, and `ssl`, which most brokers on a local network do not: half of its own
+    import, on the way to the first result.
+
+    Args:
+        name: of the module.
+        absent: errors that only the module itself raises: to ask for them is not to use it.
+
     """
     if name in sys.modules:
         return
 
     def get(attribute: str) -> Any:
         if sys.modules.get(name) is stand_in:
-            del sys.modules[name]
+            if attribute in absent:
+                return _NeverRaised
+            sys.modules.pop(name, None)
         return getattr(import_module(name), attribute)
 
     stand_in: Any = ModuleType(name)
     stand_in.__getattr__ = get
     sys.modules[name] = stand_in
     parent, _, own = name.rpartition(".")
-    setattr(import_module(parent), own, stand_in)
+    if parent:
+        setattr(import_module(parent), own, stand_in)
 
 
 def _attach(client: Client, connection: Connection, hooks: Hooks, *, manual_ack: bool) -> None:
@@ -376,6 +392,8 @@ def tls_context(broker: Broker) -> ssl.SSLContext | None:
     """
     if not broker.address.tls:
         return None
+    import ssl
+
     context = ssl.create_default_context()
     files: tuple[tuple[str, str | None], ...] = (
         ("ca_file", broker.ca_file),
@@ -419,8 +437,9 @@ def _words(problem: BaseException) -> str:
         return "its name is not known"
     if isinstance(problem, TimeoutError):
         return "no answer"
-    if isinstance(problem, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({problem.verify_message}); see broker.ca_file"
+    distrust = getattr(problem, "verify_message", None)  # of ssl, which may not be imported
+    if distrust is not None:
+        return f"its certificate is not trusted ({distrust}); see broker.ca_file"
     if isinstance(problem, OSError) and problem.strerror:
         return problem.strerror.lower()
     return str(problem) or type(problem).__name__

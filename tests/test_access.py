@@ -8,6 +8,7 @@ import ipaddress
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from cryptography.x509.oid import NameOID
 
 from tests.small_models import brightness, plain, write_pictures
 from tests.support import (
+    CHECKOUT,
     AgentProcess,
     Listener,
     Mosquitto,
@@ -279,6 +281,24 @@ def test_mutual_tls(
     is_served(listener)
     assert running.stop() == 0
     listener.wait_state(f"{D}/status", state="offline", reason="stopped")
+
+
+def test_tls_is_imported_only_where_it_is_used(tls: TlsBroker) -> None:
+    """A plain connection leaves the TLS library out; one with TLS after it still works."""
+    script = f"""
+import sys
+from edge_agent.mqtt import Hooks, connect
+from edge_agent.settings import Broker
+
+connect(Broker(url="mqtt://127.0.0.1:{tls.broker.port}"), "plain", hooks=Hooks()).close()
+print("_ssl" in sys.modules, "http.client" in sys.modules)
+connect(Broker(**{tls.settings(tls.client)!r}), "tls", hooks=Hooks()).close()
+print("_ssl" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=CHECKOUT
+    )
+    assert done.stdout.split() == ["False", "False", "True"]
 
 
 @pytest.mark.parametrize("who", ["nobody", "stranger"])
