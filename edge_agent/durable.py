@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import filecmp
 import os
-import shutil
 import signal
 import uuid
 from collections.abc import Iterator
@@ -134,6 +132,8 @@ def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 def remove_tree(folder: Path) -> None:
     """Remove a folder and all in it; gone already is as good."""
+    import shutil  # and with it all kinds of archives
+
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
@@ -184,6 +184,8 @@ def same_files(one: Path, other: Path, aside: str) -> bool:
     def files(folder: Path) -> list[Path]:
         found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
         return sorted(path for path in found if path.parts[0] != aside)
+
+    import filecmp
 
     names = files(one)
     return names == files(other) and all(

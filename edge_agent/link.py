@@ -8,7 +8,6 @@ Knows no payloads and nothing of paho.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import deque
@@ -81,6 +80,8 @@ class Backoff:
 
     def pause(self) -> float:
         """Give the seconds to wait before the next try."""
+        import random
+
         pause = self._next * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
         self._next = min(self._next * 2, self._most)
         return pause

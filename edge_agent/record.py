@@ -2,8 +2,9 @@
 
 `dataclasses` compiles six methods for each frozen class, a third of a millisecond each time the
 program starts; on the way to the first result that adds up to more than the load of a small model.
-A `record` is a dataclass in every other respect: fields, replace, slots, pydantic. What is made for
-every frame stays an ordinary dataclass, whose constructor is quicker.
+A `record` is a dataclass in every other respect: fields, replace, slots, pydantic. For what is made
+with every frame, `record(quick=True)` compiles the constructor, the one method whose speed matters;
+that nobody changes such a record is then seen by the type checker alone.
 """
 
 from __future__ import annotations
@@ -18,25 +19,44 @@ C = TypeVar("C")
 @overload
 def record(cls: type[C], /) -> type[C]: ...
 @overload
-def record(*, kw_only: bool = False) -> Callable[[type[C]], type[C]]: ...
+def record(
+    *, kw_only: bool = False, quick: bool = False, eq: bool = True
+) -> Callable[[type[C]], type[C]]: ...
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def record(cls: Any = None, /, *, kw_only: bool = False) -> Any:
-    """Make a frozen dataclass with slots."""
-    if cls is None:
-        return lambda later: _made(later, kw_only=kw_only)
-    return _made(cls, kw_only=kw_only)
+def record(
+    cls: Any = None, /, *, kw_only: bool = False, quick: bool = False, eq: bool = True
+) -> Any:
+    """Make a frozen dataclass with slots.
+
+    Args:
+        cls: decorated without brackets.
+        kw_only: as for a dataclass.
+        quick: it is made with every frame.
+        eq: compared by value; False: as an object, for what holds arrays.
+
+    """
+
+    def make(plain: Any) -> Any:
+        return _made(plain, kw_only=kw_only, quick=quick, eq=eq)
+
+    return make if cls is None else make(cls)
 
 
-def _made(cls: Any, *, kw_only: bool) -> Any:
+def _made(cls: Any, *, kw_only: bool, quick: bool, eq: bool) -> Any:
     own = {name for name, method in cls.__dict__.items() if method is not None}
-    made: Any = dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
-    known = fields(made)
-    made.__init__ = _initializer(known, getattr(made, "__post_init__", None), kw_only=kw_only)
-    for name, method in (("__repr__", _repr), ("__eq__", _eq), ("__hash__", _hash)):
+    made: Any = dataclass(init=quick, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
+    methods: dict[str, Any] = {"__repr__": _repr}
+    if eq:
+        methods |= {"__eq__": _eq, "__hash__": _hash}
+    for name, method in methods.items():
         if name not in own:
             setattr(made, name, method)
+    if quick:
+        return made
+    known = fields(made)
+    made.__init__ = _initializer(known, getattr(made, "__post_init__", None), kw_only=kw_only)
     made.__setattr__ = _refuse
     made.__delattr__ = _refuse
     made.__getstate__ = _getstate

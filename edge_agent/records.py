@@ -6,7 +6,7 @@ Arrays in records are never written to after construction.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class TensorSpec:
         return f"{self.name} {self.dtype}[{sizes}]"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(quick=True, eq=False)
 class Reading:
     """What a source gives: one picture, or some rows of a signal."""
 
@@ -50,7 +50,7 @@ class Reading:
     """Of a signal with a header: the name of each channel."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(quick=True, eq=False)
 class Sample:
     """One capture of a pipeline: what one inference is made on."""
 
@@ -65,7 +65,7 @@ class Sample:
     picture: bool = True
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(quick=True, eq=False)
 class Detections:
     """Boxes found in a picture, best first: parallel arrays."""
 
@@ -82,7 +82,7 @@ class Detections:
         return len(self.scores)
 
 
-@dataclass(frozen=True, slots=True)
+@record(quick=True)
 class Classes:
     """What a picture or window shows, best first."""
 
@@ -90,7 +90,7 @@ class Classes:
     scores: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(quick=True)
 class Anomaly:
     """How far a window is from normal."""
 
@@ -102,14 +102,14 @@ class Anomaly:
         return self.score > self.threshold
 
 
-@dataclass(frozen=True, slots=True)
+@record(quick=True)
 class Values:
     """Named numbers."""
 
     values: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(quick=True, eq=False)
 class RawTensors:
     """The network's outputs as they are."""
 
@@ -119,7 +119,7 @@ class RawTensors:
 Findings = Detections | Classes | Anomaly | Values | RawTensors
 
 
-@dataclass(frozen=True, slots=True)
+@record(quick=True)
 class Timing:
     """Where the time of one inference went, milliseconds."""
 
@@ -128,7 +128,7 @@ class Timing:
     postprocess_ms: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(quick=True, eq=False)
 class Outcome:
     """What one model found in one sample."""
 

@@ -258,3 +258,23 @@ def test_pydantic_goes_down_into_records() -> None:
     assert hash(read) == hash(Outer(Point(1), (Point(2), Point(3))))
     with pytest.raises(FrozenInstanceError):
         read.point.x = 5  # type: ignore[misc]
+
+
+@record(quick=True, eq=False)
+class Frame:
+    """Made with every frame."""
+
+    data: list[int]
+    seq: int = 0
+
+
+def test_a_quick_record_is_a_dataclass() -> None:
+    """Fields, defaults, slots, words and `replace` are as ever; compared as an object."""
+    frame = Frame([1], seq=2)
+    assert (frame.data, frame.seq, Frame([]).seq) == ([1], 2, 0)
+    assert repr(frame) == "Frame(data=[1], seq=2)"
+    assert replace(frame, seq=3).seq == 3
+    assert frame != replace(frame)
+    assert not hasattr(frame, "__dict__")
+    with pytest.raises(TypeError):
+        Frame()  # type: ignore[call-arg]

@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import unquote, urlsplit
@@ -200,6 +199,8 @@ def _forms() -> str:
 
 def _unknown(scheme: str, text: str) -> str:
     if scheme and not scheme.startswith((".", "/")):
+        from difflib import get_close_matches
+
         close = get_close_matches(scheme.lower(), FORMS, n=1, cutoff=0.7)
         hint = f"did you mean '{close[0]}:'? Known" if close else "known"
         return f"unknown form '{scheme}:'; {hint}: {_forms()}"
