@@ -9,8 +9,12 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path("/")
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGE = 128 * 1024
+"""A block of which glibc, as it begins, asks the kernel for."""
 
 
 def usable_cpus(root: Path = ROOT) -> int:
@@ -27,6 +31,23 @@ def usable_memory(root: Path = ROOT) -> int:
     total = int(match[1]) * 1024 if match else 0
     limits = [limit for limit in _memory_limits(root) if limit > 0]
     return min([total, *limits]) if total else min(limits, default=0)
+
+
+def return_freed_memory() -> None:
+    """Have the C library give back at once what this process frees, now and from now on.
+
+    glibc keeps ever larger blocks for the next use. A network that runs in parts asks for a block
+    of another size with every layer: 72 of 108 MB were kept so and not in use (ViT-B/16 FP32 in 34
+    parts), and an inference took no longer without.
+    """
+    import ctypes
+
+    libc: Any = ctypes.CDLL(None)
+    # Only the GNU library has these; elsewhere memory is as its own allocator likes.
+    if hasattr(libc, "malloc_trim"):
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
+        libc.mallopt(_M_TRIM_THRESHOLD, _LARGE)
+        libc.malloc_trim(0)
 
 
 def _count_ranges(ranges: str) -> int:

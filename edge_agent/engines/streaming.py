@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import EngineError
 from ..forms.form import FormError
+from ..machine import return_freed_memory
 from ..records import Array, Tensors
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ class Streamer:
 
     def __init__(self, begun: Begun) -> None:
         """Begin to read the first stages."""
+        # Who has to run a network in parts has no memory to keep.
+        return_freed_memory()
         table = begun.form.table
         self._begun = begun
         self._ranges: list[tuple[int, int, str]] = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import statistics
@@ -12,16 +11,16 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..engines.formed import FormEngine, specs_of
+from ..machine import return_freed_memory
 from ..records import Array, Tensors
 from .begin import Begun, start
 from .form import Form
 
 ROUNDS = 5
 _STEADY_RUNS = 5
-_M_MMAP_THRESHOLD = -3
 
 
 class Measured(NamedTuple):
@@ -164,11 +163,7 @@ def one_core() -> Iterator[None]:
 def _settle_memory() -> None:
     """Give back what the last load has left, so that each one has to ask for its own again."""
     gc.collect()
-    libc: Any = ctypes.CDLL(None)
-    # Only the GNU library has these; elsewhere memory is as its own allocator likes.
-    if hasattr(libc, "malloc_trim"):
-        libc.mallopt(_M_MMAP_THRESHOLD, 128 * 1024)
-        libc.malloc_trim(0)
+    return_freed_memory()
 
 
 def _anonymous() -> float:
