@@ -243,6 +243,7 @@ def _client(
     session: bool,
 ) -> Client:
     _later("urllib.request")
+    _later("hashlib")
     if tls is None:
         _later("ssl", absent=("SSLWantReadError", "SSLWantWriteError"))
     import paho.mqtt.client as paho
@@ -275,9 +276,9 @@ class _NeverRaised(Exception):
 def _later(name: str, absent: tuple[str, ...] = ()) -> None:
     """Have a module imported when something of it is first used.
 
-    paho imports `urllib.request`, and with it HTTP and mail, to find proxies for WebSockets, which
-    are not used here, and `ssl`, which most brokers on a local network do not: half of its own
-    import, on the way to the first result.
+    paho imports `urllib.request`, and with it HTTP and mail, and `hashlib` for WebSockets, which
+    are not used here, and `ssl`, which most brokers on a local network do without: half of its own
+    import, on the way to the first result, and 4 MB of libraries.
 
     Args:
         name: of the module.

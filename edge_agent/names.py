@@ -6,7 +6,6 @@ a topic level, a file name and a shell word alike.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import socket
 from pathlib import Path
@@ -56,4 +55,6 @@ def default_device_id(hostname: str | None = None, machine_id: str | None = None
         except OSError:
             machine_id = ""
     # Hashed: the machine id is confidential by its own manual page.
+    import hashlib
+
     return f"{name}-{hashlib.sha256(machine_id.encode()).hexdigest()[:6]}"
