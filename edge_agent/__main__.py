@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from .start.clock import Clock
@@ -15,6 +16,13 @@ def main() -> int:
     status = begin(sys.argv[1:], clock)
     if status is not None:
         return status
+    try:
+        os.getcwd()  # noqa: PTH109 - pathlib is not there yet
+    except FileNotFoundError:
+        sys.stderr.write(
+            "edge-agent: the working directory has been removed; change to another one, e.g. cd /\n"
+        )
+        return 2
     from .cli import main as command_line
 
     return command_line(sys.argv[1:], clock)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -23,15 +23,18 @@ from . import systemd
 from .crew import Stop, Stops, stop_on_dead_threads, stop_on_signals
 from .durable import replace_file
 from .engines import EngineChoice
-from .errors import AgentError, ModelError
+from .errors import AgentError, EngineError, ModelError
+from .flight import aloft, last_words, recorder
 from .forms.form import read
 from .frames import Frames, may_write
+from .hangs import HANG_SECONDS, Hangs
 from .journal import set_up
 from .manifest import InputSpec, LogMel, Manifest, ModelFolder, OutputSpec, TrialSpec
 from .model import Model, open_model
 from .quick import quick_model
 from .settings import (
     Arm,
+    Batching,
     Broker,
     Health,
     Pipeline,
@@ -41,13 +44,15 @@ from .settings import (
     Trust,
 )
 from .start import pages
-from .start.clock import Clock, again
+from .start.anew import ENDING, hold, start_anew
+from .start.clock import Clock
 from .start.plain import unpack
 from .start.plan import forget
 from .store.claim import claim
 
 if TYPE_CHECKING:
     from .control import Control, Opened
+    from .flight import LastWords
     from .forms.begin import Begun
     from .start.early import Early
     from .start.plan import Plan, Quick
@@ -60,7 +65,7 @@ FIRST_RESULT_SECONDS = 10.0
 _CLASSES = {
     kind.__name__: kind
     for kind in (
-        *(Settings, Broker, Health, Trust, Trial, Pipeline, SecondStage),
+        *(Settings, Broker, Health, Trust, Trial, Batching, Pipeline, SecondStage),
         *(ModelFolder, Manifest, InputSpec, OutputSpec, TrialSpec, LogMel),
         EngineChoice,
     )
@@ -116,6 +121,10 @@ class Agent:
         self._control: Control | None = None
         self._closing = False
         self._restarting = False
+        self._last: LastWords | None = None
+        """How the last run ended, if not by itself."""
+        self._reload_missed = False
+        """The settings were to be read again when there was nobody yet to do it."""
         self._changing = threading.Lock()
         """Held while the control comes to life or is closed."""
 
@@ -140,6 +149,7 @@ class Agent:
         stop_on_dead_threads(self._stops)
         with ExitStack() as stack:
             stack.enter_context(claim(frames.settings.state))
+            self._take_over(stack)
             stack.callback(frames.servings.close)
             # Outlives the workers, who publish; on the way out it says goodbye.
             stack.callback(frames.link.close)
@@ -163,14 +173,31 @@ class Agent:
             systemd.notify("READY=1", f"STATUS={len(frames.pipelines)} pipelines")
             stop = self._stops.wait(self._ticker())
         if self._restarting or (self._control is not None and self._control.restarting):
-            raise Restart
+            hold()
+            asked = _asked_to_end()
+            if asked is None:
+                raise Restart
+            return asked
         return stop
+
+    def _take_over(self, stack: ExitStack) -> None:
+        """Read how the last run of this folder ended, and write down how this one goes."""
+        state = str(self._frames.settings.state)
+        self._last = last_words(state)
+        if self._last is not None:
+            log.warning("the last run %s", self._last.why)
+        recorder.open(state)
+        aloft(state)
+        stack.callback(recorder.close)
 
     def _guarded(self, name: str, work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - reported, not swallowed
             self._stops.put(Stop(f"{name} crashed", error))
+
+    def _end_for_hang(self, words: str) -> None:
+        self._stops.put(Stop(words, EngineError(f"{words}; start the agent again")))
 
     # A start from a plan
 
@@ -179,7 +206,8 @@ class Agent:
         self._frames.lazy(wanted=plan.lazy)
         for index, quick in enumerate(plan.models):
             try:
-                model = self._quick_model(quick, early.model(index))
+                with recorder.doing("load", _place(quick)):
+                    model = self._quick_model(quick, early.model(index))
             except AgentError as problem:
                 # It is loaded in the usual way, when the rest is there.
                 log.warning("model %s: not from its prepared form: %s", quick.name, problem)
@@ -241,6 +269,8 @@ class Agent:
         from .control import Control
 
         opened = self._look(self._frames.settings)
+        opened.look_back(self._last)
+        recorder.remember_kills()
         control = Control(self._frames, opened, self._stops, self._reread, self._origins)
         control.recover()
         with self._changing:
@@ -248,6 +278,8 @@ class Agent:
                 return
             self._control = control
             control.start()
+            if self._reload_missed:
+                self._stops.call(control.reload)
 
     def _close_control(self) -> None:
         with self._changing:
@@ -261,8 +293,11 @@ class Agent:
             self._control.close_transfers()
 
     def _reload(self) -> None:
-        if self._control is not None:
-            self._control.reload()
+        with self._changing:
+            control = self._control
+            self._reload_missed = control is None
+        if control is not None:
+            control.reload()
 
     def _ticker(self) -> Callable[[], float]:
         """Make what the main thread does between waits: watch, feed the watchdog, say how it is."""
@@ -272,11 +307,14 @@ class Agent:
         next_feed = 0.0
         fed = 0
         told = False
+        limit = 2 * feed if feed is not None else HANG_SECONDS
+        hangs = Hangs(recorder, limit, self._end_for_hang if feed is None else None)
 
         def tick() -> float:
             nonlocal next_health, next_feed, fed, told
             now = time.monotonic()
             frames.watch()
+            hanging = hangs.look(now)
             if self._control is not None:
                 self._control.tidy()
             steps = self._clock.steps
@@ -285,7 +323,8 @@ class Agent:
                 words = ", ".join(f"{step} {took:.0f}" for step, took in steps.items())
                 log.info("first result %.0f ms after exec (%s)", steps["first_publish"], words)
                 self._control.says.models()
-            if feed is not None and now >= next_feed and frames.moves(2 * feed):
+            moves = feed is None or (frames.moves(2 * feed) and not hanging)
+            if feed is not None and now >= next_feed and moves:
                 systemd.notify("WATCHDOG=1")
                 fed += 1
                 next_feed = now + feed
@@ -296,6 +335,12 @@ class Agent:
             return min(1.0, max(0.0, next_health - now), feed or 1.0)
 
         return tick
+
+
+def _place(quick: Quick) -> str:
+    """Name what a plan's model is loaded on, as the recorder does."""
+    manifest, choice = quick.folder["manifest"], quick.choice
+    return f"{manifest['name']}@{manifest['version']} {choice['engine']}:{choice['device']} form"
 
 
 def run(
@@ -322,14 +367,21 @@ def resume(plan: Plan, early: Early, config: str, clock: Clock) -> int:
     return _run(lambda: Agent(settings, reread, clock, origins=origins, planned=(plan, early)))
 
 
+def _asked_to_end() -> Stop | None:
+    """Give the reason where a signal has asked to end, after another reason was given."""
+    for number in ENDING:
+        if signal.getsignal(number) is signal.SIG_DFL:  # as `stop_on_signals` leaves it then
+            return Stop(signal.Signals(number).name, asked=True)
+    return None
+
+
 def _run(make: Callable[[], Agent]) -> int:
     agent = make()
     try:
         stop = agent.run()
     except Restart:
         log.info("restarting")
-        again()
-        os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - ourselves, as we were started
+        start_anew()
     if stop.asked:
         log.info("stopped: %s", stop.reason)
         if agent.left_behind:
@@ -337,6 +389,11 @@ def _run(make: Callable[[], Agent]) -> int:
             logging.shutdown()
             os._exit(0)
         return 0
+    if agent.left_behind:
+        # What hangs in native code would keep Python from taking itself apart.
+        log.error("stopped: %s", stop.reason)
+        logging.shutdown()
+        os._exit(1)
     if isinstance(stop.error, AgentError):
         raise stop.error
     log.error("stopped: %s", stop.reason, exc_info=stop.error)

@@ -1,7 +1,8 @@
 """Where captures wait for a lane: the newest wins, the oldest goes first, and every one is counted.
 
 One lock holds it all, so that the account adds up at any moment and a model is exchanged exactly
-between two frames. Knows nothing of sources, engines or MQTT.
+between two frames. Whose turn it is where not all can be served is decided by `shares`. Knows
+nothing of sources, engines or MQTT.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
-from .records import Sample
+from .errors import AgentError
+from .records import Outcome, Request, Sample
+from .shares import Share, Shares
 
 Reason = Literal["superseded", "rate", "deadline", "still", "partial", "error"]
 REASONS: tuple[Reason, ...] = ("superseded", "rate", "deadline", "still", "partial", "error")
@@ -24,6 +27,8 @@ class Counted(Protocol):
     """Something that serves frames and must not be closed while it does."""
 
     users: int
+    together: int
+    """How many frames, of whatever pipelines, may go through it at a time; 1: each by itself."""
 
 
 W = TypeVar("W", bound=Counted)
@@ -49,24 +54,38 @@ class Slot(Generic[W]):
         self.name = name
         self.room = room
         self.lossless = lossless
-        self.priority = priority
+        self.share = Share(priority)
         self.deadline = deadline
         """Seconds; 0: none."""
         self.account = Account()
         self.pick: Callable[[], W | None] = lambda: None
-        """Chooses the model for the next frame; None: there is none yet."""
+        """Chooses the model for the next frame, and the same one until it is taken; None: there is
+        none yet."""
+        self.taken: Callable[[], None] = lambda: None
+        """Told that the next frame goes through the model that was picked."""
         self.work: Callable[[Job[W]], None] = lambda _job: None
         """What a lane does with a frame of this pipeline."""
+        self.ask: Callable[[Job[W]], Request]
+        """Says what is to be inferred, where that is done together with frames of others …"""
+        self.tell: Callable[[Job[W], Outcome | AgentError], None]
+        """… and does what remains to be done with what came of it."""
         self.queue: deque[Sample] = deque()
         self.seq = 0
         self.gone = False
+        self._room: threading.Condition
+        """Of the board's lock: there is room again."""
         self._taken = 0
         self._given = 0
         self._done: dict[int, Callable[[], None]] = {}
         self._delivering = False
 
+    @property
+    def head(self) -> float:
+        """When the first that waits was captured."""
+        return self.queue[0].since
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True, eq=False)
 class Job(Generic[W]):
     """A frame that a lane has taken, and the model it goes through."""
 
@@ -74,33 +93,60 @@ class Job(Generic[W]):
     sample: Sample
     model: W
     ticket: int
+    began: float
+    charged: float
+    """Lane time that its pipeline has been charged so far."""
+    fellows: int = 1
+    """How many are inferred together, itself included."""
 
 
 class Board(Generic[W]):
     """Any number of pipelines put captures on it, any number of lanes take them off."""
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
+    def __init__(
+        self, *, max_delay: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Begin empty.
+
+        Args:
+            max_delay: how long a lane waits for frames that may go together with what it has,
+                seconds.
+            clock: monotonic seconds, as captures have them.
+
+        """
+        self.max_delay = max_delay
+        self._clock = clock
+        self._lock = threading.RLock()
+        # A condition for each kind of waiting: a capture wakes one lane, and nobody else.
+        self._work = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
         self._slots: list[Slot[W]] = []
+        self._shares = Shares()
+        self._gathering: list[W] = []
+        """Models that a lane waits for more frames for: no other lane takes theirs."""
+        self._idle = 0
+        """Lanes that have nothing to do."""
         self._closed = False
 
     # Capture side
 
     def add(self, slot: Slot[W]) -> None:
-        with self._changed:
+        with self._lock:
+            slot._room = threading.Condition(self._lock)  # noqa: SLF001 - a slot is the board's own
             self._slots.append(slot)
 
     def remove(self, slot: Slot[W]) -> None:
         """Take a pipeline off; what waits is forgotten with its account."""
-        with self._changed:
+        with self._lock:
             slot.gone = True
             slot.queue.clear()
             self._slots.remove(slot)
+            slot._room.notify_all()  # noqa: SLF001
             self._changed.notify_all()
 
     def skip(self, slot: Slot[W], reason: Reason) -> None:
         """Count a capture that goes no further."""
-        with self._changed:
+        with self._lock:
             slot.seq += 1
             slot.account.captured += 1
             slot.account.dropped[reason] += 1
@@ -116,9 +162,9 @@ class Board(Generic[W]):
             False once nobody will come for it.
 
         """
-        with self._changed:
+        with self._lock:
             if slot.lossless:
-                self._changed.wait_for(
+                slot._room.wait_for(  # noqa: SLF001
                     lambda: len(slot.queue) < slot.room or self._closed or slot.gone
                 )
             if self._closed or slot.gone:
@@ -127,54 +173,108 @@ class Board(Generic[W]):
                 slot.queue.popleft()
                 slot.account.dropped["superseded"] += 1
                 slot.account.waiting -= 1
+            elif not slot.queue:
+                self._shares.arrive(slot.share)
             slot.queue.append(make(slot.seq))
             slot.seq += 1
             slot.account.captured += 1
             slot.account.waiting += 1
-            # Lanes and waiting lossless captures share the condition: one might be the wrong one.
-            self._changed.notify_all()
+            if self._gathering:
+                self._work.notify_all()  # it may be for the lane that gathers, or for another
+            else:
+                self._work.notify()
             return True
 
     # Lane side
 
     def take(self) -> Job[W] | None:
-        """Wait for the oldest capture of the highest priority; None once closed."""
-        with self._changed:
+        """Wait for a capture, and take the one whose turn it is; None once closed."""
+        with self._lock:
             while not self._closed:
                 job = self._next()
                 if job is not None:
                     return job
-                self._changed.wait()
+                self._idle += 1
+                self._work.wait()
+                self._idle -= 1
             return None
 
-    def _next(self) -> Job[W] | None:
-        now = time.monotonic()
-        while True:
-            ready = [slot for slot in self._slots if slot.queue]
-            ready.sort(key=lambda slot: (-slot.priority, slot.queue[0].since))
-            for slot in ready:
-                if slot.deadline and now - slot.queue[0].since > slot.deadline:
-                    slot.queue.popleft()
-                    slot.account.waiting -= 1
-                    slot.account.dropped["deadline"] += 1
-                    self._changed.notify_all()
-                    break  # the order has changed
-                model = slot.pick()
-                if model is None:
+    def gather(self, job: Job[W]) -> list[Job[W]]:
+        """Take more frames that go through the same model, of any pipelines, and give all.
+
+        Waits for them no longer than `max_delay`, and not where nothing could come or another
+        model's frame waits for a lane.
+        """
+        jobs, model = [job], job.model
+        with self._lock:
+            until = job.began + self.max_delay
+            self._gathering.append(model)
+            while not self._closed:
+                more = self._next(model) if len(jobs) < model.together else None
+                if more is not None:
+                    jobs.append(more)
                     continue
-                model.users += 1
-                sample = slot.queue.popleft()
-                slot._taken += 1  # noqa: SLF001 - a slot is the board's own
-                if slot.lossless:
-                    self._changed.notify_all()
-                return Job(slot, sample, model, slot._taken - 1)  # noqa: SLF001
-            else:
-                return None
+                left = until - self._clock()
+                if len(jobs) == model.together or left <= 0 or not self._worth_waiting(jobs):
+                    break
+                self._work.wait(left)
+            self._gathering.remove(model)
+            # Lanes that were woken meanwhile have left what they saw to this one.
+            self._work.notify_all()
+        for one in jobs:
+            one.fellows = len(jobs)
+        return jobs
+
+    def _worth_waiting(self, jobs: list[Job[W]]) -> bool:
+        """Whether a pipeline may yet give a frame for these, and no other frame wants the lane."""
+        model, served = jobs[0].model, {id(job.slot) for job in jobs}
+        more = False
+        for slot in self._slots:
+            picked = slot.pick()
+            if slot.queue and picked is not None and picked is not model and not self._idle:
+                return False
+            more = more or (picked is model and id(slot) not in served)
+        return more
+
+    def _next(self, only: W | None = None) -> Job[W] | None:
+        """Take the frame whose turn it is; of those for one model, where that is given."""
+        now = self._clock()
+        waiting: list[Slot[W]] = []
+        for slot in self._slots:
+            if slot.deadline and slot.queue:
+                self._drop_late(slot, now)
+            if slot.queue:
+                waiting.append(slot)
+        while waiting:
+            slot = self._shares.choose(waiting, now)
+            model = slot.pick()
+            others = model is not only if only is not None else model in self._gathering
+            if model is None or others:
+                waiting.remove(slot)
+                continue
+            slot.taken()
+            model.users += 1
+            charged = self._shares.went(slot.share, waiting, now)
+            sample = slot.queue.popleft()
+            slot._taken += 1  # noqa: SLF001
+            if slot.lossless:
+                slot._room.notify()  # noqa: SLF001
+            return Job(slot, sample, model, slot._taken - 1, now, charged)  # noqa: SLF001
+        return None
+
+    def _drop_late(self, slot: Slot[W], now: float) -> None:
+        while slot.queue and now - slot.head > slot.deadline:
+            slot.queue.popleft()
+            slot.account.waiting -= 1
+            slot.account.dropped["deadline"] += 1
+            slot._room.notify()  # noqa: SLF001
+            if not slot.account.waiting:
+                self._changed.notify_all()
 
     @contextmanager
     def using(self, pick: Callable[[], Sequence[W | None]]) -> Iterator[Sequence[W | None]]:
         """Keep further models from being closed while a lane works with them."""
-        with self._changed:
+        with self._lock:
             models = pick()
             for model in models:
                 if model is not None:
@@ -182,7 +282,7 @@ class Board(Generic[W]):
         try:
             yield models
         finally:
-            with self._changed:
+            with self._lock:
                 for model in models:
                     if model is not None:
                         model.users -= 1
@@ -199,7 +299,9 @@ class Board(Generic[W]):
 
         """
         slot = job.slot
-        with self._changed:
+        with self._lock:
+            took = (self._clock() - job.began) / job.fellows
+            self._shares.took(slot.share, job.charged, took)
             job.model.users -= 1
             slot.account.waiting -= 1
             if deliver is None:
@@ -211,21 +313,20 @@ class Board(Generic[W]):
             slot._done[job.ticket] = deliver or _nothing  # noqa: SLF001
             if slot._delivering:  # noqa: SLF001
                 return
-            slot._delivering = True  # noqa: SLF001
-        while True:
-            with self._changed:
+            ready = slot._done.pop(slot._given, None)  # noqa: SLF001
+            slot._delivering = ready is not None  # noqa: SLF001
+        while ready is not None:
+            ready()
+            with self._lock:
+                slot._given += 1  # noqa: SLF001
                 ready = slot._done.pop(slot._given, None)  # noqa: SLF001
                 if ready is None:
                     slot._delivering = False  # noqa: SLF001
                     self._changed.notify_all()
-                    return
-            ready()
-            with self._changed:
-                slot._given += 1  # noqa: SLF001
 
     def settled(self, slot: Slot[W], closing: threading.Event) -> None:
         """Wait until every capture of a slot that has ended is inferred and handed over."""
-        with self._changed:
+        with self._lock:
             while not (self._closed or slot.gone or closing.is_set()):
                 if slot.account.waiting == 0 and slot._given == slot._taken:  # noqa: SLF001
                     return
@@ -236,18 +337,19 @@ class Board(Generic[W]):
     @contextmanager
     def boundary(self) -> Iterator[None]:
         """Hold all lanes between two frames."""
-        with self._changed:
+        with self._lock:
             yield
+            self._work.notify_all()
             self._changed.notify_all()
 
     def drained(self, model: W, timeout: float) -> bool:
         """Wait until no lane uses *model*; False when the time is over."""
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(lambda: model.users == 0, timeout)
 
     def accounts(self) -> dict[str, Account]:
         """Copy all accounts at one moment."""
-        with self._changed:
+        with self._lock:
             return {
                 slot.name: Account(
                     slot.account.captured,
@@ -260,9 +362,12 @@ class Board(Generic[W]):
 
     def close(self) -> None:
         """Wake everyone; nothing is taken any more."""
-        with self._changed:
+        with self._lock:
             self._closed = True
+            self._work.notify_all()
             self._changed.notify_all()
+            for slot in self._slots:
+                slot._room.notify_all()  # noqa: SLF001
 
 
 def _nothing() -> None:

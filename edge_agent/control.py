@@ -17,11 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from . import __version__, systemd, wire
 from .added import Added
+from .batcher import Batcher
+from .crashes import GOOD_SECONDS, Crashes
 from .crew import Stop, Stops
+from .demoting import Demoter
 from .deploy.candidate import Candidate
 from .deploy.deployer import Deployer
 from .deploy.transfers import Receiver, Transfers
 from .errors import ModelError, UsageError
+from .flight import recorder
 from .frames import Frames
 from .health import Health
 from .opening import Engines, library_of, match_profile, open_store
@@ -31,18 +35,21 @@ from .pipeline import Pipeline
 from .planning import Planner
 from .preparing import Preparer
 from .says import Says
+from .scrub import Scrub
 from .serving import unusable
 from .settings import Settings
 from .sources.spec import parse_source
 from .steady import Steady
 from .store.housekeeping import clean_leftovers
+from .thrift import Thrift
 
 if TYPE_CHECKING:
+    from .flight import LastWords
     from .metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-_FIXED = ("device_id", "broker", "state_dir", "profile", "engine", "models_dirs")
+_FIXED = ("device_id", "broker", "state_dir", "profile", "engine", "models_dirs", "batching")
 """Settings that take effect at the next start only."""
 
 
@@ -59,7 +66,15 @@ class Opened:
         self.match, self.facts = match_profile(settings)
         self.store = open_store(settings)
         self.engines = Engines(self.match.profile, self.facts, settings.engine, self.store)
+        self.engines.batching = settings.batching
         self.library = library_of(settings, self.store)
+        self.crashes = Crashes(settings.state)
+
+    def look_back(self, last: LastWords | None) -> None:
+        """Hold against models what they did to the last run; before any is loaded."""
+        if last is not None:
+            self.crashes.add(last)
+        self.engines.crashes = self.crashes
 
 
 class Control:
@@ -100,6 +115,10 @@ class Control:
             self._prepared,
         )
         self._steady = Steady(frames.servings, opened.engines)
+        self._batcher = Batcher(frames.servings, opened.engines, frames.board, self._steady.done)
+        self._demoter = Demoter(frames.servings, opened.engines)
+        self._thrift = Thrift(frames.servings, self._idle_s)
+        self._scrub = Scrub(frames.settings.state, frames.servings, self._preparer.wake)
         self._planner = Planner(
             frames,
             opened.store,
@@ -118,6 +137,8 @@ class Control:
             servings.all,
             frames.settings.state,
         )
+        self.health.credible = frames.wall.credible
+        self.health.others = [recorder.why, opened.crashes.why, self._demoter.why, self._scrub.why]
         self._deployer = Deployer(
             store,
             library,
@@ -162,6 +183,7 @@ class Control:
             lambda: frames.settings.groups,
             Memory(frames.settings.state / "requests.json"),
             self._count_malformed,
+            credible=frames.wall.credible,
         )
         orders.verbs.update(
             ping=lambda _body: {"time": wire.iso(time.time_ns()), "session": frames.session},
@@ -192,8 +214,11 @@ class Control:
         self._frames.crew.spawn("deploy", self._load_and_deploy)
         self._frames.crew.spawn("orders", self._take_orders)
         self._frames.crew.spawn("steady", self._steady.run)
+        self._frames.crew.spawn("batcher", self._batcher.run)
+        self._frames.crew.spawn("demoter", self._demoter.run)
         self._frames.crew.spawn("planner", self._planner.run)
         self._frames.crew.spawn("preparer", self._preparer.run)
+        self._frames.crew.spawn("scrub", self._scrub.run)
 
     def _start_metrics(self) -> None:
         port = self._frames.settings.health.metrics_port
@@ -220,6 +245,9 @@ class Control:
         if self._metrics is not None:
             self._metrics.close()
         self._steady.close()
+        self._batcher.close()
+        self._demoter.close()
+        self._scrub.close()
         self._preparer.close()
         self._planner.close()
         self._deployer.close()
@@ -281,6 +309,7 @@ class Control:
         """See to what depends on which model serves."""
         self.says.models()
         self._preparer.wake()
+        self._batcher.wake()
         self._planner.changed()
 
     def _prepared(self) -> None:
@@ -290,8 +319,9 @@ class Control:
 
     def tidy(self) -> None:
         """Do what is due now and then: called every second or so."""
-        if self._idle_s:
-            self._frames.servings.unload_idle(self._idle_s)
+        if self._frames.clock.age > GOOD_SECONDS:
+            self._opened.crashes.forgive()
+        self._thrift.look(time.monotonic())
 
     def say_health(self) -> None:
         """Publish how the device is."""

@@ -81,6 +81,13 @@ def disk_errors(doing: str) -> Iterator[None]:
         raise ModelError(f"{doing}: {problem.strerror or problem}") from problem
 
 
+def may_be_written(folder: Path) -> bool:
+    """Whether this user may write to a folder, or could if its disk were not read-only."""
+    if os.access(folder, os.W_OK | os.X_OK):
+        return True
+    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+
+
 def sync_folder(folder: Path) -> None:
     """Make what was created, renamed or removed in *folder* durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

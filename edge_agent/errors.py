@@ -4,6 +4,7 @@ AgentError
   UsageError         wrong command line, settings, profile: exit 2, one line, no traceback
   ModelError         a model, manifest or package that must not be used: reject it, keep the old
   EngineError        this engine or device cannot load or run this model: try the next one
+    BarredError      it could, but has taken the agent down doing so, again and again: leave it
   SourceError        the camera or sensor is gone: close it, wait, open it again
   SampleError        this one sample cannot be used: drop and count it
   LinkError          the broker cannot be reached or said no: wait, try again
@@ -29,6 +30,10 @@ class ModelError(AgentError):
 
 class EngineError(AgentError):
     """An engine or device that cannot load or run a model."""
+
+
+class BarredError(EngineError):
+    """A model that is left alone, for what it has done to the agent."""
 
 
 class SourceError(AgentError):

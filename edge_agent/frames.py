@@ -5,7 +5,6 @@ This is what stands before the first result; orders, pushes and health come afte
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Callable
@@ -13,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from . import wire
-from .board import Board
+from .board import Board, Job
 from .crew import Crew, Stops
+from .durable import may_be_written
 from .errors import UsageError
 from .inbox import Inbox
 from .link import Link
@@ -26,6 +26,7 @@ from .settings import Pipeline as PipelineSettings
 from .settings import Settings, parse_route
 from .sources.spec import parse_source
 from .start.clock import Clock
+from .wallclock import WallClock
 
 if TYPE_CHECKING:
     from .opening import Engines
@@ -75,9 +76,10 @@ class Frames:
         """
         self.settings = settings
         self.clock = clock
+        self.wall = WallClock(str(settings.state))
         self.session = str(uuid.uuid4())
         self.topics = wire.Topics(settings.broker.topic_root, settings.device_id)
-        self.board: Board[Model] = Board()
+        self.board: Board[Model] = Board(max_delay=settings.batching.max_delay_ms / 1e3)
         self.servings = Servings(self.board, library, engines)
         self.pipelines: dict[str, Pipeline] = {}
         self.inbox = Inbox()
@@ -128,8 +130,18 @@ class Frames:
     def _lane(self, beat: Beat) -> None:
         while (job := self.board.take()) is not None:
             beat.begin()
-            job.slot.work(job)
+            if job.model.together > 1:
+                self._together(self.board.gather(job))
+            else:
+                job.slot.work(job)
             beat.end()
+
+    @staticmethod
+    def _together(jobs: list[Job[Model]]) -> None:
+        """Infer frames of several pipelines at a time; each goes its own way then."""
+        answers = jobs[0].model.infer_all([job.slot.ask(job) for job in jobs])
+        for job, answer in zip(jobs, answers, strict=True):
+            job.slot.tell(job, answer)
 
     # Pipelines
 
@@ -152,11 +164,15 @@ class Frames:
                 (stage, self.servings.need(parse_route(stage.model)[0], "picture"))
                 for stage in settings.then
             ],
-            identity=Identity(self.settings.device_id, self.session, self.topics, self.clock),
+            identity=Identity(
+                self.settings.device_id, self.session, self.topics, self.clock, self.wall
+            ),
             board=self.board,
             link=self.link,
             wake=self.servings.fill_one,
         )
+        for stage, serving in pipeline.seconds:
+            serving.crops = max(serving.crops, stage.limit)
         # A number is given once in a session, whatever becomes of the pipeline.
         pipeline.slot.seq = self._counted.get(settings.name, 0)
         self.pipelines[settings.name] = pipeline
@@ -229,6 +245,8 @@ class Frames:
 def may_write(settings: Settings) -> None:
     """Make the state folder.
 
+    One on a disk that has become read-only will do: what is there can be run, and health says so.
+
     Raises:
         UsageError: it cannot be made or written.
 
@@ -237,5 +255,5 @@ def may_write(settings: Settings) -> None:
         settings.state.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise UsageError(f"state_dir: {settings.state}: {problem.strerror}") from None
-    if not os.access(settings.state, os.W_OK | os.X_OK):
+    if not may_be_written(settings.state):
         raise UsageError(f"state_dir: {settings.state}: may not be written by this user") from None

@@ -70,12 +70,23 @@ class Health:
         self.watchdog: dict[str, Any] = {"enabled": False, "fed": 0}
         self.notes: list[str] = []
         """Why the device is not as it should be, beyond what is seen here."""
+        self.credible: Callable[[], bool] = lambda: True
+        """Whether this machine's clock shows the time."""
+        self.others: list[Callable[[], list[str]]] = []
+        """Who else knows reasons."""
         self.latest: dict[str, Any] | None = None
         """What was last said."""
 
     def why(self) -> list[str]:
         """Say in words what is not as it should be; empty: all is well."""
         reasons = list(self.notes)
+        for other in self.others:
+            reasons += other()
+        if not self.credible():
+            shown = wire.iso(time.time_ns())
+            reasons.append(
+                f"clock: shows {shown} and has not been set; times are not to be trusted"
+            )
         for serving in self._servings():
             if serving.model is None and serving.problem is not None:
                 reasons.append(f"model {serving.reference}: {serving.problem}")
@@ -158,6 +169,8 @@ class Health:
             "malformed": self.malformed,
             "watchdog": dict(self.watchdog),
         }
+        if not self.credible():
+            payload["clock"] = wire.UNSET
         temperature = self._thermometer.read().celsius
         if temperature is not None:
             payload["temperature_c"] = round(temperature, 1)
@@ -182,6 +195,7 @@ class Health:
             payload["models"][model.id] = {
                 "engine": model.engine.label,
                 "inferred": model.inferred,
+                "errors": model.errors,
                 "infer_ms": wire.percentiles(list(model.infer_ms)),
             }
         self.latest = payload

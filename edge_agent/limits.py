@@ -53,18 +53,29 @@ def memory_why(root: Path = ROOT) -> list[str]:
     return [f"memory: {share} are used; take smaller or fewer models, or allow more"]
 
 
-def disk_why(folder: Path) -> list[str]:
+def disk_why(folder: Path, root: Path = ROOT) -> list[str]:
     """Say in words that the file system of *folder* is full, nearly full, or read-only."""
     try:
         disk = os.statvfs(folder)
     except OSError as problem:
         return [f"disk: {folder}: {problem.strerror}"]
-    if disk.f_flag & os.ST_RDONLY:
+    if disk.f_flag & os.ST_RDONLY or _given_up(folder, root):
         return [f"disk: {folder} is read-only: nothing can be kept over a restart"]
     free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
     if size == 0 or free >= min(FEW_BYTES, FEW_SHARE * size):
         return []
     return [f"disk: {free // _MIB} of {size // _MIB} MiB are free where {folder} is; make room"]
+
+
+def _given_up(folder: Path, root: Path) -> bool:
+    """Whether the kernel lets nobody write any more, after an error, and calls it writable.
+
+    So does ext4 in newer kernels (seen in 6.18): `emergency_ro` behind the device is all it says.
+    """
+    device = folder.stat().st_dev
+    number = f" {os.major(device)}:{os.minor(device)} "
+    lines = text(root / "proc/self/mountinfo").splitlines()
+    return any(number in line and "emergency_ro" in line for line in lines)
 
 
 def _of_cgroups(root: Path) -> Iterator[Memory]:

@@ -11,21 +11,47 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from .decode import Decoder, build_decoder
 from .engines import Engine, EngineChoice, open_engine
-from .errors import AgentError, EngineError, ModelError
+from .errors import AgentError, EngineError, ModelError, SampleError
+from .flight import place as place_of
+from .flight import recorder
 from .manifest import MANIFEST, ModelFolder
 from .preprocess import Placement, Plan, fixed_shapes, plan
-from .records import Array, Detections, Findings, Outcome, Sample, Tensors, Timing
+from .record import record
+from .records import Array, Detections, Findings, Outcome, Request, Sample, Tensors, Timing
 from .sources import Kind
 
 log = logging.getLogger(__name__)
 
 Region = tuple[int, int, int, int]
 """x1, y1, x2, y2 in source pixels."""
+
+
+@record(quick=True, eq=False)
+class Prepared:
+    """A sample as the network takes it."""
+
+    tensors: Tensors
+    placement: Placement | None
+    dx: int
+    dy: int
+    """Where the region begins that it was cut from."""
+    took_ms: float
+
+
+class Together(Protocol):
+    """Takes several samples at a time; see `batching`."""
+
+    def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
+        """Give what `Model.infer` gives for each, or the error that it would raise."""
+
+    def close(self) -> None:
+        """Let go of what it needs beside the model's engine."""
 
 
 class Model:
@@ -49,15 +75,24 @@ class Model:
         self.inferred = 0
         self.errors = 0
         """Frames on which it failed."""
+        self.failing = 0
+        """Inferences in a row of which nothing came but an error; a breaker watches them."""
+        self.failure: tuple[str, Sample, Region | None] | None = None
+        """Of the latest: what was said, and what it was given."""
         self.last: Tensors | None = None
         """What the network was given last."""
         self.first_at: float | None = None
         """Monotonic clock at the end of its first inference on a frame."""
         self.used_at = time.monotonic()
         """Likewise of its latest, or when it was loaded."""
+        self.batch: Together | None = None
+        """Takes several samples at a time; None: they go one by one."""
+        self.together = 1
+        """How many frames of whatever pipelines go through it together, at most."""
         self._prepare = prepare
         self._decode = decode
         self._id = folder.manifest.id
+        self._place = place_of(self._id, choice.engine, choice.device, str(folder.network))
         self._threshold = default_threshold(folder)
 
     @property
@@ -79,22 +114,69 @@ class Model:
             EngineError: the engine failed.
 
         """
+        prepared = self.prepare(Request(sample, threshold, region))
         start = time.perf_counter()
-        data, dx, dy = sample.data, 0, 0
-        if region is not None:
-            data, dx, dy = cut(data, region)
-        tensors, placement = self._prepare(data)
-        prepared = time.perf_counter()
-        outputs = self.engine.infer(tensors)
-        inferred = time.perf_counter()
-        found = self._decode(outputs, tensors, self._threshold if threshold is None else threshold)
-        if isinstance(found, Detections) and placement is not None:
-            found = place(found, placement, dx, dy)
+        try:
+            outputs = self.run(prepared.tensors)
+        except EngineError as problem:
+            self.note_failure(problem, sample, region)
+            raise
+        took = (time.perf_counter() - start) * 1e3
+        return self.conclude(Request(sample, threshold, region), prepared, outputs, took)
+
+    def prepare(self, request: Request, out: Array | None = None) -> Prepared:
+        """Make the network's inputs of a sample.
+
+        Args:
+            request: with the sample.
+            out: where the sample shall be put, see `preprocess.Plan`.
+
+        Raises:
+            SampleError: the sample does not fit.
+
+        """
+        start = time.perf_counter()
+        data, dx, dy = request.sample.data, 0, 0
+        if request.region is not None:
+            data, dx, dy = cut(data, request.region)
+        tensors, placement = self._prepare(data, out)
+        return Prepared(tensors, placement, dx, dy, (time.perf_counter() - start) * 1e3)
+
+    def conclude(
+        self,
+        request: Request,
+        prepared: Prepared,
+        outputs: Tensors,
+        infer_ms: float,
+        together: int = 1,
+    ) -> Outcome:
+        """Make a result of what the network gave for one sample, and count it.
+
+        Args:
+            request: what was asked.
+            prepared: what the network was given.
+            outputs: of this sample alone.
+            infer_ms: what the engine took, for all that were inferred together.
+            together: how many they were.
+
+        Raises:
+            SampleError: the outputs are not finite.
+
+        """
+        start = time.perf_counter()
+        threshold = self._threshold if request.threshold is None else request.threshold
+        try:
+            found = self._decode(outputs, prepared.tensors, threshold)
+        except (EngineError, SampleError) as problem:
+            self.note_failure(problem, request.sample, request.region)
+            raise
+        self.failing = 0
+        if isinstance(found, Detections) and prepared.placement is not None:
+            found = place(found, prepared.placement, prepared.dx, prepared.dy)
         done = time.perf_counter()
-        took = (inferred - prepared) * 1e3
-        self.infer_ms.append(took)
+        self.infer_ms.append(infer_ms / together)
         self.inferred += 1
-        self.last = tensors
+        self.last = prepared.tensors
         self.used_at = time.monotonic()
         if self.first_at is None:
             self.first_at = self.used_at
@@ -102,12 +184,51 @@ class Model:
             self._id,
             self.engine.label,
             found,
-            Timing((prepared - start) * 1e3, took, (done - inferred) * 1e3),
+            Timing(prepared.took_ms, infer_ms, (done - start) * 1e3, together),
         )
+
+    def note_failure(self, problem: Exception, sample: Sample, region: Region | None) -> None:
+        """Note that nothing came of a sample that the network was given."""
+        self.failure = (str(problem), sample, region)
+        self.failing += 1
+
+    def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
+        """Look at several samples: together where the network takes them so, else one by one.
+
+        Returns:
+            What `infer` gives for each, or the error that it would raise.
+
+        """
+        if self.batch is not None and len(requests) > 1:
+            return self.batch.infer_all(requests)
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request: Request) -> Outcome | AgentError:
+        """Give what `infer` gives, or the error that it raises."""
+        try:
+            return self.infer(request.sample, threshold=request.threshold, region=request.region)
+        except (SampleError, EngineError, ModelError) as problem:
+            return problem
 
     def raw(self, tensors: Tensors) -> dict[str, Array]:
         """Run the network alone on ready tensors."""
-        return self.engine.infer(tensors)
+        return self.run(tensors)
+
+    def ready(self, tensors: Tensors) -> Tensors:
+        """Give inputs of the network as `infer` would hand them to the engine: for timing it."""
+        return tensors if self.engine.fold is None else self.engine.fold.feed(tensors)
+
+    def unfolded(self, tensors: Tensors) -> Tensors:
+        """Give what the engine was handed as inputs of the network itself: for other engines."""
+        return tensors if self.engine.fold is None else self.engine.fold.unfold(tensors)
+
+    def run(self, tensors: Tensors, engine: Engine | None = None) -> dict[str, Array]:
+        """Call the engine, or another one of this model; a note of it outlives a crash."""
+        number = recorder.enter("infer", self._place)
+        try:
+            return (engine or self.engine).infer(tensors)
+        finally:
+            recorder.leave(number)
 
     def decode(self, outputs: Tensors, inputs: Tensors) -> Findings:
         """Decode ready outputs, as `infer` does, in pixels of the network's input."""
@@ -115,15 +236,19 @@ class Model:
 
     def warm_up(self) -> None:
         """Run once on zeros, so that the first frame does not pay for lazy set-up."""
-        self.engine.infer(
-            {
-                spec.name: np.zeros([size or 1 for size in spec.shape], spec.dtype)
-                for spec in self.engine.inputs
-            }
-        )
+        # Noted as part of the load: on a GPU the first inference builds kernels, for long.
+        with recorder.doing("load", self._place):
+            self.engine.infer(
+                {
+                    spec.name: np.zeros([size or 1 for size in spec.shape], spec.dtype)
+                    for spec in self.engine.inputs
+                }
+            )
 
     def close(self) -> None:
         self.engine.close()
+        if self.batch is not None:
+            self.batch.close()
 
 
 def default_threshold(folder: ModelFolder) -> float:
@@ -199,10 +324,17 @@ def open_model(
         from .networks import modelfile
 
         modelfile.check_network(folder.network)
+    from .folding.find import cut_for
+
+    cut_off = cut_for(folder, kind)
     passed: list[str] = []
     for choice in choices:
+        place = place_of(folder.manifest.id, choice.engine, choice.device, str(folder.network))
         try:
-            engine = open_engine(choice, folder.network, fixed_shapes(folder.manifest.input, kind))
+            with recorder.doing("load", place):
+                engine = open_engine(
+                    choice, folder.network, fixed_shapes(folder.manifest.input, kind), cut_off
+                )
         except EngineError as problem:
             passed.append(f"{choice.engine}:{choice.device}: {problem}")
             continue
@@ -230,7 +362,7 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
 
     """
     try:
-        prepare = plan(folder.manifest.input, engine.inputs, kind)
+        prepare = plan(folder.manifest.input, engine.inputs, kind, engine.fold)
         decode = build_decoder(
             folder.manifest, folder.labels, engine.inputs, engine.outputs, prepare.size
         )

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 from .bundled import bundled
-from .durable import size_of
+from .crashes import Crashes
+from .durable import may_be_written, size_of
 from .engines import EngineChoice, EngineName
 from .engines.probe import probe
-from .errors import EngineError, UsageError
+from .errors import BarredError, EngineError, ModelError, UsageError
 from .facts import Facts, read_facts
+from .flight import place
 from .forms.prepare import find, prepare
 from .machine import usable_cpus
 from .manifest import ModelFolder
@@ -21,10 +22,11 @@ from .model import Model, engine_order, open_model
 from .networks.modelfile import check_network
 from .profile import DeviceProfile, Lineup, Match, choose, default_dirs, lineup, load_profiles
 from .quick import quick_model
-from .settings import Settings
+from .settings import Batching, Settings
 from .sources import Kind
 from .store.catalog import Library
 from .store.store import Store
+from .tuning import Tuning, Way
 
 
 def match_profile(settings: Settings) -> tuple[Match, Facts]:
@@ -54,7 +56,7 @@ def open_store(settings: Settings) -> Store:
         settings.state.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise UsageError(f"state_dir: {settings.state}: {problem.strerror}") from None
-    if not os.access(settings.state, os.W_OK | os.X_OK):
+    if not may_be_written(settings.state):
         raise UsageError(f"state_dir: {settings.state}: may not be written by this user") from None
     return Store(settings.state)
 
@@ -79,10 +81,26 @@ class Engines:
 
         """
         self._store = store
-        self.lanes = profile.lanes or min(2, facts.cpus)
+        self.tuning = None if store is None else Tuning(store.root, profile, facts)
+        """What a tune has found out; None: nothing is known, nor to be kept."""
         self._profile = profile
         self._facts = facts
         self._wanted = wanted
+        self.batching = Batching()
+        """How many frames of several pipelines go through a model at a time."""
+        self.crashes: Crashes | None = None
+        """What is known of models that take the agent down; None: nothing."""
+
+    @property
+    def profile(self) -> DeviceProfile:
+        """The device's profile."""
+        return self._profile
+
+    @cached_property
+    def lanes(self) -> int:
+        """How many frames are inferred at a time: as the profile says, or a tune, else two."""
+        usual = self._profile.lanes or min(2, self._facts.cpus)
+        return usual if self.tuning is None else self.tuning.lanes(usual)
 
     @cached_property
     def lineup(self) -> Lineup:
@@ -90,14 +108,71 @@ class Engines:
         return lineup(self._profile, self._facts, probe, self._wanted)
 
     def choices_for(self, folder: ModelFolder) -> list[EngineChoice]:
-        """List the engines to try for a model, in order.
+        """List the engines to try for a model, in order: what a tune has found best comes first.
+
+        Raises:
+            EngineError: as for `allowed`.
+
+        """
+        choices = self.allowed(folder)
+        if self.tuning is None:
+            return choices
+        try:
+            return self.tuning.order(folder.path, self.lanes, choices)
+        except ModelError:
+            return choices  # what is wrong with its files is said when they are loaded
+
+    def best_way(self, folder: ModelFolder) -> Way | None:
+        """Say how a tune has found a model to run best; None: nothing is known."""
+        if self.tuning is None:
+            return None
+        try:
+            return self.tuning.best(folder.path, self.lanes, self.allowed(folder))
+        except (ModelError, EngineError):
+            return None
+
+    def wants_tune(self, folder: ModelFolder) -> bool:
+        """Whether the profile has models tuned by the agent, and this one is not yet."""
+        return (
+            self._profile.tune
+            and self.tuning is not None
+            and not self.exceeds_budget(folder)
+            and self.best_way(folder) is None
+        )
+
+    def allowed(self, folder: ModelFolder) -> list[EngineChoice]:
+        """List the engines that may run a model, in the profile's order.
 
         Raises:
             EngineError: the engine that the settings insist on cannot read such a file.
+            BarredError: on every one of them it has taken the agent down, again and again.
 
         """
-        choices = [replace(choice, lanes=self.lanes) for choice in self.lineup.choices]
-        return engine_order(choices, self._wanted, folder.network)
+        choices = [self._within_budget(choice) for choice in self.lineup.choices]
+        choices = engine_order(choices, self._wanted, folder.network)
+        barred = [self._barred(folder, choice) for choice in choices]
+        if choices and all(barred):
+            raise BarredError(f"{folder.manifest.id}: is not loaded: {barred[0]}")
+        return [choice for choice, why in zip(choices, barred, strict=True) if why is None]
+
+    def _within_budget(self, choice: EngineChoice) -> EngineChoice:
+        """Give an engine the lanes that there are, and no more threads than cores are left to each.
+
+        Whatever number of models takes turns in a lane, and on whichever engines: never more
+        threads compute than there are cores.
+        """
+        threads = choice.threads
+        if choice.device.upper() == "CPU":
+            threads = min(threads, max(1, usable_cpus() // self.lanes))
+        return replace(choice, lanes=self.lanes, threads=threads)
+
+    def _barred(self, folder: ModelFolder, choice: EngineChoice) -> str | None:
+        """Say why a model is not to be loaded on an engine, for what it has done there."""
+        if self.crashes is None:
+            return None
+        return self.crashes.barred(
+            place(folder.manifest.id, choice.engine, choice.device, str(folder.network))
+        )
 
     def open(
         self, folder: ModelFolder, kind: Kind, *, checked: bool = False
@@ -113,8 +188,18 @@ class Engines:
         if self._store is not None and self.exceeds_budget(folder):
             return self._open_streaming(self._store, folder, choices, kind, checked=checked), []
         model, passed = open_model(folder, choices, kind, checked=checked)
-        absent = [f"{choice.engine}:{choice.device}: {why}" for choice, why in self.lineup.absent]
-        return model, absent + passed
+        absent = [*self.lineup.absent]
+        for choice in self.lineup.choices:
+            why = self._barred(folder, choice)
+            absent += [(choice, why)] if why is not None else []
+        return model, [f"{c.engine}:{c.device}: {why}" for c, why in absent] + passed
+
+    def max_batch(self, folder: ModelFolder) -> int:
+        """Say how many samples a model is to take at a time, by settings or tune; 1: one by one."""
+        if self.batching.max_batch:
+            return self.batching.max_batch
+        best = self.best_way(folder)
+        return 1 if best is None else best.batch
 
     def exceeds_budget(self, folder: ModelFolder) -> bool:
         """Whether a model's weights alone are more than all models may take."""

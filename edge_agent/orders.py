@@ -86,13 +86,28 @@ class Orders:
         groups: Callable[[], tuple[str, ...]],
         memory: Memory,
         count_malformed: Callable[[], None],
+        *,
+        credible: Callable[[], bool] = lambda: True,
     ) -> None:
+        """Prepare.
+
+        Args:
+            inbox: what arrives.
+            link: answers go out by it.
+            topics: this device's.
+            groups: that it is a member of.
+            memory: of what has been done.
+            count_malformed: called for each message that is none of ours.
+            credible: whether this machine's clock shows the time.
+
+        """
         self._inbox = inbox
         self._link = link
         self._topics = topics
         self._groups = groups
         self._memory = memory
         self._count_malformed = count_malformed
+        self._credible = credible
         self.verbs: dict[str, Verb] = {}
         self.deliveries: Callable[[Inbox, Message], bool] | None = None
         """Takes models and transfers; True when it will acknowledge the message itself."""
@@ -158,7 +173,7 @@ class Orders:
             self._answer(known, message)
             return
         reply: dict[str, Any] = {"schema": wire.SCHEMA, "id": request}
-        refusal = _refusal(name, body, message, self.verbs)
+        refusal = _refusal(name, body, message, self.verbs, credible=self._credible())
         if refusal is not None:
             self._count_malformed()
             self._answer({**reply, "ok": False, "error": refusal}, message)
@@ -187,9 +202,18 @@ def _may_answer_on(topic: str) -> bool:
 
 
 def _refusal(
-    name: str, body: Mapping[str, Any], message: Message, verbs: Mapping[str, Verb]
+    name: str,
+    body: Mapping[str, Any],
+    message: Message,
+    verbs: Mapping[str, Verb],
+    *,
+    credible: bool,
 ) -> str | None:
-    """Say why a command is not even tried."""
+    """Say why a command is not even tried.
+
+    How old one is can only be judged by a clock that has been set: one that has not would refuse
+    all of them, or none. Until then they are taken; none is done twice, and none is retained.
+    """
     if message.retained:
         return (
             "retained commands are refused: they would replay at every connect; "
@@ -205,7 +229,7 @@ def _refusal(
         if sent.tzinfo is None:
             sent = sent.replace(tzinfo=UTC)
         age = time.time() - sent.timestamp()
-        if age > MAX_AGE_SECONDS:
+        if credible and age > MAX_AGE_SECONDS:
             return f"expired: sent {age:.0f} s ago, taken for {MAX_AGE_SECONDS:.0f} s"
     return None
 

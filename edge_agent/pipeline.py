@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -15,16 +14,17 @@ from typing import TYPE_CHECKING
 from . import wire
 from .board import Board, Job, Slot
 from .crew import Crew
-from .errors import EngineError, ModelError, SampleError, SourceError
+from .errors import AgentError, EngineError, ModelError, SampleError, SourceError
 from .link import Backoff, Channel, Link, Parcel
 from .model import Model, Region
 from .record import record
-from .records import Array, Detections, Findings, Outcome, Reading, Sample
+from .records import Array, Detections, Findings, Outcome, Reading, Request, Sample
 from .serving import Serving
 from .settings import Pipeline as PipelineSettings
 from .settings import SecondStage
 from .sources import Source, SourceSpec, open_source
 from .start.clock import Clock
+from .wallclock import WallClock
 
 if TYPE_CHECKING:
     from .motion import MotionGate
@@ -50,6 +50,8 @@ class Identity:
     session: str
     topics: wire.Topics
     clock: Clock
+    wall: WallClock | None = None
+    """Judges the times that results bear; None: they are taken as they are."""
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +118,10 @@ class Pipeline:
             deadline=settings.deadline_ms / 1e3,
         )
         self.slot.pick = self._pick
+        self.slot.taken = self._taken
         self.slot.work = self.process
+        self.slot.ask = self._ask
+        self.slot.tell = self._conclude
         self.channel: Channel = link.channel(
             settings.name, qos=settings.qos, lossless=spec.lossless
         )
@@ -148,18 +153,27 @@ class Pipeline:
                 return None
         if len(self.servings) == 1:
             return self.servings[0].model
-        best, total = -1, 0
+        best = self._best()
+        return None if best is None else self.servings[best].model
+
+    def _best(self) -> int | None:
+        """Find the arm that is most behind its share; the same one until its turn is taken."""
+        there = [index for index, serving in enumerate(self.servings) if serving.model is not None]
+        return max(
+            there,
+            key=lambda index: self._credit[index] + self.servings[index].arm.weight,
+            default=None,
+        )
+
+    def _taken(self) -> None:
+        """Note that the next frame goes through the model that was picked."""
+        if len(self.servings) == 1:
+            return
+        best = self._best()
         for index, serving in enumerate(self.servings):
-            if serving.model is None:
-                continue
-            self._credit[index] += serving.arm.weight
-            total += serving.arm.weight
-            if best < 0 or self._credit[index] > self._credit[best]:
-                best = index
-        if best < 0:
-            return None
-        self._credit[best] -= total
-        return self.servings[best].model
+            if serving.model is not None and best is not None:
+                self._credit[index] += serving.arm.weight
+                self._credit[best] -= serving.arm.weight
 
     # Capture: one thread each
 
@@ -325,7 +339,23 @@ class Pipeline:
     def process(self, job: Job[Model]) -> None:
         """Infer, count, publish in order."""
         try:
-            outcome = self._infer(job.model, job.sample)
+            answer: Outcome | AgentError = job.model.infer(
+                job.sample, threshold=self.threshold, region=self._region
+            )
+        except (SampleError, EngineError, ModelError) as problem:
+            answer = problem
+        self._conclude(job, answer)
+
+    def _ask(self, job: Job[Model]) -> Request:
+        """Say what is to be inferred, for a lane that infers several frames together."""
+        return Request(job.sample, self.threshold, self._region)
+
+    def _conclude(self, job: Job[Model], answer: Outcome | AgentError) -> None:
+        """Look again at what was found, count, publish in order."""
+        try:
+            if isinstance(answer, AgentError):
+                raise answer
+            outcome = self._again(job.sample, answer)
         except (SampleError, EngineError, ModelError) as problem:
             job.model.errors += 1
             self._report(problem)
@@ -343,44 +373,22 @@ class Pipeline:
             if shadow is not None and serving.model is job.model:
                 shadow.look(job.sample, outcome, self.threshold, self._region)
 
-    def _infer(self, model: Model, sample: Sample) -> Outcome:
-        outcome = model.infer(sample, threshold=self.threshold, region=self._region)
+    def _again(self, sample: Sample, outcome: Outcome) -> Outcome:
+        """Let the second stages look at what was found."""
         if not self.seconds or not isinstance(outcome.findings, Detections):
             return outcome
+        from . import cascade
+
         then: dict[str, tuple[Findings | None, ...]] = {}
         for stage, serving in self.seconds:
             asleep = serving.lazy and serving.model is None and serving.problem is None
-            if asleep and _concerns(stage, outcome.findings):
+            if asleep and cascade.concerns(stage, outcome.findings):
                 self._wake(serving)
         with self._board.using(lambda: [serving.model for _, serving in self.seconds]) as models:
             for (stage, _), second in zip(self.seconds, models, strict=True):
                 if second is not None:
-                    then[stage.name] = self._second(stage, second, sample, outcome.findings)
+                    then[stage.name] = cascade.look(stage, second, sample, outcome.findings)
         return Outcome(outcome.model, outcome.engine, outcome.findings, outcome.timing, then)
-
-    def _second(
-        self, stage: SecondStage, model: Model, sample: Sample, first: Detections
-    ) -> tuple[Findings | None, ...]:
-        """Look at each detection with a second model."""
-        left = stage.limit
-        found: list[Findings | None] = []
-        for label, (x1, y1, x2, y2) in zip(first.labels, first.boxes.tolist(), strict=True):
-            if (
-                left == 0
-                or (stage.labels and label not in stage.labels)
-                or x2 - x1 < 1
-                or y2 - y1 < 1
-            ):
-                found.append(None)
-                continue
-            left -= 1
-            mx, my = stage.margin * (x2 - x1), stage.margin * (y2 - y1)
-            # Every pixel that the box begins on, none that it hardly touches: what is small is
-            # sensitive to a missing line.
-            corner = (math.floor(x1 - mx), math.floor(y1 - my))
-            region = (*corner, round(x2 + mx), round(y2 + my))
-            found.append(model.infer(sample, threshold=stage.threshold, region=region).findings)
-        return tuple(found)
 
     def _deliver(self, sample: Sample, outcome: Outcome) -> None:
         def encode(replayed: bool) -> bytes:
@@ -390,6 +398,9 @@ class Pipeline:
             )
             if replayed:
                 payload["replayed"] = True
+            wall = self._identity.wall
+            if wall is not None and not wall.credible(sample.time_ns):
+                payload["clock"] = wire.UNSET
             return wire.encode(payload)
 
         since = sample.since
@@ -427,11 +438,6 @@ class Pipeline:
             self.last_problem = (now, text)
         else:
             self.last_problem = (now, self.last_problem[1])
-
-
-def _concerns(stage: SecondStage, found: Detections) -> bool:
-    """Whether a second stage has anything to look at."""
-    return any(not stage.labels or label in stage.labels for label in found.labels)
 
 
 class _Windows:

@@ -27,6 +27,9 @@ from .store.store import Store
 
 log = logging.getLogger(__name__)
 
+LOOK_SECONDS = 30.0
+"""How long a form may be damaged before somebody sees to it."""
+
 
 class Preparer:
     """Prepares one model after the other, in the background."""
@@ -73,24 +76,29 @@ class Preparer:
     def run(self) -> None:
         """Prepare what serves, until closed."""
         while True:
-            self._wake.wait()
+            self._wake.wait(LOOK_SECONDS)
             self._wake.clear()
             if self._closing.is_set():
                 return
             for serving in self._servings.all():
+                if serving.model is not None:
+                    self._discard_damaged(serving.model)
                 model = serving.model
-                if model is not None:
-                    self._discard_damaged(model)
-                    if model.folder.path not in self._forms:
-                        self._prepare(model, serving)
-                        self._changed()
+                if model is not None and model.folder.path not in self._forms:
+                    self._prepare(model, serving)
+                    self._changed()
 
     def _discard_damaged(self, model: Model) -> None:
         """Throw away a form that turned out damaged, so that it is made anew."""
-        if isinstance(model.engine, QuickEngine) and model.engine.damaged is not None:
-            model.engine.damaged = None
-            discard(model.engine.form.form.folder, self._store)
-            self._forms.pop(model.folder.path, None)
+        engine = model.engine
+        if not isinstance(engine, QuickEngine) or engine.damaged is None:
+            return
+        engine.damaged = None
+        discard(engine.form.form.folder, self._store)
+        self._forms.pop(model.folder.path, None)
+        if engine.form.mode == "streaming":
+            # Nothing else can run it: it is opened as at first, which makes a form.
+            self._servings.reopen(model)
 
     def _prepare(self, model: Model, serving: Serving) -> None:
         choice = self._choice(model)
@@ -162,6 +170,8 @@ class Preparer:
             choice, folder = model.choice, ""
             if isinstance(form, Form):
                 choice, folder = self._choice(model) or choice, form.folder
+            elif serving.passed:
+                continue  # the next start shall see whether the engine that it prefers is back
             found.append(
                 Quick(
                     serving.arm.name,

@@ -74,6 +74,8 @@ class DeviceProfile:
     """Inferences at the same time; 0: two where there are two cores."""
     threads: Annotated[int, Ge(0), Le(1024)] = 0
     """Of one inference; 0: the cores shared out over the lanes."""
+    tune: bool = False
+    """Whether the agent itself finds out, behind, which engine and threads suit a new model."""
     memory_budget_mb: Annotated[int, Ge(0)] = 0
     """What all models together may take; 0: no bound."""
     unload_idle_s: Annotated[float, Ge(0), Le(366 * 86400)] = 0.0

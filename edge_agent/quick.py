@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from .engines import Engine, EngineChoice, open_engine
@@ -48,15 +49,33 @@ class QuickEngine:
         self.label = form.label
         self.inputs = form.inputs
         self.outputs = form.outputs
+        self.fold = form.fold
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
         """Run the network, as every engine does."""
         try:
-            return self._engine.infer(tensors)
+            return self._run(self._engine, tensors)
         except FormError as problem:
-            return self._fallback(problem).infer(tensors)
+            return self._run(self._fallback(problem), tensors)
+
+    def _run(self, engine: Engine, tensors: Tensors) -> dict[str, Array]:
+        if self.fold is not None and engine.fold is None:
+            # Frames are prepared for the form; the network itself could not be loaded like that.
+            tensors = self.fold.unfold(tensors)
+        return engine.infer(tensors)
+
+    def distrust(self, why: str) -> None:
+        """Leave the form, whose files are not what they were."""
+        with suppress(FormError):
+            self._fallback(FormError(why))
 
     def _fallback(self, problem: FormError) -> Engine:
+        if self.form.mode == "streaming":
+            # The network itself does not fit. `Preparer` sees to a new form.
+            if self.damaged is None:
+                log.warning("model %s: %s; it is prepared anew", self._folder.manifest.id, problem)
+            self.damaged = str(problem)
+            raise problem
         with self._changing:
             if self._engine is self.form:
                 log.warning(
@@ -65,10 +84,13 @@ class QuickEngine:
                     problem,
                 )
                 self.damaged = str(problem)
+                from .folding.find import cut_for
+
                 self._engine = open_engine(
                     self._choice,
                     self._folder.network,
                     fixed_shapes(self._folder.manifest.input, self._kind),
+                    cut_for(self._folder, self._kind),
                 )
                 self.form.close()
             return self._engine

@@ -66,6 +66,17 @@ class Sample:
 
 
 @record(quick=True, eq=False)
+class Request:
+    """What a model is to look at."""
+
+    sample: Sample
+    threshold: float | None = None
+    """Instead of the manifest's."""
+    region: tuple[int, int, int, int] | None = None
+    """Of a picture, look only here: x1, y1, x2, y2 in its pixels."""
+
+
+@record(quick=True, eq=False)
 class Detections:
     """Boxes found in a picture, best first: parallel arrays."""
 
@@ -125,7 +136,10 @@ class Timing:
 
     preprocess_ms: float
     infer_ms: float
+    """Of all that were inferred together."""
     postprocess_ms: float
+    together: int = 1
+    """How many samples they were."""
 
 
 @record(quick=True, eq=False)

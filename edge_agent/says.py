@@ -144,6 +144,8 @@ class Says:
         if serving is not None and serving.model is not None:
             state["live"] = serving.model.manifest.version
             state["engine"] = serving.model.engine.label
+            if serving.passed:
+                state["passed_over"] = list(serving.passed)
             steps = frames.cold_start(serving.model)
             if steps is not None:
                 state["cold_start"] = steps

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from .board import Board
-from .errors import AgentError, ModelError
+from .errors import AgentError, BarredError, ModelError
 from .manifest import ModelFolder
 from .model import Model
 from .record import record
@@ -57,6 +57,8 @@ class Serving:
     """Engines that should have served it and could not."""
     lazy: bool = False
     """Loaded when it is first needed, and unloaded when it has nothing to do."""
+    crops: int = 1
+    """As how many parts of one frame it may be given, as a second stage; 1: it is none."""
 
     @property
     def reference(self) -> str:
@@ -129,7 +131,10 @@ class Servings:
                     folder, serving.kind
                 )
             except AgentError as problem:
-                serving.broken = folder is not None or not self._absent(serving)
+                # A model that is left alone for its crashes is no reason to end: another may come.
+                serving.broken = not isinstance(problem, BarredError) and (
+                    folder is not None or not self._absent(serving)
+                )
                 if serving.problem != str(problem):
                     log.error("model %s: %s", serving.reference, problem)  # noqa: TRY400 - one line, no traceback
                 serving.problem = str(problem)
@@ -224,10 +229,23 @@ class Servings:
             servings = [serving for serving in self._all.values() if serving.model is old]
             for serving in servings:
                 serving.model = new
+            if servings:
+                # It is the same version, and goes on counting.
+                new.inferred, new.errors = old.inferred + new.inferred, old.errors + new.errors
         if servings:
             self.on_change()
             self.retire(old)
         return bool(servings)
+
+    def reopen(self, old: Model) -> None:
+        """Let go of a model and load the same again; frames wait meanwhile."""
+        with self._board.boundary():
+            servings = [serving for serving in self._all.values() if serving.model is old]
+            for serving in servings:
+                serving.model = None
+        self.retire(old)
+        for serving in servings:
+            self.fill_one(serving)
 
     def park(self, name: str) -> Exchange:
         """Take away what serves *name*: frames wait until there is a new one."""

@@ -94,6 +94,17 @@ class Trial:
 
 
 @record(kw_only=True)
+class Batching:
+    """Frames of several pipelines through one model at a time."""
+
+    __pydantic_config__ = _STRICT
+    max_batch: Annotated[int, Ge(0), Le(256)] = 0
+    """0: as the tune of this device says, else one by one; 1: one by one; more: up to so many."""
+    max_delay_ms: Annotated[float, Ge(0), Le(1000)] = 2.0
+    """How long the first of them waits for others."""
+
+
+@record(kw_only=True)
 class SecondStage:
     """A second model on what the first one found."""
 
@@ -160,6 +171,7 @@ class Settings:
     health: Health = field(default_factory=Health)
     trust: Trust = field(default_factory=Trust)
     trial: Trial = field(default_factory=Trial)
+    batching: Batching = field(default_factory=Batching)
     pipelines: tuple[Pipeline, ...] = ()
     base: Path = field(default_factory=Path.cwd, metadata={"key": False})
     """Not a key: the folder that relative paths count from."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .engines import EngineChoice
 from .engines.probe import installed
-from .errors import EngineError
+from .errors import AgentError, EngineError
 from .model import Model, open_model
 from .opening import Engines
 from .quick import QuickEngine
@@ -30,18 +30,27 @@ class Steady:
         self._servings = servings
         self._engines = engines
         self._closing = threading.Event()
+        self.done = threading.Event()
+        """Every model of the start has the engine that it keeps."""
 
     def close(self) -> None:
         self._closing.set()
 
     def run(self) -> None:
         """Give each model that was loaded quickly the engine that it shall keep."""
+        try:
+            self._run()
+        finally:
+            self.done.set()
+
+    def _run(self) -> None:
         for serving in self._servings.all():
             model = serving.model
             if model is None or not isinstance(model.engine, QuickEngine):
                 continue
             if self._closing.is_set():
                 return
+            self._tune(serving, model)
             try:
                 choices = self._engines.choices_for(model.folder)
             except EngineError:
@@ -51,6 +60,26 @@ class Steady:
             here = (model.choice.engine, model.choice.device.upper())
             if (preferred.engine, preferred.device.upper()) != here:
                 self._rehearse(serving, model, model.engine, preferred)
+
+    def _tune(self, serving: Serving, model: Model) -> None:
+        """Find out what suits a model, where the profile asks for it and nothing is known yet."""
+        if not self._engines.wants_tune(model.folder):
+            return
+        from .tuner import tune_model  # seldom needed
+
+        try:
+            tune_model(
+                self._engines,
+                model.folder,
+                serving.kind,
+                live=True,
+                stopped=self._closing.is_set,
+            )
+        except (AgentError, OSError) as problem:
+            log.warning("model %s: not tuned: %s", model.id, problem)
+        else:
+            best = self._engines.best_way(model.folder)
+            log.info("model %s: tuned: %s", model.id, best or "nothing is better than another")
 
     def _settle(self, model: Model, engine: QuickEngine, choices: list[EngineChoice]) -> None:
         """Give it the threads that the lanes leave, and prepared weights."""
@@ -70,6 +99,7 @@ class Steady:
     ) -> None:
         """Let the engine that the profile prefers take over, if it is faster."""
         version = installed().get(preferred.engine, "?")
+        best = self._engines.best_way(model.folder)
         decision = rehearse(
             _Role(serving, self._servings),
             lambda: open_model(model.folder, [preferred], serving.kind, checked=True)[0],
@@ -77,6 +107,7 @@ class Steady:
             f"{preferred} {version}",
             tolerance=model.manifest.trial.tolerance,
             stopped=self._closing.wait,
+            faster=None if best is None else f"tuned: {best}",
         )
         log.info(
             "model %s: %s %s: %s",
@@ -93,12 +124,18 @@ class _Role:
     def __init__(self, serving: Serving, servings: Servings) -> None:
         self._serving = serving
         self._servings = servings
+        self._last: Tensors | None = None
+        self._seen: Tensors = {}
 
     def live(self) -> tuple[Model, Tensors] | None:
         model = self._serving.model
-        if model is None or model.last is None:
+        last = None if model is None else model.last
+        if model is None or last is None:
             return None
-        return model, model.last
+        if last is not self._last:
+            # As any engine takes it, for one that is not folded, or otherwise.
+            self._last, self._seen = last, model.unfolded(last)
+        return model, self._seen
 
     def exchange(self, old: Model, new: Model) -> bool:
         return self._servings.replace(old, new)

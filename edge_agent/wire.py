@@ -15,6 +15,8 @@ from .record import record
 from .records import Anomaly, Classes, Detections, Findings, Outcome, RawTensors, Sample, Values
 
 SCHEMA = 1
+UNSET = "unset"
+"""What `clock` says of a time that cannot be right: the clock had not been set."""
 
 
 @record
@@ -160,6 +162,8 @@ def result(
         "infer_ms": number(outcome.timing.infer_ms, 3),
         "postprocess_ms": number(outcome.timing.postprocess_ms, 3),
     }
+    if outcome.timing.together > 1:
+        payload["timing"]["together"] = outcome.timing.together
     return payload
 
 

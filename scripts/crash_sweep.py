@@ -73,6 +73,9 @@ BELONGS = frozenset({"store.lock", "agent.lock", "deployments.json", "announced.
     "staging",
     "prepared",
     "start.json",
+    "starting",
+    "flight",
+    "crashes.json",
     "pages.json",
 }
 

@@ -24,18 +24,19 @@ PACKAGE = CHECKOUT / "edge_agent"
 LAYERS: Mapping[str, str] = {
     "commands: what a user types": "__main__ cli bench sender start.begin",
     "daemon: the only place that knows everybody": "agent",
-    "control: all that is not the way of a frame": "control says planning preparing steady",
+    "control: all that is not the way of a frame": "control says planning preparing scrub steady batcher demoting",
     "work: what goes on in a running agent": (
-        "frames pipeline health throughput serving opening deploy orders overrides quick"
+        "frames pipeline cascade health throughput serving opening deploy orders overrides quick "
+        "tuning tuner contest"
     ),
     "models: opened, kept, packed, looked into": (
-        "model golden store packages networks added forms understudy"
+        "model batching golden store packages networks added forms understudy"
     ),
     "edges: broker, cameras, sensors, engines, numbers": (
         "link standby backlog keeper spool parcel client mqtt announced sources engines profile "
         "config start "
-        "preprocess decode window annotate motion board metrics inbox "
-        "forms.form forms.begin forms.ladder forms.mapped forms.options"
+        "preprocess folding decode window annotate motion board metrics inbox "
+        "forms.form forms.begin forms.ladder forms.mapped forms.options forms.skeleton"
     ),
     "words: what is said and set, without doing anything": (
         "settings manifest sources.spec wire validation"
@@ -43,14 +44,15 @@ LAYERS: Mapping[str, str] = {
     "ground: knows nothing of the rest": (
         "errors names bounds record records "
         "crew systemd durable machine facts networks.networkfacts "
-        "bundled start.clock limits thermal journal"
+        "bundled start.clock shares limits thermal journal breaker flight crashes hangs "
+        "wallclock"
     ),
 }
 
 # Who may import a library. Names as above; a library that is not here may be used anywhere.
 HOMES: Mapping[str, str] = {
     "paho": "mqtt bench.plain bench.raw bench.start_script",
-    "openvino": "engines.ov engines.ovform engines.probe bench.start_script",
+    "openvino": "engines.ov engines.ovcut engines.ovform engines.probe bench.start_script",
     "onnxruntime": (
         "deploy.arriving.stages engines.ort engines.formed engines.streaming engines.probe forms "
         "bench.plain bench.start_script bench.readying bench.truth bench.generated"
@@ -61,7 +63,7 @@ HOMES: Mapping[str, str] = {
     ),
     "google": "networks.modelfile",
     "cv2": (
-        "sources.opencv preprocess.picture decode.boxes annotate motion bench.plain "
+        "sources.opencv preprocess decode.boxes annotate motion bench.plain "
         "bench.start_script bench.bars"
     ),
     "cryptography": "packages.keys packages.packing",

@@ -27,6 +27,7 @@ class Served:
 
     name: str = "m"
     users: int = 0
+    together: int = 1
 
 
 @dataclass
@@ -34,7 +35,16 @@ class Bench:
     """A board with slots that all use one model."""
 
     model: Served = field(default_factory=Served)
-    board: Board[Served] = field(default_factory=Board)
+    now: float | None = None
+    """What the board's clock says; None: it runs."""
+    board: Board[Served] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.board = Board(clock=self.clock)
+
+    def clock(self) -> float:
+        """Tell the time."""
+        return time.monotonic() if self.now is None else self.now
 
     def slot(
         self,
@@ -321,7 +331,9 @@ class BoardMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bench = Bench()
+        self.clock = 10_000.0
+        # It stands: no frame takes any time, so that nobody is ahead of its share.
+        self.bench = Bench(now=self.clock)
         self.slots = [
             self.bench.slot("live"),
             self.bench.slot("late", deadline=1000.0),
@@ -329,7 +341,6 @@ class BoardMachine(RuleBasedStateMachine):
         ]
         self.jobs: list[Job[Served]] = []
         self.said: dict[str, list[int]] = {slot.name: [] for slot in self.slots}
-        self.clock = time.monotonic()
 
     def room_for(self, slot: Slot[Served]) -> bool:
         """Whether `put` would not wait."""
@@ -362,10 +373,10 @@ class BoardMachine(RuleBasedStateMachine):
     def take(self) -> None:
         """Have a lane take what is next: of the highest priority, the oldest."""
         fits = self.takeable()
-        most = max(slot.priority for slot in fits)
-        oldest = min(slot.queue[0].since for slot in fits if slot.priority == most)
+        most = max(slot.share.priority for slot in fits)
+        oldest = min(slot.queue[0].since for slot in fits if slot.share.priority == most)
         job = self.bench.take()
-        assert (job.slot.priority, job.sample.since) == (most, oldest)
+        assert (job.slot.share.priority, job.sample.since) == (most, oldest)
         self.jobs.append(job)
 
     @precondition(lambda self: self.jobs)

@@ -146,7 +146,8 @@ def test_what_was_changed_is_put_back(tmp_path: Path) -> None:
     new.write_text("after")
     removed.unlink()
     before = same.stat().st_mtime_ns
-    kept.put_back()
+    assert kept.put_back()
     assert [path.read_text() for path in (changed, removed, same)] == ["before"] * 3
     assert not new.exists()
     assert same.stat().st_mtime_ns == before
+    assert not kept.put_back()  # nothing to restart the service for

@@ -81,20 +81,20 @@ def _axis(canvas: Any, scale: float, most: float, bottom: int) -> None:
     for number in range(int(most / tick) + 1):
         x = LEFT + round(number * tick * scale)
         cv2.line(canvas, (x, MARGIN), (x, bottom), FAINT, 1)
-        _text(canvas, f"{number * tick}", x, bottom + 18, align=0.5)
-    _text(canvas, "ms", WIDTH - RIGHT + 20, bottom + 18)
+        write(canvas, f"{number * tick}", x, bottom + 18, align=0.5)
+    write(canvas, "ms", WIDTH - RIGHT + 20, bottom + 18)
 
 
 def _model(canvas: Any, report: Report, scale: float, top: int) -> None:
     """Draw a model's bars below its name."""
     import cv2
 
-    _text(canvas, report.title, MARGIN, top + 24, size=0.6)
+    write(canvas, report.title, MARGIN, top + 24, size=0.6)
     for row, variant in enumerate(VARIANTS):
         y = top + TITLE + STEP * row
         middle = y + BAR // 2
         run = report.middle(variant)
-        _text(canvas, variant, LEFT - 10, middle + 5, align=1.0, strong=variant == AGENT)
+        write(canvas, variant, LEFT - 10, middle + 5, align=1.0, strong=variant == AGENT)
         begun = 0.0
         for (_, color, _), took in zip(PARTS, parts(run.steps, run.ms), strict=True):
             corners = (
@@ -112,7 +112,7 @@ def _model(canvas: Any, report: Report, scale: float, top: int) -> None:
         cv2.line(canvas, (ends[0], middle), (ends[1], middle), INK, 1)
         for x in ends:
             cv2.line(canvas, (x, middle - 4), (x, middle + 4), INK, 1)
-        _text(canvas, f"{run.ms:.0f} ms", ends[1] + 10, middle + 5, strong=variant == AGENT)
+        write(canvas, f"{run.ms:.0f} ms", ends[1] + 10, middle + 5, strong=variant == AGENT)
 
 
 def _legend(canvas: Any, top: int) -> None:
@@ -121,12 +121,12 @@ def _legend(canvas: Any, top: int) -> None:
     x = MARGIN
     for name, color, _ in PARTS:
         cv2.rectangle(canvas, (x, top - 12), (x + 14, top + 2), color, cv2.FILLED)
-        x = _text(canvas, name, x + 20, top) + 24
+        x = write(canvas, name, x + 20, top) + 24
     words = "median run, line from least to most; the agent's steps overlap and are shortened alike"
-    _text(canvas, words, MARGIN, top + 32)
+    write(canvas, words, MARGIN, top + 32)
 
 
-def _text(
+def write(
     canvas: Any,
     text: str,
     x: int,

@@ -1,7 +1,8 @@
 """The script that anyone would write first: OpenCV, ONNX Runtime, paho, one after the other.
 
 What the agent is measured against, so it is kept plain: default threads, default session, no
-thread of its own. Run as `python -m edge_agent.bench.plain CLIP MODEL PORT TOPIC`.
+thread of its own. Run as `python -m edge_agent.bench.plain CLIP MODEL PORT TOPIC`; plays until it
+is terminated.
 """
 
 from __future__ import annotations
@@ -55,9 +56,7 @@ def prepare(frame: Array, folder: ModelFolder, spec: TensorSpec) -> Array:
     """Resize, convert, normalise, transpose: the usual lines."""
     wanted = folder.manifest.input
     channels_first = wanted.layout != "nhwc"
-    height, width = spec.shape[2:] if channels_first else spec.shape[1:3]
-    assert height is not None  # noqa: S101 - sizes are settled by `specs`
-    assert width is not None  # noqa: S101
+    width, height = picture_size(folder, spec)
     picture: Array
     tensor: Array
     if wanted.resize == "letterbox":
@@ -82,19 +81,24 @@ def prepare(frame: Array, folder: ModelFolder, spec: TensorSpec) -> Array:
     return np.ascontiguousarray(tensor[None])
 
 
+def picture_size(folder: ModelFolder, given: TensorSpec) -> tuple[int, int]:
+    """Give the width and height that a network takes."""
+    first = 2 if folder.manifest.input.layout != "nhwc" else 1
+    height, width = given.shape[first : first + 2]
+    assert height is not None  # noqa: S101 - sizes are settled by `specs`
+    assert width is not None  # noqa: S101
+    return width, height
+
+
 def main(clip: str, model: str, port: str, topic: str) -> None:
-    """Play the clip through the model, publish every result, end."""
+    """Play the clip through the model and publish every result, for ever."""
     folder = load(Path(model))
     ort.set_default_logger_severity(3)
     session = ort.InferenceSession(str(folder.network))
     (given,) = specs(session.get_inputs())
     outputs = specs(session.get_outputs())
-    size = (
-        (given.shape[3], given.shape[2])
-        if folder.manifest.input.layout != "nhwc"
-        else given.shape[2:0:-1]
-    )
-    decode = build_decoder(folder.manifest, folder.labels, (given,), outputs, size)  # type: ignore[arg-type]
+    size = picture_size(folder, given)
+    decode = build_decoder(folder.manifest, folder.labels, (given,), outputs, size)
     threshold = default_threshold(folder)
     client = mqtt.Client(CallbackAPIVersion.VERSION2)
     client.connect("127.0.0.1", int(port))
@@ -104,7 +108,8 @@ def main(clip: str, model: str, port: str, topic: str) -> None:
     while True:
         read, frame = capture.read()
         if not read:
-            break
+            capture = cv2.VideoCapture(clip)
+            continue
         taken = time.time()
         tensor = prepare(frame, folder, given)
         results = session.run(None, {given.name: tensor})
@@ -114,14 +119,11 @@ def main(clip: str, model: str, port: str, topic: str) -> None:
             threshold,
         )
         if isinstance(found, Detections):
-            found.boxes[:, 0::2] *= frame.shape[1] / (size[0] or 1)
-            found.boxes[:, 1::2] *= frame.shape[0] / (size[1] or 1)
+            found.boxes[:, 0::2] *= frame.shape[1] / size[0]
+            found.boxes[:, 1::2] *= frame.shape[0] / size[1]
         payload = {"seq": seq, "time": taken, "model": folder.manifest.id, **findings(found)}
         client.publish(topic, json.dumps(payload))
         seq += 1
-    client.publish(f"{topic}/end", str(seq), 1).wait_for_publish(10)
-    client.disconnect()
-    client.loop_stop()
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from ..manifest import load
 from ..packages.packing import Package
 from ..sender import Sender
 from ..settings import Broker
-from .pipeline import spread
+from .pipefigures import spread
 from .raw import Rates, rate
 from .versions import OURS, generated, versions
 

@@ -219,15 +219,9 @@ def parser() -> argparse.ArgumentParser:
 
     bench = command("bench", "bench", "measure this device, beside what a plain script gets")
     kinds = bench.add_subparsers(dest="bench", required=True, metavar="WHAT", parser_class=_Parser)
-    pipeline = kinds.add_parser("pipeline", help="frames a second, cost of each step, overhead")
-    pipeline.add_argument("models", nargs="+", metavar="MODEL", help="as for `bench cold-start`")
-    pipeline.add_argument(
-        "--source", metavar="SOURCE", help="clip or folder; default: the bundled clip"
-    )
-    pipeline.add_argument(
-        "--runs", type=_positive_int, default=5, metavar="N", help="pairs; default 5"
-    )
-    pipeline.add_argument("--json", action="store_true", help="figures as JSON")
+    pipeline = kinds.add_parser("pipeline", help="frames a second, streams, cost of each step")
+    _bench_pipeline(pipeline)
+    config(pipeline)
     push_rate = kinds.add_parser(
         "push", help="a push beside the raw rate of the same broker, and what frames notice of it"
     )
@@ -290,6 +284,45 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _bench_pipeline(pipeline: argparse.ArgumentParser) -> None:
+    pipeline.add_argument("models", nargs="+", metavar="MODEL", help="as for `bench cold-start`")
+    pipeline.add_argument("--source", metavar="CLIP", help="default: the bundled clip")
+    pipeline.add_argument(
+        "--runs", type=_positive_int, default=5, metavar="N", help="rounds; default 5"
+    )
+    pipeline.add_argument(
+        "--seconds", type=_positive, default=4.0, metavar="S", help="of each turn; default 4"
+    )
+    pipeline.add_argument(
+        "--pipelines",
+        default="1,2,4,8,16",
+        metavar="N,N…",
+        help="for the scaling table; default 1,2,4,8,16; empty: none",
+    )
+    pipeline.add_argument(
+        "--rate",
+        type=_not_negative,
+        default=5.0,
+        metavar="R",
+        help="results a second of each stream that is to be carried; default 5; 0: not measured",
+    )
+    pipeline.add_argument(
+        "--p99-ms",
+        type=_positive,
+        default=100.0,
+        metavar="MS",
+        help="what the 99th percentile of their age may come to; default 100",
+    )
+    pipeline.add_argument(
+        "--tune",
+        action="store_true",
+        help="only find out which engine, threads, lanes and batch suit each model on this device, "
+        "and have the agent use them",
+    )
+    pipeline.add_argument("--picture", metavar="FILE.png", help="draw the figures")
+    pipeline.add_argument("--json", action="store_true", help="figures as JSON")
+
+
 def _broker(
     added: argparse.ArgumentParser, config: Callable[[argparse.ArgumentParser], None]
 ) -> None:
@@ -307,6 +340,10 @@ def _positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
     return value
+
+
+def _not_negative(text: str) -> float:
+    return 0.0 if text.strip("0.") == "" and "0" in text else _positive(text)
 
 
 def _positive_int(text: str) -> int:

@@ -17,54 +17,11 @@ def main(options: Options) -> int:
         from .bench_coldstart import main as cold_start
 
         return cold_start(options)
-    return _push(options) if options.bench == "push" else _pipeline(options)
+    if options.bench == "pipeline":
+        from .bench_pipeline import main as pipeline
 
-
-def _pipeline(options: Options) -> int:
-    from ..bench.generated import find_model
-    from ..bench.pipeline import measure
-
-    models = [find_model(name, _say) for name in options.models]
-    clip = Path(options.source or bundled("models") / "media" / "conveyor.mp4")
-    if not clip.is_file():
-        raise UsageError(f"--source: {clip}: no such clip")
-    reports = measure(models, clip, options.runs, _say)
-    if options.json:
-        for report in reports:
-            print(json.dumps(report.json()))
-        return 0
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{clip.name}, {options.runs} pairs; median (least to most)")
-    for heading in (
-        "model",
-        "engine",
-        "agent fps",
-        "plain script fps",
-        "ratio",
-        "age p50/p99 ms",
-        "pre/infer/post ms",
-        "overhead ms",
-    ):
-        table.add_column(heading)
-    for report in reports:
-        figures = report.json()
-        age, step = figures["age_ms"], figures["step_ms"]
-        table.add_row(
-            report.model,
-            report.engine,
-            _spread(figures["agent_fps"], 1),
-            _spread(figures["plain_fps"], 1),
-            _spread(figures["ratio"], 3),
-            f"{age['p50']:.1f} / {age['p99']:.1f}",
-            f"{step['preprocess']:.2f} / {step['infer']:.2f} / {step['postprocess']:.2f}",
-            _spread(figures["overhead_ms"], 3),
-        )
-    Console().print(table)
-    print("overhead: board, order, JSON and publishing, a frame; age: capture to publish,")
-    print("with the source at full speed, so it holds the wait in the queue of a lossless source.")
-    return 0
+        return pipeline(options)
+    return _push(options)
 
 
 def _push(options: Options) -> int:

@@ -43,6 +43,8 @@ def main(options: Options) -> int:
     settings = load_settings(options, needed=True)
     from ..config import find_file
     from ..opening import Engines, library_of, match_profile, open_store
+    from ..tuning import Tuning
+    from .profile import tuned
 
     report = _Report()
     report.line("ok", "settings", str(find_file(options.config)))
@@ -55,6 +57,10 @@ def main(options: Options) -> int:
         report.line("ok", "engine", f"{choice.engine}:{choice.device}")
     store = open_store(settings)
     report.line("ok", "state_dir", f"{settings.state}, writable")
+    tuning = Tuning(settings.state, match.profile, facts)
+    for line in tuned(tuning, engines.lineup.choices):
+        report.line("note" if tuning.problem else "ok", "tune", line)
+    engines.tuning = tuning
     for why in _device(settings):
         subject, _, text = why.partition(": ")
         report.line("note", subject, text)

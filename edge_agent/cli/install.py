@@ -12,6 +12,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -83,11 +85,10 @@ def main(options: Options) -> int:
 def _install(config: Path | None) -> int:
     if config is not None and not config.is_file():
         raise UsageError(f"--config: {config}: no such file")
-    if config is not None and find_spec("pydantic_settings") is not None:
+    if config is not None and ETC.is_dir() and find_spec("pydantic_settings") is not None:
         # Before minutes are spent; where we run without our dependencies it is seen later.
-        from ..config import load
-
-        load(config)
+        with _laid_out(config) as taken:
+            _check(config, taken, Path(sys.executable))
     before = _current()
     kept = _Kept((SETTINGS, UNITS / UNIT, UNITS / RETRY, SYSUSERS))
     place = HOME / f"{__version__}-{time.strftime('%Y%m%d%H%M%S')}"
@@ -118,13 +119,19 @@ class _Kept:
     def __init__(self, paths: tuple[Path, ...]) -> None:
         self._before = {path: path.read_bytes() if path.is_file() else None for path in paths}
 
-    def put_back(self) -> None:
-        """Write what was there; remove what was not."""
+    def put_back(self) -> bool:
+        """Write what was there, remove what was not; gives whether anything was changed."""
+        changed = False
         for path, content in self._before.items():
+            found = path.read_bytes() if path.is_file() else None
+            if found == content:
+                continue
+            changed = True
             if content is None:
-                path.unlink(missing_ok=True)
-            elif not path.is_file() or path.read_bytes() != content:
+                path.unlink()
+            else:
                 path.write_bytes(content)
+        return changed
 
 
 def _make_environment(place: Path) -> None:
@@ -133,8 +140,11 @@ def _make_environment(place: Path) -> None:
     place.parent.chmod(0o755)
     _run(sys.executable, "-m", "venv", str(place))
     pip = (str(place / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check")
+    source = own_source(place)
     # Also compiles, as root: the service itself may not write there.
-    _run(*pip, f"{own_source(place)}[metrics]")
+    _run(*pip, f"{source}[metrics]")
+    if source.is_file():
+        source.unlink()
 
 
 def _set_up(config: Path | None, place: Path) -> None:
@@ -163,27 +173,41 @@ def _set_up(config: Path | None, place: Path) -> None:
 
 
 def _take_settings(config: Path, place: Path) -> None:
-    """Put settings in place, if they are right there: relative paths count from their folder."""
-    taken = ETC / ".config.toml.new"
-    descriptor = os.open(taken, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(config.read_bytes())
-    try:
-        done = subprocess.run(
-            [str(place / "bin" / "python"), "-c", _CHECK, str(taken)],
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode != 0:
-            words = done.stderr.strip().splitlines() or ["cannot be checked"]
-            raise UsageError(words[-1].replace(str(taken), str(config)))
+    """Put settings in place, if they are right there."""
+    with _laid_out(config) as taken:
+        _check(config, taken, place / "bin" / "python")
         if SETTINGS.is_file() and SETTINGS.read_bytes() != config.read_bytes():
             shutil.copyfile(SETTINGS, SETTINGS.with_suffix(".toml.before"))
             shutil.copymode(SETTINGS, SETTINGS.with_suffix(".toml.before"))
         taken.replace(SETTINGS)
+
+
+@contextmanager
+def _laid_out(config: Path) -> Iterator[Path]:
+    """Lay settings beside those in place, from where their relative paths will count."""
+    taken = ETC / ".config.toml.new"
+    descriptor = os.open(taken, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(config.read_bytes())
+        yield taken
     finally:
         taken.unlink(missing_ok=True)
+
+
+def _check(config: Path, taken: Path, python: Path) -> None:
+    """Check settings as the version of some environment does.
+
+    Raises:
+        UsageError: they are wrong; in the words of that version.
+
+    """
+    done = subprocess.run(
+        [str(python), "-c", _CHECK, str(taken)], check=False, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        words = done.stderr.strip().splitlines() or ["cannot be checked"]
+        raise UsageError(words[-1].replace(str(taken), str(config)))
 
 
 def _point_to(place: Path) -> None:
@@ -223,8 +247,10 @@ def _start() -> str | None:
 def _undo(place: Path, before: Path | None, kept: _Kept) -> None:
     """Go back to the installation before, where there is one."""
     _say("undoing it")
-    kept.put_back()
-    if before is not None and before.is_dir():
+    changed = kept.put_back() or _current() != before
+    if before is not None and before.is_dir() and not changed:
+        _say(f"{before.name} runs on")
+    elif before is not None and before.is_dir():
         _point_to(before)
         _run("systemctl", "daemon-reload")
         back = "does not start either" if _start() else "runs again, with its settings and state"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from ..engines import EngineChoice
 from ..engines.probe import installed, probe
 from ..facts import read_facts
 from ..profile import choose, default_dirs, lineup, load_profiles
+from ..tuning import FILE, Tuning
 from . import Options, load_settings
 
 
@@ -33,6 +38,8 @@ def main(options: Options) -> int:
         )
     if settings.engine != "auto":
         print(f'forced    engine = "{settings.engine}" in the settings')
+    for line in tuned(Tuning(settings.state, match.profile, facts), found.choices):
+        print(f"tuned     {line}")
     if match.profile.memory_budget_mb:
         print(f"budget    {match.profile.memory_budget_mb} MiB for models")
     if options.list:
@@ -41,6 +48,20 @@ def main(options: Options) -> int:
             print(f"{name:18} no: {why}")
         print(f"{match.name:18} yes: {match.reason}")
     return 0
+
+
+def tuned(tuning: Tuning, choices: Sequence[EngineChoice]) -> Iterator[str]:
+    """Say what a tune has decided for each model, and for the lanes, as things are here."""
+    if tuning.problem is not None:
+        yield f"{FILE} {tuning.problem}"
+    usual = max((choice.lanes for choice in choices), default=1)
+    lanes = tuning.lanes(usual)
+    if lanes != usual:
+        yield f"{lanes} lanes instead of {usual}"
+    for tune in tuning.all():
+        day = datetime.fromtimestamp(tune.made, UTC).date().isoformat()
+        best = tune.best(lanes, choices)
+        yield f"{tune.model}: {best or f'nothing with {lanes} lane(s)'} ({day})"
 
 
 # What decides between profiles, and what INT8 speed depends on.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -16,8 +14,6 @@ if TYPE_CHECKING:
 
 def main(options: Options) -> int:
     """Run until told to stop."""
-    # Told to stop before there is anything to stop: that is no failure.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     start = time.monotonic()
     config = config_file(options.config)
     # Before the settings are read: what is changed meanwhile is noticed at the next start.

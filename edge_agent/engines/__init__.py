@@ -7,11 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..errors import EngineError
 from ..record import record
 from ..records import Array, Tensors, TensorSpec
+
+if TYPE_CHECKING:
+    from ..folding.cut import InputCut
+    from ..folding.fold import Fold
 
 EngineName = Literal["openvino", "onnxruntime"]
 
@@ -45,12 +49,15 @@ class Engine(Protocol):
     inputs: tuple[TensorSpec, ...]
     """What must be fed: the graph's inputs minus its initializers."""
     outputs: tuple[TensorSpec, ...]
+    fold: Fold | None
+    """An input that it would rather have in bytes; it takes what `inputs` says all the same."""
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
         """Run the network.
 
         Args:
-            tensors: one C-contiguous array for each input, of its shape and type.
+            tensors: one C-contiguous array for each input, of its shape and type, or of the type
+                that `fold` says.
 
         Returns:
             One array for each output, owned by the caller.
@@ -69,13 +76,16 @@ class Engine(Protocol):
 FixShapes = Callable[[tuple[TensorSpec, ...]], Mapping[str, tuple[int, ...]]]
 
 
-def open_engine(choice: EngineChoice, network: Path, fix_shapes: FixShapes) -> Engine:
+def open_engine(
+    choice: EngineChoice, network: Path, fix_shapes: FixShapes, cut: InputCut | None = None
+) -> Engine:
     """Load *network* (.onnx or .xml) on the engine and device that *choice* names.
 
     Args:
         choice: engine, device and how to run there.
         network: path of the model; loading from memory would hold the GIL (measured).
         fix_shapes: decides the sizes that the network leaves open, before it is compiled.
+        cut: what may be cut off the network's input; an engine that cannot leaves it.
 
     Raises:
         EngineError: the engine is not installed, the device is not there, or it refuses the model.
@@ -85,7 +95,7 @@ def open_engine(choice: EngineChoice, network: Path, fix_shapes: FixShapes) -> E
         module = import_module(MODULES[choice.engine])
     except ImportError as problem:
         raise EngineError(f"engine {choice.engine} is not installed: {problem}") from problem
-    engine: Engine = module.open_network(choice, network, fix_shapes)
+    engine: Engine = module.open_network(choice, network, fix_shapes, cut)
     return engine
 
 

@@ -58,6 +58,8 @@ class FormEngine:
         self.inputs = inputs
         self.outputs = outputs
         self.form = begun.form
+        self.fold = begun.form.fold
+        self._taken = inputs if self.fold is None else self.fold.specs(inputs)
         self.mode: str = _MODES.get(begun.rung, "resident")
         self._begun: Begun | None = begun
         self._streamer = Streamer(begun) if begun.rung == "streaming" else None
@@ -75,7 +77,9 @@ class FormEngine:
             EngineError: as for every engine.
 
         """
-        check_inputs(self.inputs, tensors)
+        if self.fold is not None:
+            tensors = self.fold.feed(tensors)
+        check_inputs(self._taken, tensors)
         # Local names: whoever closes the engine meanwhile does not pull them from under this call.
         begun, run = self._begun, self._run
         if begun is None:

@@ -5,11 +5,12 @@ Knows no manifest and no profile.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import openvino as ov
@@ -20,6 +21,12 @@ from ..networks.networkfacts import OPENVINO_TYPES
 from ..records import Array, Tensors, TensorSpec
 from . import EngineChoice, FixShapes, check_inputs, native_reason, settle_shapes
 
+if TYPE_CHECKING:
+    from ..folding.cut import InputCut
+    from ..folding.fold import Fold
+
+log = logging.getLogger(__name__)
+
 # One for the process: each costs a device query, and plugins are not unloaded anyway.
 core = ov.Core()
 
@@ -27,6 +34,19 @@ VERSION = str(ov.__version__)
 
 # Devices that only choose others; what serves is asked of the compiled network.
 _BROKERS = ("AUTO", "MULTI", "HETERO", "BATCH")
+
+
+class Compiled(NamedTuple):
+    """What came of compiling a network."""
+
+    networks: list[ov.CompiledModel]
+    declared: tuple[TensorSpec, ...]
+    """Its inputs as it declares them …"""
+    inputs: tuple[TensorSpec, ...]
+    """… and with their sizes settled."""
+    outputs: tuple[TensorSpec, ...]
+    fold: Fold | None
+    """How what was compiled differs from it."""
 
 
 class OvEngine:
@@ -38,10 +58,23 @@ class OvEngine:
         label: str,
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
+        fold: Fold | None = None,
     ) -> None:
+        """Take over compiled networks.
+
+        Args:
+            compiled: one for each lane: of the network, or of the folded one.
+            label: engine and device.
+            inputs: of the network itself.
+            outputs: likewise.
+            fold: how the compiled network differs.
+
+        """
         self.label = label
         self.inputs = inputs
         self.outputs = outputs
+        self.fold = fold
+        self._taken = inputs if fold is None else fold.specs(inputs)
         self._networks: list[ov.CompiledModel] | None = compiled
         self._compiled: cycle[ov.CompiledModel] | None = cycle(compiled)
         # Last in, first out: its buffers are still in the cache. A deque's ends are thread-safe.
@@ -49,7 +82,9 @@ class OvEngine:
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
         """Run the network; the arrays returned are copies of the request's own buffers."""
-        check_inputs(self.inputs, tensors)
+        if self.fold is not None:
+            tensors = self.fold.feed(tensors)
+        check_inputs(self._taken, tensors)
         # The requests of these networks go back to this place, also if others come meanwhile.
         networks, idle = self._compiled, self._idle
         if networks is None:
@@ -89,7 +124,9 @@ class OvEngine:
         self._idle.clear()
 
 
-def open_network(choice: EngineChoice, network: Path, fix_shapes: FixShapes) -> OvEngine:
+def open_network(
+    choice: EngineChoice, network: Path, fix_shapes: FixShapes, cut: InputCut | None = None
+) -> OvEngine:
     """Read, fix the shapes of, and compile a network.
 
     Args:
@@ -99,6 +136,7 @@ def open_network(choice: EngineChoice, network: Path, fix_shapes: FixShapes) -> 
             on every box: left alone it takes bf16 or f16 where the processor has them.
         network: the .onnx or .xml file.
         fix_shapes: decides the sizes that the network leaves open.
+        cut: what may be cut off its input.
 
     Raises:
         EngineError: no such device, an unknown option, or a file that OpenVINO cannot read or run.
@@ -108,16 +146,24 @@ def open_network(choice: EngineChoice, network: Path, fix_shapes: FixShapes) -> 
     # (2026.4.1, a depthwise network in float: 4 to 12 compilations of 100, nearly all with an
     # open batch); networks of one stream each, never.
     copies = choice.lanes if is_cpu(choice) else 1
-    compiled, _, inputs, outputs = compile_network(choice, network, fix_shapes, copies)
-    return OvEngine(compiled, label_of(choice, compiled[0]), inputs, outputs)
+    compiled = compile_network(choice, network, fix_shapes, copies, cut)
+    return OvEngine(
+        compiled.networks,
+        label_of(choice, compiled.networks[0]),
+        compiled.inputs,
+        compiled.outputs,
+        compiled.fold,
+    )
 
 
 def compile_network(
-    choice: EngineChoice, network: Path, fix_shapes: FixShapes, copies: int
-) -> tuple[
-    list[ov.CompiledModel], tuple[TensorSpec, ...], tuple[TensorSpec, ...], tuple[TensorSpec, ...]
-]:
-    """Compile a network so many times; gives its inputs as declared, as settled, and its outputs.
+    choice: EngineChoice,
+    network: Path,
+    fix_shapes: FixShapes,
+    copies: int,
+    cut: InputCut | None = None,
+) -> Compiled:
+    """Compile a network so many times, folded where it can be and the device is the CPU.
 
     Raises:
         EngineError: as for `open_network`.
@@ -132,6 +178,7 @@ def compile_network(
         inputs = settle_shapes(declared, fix_shapes, network)
         if inputs != declared:
             model.reshape({spec.name: list(spec.shape) for spec in inputs})
+        fold = _folded(model, cut) if is_cpu(choice) else None
         compiled = [
             core.compile_model(model, choice.device, properties(choice)) for _ in range(copies)
         ]
@@ -145,7 +192,19 @@ def compile_network(
         raise EngineError(
             f"{where}: {network.name}: {native_reason(problem, network)}"
         ) from problem
-    return compiled, declared, inputs, outputs
+    return Compiled(compiled, declared, inputs, outputs, fold)
+
+
+def _folded(model: ov.Model, cut: InputCut | None) -> Fold | None:
+    """Cut off what may be; gives what was."""
+    if cut is None:
+        return None
+    from .ovcut import cut_quantiser
+
+    if cut_quantiser(model, cut.fold):
+        return cut.fold
+    log.debug("%s: not folded: OpenVINO has made another graph of it", cut.network)
+    return None
 
 
 def properties(choice: EngineChoice) -> dict[str, Any]:

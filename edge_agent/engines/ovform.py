@@ -39,6 +39,7 @@ class BlobEngine:
         need_version(form, "openvino", VERSION)
         self.label: str = form.table["label"]
         self.form = form
+        self.fold = form.fold
         self.inputs = inputs
         self.outputs = outputs
         self._choice = choice
@@ -52,7 +53,7 @@ class BlobEngine:
         self._lanes = 1
         # OpenVINO takes no read-only memory; what it writes to, if anything, is its own copy.
         self._bytes: Array = np.memmap(form.path(BLOB), np.uint8, "c")
-        self._engine = OvEngine([self._import()], self.label, inputs, outputs)
+        self._engine = OvEngine([self._import()], self.label, inputs, outputs, self.fold)
 
     def _import(self) -> ov.CompiledModel:
         try:

@@ -12,6 +12,8 @@ from ..engines import EngineChoice
 from ..engines.ov import VERSION, OvEngine, compile_network, is_cpu, label_of
 from ..engines.ovform import BlobEngine
 from ..errors import EngineError
+from ..folding.find import cut_for
+from ..folding.fold import note
 from ..manifest import ModelFolder
 from ..model import assemble
 from ..preprocess import fixed_shapes
@@ -36,16 +38,21 @@ def make_blob(model: ModelFolder, choice: EngineChoice, kind: Kind, folder: Path
     if not is_cpu(choice):
         raise EngineError(f"{choice.device}: only networks for the CPU are kept")
     begin = time.perf_counter()
-    (compiled,), declared, inputs, outputs = compile_network(
-        choice, model.network, fixed_shapes(model.manifest.input, kind), 1
+    made = compile_network(
+        choice,
+        model.network,
+        fixed_shapes(model.manifest.input, kind),
+        1,
+        cut_for(model, kind),
     )
+    (compiled,), declared, inputs, outputs, fold = made
     compile_ms = (time.perf_counter() - begin) * 1e3
     label = label_of(choice, compiled)
     exported = compiled.export_model()
     # A stream in 2026.4, though its annotation says bytes.
     blob: bytes = exported if isinstance(exported, bytes) else exported.getvalue()
     (folder / BLOB).write_bytes(blob)
-    engine = OvEngine([compiled], label, inputs, outputs)
+    engine = OvEngine([compiled], label, inputs, outputs, fold)
     trial = Trial(engine, assemble(model, choice, engine, kind))
     engine.close()
     digest = xxh3_64_hexdigest(blob)
@@ -58,6 +65,7 @@ def make_blob(model: ModelFolder, choice: EngineChoice, kind: Kind, folder: Path
         "declared": [listed(spec) for spec in declared],
         "inputs": [listed(spec) for spec in inputs],
         "outputs": [listed(spec) for spec in outputs],
+        "fold": note(fold),
         "stages": [{"range": [0, len(blob), digest]}],
         "only": "blob",
         "decision": "blob",
@@ -83,15 +91,17 @@ def _measure(
     """Import a few times; give the figures and the distance from the compiled network's numbers."""
     builds, firsts, steady = [], [], []
     distance = 0.0
+    fold = form.fold
+    sample = trial.samples[0] if fold is None else fold.feed(trial.samples[0])
     for _ in range(_RUNS):
         begin = time.perf_counter()
         engine = BlobEngine(choice, form, inputs, outputs)
         built = time.perf_counter()
-        engine.infer(trial.samples[0])
+        engine.infer(sample)
         first = time.perf_counter()
         for _ in range(_RUNS):
             again = time.perf_counter()
-            engine.infer(trial.samples[0])
+            engine.infer(sample)
             steady.append((time.perf_counter() - again) * 1e3)
         distance = max(distance, trial.distance_from(engine))
         engine.close()

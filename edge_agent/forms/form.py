@@ -14,14 +14,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xxhash import xxh3_64_hexdigest
 
 from ..errors import EngineError
 from ..machine import instructions
 
-FORMAT = 1
+if TYPE_CHECKING:
+    from ..folding.fold import Fold
+
+FORMAT = 2
 """Of the form: raised with every change of what is written or how it is read."""
 FOLDER = "prepared"
 FILE = "form.json"
@@ -56,6 +59,16 @@ class Form:
     def engine(self) -> str:
         engine: str = self.table["engine"]
         return engine
+
+    @property
+    def fold(self) -> Fold | None:
+        """How the input of what was made differs from the network's own."""
+        noted = self.table["fold"]
+        if noted is None:
+            return None
+        from ..folding.fold import Fold
+
+        return Fold(**noted)
 
     def path(self, name: str) -> str:
         return f"{self.folder}/{name}"

@@ -20,6 +20,7 @@ from xxhash import xxh3_64_hexdigest
 
 from ..engines import EngineChoice
 from ..errors import AgentError
+from .digests import sha256
 from .form import FILE, write
 
 PR_SET_PDEATHSIG = 1
@@ -82,6 +83,7 @@ def make(question: Mapping[str, Any]) -> dict[str, Any]:
     table["model"] = question["model"]
     table["kind"] = question["kind"]
     table["files"] = _files(folder)
+    table["sha256"] = {path.name: sha256(path) for path in sorted(folder.iterdir())}
     (folder / FILE).write_bytes(write(table))
     return {"rung": table["decision"], "why": table["why"]}
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xxhash import xxh3_64_hexdigest
 
 from ..engines import EngineChoice, settle_shapes
-from ..engines.ort import OrtEngine, settle, specs
-from ..machine import usable_cpus
+from ..engines.ort import OrtEngine, fitting, settle, specs
+from ..errors import EngineError
+from ..folding.cut import InputCut
+from ..folding.find import cut_for
+from ..folding.fold import Fold, note
+from ..machine import return_freed_memory, usable_cpus
 from ..manifest import ModelFolder
 from ..model import assemble
 from ..preprocess import fixed_shapes
-from ..records import TensorSpec
+from ..records import Tensors, TensorSpec
 from ..sources import Kind
 from .cutting import Cut, plan_cuts
 from .form import FORMAT, GRAPH, WEIGHTS, Form, processor
@@ -48,6 +52,7 @@ STEADY = 0.03
 RESIDENT = 2.4
 """What a network takes at most, as a multiple of its weights: mapped, and prepared once more."""
 _BARE = {"session.disable_prepacking": "1"}
+_THRIFTY = {"enable_cpu_mem_arena": False}
 
 
 def make_onnx(
@@ -67,17 +72,20 @@ def make_onnx(
     """
     import onnxruntime as ort
 
-    head_ms = head_start_ms() if head_ms is None else head_ms
     words, _ = settle(choice)
     outside = Outside(model.network)
     weights_mb = sum(len(data) for data in outside.files.values()) / _MIB
     roomy = not budget_mb or weights_mb * RESIDENT <= budget_mb
     if roomy:
+        head_ms = head_start_ms() if head_ms is None else head_ms
         session = ort.InferenceSession(str(model.network), session_options(words))
     else:
-        # The network itself does not fit: its weights stay in a file here too.
+        # The network itself does not fit: its weights stay in a file here too, and nothing is kept
+        # that is not in use. A start in parts is not overlapped with anything.
+        head_ms = 0.0
+        return_freed_memory()
         align(outside, folder)
-        session = outside.session(words, folder, _BARE)
+        session = outside.session({**words, "switches": _THRIFTY}, folder, _BARE)
     declared = specs(session.get_inputs(), model.network)
     inputs = settle_shapes(declared, fixed_shapes(model.manifest.input, kind), model.network)
     outputs = specs(session.get_outputs(), model.network)
@@ -88,6 +96,13 @@ def make_onnx(
     del session
 
     outside.fix({spec.name: _whole(spec) for spec in inputs})
+    fold = _fold(
+        outside,
+        cut_for(model, kind),
+        trial,
+        lambda: outside.session(words, folder, {} if roomy else _BARE),
+        (inputs, outputs),
+    )
     optimised = optimise(outside, words, folder)
     (folder / ALIGNED).unlink(missing_ok=True)
     ways, laid, weights = _write(optimised, words, folder, None if roomy else budget_mb)
@@ -101,6 +116,7 @@ def make_onnx(
         "declared": [listed(spec) for spec in declared],
         "inputs": [listed(spec) for spec in inputs],
         "outputs": [listed(spec) for spec in outputs],
+        "fold": note(fold),
         "head_ms": head_ms,
         # Whoever wonders about the figures sees what else was going on.
         "load": round(os.getloadavg()[0], 2),
@@ -120,6 +136,37 @@ def make_onnx(
                 (folder / stage_name(count, number)).unlink()
     table["stages"] = forms[chosen].table["stages"]
     return table
+
+
+def _fold(
+    outside: Outside,
+    cut: InputCut | None,
+    trial: Trial,
+    load: Callable[[], Any],
+    ends: tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]],
+) -> Fold | None:
+    """Cut off what may be cut off the network's input, if the numbers stay as they are.
+
+    Args:
+        outside: the network; changed, or as it was.
+        cut: what may be cut off.
+        trial: has the network's own numbers.
+        load: makes a session of what is in *outside*.
+        ends: inputs and outputs of the network itself.
+
+    """
+    cut = None if cut is None else fitting(cut)
+    if cut is None:
+        return None
+    itself, outside.model = outside.model, outside.folded(cut)
+    try:
+        distance = trial.distance_from(OrtEngine(load(), *ends, cut.fold))
+    except EngineError:
+        distance = float("inf")
+    if distance == 0:
+        return cut.fold
+    outside.model = itself
+    return None
 
 
 def _write(
@@ -185,7 +232,7 @@ def _climb(
             trial.need_identical(form, rung)
         elif distance > (BARE_TOLERANCE if rung == "bare" else 0):
             del ways[name]
-    sample = trial.samples[0]
+    sample = _ready(forms[one], trial)
     idle = ladder(ways, sample, head_ms)
     with one_core():
         busy = ladder({n: ways[n] for n in ("whole", "bare") if n in ways}, sample, head_ms, 3)
@@ -236,7 +283,7 @@ def _stream(
 ) -> int:
     """Measure running in parts; note how many of the first stages may stay in memory."""
     count, form = next(iter(forms.items()))
-    sample = trial.samples[0]
+    sample = _ready(form, trial)
     # Nothing kept first: what is left over is known when it has run.
     form.table["kept"] = min(1, laid.shared)
     trial.need_identical(form, "streaming")
@@ -248,7 +295,7 @@ def _stream(
         kept += 1
     table["kept"] = form.table["kept"] = max(kept, min(1, laid.shared))
     trial.need_identical(form, "streaming")
-    loads = ladder({"streaming": (form, "streaming"), "bare": (form, "bare")}, sample, rounds=3)
+    loads = ladder({"streaming": (form, "streaming")}, sample, rounds=3)
     measured = {name: figures(found) for name, found in loads.items()}
     table["tried"] = measured
     table["distance"] = {"streaming": 0.0}
@@ -257,11 +304,16 @@ def _stream(
     table["settled"] = {"streaming": "streaming"}
     table["why"] = (
         f"{laid.size / _MIB:.0f} MiB of weights do not fit {budget_mb} MiB; {table['kept']} of "
-        f"{count} stages stay in memory; {measured['streaming']['steady_ms']:.1f} ms a run, "
-        f"{measured['bare']['steady_ms']:.1f} ms if all could stay"
+        f"{count} stages stay in memory; {measured['streaming']['steady_ms']:.1f} ms a run"
     )
     _note_stages(form, loads["streaming"])
     return count
+
+
+def _ready(form: Form, trial: Trial) -> Tensors:
+    """Give the inputs that loads are timed with, as frames will come."""
+    fold = form.fold
+    return trial.samples[0] if fold is None else fold.feed(trial.samples[0])
 
 
 def _note_stages(form: Form, loads: Sequence[Measured]) -> None:

@@ -18,6 +18,8 @@ from .skeleton import LEAST, skeleton
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, TensorProto
 
+    from ..folding.cut import InputCut
+
 OPTIMISED = "optimised.onnx"
 OPTIMISED_WEIGHTS = "optimised.bin"
 _EXTERNAL = 1
@@ -52,6 +54,14 @@ class Outside:
                     value.type.tensor_type.shape.dim, shapes[value.name], strict=True
                 ):
                     size.dim_value = wanted
+
+    def folded(self, cut: InputCut) -> ModelProto:
+        """Give the graph with the quantisation of its input cut off."""
+        from onnx import ModelProto
+
+        folded = ModelProto()
+        folded.ParseFromString(cut.apply(self.model.SerializeToString()))
+        return folded
 
     def session(self, words: Words, folder: Path, extra: Mapping[str, str], **more: Any) -> Any:
         """Load the network.

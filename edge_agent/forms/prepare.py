@@ -24,23 +24,20 @@ from typing import Any
 from ..durable import (
     belong_to,
     disk_errors,
-    replace_file,
     sync_folder,
     sync_tree,
 )
 from ..engines import EngineChoice
 from ..engines.probe import installed
 from ..errors import ModelError
-from ..golden import GOLDEN
 from ..machine import usable_cpus
 from ..manifest import ModelFolder
 from ..store.prepared import need_room
-from ..store.store import NOTES, Store
+from ..store.store import Store
+from .digests import digests
 from .form import FOLDER, FORMAT, Form, FormError, processor, read
 
-DIGESTS = "digests.json"
 POLL_SECONDS = 0.1
-_PIECE = 4 * 1024 * 1024
 
 
 def key_of(state: Path, folder: Path, choice: EngineChoice, kind: str, budget_mb: int = 0) -> str:
@@ -59,7 +56,7 @@ def key_of(state: Path, folder: Path, choice: EngineChoice, kind: str, budget_mb
     """
     parts = {
         "format": FORMAT,
-        "files": _digests(state, folder),
+        "files": digests(state, folder),
         "engine": choice.engine,
         "version": installed().get(choice.engine),
         "cpu": processor(),
@@ -222,66 +219,3 @@ def _death(status: int, words: bytes) -> str:
             return f"preparing it ended with {signal.Signals(-status).name}"
     last = words.decode(errors="replace").strip().splitlines()
     return f"preparing it failed: {last[-1] if last else f'status {status}'}"
-
-
-# --- digests of a model's files
-
-
-def _digests(state: Path, folder: Path) -> dict[str, str]:
-    """Give the SHA-256 of each file that decides what a model computes.
-
-    Those of files that have neither changed nor moved since are remembered: 100 MB take 70 ms.
-    """
-    memo_path = state / FOLDER / DIGESTS
-    memo = _memo(memo_path)
-    files = sorted(
-        path
-        for path in folder.rglob("*")
-        if path.is_file()
-        and path.name != GOLDEN
-        and not any(
-            part.startswith(".") or part == NOTES for part in path.relative_to(folder).parts
-        )
-    )
-    fresh: dict[str, Any] = {}
-    for path in files:
-        try:
-            known = path.stat()
-            stamp = [known.st_size, known.st_mtime_ns, known.st_ctime_ns, known.st_ino]
-            found = memo.get(str(path))
-            if found is None or found[0] != stamp:
-                fresh[str(path)] = memo[str(path)] = [stamp, _sha256(path)]
-        except OSError as problem:
-            raise ModelError(f"{path}: cannot be read: {problem.strerror}") from None
-    if fresh:
-        kept = {name: entry for name, entry in memo.items() if Path(name).is_file()}
-        _remember(memo_path, kept)
-    return {str(path.relative_to(folder)): memo[str(path)][1] for path in files}
-
-
-def _memo(path: Path) -> dict[str, Any]:
-    try:
-        read_: Any = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}  # worth nothing but time
-    if not isinstance(read_, dict):
-        return {}
-    return {
-        name: entry for name, entry in read_.items() if isinstance(entry, list) and len(entry) == 2
-    }
-
-
-def _remember(path: Path, memo: dict[str, Any]) -> None:
-    with suppress(OSError):  # it is only remembered
-        if not path.parent.is_dir():
-            path.parent.mkdir()
-            belong_to(path.parent, path.parent.parent)
-        replace_file(path, json.dumps(memo).encode())
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()

@@ -20,16 +20,19 @@ _TENSOR_EXTERNAL_DATA = 13
 _TENSOR_DATA_LOCATION = 14
 _EXTERNAL = 1
 
+Data = mmap | bytes
+
 LEAST = 1024
 """Bytes below which a tensor stays in the graph; shapes and scales are looked at while it loads."""
 
 
-def skeleton(data: mmap, location: str) -> bytes:
+def skeleton(data: Data, location: str, elsewhere: set[str] | None = None) -> bytes:
     """Give the ONNX model in *data* with every large initializer left outside.
 
     Args:
         data: the whole file, mapped.
         location: by which name the graph refers to the file.
+        elsewhere: takes the names of the other files that hold tensors of the graph.
 
     Raises:
         ModelError: the file is not an ONNX model.
@@ -37,9 +40,9 @@ def skeleton(data: mmap, location: str) -> bytes:
     """
     try:
         parts = []
-        for number, start, end, begin in _fields(data, 0, len(data)):
+        for number, start, end, begin in fields(data, 0, len(data)):
             if number == _MODEL_GRAPH:
-                parts.append(_message(number, _graph(data, begin, end, location)))
+                parts.append(message(number, _graph(data, begin, end, location, elsewhere)))
             else:
                 parts.append(data[start:end])
         return b"".join(parts)
@@ -47,47 +50,55 @@ def skeleton(data: mmap, location: str) -> bytes:
         raise ModelError(f"{location}: not a valid ONNX file") from None
 
 
-def _graph(data: mmap, start: int, end: int, location: str) -> bytes:
+def _graph(data: Data, start: int, end: int, location: str, elsewhere: set[str] | None) -> bytes:
     parts = []
-    for number, first, last, begin in _fields(data, start, end):
+    for number, first, last, begin in fields(data, start, end):
         if number == _GRAPH_INITIALIZER:
-            parts.append(_message(number, _tensor(data, begin, last, location)))
+            parts.append(message(number, _tensor(data, begin, last, location, elsewhere)))
         else:
             parts.append(data[first:last])
     return b"".join(parts)
 
 
-def _tensor(data: mmap, start: int, end: int, location: str) -> bytes:
+def _tensor(data: Data, start: int, end: int, location: str, elsewhere: set[str] | None) -> bytes:
     """Copy a tensor; in the place of its bytes, where they are many, say where they lie."""
     parts = []
-    for number, first, last, begin in _fields(data, start, end):
+    for number, first, last, begin in fields(data, start, end):
         if number == _TENSOR_RAW_DATA and last - begin >= LEAST:
             for key, value in (
                 ("location", location),
                 ("offset", str(begin)),
                 ("length", str(last - begin)),
             ):
-                entry = _message(1, key.encode()) + _message(2, value.encode())
-                parts.append(_message(_TENSOR_EXTERNAL_DATA, entry))
-            parts.append(_varint(_TENSOR_DATA_LOCATION << 3) + _varint(_EXTERNAL))
+                entry = message(1, key.encode()) + message(2, value.encode())
+                parts.append(message(_TENSOR_EXTERNAL_DATA, entry))
+            parts.append(varint(_TENSOR_DATA_LOCATION << 3) + varint(_EXTERNAL))
         else:
             parts.append(data[first:last])
+            if number == _TENSOR_EXTERNAL_DATA and elsewhere is not None:
+                elsewhere |= _location(data, begin, last)
     return b"".join(parts)
 
 
-def _fields(data: mmap, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def _location(data: Data, start: int, end: int) -> set[str]:
+    """Read the file's name of an entry of a tensor's external data, if that is what it says."""
+    entry = {number: data[begin:last] for number, _, last, begin in fields(data, start, end)}
+    return {entry[2].decode()} if entry.get(1) == b"location" and 2 in entry else set()
+
+
+def fields(data: Data, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Give each field of a message: number, where it starts and ends, where its content starts."""
     while at < end:
         start = at
-        tag, at = _number(data, at)
+        tag, at = number_at(data, at)
         begin = at
         match tag & 7:
             case 0:
-                _, at = _number(data, at)
+                _, at = number_at(data, at)
             case 1:
                 at += 8
             case 2:
-                length, begin = _number(data, at)
+                length, begin = number_at(data, at)
                 at = begin + length
             case 5:
                 at += 4
@@ -98,7 +109,7 @@ def _fields(data: mmap, at: int, end: int) -> Iterator[tuple[int, int, int, int]
         yield tag >> 3, start, at, begin
 
 
-def _number(data: mmap, at: int) -> tuple[int, int]:
+def number_at(data: Data, at: int) -> tuple[int, int]:
     """Read a number of seven bits a byte, lowest first; give it and the place behind it."""
     value = shift = 0
     while shift < 64:
@@ -111,11 +122,13 @@ def _number(data: mmap, at: int) -> tuple[int, int]:
     raise ValueError
 
 
-def _message(number: int, content: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(content)) + content
+def message(number: int, content: bytes) -> bytes:
+    """Write a field of bytes."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Write a number, as `number_at` reads it."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -6,13 +6,16 @@ lie in them, so that boxes found there can be carried back.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..manifest import InputSpec
 from ..records import Array, TensorSpec
 from ..sources import Kind
 from .inputs import fixed_shapes
 from .placement import Placement
+
+if TYPE_CHECKING:
+    from ..folding.fold import Fold
 
 __all__ = ["Placement", "Plan", "fixed_shapes", "plan"]
 
@@ -24,11 +27,15 @@ class Plan(Protocol):
     def size(self) -> tuple[int, int] | None:
         """Width and height of the network's picture; None where it takes no picture."""
 
-    def __call__(self, data: Array) -> tuple[dict[str, Array], Placement | None]:
+    def __call__(
+        self, data: Array, out: Array | None = None
+    ) -> tuple[dict[str, Array], Placement | None]:
         """Make the network's inputs of *data*.
 
         Args:
             data: as `records.Sample` has it.
+            out: where the sample shall be put: an array of the shape and type that come out
+                without it, as a part of a larger one that holds several samples.
 
         Returns:
             One C-contiguous array for each input, which the caller owns but for the manifest's
@@ -40,13 +47,16 @@ class Plan(Protocol):
         """
 
 
-def plan(spec: InputSpec, inputs: tuple[TensorSpec, ...], kind: Kind) -> Plan:
+def plan(
+    spec: InputSpec, inputs: tuple[TensorSpec, ...], kind: Kind, fold: Fold | None = None
+) -> Plan:
     """Decide once, for a network and its manifest, how every sample will be prepared.
 
     Args:
         spec: the manifest's `[input]`.
         inputs: the network's inputs, after `fixed_shapes` has settled what they leave open.
         kind: what the source gives.
+        fold: an input that the engine takes in bytes; of pictures it will get them.
 
     Raises:
         ModelError: manifest and network do not fit each other; expected and found.
@@ -55,7 +65,7 @@ def plan(spec: InputSpec, inputs: tuple[TensorSpec, ...], kind: Kind) -> Plan:
     if kind == "picture":
         from .picture import picture_plan
 
-        return picture_plan(spec, inputs)
+        return picture_plan(spec, inputs, fold)
     from .signal import signal_plan
 
     return signal_plan(spec, inputs)

@@ -41,11 +41,12 @@ class SignalPlan:
         """None: there is no picture."""
         return
 
-    def __call__(self, data: Array) -> tuple[dict[str, Array], None]:
+    def __call__(self, data: Array, out: Array | None = None) -> tuple[dict[str, Array], None]:
         """Scale one sample and lay it into the network's shape.
 
         Args:
             data: (window, channels), or as many numbers as the network takes.
+            out: where they shall be put.
 
         """
         if self.window is not None and data.shape != self.window:
@@ -67,6 +68,13 @@ class SignalPlan:
         if self.channels_first:
             values = values.T
         made = self._cast(values).reshape(self.shape)
+        if out is not None:
+            if (out.shape, out.dtype) != (made.shape, made.dtype):
+                raise ValueError(
+                    f"expected a place for {self.tensor}, found {out.dtype}{out.shape}"
+                )
+            out[...] = made
+            made = out
         return {self.tensor.name: made, **self.constants}, None
 
     def _cast(self, values: NDArray[np.float32]) -> Array:

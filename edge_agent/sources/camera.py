@@ -8,6 +8,7 @@ import socket
 import stat
 import threading
 import time
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -66,17 +67,30 @@ def open_source(spec: SourceSpec, closing: threading.Event) -> Camera:
         SourceError: nothing answers, access is refused, or it is not a stream that can be decoded.
 
     """
-    if spec.live and spec.path is not None:
-        _check_device(spec)
-        capture = open_device(str(spec.path))
-        why = "is not a camera that gives pictures, or another program uses it"
-    else:
-        capture = open_camera(spec.text, TIMEOUT_MS)
-        why = ""
+    if spec.path is not None:
+        return _open_device(spec, spec.path, closing)
+    capture = open_camera(spec.text, TIMEOUT_MS)
     if not capture.isOpened():
         capture.release()
-        raise SourceError(f"{spec.redacted}: {why or _why_closed(spec.text)}")
+        raise SourceError(f"{spec.redacted}: {_why_closed(spec.text)}")
     check_size(capture, spec.redacted)
+    return Camera(spec.redacted, capture, closing)
+
+
+def _open_device(spec: SourceSpec, path: Path, closing: threading.Event) -> Camera:
+    # Here: network cameras have no use for it.
+    from .devices import DEVICES
+
+    node = DEVICES.locate(path)
+    _check_device(spec, node)
+    capture = open_device(str(node))
+    if not capture.isOpened():
+        capture.release()
+        raise SourceError(
+            f"{spec.redacted}: is not a camera that gives pictures, or another program uses it"
+        )
+    check_size(capture, spec.redacted)
+    DEVICES.remember(path, node)
     return Camera(spec.redacted, capture, closing)
 
 
@@ -96,10 +110,10 @@ def _why_closed(url: str) -> str:
     )
 
 
-def _check_device(spec: SourceSpec) -> None:
+def _check_device(spec: SourceSpec, node: Path) -> None:
     """Say what OpenCV would not: why a device cannot be opened."""
     try:
-        mode = os.stat(spec.local).st_mode  # noqa: PTH116 - os.access below has no pathlib twin
+        mode = os.stat(node).st_mode  # noqa: PTH116 - os.access below has no pathlib twin
     except OSError as problem:
         mend = "plug it in, or see `ls /dev/video*`" if problem.errno == errno.ENOENT else ""
         raise SourceError(
@@ -107,5 +121,5 @@ def _check_device(spec: SourceSpec) -> None:
         ) from None
     if not stat.S_ISCHR(mode):
         raise SourceError(f"{spec.redacted}: is not a device; write file: for a video file")
-    if not os.access(spec.local, os.R_OK | os.W_OK):
+    if not os.access(node, os.R_OK | os.W_OK):
         raise SourceError(f"{spec.redacted}: permission denied; add the user to the group 'video'")

@@ -9,7 +9,9 @@ import time
 from collections.abc import Sequence
 
 from ..errors import AgentError, status_of
-from .clock import Clock, again
+from ..flight import aloft, last_words, take_off
+from .anew import ENDING, hold, release, start_anew
+from .clock import Clock
 from .early import Early
 from .origins import config_file, digest
 from .plan import find
@@ -22,7 +24,11 @@ def begin(arguments: Sequence[str], clock: Clock) -> int | None:
         The exit status; None where there is no plan that holds: the slow way shall be taken.
 
     """
-    if not arguments or arguments[0] != "run":
+    words = [word for word in arguments if word not in {"-v", "--verbose"}]
+    if words[:1] != ["run"]:
+        return None
+    _mind_signals()
+    if arguments[0] != "run":
         return None
     match list(arguments[1:]):
         case []:
@@ -33,19 +39,19 @@ def begin(arguments: Sequence[str], clock: Clock) -> int | None:
             given = text.removeprefix("--config=")
         case _:
             return None
-    _mind_signals()
     start = time.monotonic()
     config = config_file(given)
     if config is None:
         return None
     plan = find(config, digest(config))
-    if plan is None:
+    if plan is None or not _airworthy(plan.state):
         return None
     clock.take("settings", time.monotonic() - start)
     start = time.monotonic()
     try:
         early = Early(plan, clock)
     except ImportError:
+        aloft(plan.state)
         return None  # an engine has been uninstalled: the slow way finds another, or says so
     from ..agent import resume
 
@@ -54,10 +60,17 @@ def begin(arguments: Sequence[str], clock: Clock) -> int | None:
         return resume(plan, early, config, clock)
     except AgentError as problem:
         status = status_of(problem)
+        aloft(plan.state)
         sys.stderr.flush()
         # A model may still be loading: native code that comes back to a Python which is taking
         # itself apart aborts.
         os._exit(status)
+
+
+def _airworthy(state: str) -> bool:
+    """Whether the last run gives no reason to load anything before it is looked into."""
+    last = last_words(state)
+    return (last is None or not last.by_itself) and take_off(state)
 
 
 def _mind_signals() -> None:
@@ -67,10 +80,11 @@ def _mind_signals() -> None:
         # What has been read of the settings is out of date. Until they are read again there is
         # nothing that another SIGHUP could mean; that it is ignored outlasts `execv`.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        again()
-        os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - ourselves, as we were started
+        hold()
+        start_anew()
 
     # Not `sys.exit`: where the signal falls into a destructor, Python drops that.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ENDING:
         signal.signal(number, lambda *_: os._exit(0))
     signal.signal(signal.SIGHUP, anew)
+    release()

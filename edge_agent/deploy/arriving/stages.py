@@ -16,6 +16,7 @@ from ...engines import EngineChoice, FixShapes, check_inputs, native_reason, set
 from ...engines.ort import settle
 from ...engines.ort import specs as specs_of
 from ...errors import EngineError
+from ...folding.fold import Fold
 from ...forms.options import session_options
 from ...records import Array, Tensors, TensorSpec
 from .arrived import Arriving, UnfitError
@@ -53,6 +54,7 @@ class StagedEngine:
 
         """
         self.label = "onnxruntime:CPUExecutionProvider"
+        self.fold: Fold | None = None
         self._data = data
         self._file = file
         self._nodes = file.nodes()

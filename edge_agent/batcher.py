@@ -1,0 +1,121 @@
+"""Has models take several samples at a time, where that was asked for or pays.
+
+Behind, when a model serves already: of a network that takes any number ONNX Runtime's session is
+used as it is; OpenVINO's are compiled for it; and what was started from a prepared form, which takes
+one sample at a time, is loaded whole and exchanged between two frames.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from weakref import WeakSet
+
+from .batching import Batch, open_batch
+from .board import Board
+from .engines.formed import specs_of
+from .errors import AgentError, EngineError
+from .model import Model, open_model
+from .opening import Engines
+from .quick import QuickEngine
+from .serving import Serving, Servings
+
+log = logging.getLogger(__name__)
+
+MOST_CROPS = 8
+"""Crops of a second stage that go together at most: more gains nothing on a processor."""
+
+
+class Batcher:
+    """Looks at each model that serves, once."""
+
+    def __init__(
+        self, servings: Servings, engines: Engines, board: Board[Model], after: threading.Event
+    ) -> None:
+        """Prepare.
+
+        Args:
+            servings: what serves.
+            engines: how models are opened here, and how many samples are to go together.
+            board: whose frames go through them.
+            after: set when the models of a start have found the engines that they keep.
+
+        """
+        self._servings = servings
+        self._engines = engines
+        self._board = board
+        self._after = after
+        self._seen: WeakSet[Model] = WeakSet()
+        self._closing = False
+        self._changed = threading.Event()
+
+    def wake(self) -> None:
+        """See whether something new serves."""
+        self._changed.set()
+
+    def close(self) -> None:
+        self._closing = True
+        self._changed.set()
+        self._after.set()
+
+    def run(self) -> None:
+        """See to what serves, until closed."""
+        self._after.wait()
+        while not self._closing:
+            for serving in self._servings.all():
+                model = serving.model
+                if model is None or model in self._seen or self._closing:
+                    continue
+                self._seen.add(model)
+                self._equip(serving, model)
+            self._changed.wait()
+            self._changed.clear()
+
+    def _equip(self, serving: Serving, model: Model) -> None:
+        asked = self._engines.max_batch(model.folder)
+        most = max(asked, min(serving.crops, MOST_CROPS))
+        if most < 2:
+            return
+        try:
+            if isinstance(model.engine, QuickEngine) and model.choice.engine == "onnxruntime":
+                self._reload(serving, model, model.engine)
+                return  # the one that has come in its place is looked at next
+            batch = open_batch(model, serving.kind, most)
+        except AgentError as problem:
+            if asked > 1:
+                log.info("%s", problem)
+            return
+        if asked < 2 and not batch.pays():
+            log.info("model %s: crops go one by one, which is faster", model.id)
+            batch.close()
+            return
+        self._give(model, batch, asked)
+
+    def _give(self, model: Model, batch: Batch, asked: int) -> None:
+        with self._board.boundary():
+            serves = any(serving.model is model for serving in self._servings.all())
+            if serves:
+                model.batch, model.together = batch, max(1, asked)
+        if not serves:
+            batch.close()
+            return
+        log.info("model %s: up to %d samples go together", model.id, batch.most)
+
+    def _reload(self, serving: Serving, model: Model, engine: QuickEngine) -> None:
+        """Load a model whole that was started from its prepared form.
+
+        Raises:
+            EngineError: its network takes one sample at a time, or it cannot be loaded.
+            ModelError: the model is damaged meanwhile.
+
+        """
+        declared = specs_of(engine.form.form, "declared")
+        if not any(len(spec.shape) > 1 and spec.shape[0] is None for spec in declared):
+            raise EngineError(f"{model.id}: the network takes one sample at a time")
+        if self._engines.exceeds_budget(model.folder):
+            raise EngineError(f"{model.id}: is larger than the memory budget")
+        choices = self._engines.choices_for(model.folder)
+        own = [choice for choice in choices if choice.engine == model.choice.engine]
+        whole, _ = open_model(model.folder, own, serving.kind, checked=True)
+        if not self._servings.replace(model, whole):
+            whole.close()  # another one has come meanwhile

@@ -1,0 +1,184 @@
+"""`edge-agent bench pipeline`: its options, and its figures as a table, JSON or a picture."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..bundled import bundled
+from ..errors import UsageError
+from . import Options, load_settings
+
+if TYPE_CHECKING:
+    from ..bench.pipefigures import Report
+    from ..sources import Kind
+
+MOST_PIPELINES = 256
+
+
+def main(options: Options) -> int:
+    """Measure and print; with `--tune` only tune."""
+    from ..bench.generated import find_model
+
+    models = [find_model(name, _say) for name in options.models]
+    if options.tune:
+        return _tune(models, options)
+    clip = Path(options.source or bundled("models") / "media" / "conveyor.mp4")
+    if not clip.is_file():
+        raise UsageError(f"--source: {clip}: no such clip")
+    picture = None if options.picture is None else Path(options.picture)
+    if picture is not None and (picture.suffix != ".png" or not picture.parent.is_dir()):
+        raise UsageError(
+            f"--picture: {picture}: expected a name that ends in .png, in a folder that is there"
+        )
+    from ..bench.pipefigures import Setup
+    from ..bench.pipeline import measure
+
+    setup = Setup(
+        clip=clip.resolve(),
+        runs=options.runs,
+        seconds=options.seconds,
+        pipelines=_pipelines(options.pipelines),
+        rate=options.rate,
+        p99_ms=options.p99_ms,
+    )
+    reports = measure(models, setup, _say)
+    if picture is not None:
+        from ..bench.pipebars import draw
+
+        draw(reports, picture)
+        _say(f"{picture}: written")
+    for report in reports:
+        if options.json:
+            print(json.dumps(report.json()), flush=True)
+        else:
+            _print(report)
+    return 0
+
+
+def _tune(models: list[Path], options: Options) -> int:
+    """Tune each model for the agent whose settings these are."""
+    from ..manifest import load
+    from ..opening import Engines, match_profile, open_store
+    from ..tuner import tune_model
+
+    settings = load_settings(options)
+    match, facts = match_profile(settings)
+    engines = Engines(match.profile, facts, settings.engine, open_store(settings))
+    usual = engines.lanes
+    _say(f"tunes are kept in {settings.state}; the agent uses them from its next start on")
+    for model in models:
+        folder = load(model)
+        if engines.exceeds_budget(folder):
+            raise UsageError(
+                f"{model}: is larger than memory_budget_mb, and is run in one way only"
+            )
+        kind: Kind = "signal" if folder.manifest.input.is_signal else "picture"
+        ways = tune_model(engines, folder, kind)
+        assert engines.tuning is not None  # noqa: S101 - it has a store
+        lanes = engines.tuning.lanes(usual)
+        best = engines.tuning.best(folder.path, lanes, engines.lineup.choices)
+        if options.json:
+            figures = {
+                "model": folder.manifest.id,
+                "lanes": lanes,
+                "best": None if best is None else asdict(best),
+                "ways": [asdict(way) for way in ways],
+            }
+            print(json.dumps(figures), flush=True)
+        else:
+            for way in ways:
+                print(f"{'*' if way == best else ' '} {folder.manifest.id} {way}")
+    return 0
+
+
+def _pipelines(text: str) -> tuple[int, ...]:
+    """Read the numbers of the scaling table."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isdecimal() and 0 < int(word) <= MOST_PIPELINES for word in words):
+        raise UsageError(
+            f"--pipelines: expected whole numbers from 1 to {MOST_PIPELINES} with commas between "
+            f"them, found {text!r}"
+        )
+    return tuple(sorted({int(word) for word in words}))
+
+
+def _print(report: Report) -> None:
+    from rich.console import Console
+
+    from ..bench.pipefigures import MEANING
+
+    figures = report.json()
+    console = Console()
+    console.print(_table(report, figures))
+    for name, meaning in MEANING.items():
+        print(f"{name}: {meaning}")
+    print(f"the script pipelined by hand ran on {report.handmade.replace(':', ', threads: ')}")
+    steps = ", ".join(f"{name} {took:.3f}" for name, took in figures["step_ms"].items())
+    print(f"one frame, one at a time with nothing else running, ms: {steps}")
+    age = figures["age_ms"]
+    print(
+        f"age at full speed, with the wait in the queue of a lossless source: "
+        f"p50 {age['p50']:.1f} ms, p99 {age['p99']:.1f} ms"
+    )
+    if report.scaling:
+        console.print(_scaling(report, figures))
+    if report.idle is not None:
+        print(
+            f"an idle pipeline costs {report.idle.cpu_percent:.3f} % of a core and "
+            f"{report.idle.memory_mb:.2f} MB"
+        )
+    if report.carried is not None:
+        found = report.carried
+        print(
+            f"{found.streams} streams of {found.rate:g} results a second are carried with p99 of "
+            f"the age within {found.bound_ms:g} ms (it was {found.p99_ms:.1f})"
+            + (f"; {found.refused} are too many: {found.why}" if found.refused else "")
+        )
+
+
+def _table(report: Report, figures: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    where = f"{report.engine}, {report.lanes} lane(s) of {report.threads} thread(s)"
+    title = f"{report.model} on {where}; {report.setup.clip.name}, {report.setup.runs} rounds; "
+    table = Table(title=title + "median (least to most)")
+    for heading in ("", "frames a second", "agent over it", "CPU s per 1000 frames"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, fps in figures["fps"].items():
+        ratio, cpu = figures["ratio"].get(name), figures["cpu_s_per_1000"].get(name)
+        table.add_row(
+            name,
+            _spread(fps, 1),
+            "" if ratio is None else _spread(ratio, 3),
+            "" if cpu is None else _spread(cpu, 2),
+        )
+    floor = _spread(figures["cpu_s_per_1000"]["decode_and_engine"], 2)
+    table.add_row("decode + engine, one thread", "", "", floor)
+    table.add_row("agent's CPU over it", "", "", _spread(figures["cpu_ratio"], 3))
+    return table
+
+
+def _scaling(report: Report, figures: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table(title=f"{report.model}: pipelines at full pace through one model")
+    for heading in ("pipelines", "frames a second together", "CPU s per 1000 frames"):
+        table.add_column(heading, justify="right")
+    for row in figures["scaling"]:
+        table.add_row(
+            str(row["pipelines"]), _spread(row["fps"], 1), _spread(row["cpu_s_per_1000"], 2)
+        )
+    return table
+
+
+def _spread(figures: dict[str, float], digits: int) -> str:
+    least, median, most = (f"{figures[key]:.{digits}f}" for key in ("min", "median", "max"))
+    return f"{median} ({least} to {most})"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

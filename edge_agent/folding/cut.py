@@ -1,0 +1,160 @@
+"""What is cut off an ONNX network's input, and how the rest of the file is written without it.
+
+Only the graph is written anew; weights stay where they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+
+from ..forms.skeleton import fields, message, skeleton, varint
+from ..record import record
+from .fold import Fold
+from .graph import (
+    GRAPH_INITIALIZER,
+    GRAPH_INPUT,
+    GRAPH_NODE,
+    GRAPH_VALUE,
+    INT8,
+    MODEL_GRAPH,
+    NODE_INPUT,
+    NODE_NAME,
+    NODE_OP,
+    NODE_OUTPUT,
+    TENSOR_ELEMENT,
+    TENSOR_NAME,
+    TENSOR_RAW,
+    TENSOR_TYPE,
+    TYPE_TENSOR,
+    UINT8,
+    VALUE_NAME,
+    VALUE_TYPE,
+)
+
+_ZERO_POINT = b"folded/zero_point"
+
+
+@record
+class InputCut:
+    """What is to be changed in a network."""
+
+    network: Path
+    fold: Fold
+    quantisers: dict[int, tuple[bytes, bytes]]
+    """By number of the node: what it takes and gives. It becomes one that passes bytes on."""
+    retyped: frozenset[bytes]
+    """Tensors of another type than before, the input among them."""
+    back: frozenset[int] | None
+    """The nodes that turn the steps into floats again; None: others use them, too."""
+    shifted: bool = False
+    """Whether steps are 128 more than in the network itself, to be without a sign."""
+
+    def unsigned(self) -> InputCut | None:
+        """Give the same cut for steps without a sign, 128 more each; None: it cannot be done."""
+        if not self.back:
+            return None
+        fold = replace(self.fold, dtype="uint8", zero_point=self.fold.zero_point + 128)
+        return replace(self, fold=fold, shifted=True)
+
+    def apply(self, graph: bytes) -> bytes:
+        """Change a network's graph, as `skeleton` gives it."""
+        return b"".join(
+            message(number, self._graph(graph, begin, end))
+            if number == MODEL_GRAPH
+            else graph[start:end]
+            for number, start, end, begin in fields(graph, 0, len(graph))
+        )
+
+    def open(self) -> tuple[bytes, dict[str, mmap]]:
+        """Give the changed graph, and by name the files in which its weights stayed.
+
+        Raises:
+            OSError: a file cannot be read.
+            ModelError: the network is not an ONNX file any more.
+
+        """
+        files = {self.network.name: map_file(self.network)}
+        elsewhere: set[str] = set()
+        graph = self.apply(skeleton(files[self.network.name], self.network.name, elsewhere))
+        files |= {name: map_file(self.network.parent / name) for name in elsewhere - files.keys()}
+        return graph, files
+
+    def _graph(self, data: bytes, at: int, last: int) -> bytes:
+        parts, node = [], -1
+        if self.shifted:
+            parts.append(message(GRAPH_INITIALIZER, _zero_point(self.fold.zero_point)))
+        for number, start, end, begin in fields(data, at, last):
+            node += number == GRAPH_NODE
+            if number == GRAPH_NODE and node in self.quantisers:
+                parts.append(message(number, _passes_on(*self.quantisers[node])))
+            elif number == GRAPH_NODE and self.shifted and node in (self.back or ()):
+                parts.append(message(number, _with_zero_point(data[begin:end])))
+            elif number == GRAPH_INPUT and _named(data, begin, end) == self.fold.name.encode():
+                parts.append(message(number, _retyped(data[begin:end], self.fold)))
+            elif number != GRAPH_VALUE or _named(data, begin, end) not in self.retyped:
+                # What is noted of the types in between is worked out anew by who loads it.
+                parts.append(data[start:end])
+        return b"".join(parts)
+
+
+def map_file(path: Path) -> mmap:
+    """Map a file for reading."""
+    with path.open("rb") as file:
+        return mmap(file.fileno(), 0, access=ACCESS_READ)
+
+
+def _named(data: bytes, at: int, last: int) -> bytes:
+    """Give the name of an input, output or tensor in between."""
+    for number, _, end, begin in fields(data, at, last):
+        if number == VALUE_NAME:
+            return data[begin:end]
+    return b""
+
+
+def _retyped(value: bytes, fold: Fold) -> bytes:
+    """Change the type of an input's numbers."""
+
+    def changed(data: bytes, path: tuple[int, ...]) -> bytes:
+        parts = []
+        for number, start, end, begin in fields(data, 0, len(data)):
+            if number != path[0]:
+                parts.append(data[start:end])
+            elif len(path) > 1:
+                parts.append(message(number, changed(data[begin:end], path[1:])))
+        if len(path) == 1:
+            element = INT8 if fold.dtype == "int8" else UINT8
+            parts.append(varint(path[0] << 3) + varint(element))
+        return b"".join(parts)
+
+    return changed(value, (VALUE_TYPE, TYPE_TENSOR, TENSOR_ELEMENT))
+
+
+def _zero_point(value: int) -> bytes:
+    """Write a constant of one byte."""
+    element = varint(TENSOR_TYPE << 3) + varint(UINT8)
+    return element + message(TENSOR_NAME, _ZERO_POINT) + message(TENSOR_RAW, bytes([value]))
+
+
+def _with_zero_point(node: bytes) -> bytes:
+    """Have an operation take that constant as its third tensor."""
+    parts, taken = [], 0
+    for number, start, end, _ in fields(node, 0, len(node)):
+        taken += number == NODE_INPUT
+        third = number == NODE_INPUT and taken == 3
+        parts.append(message(NODE_INPUT, _ZERO_POINT) if third else node[start:end])
+    return b"".join(parts)
+
+
+def _passes_on(takes: bytes, gives: bytes) -> bytes:
+    """Write the operation that gives what it takes; engines leave it out."""
+    return b"".join(
+        message(number, text)
+        for number, text in (
+            (NODE_INPUT, takes),
+            (NODE_OUTPUT, gives),
+            (NODE_NAME, b"folded/" + gives),
+            (NODE_OP, b"Identity"),
+        )
+    )

@@ -1,0 +1,70 @@
+"""Lets go of memory: of models that have had nothing to do for long, and of more when it is short.
+
+What may come and go is what the profile says (`unload_idle_s`): models of second stages. Those of
+first stages serve all the time; without them there is no result.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+
+from .limits import memory_why
+from .machine import return_freed_memory
+from .serving import Servings
+
+log = logging.getLogger(__name__)
+
+EVERY = 5.0
+"""Seconds between two looks at how much is left."""
+SHORT_IDLE = 5.0
+"""Seconds without work after which a model goes while memory is short."""
+TRIM_EVERY = 60.0
+"""Seconds between two times that freed memory is given back to the system."""
+
+
+class Thrift:
+    """Looks now and then."""
+
+    def __init__(
+        self, servings: Servings, idle_s: float, *, short: Callable[[], list[str]] = memory_why
+    ) -> None:
+        """Prepare.
+
+        Args:
+            servings: whose models come and go.
+            idle_s: after so many seconds a lazy model goes in any case; 0: none is lazy.
+            short: says in words that memory runs short; empty: it does not.
+
+        """
+        self._servings = servings
+        self._idle_s = idle_s
+        self._short = short
+        self._looked = self._trimmed = float("-inf")
+        self._said = False
+
+    def look(self, now: float) -> None:
+        """Let go of what is not needed.
+
+        Args:
+            now: monotonic seconds.
+
+        """
+        if self._idle_s:
+            self._servings.unload_idle(self._idle_s)
+        if now - self._looked < EVERY:
+            return
+        self._looked = now
+        why = self._short()
+        if why and not self._said:
+            log.warning("%s", why[0])
+        self._said = bool(why)
+        if not why:
+            return
+        if self._idle_s:
+            self._servings.unload_idle(min(self._idle_s, SHORT_IDLE))
+        if now - self._trimmed >= TRIM_EVERY:
+            self._trimmed = now
+            gc.collect()
+            return_freed_memory()

@@ -1,0 +1,331 @@
+"""The service as it should be: installed, hardened, told, pushed to, read again, looked at."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from nspawn import CHECKOUT, Failed, expect, say, wait
+from service_box import (
+    DEVICE,
+    KEYS,
+    MODELS,
+    PLAIN_PORT,
+    PORT,
+    RETRY,
+    UNIT,
+    Box,
+    lines,
+)
+
+BROKER = f"""\
+listener {PORT}
+cafile /etc/mosquitto/certs/ca.pem
+certfile /etc/mosquitto/certs/broker.pem
+keyfile /etc/mosquitto/certs/broker.key
+require_certificate true
+use_identity_as_username true
+
+listener {PLAIN_PORT}
+cafile /etc/mosquitto/certs/ca.pem
+certfile /etc/mosquitto/certs/broker.pem
+keyfile /etc/mosquitto/certs/broker.key
+
+allow_anonymous false
+password_file /etc/mosquitto/passwords
+acl_file /etc/mosquitto/acl
+# A flood is to reach the device whole: by default the broker drops what queues up beyond 1,000.
+max_queued_messages 0
+max_packet_size 1000000
+"""
+MORE_CLIENTS = "edge-02 stranger watcher janitor"
+
+
+def everything(box: Box) -> set[str]:
+    """List the files of the machine, but for what it writes by itself."""
+    pruned = " -o ".join(
+        f"-path {path}"
+        for path in (
+            *("/proc", "/sys", "/dev", "/run", "/root", "/var/log"),
+            *("/tmp", "/var/tmp"),  # noqa: S108 - of the machine inside
+            *("/var/cache/apt", "/var/lib/apt", "/var/lib/dpkg", "/var/lib/systemd"),
+        )
+    )
+    return set(box.run(rf"find / -xdev \( {pruned} \) -prune -o -print").splitlines())
+
+
+def is_bare(box: Box) -> None:
+    """See that nothing is there that `scripts/install` is to bring."""
+    version = box.run("systemctl --version | head -1")
+    for package in ("python3-venv", "mosquitto"):
+        found = box.run(f"dpkg-query -W -f '${{db:Status-Status}}' {package}", check=False)
+        if found == "installed":
+            raise Failed(f"the root is not bare: {package} is installed")
+    box.files = everything(box)
+    say(f"ok   a bare {box.run('. /etc/os-release; echo $PRETTY_NAME')}, {version}")
+
+
+def installs(box: Box) -> None:
+    """Install from a checkout, in one command."""
+    began = time.monotonic()
+    said = box.run("/root/checkout/scripts/install")
+    expect("the service", box.is_active(), True)
+    say(f"ok   scripts/install: {said.splitlines()[0]}, after {time.monotonic() - began:.0f} s")
+    groups = box.run("id -nG edge-agent").split()
+    expect("groups", sorted({"video", "render", "dialout"} - set(groups)), [])
+    expect(
+        "mode of the settings",
+        box.run("stat -c %U:%G:%a /etc/edge-agent/config.toml"),
+        "root:edge-agent:640",
+    )
+
+
+def is_hardened(box: Box) -> None:
+    """Ask systemd what it thinks of the units."""
+    said = box.run(f"cd /etc/systemd/system; systemd-analyze verify {UNIT} {RETRY} 2>&1")
+    # Of other units of this root it may say something; of ours nothing.
+    ours = [line for line in said.splitlines() if "edge-agent" in line]
+    expect("systemd-analyze verify", ours, [])
+    line = box.run(f"systemd-analyze security --no-pager {UNIT} | tail -1")
+    found = re.search(r": (\d+\.\d+)", line)
+    score = float(found[1]) if found else 10.0
+    if score > 1.5:
+        raise Failed(f"systemd-analyze security: {line}")
+    fields = "CapEff|NoNewPrivs|^Seccomp:"
+    status = box.run(f"grep -E '{fields}' /proc/{box.property('MainPID')}/status | xargs")
+    say(f"ok   verify says nothing, security says {score}; the process has {status}")
+
+
+def has_a_broker(box: Box) -> None:
+    """Follow the walk-through of mutual TLS, and put the files where it says."""
+    box.run(
+        "export DEBIAN_FRONTEND=noninteractive; apt-get update -qq; apt-get install -y -qq "
+        "--no-install-recommends mosquitto mosquitto-clients openssl"
+    )
+    box.run("systemctl stop mosquitto")
+    page = (CHECKOUT / "docs/mutual-tls.md").read_text()
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (box.root / "root/walk.sh").write_text("\n".join(blocks))
+    more = next(block for block in blocks if "client.ext" in block)
+    (box.root / "root/more.sh").write_text(more.replace('"$DEVICE" viewer', MORE_CLIENTS))
+    box.run(
+        f"mkdir -p {KEYS}; cd {KEYS}; DEVICE={DEVICE} BROKER=localhost PORT={PORT} "
+        "CHECKOUT=/root/checkout bash -eu /root/walk.sh; umask 077; bash -eu /root/more.sh"
+    )
+    (box.root / "etc/mosquitto/conf.d/edge.conf").write_text(BROKER)
+    box.run(
+        f"cd {KEYS}; install -o mosquitto -m 0600 broker.key /etc/mosquitto/certs/; "
+        "install -m 0644 ca.pem broker.pem /etc/mosquitto/certs/; "
+        f"mosquitto_passwd -c -b passwords {DEVICE} s3cret; "
+        "install -o mosquitto -m 0600 acl passwords /etc/mosquitto/; systemctl restart mosquitto; "
+        "install -d -m 0750 -g edge-agent /etc/edge-agent/tls; "
+        f"install -m 0640 -g edge-agent ca.pem {DEVICE}.pem {DEVICE}.key /etc/edge-agent/tls/"
+    )
+    say("ok   the walk-through of mutual TLS, and its broker with the example access list")
+
+
+def runs_on(box: Box, engine: str) -> None:
+    """See results by an engine under the hardened unit."""
+    box.configure(engine)
+    box.restart()
+    result = box.results()
+    expect("engine", result["engine"].partition(":")[0], engine)
+    health = box.hear(f"edge/{DEVICE}/health", count=3)[-1]
+    expect("why", health["why"], [])
+    expect("watchdog", health["watchdog"]["enabled"], True)
+    figures = health["pipelines"]["line"]
+    facts = box.hear(f"edge/{DEVICE}/info")[0]["facts"]
+    expect("processors", facts["cpus"], int(box.run("nproc")))
+    said = box.run(f"journalctl -u {UNIT} -b --no-pager")
+    expect("words of refused system calls", "not permitted" in said, False)
+    say(
+        f"ok   results by {result['engine']} over mutual TLS: {figures['fps']} fps, "
+        f"p99 {figures['latency_ms']['p99']} ms, {health['rss_mb']} MB; "
+        f"it sees {facts['cpus']} cores, {facts['memory_mb']} MiB"
+    )
+
+
+def takes_a_credential(box: Box) -> None:
+    """Connect by name and password; the password is nowhere but in the credential store."""
+    certified = (box.root / "etc/edge-agent/config.toml").read_text()
+    plain = re.sub(r"(?m)^(cert_file|key_file).*\n", "", certified).replace(
+        f'"mqtts://localhost:{PORT}"', f'"mqtts://{DEVICE}@localhost:{PLAIN_PORT}"'
+    )
+    (box.root / "etc/edge-agent/config.toml").write_text(plain)
+    session = box.wait_status("online")["session"]
+    box.run(
+        "install -d -m 0700 /etc/credstore; umask 077; "
+        "printf %s s3cret > /etc/credstore/broker.password"
+    )
+    box.restart()
+    box.wait_status("online", session)
+    box.results()
+    expect("the password in the log", "s3cret" in box.journal(), False)
+    (box.root / "etc/edge-agent/config.toml").write_text(certified)
+    box.restart()
+    say("ok   a password as a credential: online and results through a listener that asks for it")
+
+
+def lets_in_who_may(box: Box) -> None:
+    """Have everybody try what the access list does not give them."""
+    topic = f"edge/{DEVICE}"
+    command, model, offer = (f"{topic}/in/{it}" for it in ("command/ping", "model", "push/x/offer"))
+    strangers = ("edge-02", "stranger", "viewer", "watcher")
+    tries = [(who, goal) for who in strangers for goal in (command, model, offer)]
+    tries += [("operator", model), ("operator", offer), ("deployer", command)]
+    tries += [
+        (who, goal)
+        for who in (*strangers, "operator", "deployer")
+        for goal in (f"{topic}/status", f"{topic}/result/line")
+    ]
+    words = {
+        who: f'{{"id": "{who}", "state": "forged", "session": "", "reason": ""}}'
+        for who in (*strangers, "operator", "deployer")
+    }
+    nosy = [
+        *((who, f"{topic}/#") for who in ("edge-02", "stranger")),
+        *((who, f"{topic}/result/#") for who in ("operator", "deployer")),
+        *((who, f"{topic}/in/#") for who in ("viewer", "watcher", "operator", "edge-02")),
+        ("viewer", f"{topic}/snapshot/#"),
+    ]
+    with box.recording(f"{topic}/in/#", "janitor") as asked, box.recording(f"{topic}/+") as said:
+        reading = " & ".join(
+            box.client("sub", who, goal, f"-W 4 >/root/nosy-{number}")
+            for number, (who, goal) in enumerate(nosy)
+        )
+        writing = "; ".join(
+            box.publish(who, goal, f"-m '{words[who]}' || true") for who, goal in tries
+        )
+        box.run(f"({reading} & wait) 2>/dev/null & sleep 1; ({writing}) 2>/dev/null; wait")
+        box.run(box.publish("operator", command, f"-m '{words['operator']}'"))
+        wait("what the operator may say", lambda: lines(asked), 30)
+        expect("what came through", [line["id"] for line in lines(asked)], ["operator"])
+        box.hear(f"{topic}/health", count=2)
+        forged = [line for line in lines(said) if line.get("state") == "forged"]
+        expect("forged words", forged, [])
+    for number, (who, goal) in enumerate(nosy):
+        heard = (box.root / f"root/nosy-{number}").read_text()
+        expect(f"what {who} hears on {goal}", heard, "")
+    code, _ = box.machine.fails(
+        f"mosquitto_sub -h localhost -p {PORT} --cafile {KEYS}/ca.pem -t '#' -C 1 -W 5"
+    )
+    expect("without a certificate: refused", code not in {0, 27}, True)
+    say(
+        f"ok   the example access list: of {len(tries)} commands, pushes and forged words of "
+        f"{len(words)} clients none came through, {len(nosy)} readers heard nothing; "
+        "without a certificate no connection"
+    )
+
+
+def takes_a_push(box: Box) -> None:
+    """Push a signed model as `deployer`; see it tried and live under the hardened unit."""
+    box.run(
+        f"cd /root; rm -rf parts; cp -r {MODELS}/parts-inspection parts; "
+        "sed -i 's/^version *=.*/version = \"2\"/' parts/model.toml; "
+        "edge-agent keygen push.key; install -m 0644 push.key.pub /etc/edge-agent/trust.d/"
+    )
+    box.run(
+        f"cd {KEYS}; edge-agent push /root/parts --device {DEVICE} --key /root/push.key "
+        "--config deployer.toml"
+    )
+    wait("version 2 to serve", lambda: box.results()["model"].endswith("@2"), 60)
+    model: dict[str, Any] = {}
+
+    def settled() -> bool:
+        nonlocal model
+        model = box.hear(f"edge/{DEVICE}/model/parts-inspection")[0]
+        return "candidate" not in model and model.get("prepared", "ready") != "preparing"
+
+    wait("the probation to end", settled, 90)
+    expect("outcome", (model["last"]["version"], model["last"]["outcome"]), ("2", "live"))
+    expect("words of refused system calls", "not permitted" in box.journal(), False)
+    say(
+        "ok   a signed push by the role deployer: live after its trial, prepared form: "
+        f"{model.get('prepared', 'not said')}"
+    )
+
+
+def logs_with_fields(box: Box) -> None:
+    """Look for the fields of the journal that were promised."""
+    entries = box.run(f"journalctl -u {UNIT} -b -o json --no-pager").splitlines()
+    ours = [entry for line in entries if "LOGGER" in (entry := json.loads(line))]
+    if not ours:
+        raise Failed("no entry of the journal has the field LOGGER")
+    expect("priorities", {entry["PRIORITY"] for entry in ours} <= {"3", "4", "6"}, True)
+    say(f"ok   {len(ours)} entries of the journal have fields, e.g. LOGGER={ours[-1]['LOGGER']}")
+
+
+STEADY = f"""\
+[[pipelines]]
+name = "steady"
+source = "file:{MODELS}/media/conveyor.mp4?loop=1&pace=max"
+model = "parts-inspection"
+rate = 20
+"""
+OTHER = f"""\
+[[pipelines]]
+name = "other"
+source = "csv:{MODELS}/media/bearing.csv?loop=1&rate={{rate}}"
+model = "bearing-vibration"
+"""
+
+
+def reloads(box: Box) -> None:
+    """Add, change and remove a pipeline; the one beside it must give every single frame."""
+    box.configure("onnxruntime", STEADY)
+    box.restart()
+    box.results("steady")
+    session = box.wait_status("online")["session"]
+    with box.recording(f"edge/{DEVICE}/result/steady") as heard:
+        _wait_count("results", lambda: len(lines(heard)), 20)
+        changes = (1000, 2000, 0, 3000, 0)
+        for rate in changes:
+            more = OTHER.format(rate=rate) if rate else ""
+            box.configure("onnxruntime", STEADY + more)
+            box.run(f"systemctl reload {UNIT}")
+            wait("the reload", partial(_has_other, box, rate), 30)
+            _wait_count("results", lambda: len(lines(heard)), len(lines(heard)) + 20)
+        box.run("echo 'nonsense = 1' >> /etc/edge-agent/config.toml")
+        box.run(f"systemctl reload {UNIT}")
+        wait("the refusal", lambda: "the settings stay as they were" in box.journal(), 30)
+        _wait_count("results", lambda: len(lines(heard)), len(lines(heard)) + 20)
+        found = lines(heard)
+    expect("sessions", {line["session"] for line in found}, {session})
+    numbers = [line["seq"] for line in found]
+    expect("frames lost", set(range(numbers[0], numbers[-1] + 1)) - set(numbers), set())
+    expect("in order, once", numbers, sorted(set(numbers)))
+    expect("the service", (box.is_active(), box.property("NRestarts")), (True, "0"))
+    box.configure("onnxruntime")
+    box.restart()
+    say(
+        f"ok   {len(changes)} reloads and one with wrong settings: {len(numbers)} frames in a row "
+        "of the pipeline that did not change, none missing"
+    )
+
+
+def _has_other(box: Box, rate: int) -> bool:
+    """Whether the device says that it has that pipeline, or none of the name where 0."""
+    pipelines = box.hear(f"edge/{DEVICE}/info")[0]["pipelines"]
+    sources = [pipeline["source"] for pipeline in pipelines if pipeline["name"] == "other"]
+    return len(sources) == (rate > 0) and all(it.endswith(f"rate={rate}") for it in sources)
+
+
+def _wait_count(what: str, count: Callable[[], int], least: int) -> None:
+    wait(what, lambda: count() >= least, 30)
+
+
+def stops_and_starts(box: Box) -> None:
+    """Stop and start as an operator does; the status is right each time."""
+    session = box.wait_status("online")["session"]
+    box.run(f"systemctl stop {UNIT}")
+    status = box.status()
+    expect("status after stop", (status["state"], status["reason"]), ("offline", "stopped"))
+    expect("session", status["session"], session)
+    box.run(f"systemctl start {UNIT}")
+    box.wait_status("online", session)
+    box.results()
+    say("ok   systemctl stop: offline/stopped; start: online, results")

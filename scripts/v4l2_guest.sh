@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# Runs inside the virtual machine of scripts/test-v4l2, as root: a camera is unplugged and comes
+# back under another number while the service reads it. Says what it saw on the second serial port;
+# ends with "all is as it should be", or with a line FAIL.
+set -uo pipefail
+exec >/dev/ttyS1 2>&1
+
+drivers=/sys/bus/platform/drivers/vivid
+began=$SECONDS
+states=0
+say() { echo "$((SECONDS - began)) s $*"; }
+fail() {
+    say "FAIL $*"
+    cat /root/states
+    ls -l /dev/video* /sys/class/video4linux/ 2>&1
+    journalctl -u edge-agent -n 40 --no-pager -o cat
+    exit 1
+}
+plug() {
+    echo vivid.0 >"$drivers/bind"
+    udevadm settle
+}
+unplug() {
+    echo vivid.0 >"$drivers/unbind"
+    udevadm settle
+}
+# Which device the camera is now.
+node() {
+    local each
+    for each in /sys/class/video4linux/*; do
+        [ "$(cat "$each/name")" = vivid-000-vid-cap ] && basename "$each"
+    done
+}
+# await STATE WHAT [WORDS]: the source says this state, with these words, after what it said before.
+await() {
+    local patience=300 found
+    until found=$(tail -n +$((states + 1)) /root/states | grep -n "\"state\":\"$1\".*${3:-}" | head -n 1) && [ -n "$found" ]; do
+        patience=$((patience - 1))
+        [ "$patience" -gt 0 ] || fail "$2: waited in vain for the state $1"
+        sleep 1
+    done
+    states=$((states + ${found%%:*}))
+    say "ok   $2: ${found#*:}"
+}
+# A result that is newer than this call, of the session that began it all.
+session=
+results() {
+    local said
+    said=$(mosquitto_sub -t edge/vm/result/cam -C 2 -W 300 | tail -n 1)
+    [ -n "$said" ] || fail "no results"
+    local now=${said#*\"session\":\"}
+    now=${now%%\"*}
+    session=${session:-$now}
+    [ "$session" = "$now" ] || fail "the agent was restarted"
+}
+
+modprobe vivid n_devs=1 node_types=0x1 || fail "no vivid"
+udevadm settle
+[ "$(node)" = video0 ] || fail "the camera is $(node), expected video0"
+cat >/etc/edge-agent/config.toml <<'END'
+device_id = "vm"
+engine = "onnxruntime"
+
+[[pipelines]]
+name = "cam"
+source = "v4l2:/dev/video0"
+model = "parts-inspection"
+rate = 2
+END
+chgrp edge-agent /etc/edge-agent/config.toml
+chmod 0640 /etc/edge-agent/config.toml
+systemctl start mosquitto || fail "no mosquitto"
+mosquitto_sub -t edge/vm/source/cam >/root/states &
+systemctl start edge-agent || fail "the service does not start"
+await running "the hardened service ($(systemctl show edge-agent --value -p User), DevicePolicy=$(systemctl show edge-agent --value -p DevicePolicy)) reads /dev/video0"
+results
+
+# Somebody holds the old device open while the camera comes back: its number is not free.
+# shellcheck disable=SC2217  # it is to be held, not read
+sleep 900 </dev/video0 &
+holder=$!
+unplug
+await lost "unplugged during capture"
+plug
+[ "$(node)" != video0 ] || fail "the number did not change"
+await running "plugged in again as $(node)"
+results
+journalctl -u edge-agent --no-pager -o cat | grep "is now /dev/$(node)" || fail "the journal does not say where it is"
+kill "$holder"
+
+# And back under the number of the settings.
+unplug
+await lost "unplugged"
+plug
+[ "$(node)" = video0 ] || fail "the camera is $(node), expected video0"
+await running "plugged in again as video0"
+results
+systemctl stop edge-agent
+[ "$(systemctl show edge-agent --value -p NRestarts)" = 0 ] || fail "the service was restarted"
+say "ok   one session from first to last, $(wc -l </root/states) states said"
+echo "all is as it should be"

@@ -1,0 +1,124 @@
+"""`edge-agent bench pipeline`: figures of the real agent beside scripts, all through a broker."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_agent.bench.pipefigures import AGENT, ENGINE, HANDMADE, PLAIN, Report, Setup, Turn
+from edge_agent.bench.streams import MOST, Place, attempt, most_served, together
+from edge_agent.cli.loopback import broker
+from edge_agent.errors import AgentError
+from tests.small_models import brightness, decode_picture, plain, write_clip
+from tests.support import call_cli, run_cli
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a clip of two seconds."""
+    path = tmp_path_factory.mktemp("bench") / "clip.avi"
+    return write_clip(path, [plain(grey, 160, 120) for grey in range(0, 250, 5)])
+
+
+def test_measures_agent_scripts_and_engine(clip: Path, tmp_path: Path) -> None:
+    """One JSON object a model, with every figure that was promised, and a picture of them."""
+    model = brightness(tmp_path / "light")
+    picture = tmp_path / "bars.png"
+    options = ["--runs", "1", "--seconds", "0.4", "--pipelines", "", "--rate", "0"]
+    done = run_cli(
+        *("bench", "pipeline", str(model), "--source", str(clip), "--json"),
+        *(*options, "--picture", str(picture)),
+    )
+    assert done.returncode == 0, done.stderr
+    (figures,) = (json.loads(line) for line in done.stdout.splitlines())
+    assert figures["model"] == "light@1"
+    assert figures["fps"].keys() == {AGENT, PLAIN, HANDMADE, ENGINE}
+    assert all(spread["median"] > 0 for spread in figures["fps"].values())
+    assert figures["ratio"].keys() == {PLAIN, HANDMADE, ENGINE}
+    agent, plain_script = figures["fps"][AGENT]["median"], figures["fps"][PLAIN]["median"]
+    assert figures["ratio"][PLAIN]["median"] == pytest.approx(agent / plain_script, rel=0.01)
+    assert figures["step_ms"].keys() == {
+        *("decode", "preprocess", "infer", "postprocess", "publish")
+    }
+    assert figures["cpu_s_per_1000"].keys() == {AGENT, PLAIN, HANDMADE, "decode_and_engine"}
+    assert figures["age_ms"]["p99"] >= figures["age_ms"]["p50"] > 0
+    assert figures.keys().isdisjoint({"scaling", "idle_pipeline", "streams"})
+    drawn = decode_picture(picture.read_bytes())
+    assert drawn.shape[1] == 1280
+    assert drawn.min() < 100 < drawn.max()
+
+
+def test_streams_are_counted_as_carried_only_if_served(clip: Path, tmp_path: Path) -> None:
+    """Two streams of a light model are served; with a bound that nothing can keep they are not."""
+    setup = Setup(clip=clip, runs=1, seconds=0.5, pipelines=(2,), rate=5.0, p99_ms=5000.0)
+    with broker(tmp_path) as loopback:
+        place = Place(brightness(tmp_path / "light"), loopback, tmp_path)
+        age, problem = attempt(place, setup, 2)
+        assert age > 0
+        assert problem == ""
+        assert "p99" in attempt(place, replace(setup, p99_ms=age / 1e6), 2)[1]
+        both = together(place, setup, 2)
+        assert both.fps > 0
+        assert both.cpu_ms > 0
+        assert len(both.ages) > 2
+
+
+@given(capacity=st.integers(0, 2 * MOST), guess=st.integers(0, 2 * MOST))
+def test_the_most_that_is_served_is_found(capacity: int, guess: int) -> None:
+    """Wherever the search begins, it ends at the capacity, at most a twentieth below it."""
+    tried: list[int] = []
+
+    def served(count: int) -> bool:
+        tried.append(count)
+        return count <= capacity
+
+    most, refused = most_served(served, guess)
+    assert most <= min(capacity, MOST)
+    assert most >= min(capacity, MOST) * 0.95 - 1
+    assert refused == 0 if capacity >= MOST else refused > capacity
+    assert len(tried) == len(set(tried))
+    assert max(tried) <= MOST
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    """What disturbs a round disturbs both: the agent is compared with its own round's script."""
+    setup = Setup(clip=Path("c"), runs=2, seconds=1.0, pipelines=(), rate=0.0, p99_ms=100.0)
+    report = Report("m", setup)
+    report.turns[AGENT] += [Turn(100.0, 2.0), Turn(10.0, 3.0)]
+    report.turns[PLAIN] += [Turn(50.0), Turn(5.0)]
+    report.floor_ms += [1.0, 2.0]
+    assert report.ratios(PLAIN) == [2.0, 2.0]
+    assert report.cpu_ratios() == [2.0, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--source", "nowhere.mp4"], "--source: nowhere.mp4: no such clip"),
+        (["--pipelines", "1,many"], "--pipelines: expected whole numbers"),
+        (["--picture", "bars.jpg"], "--picture: bars.jpg: expected a name that ends in .png"),
+        (["--rate", "-1"], "--rate"),
+    ],
+)
+def test_wrong_options_are_told_in_a_line(options: list[str], words: str, tmp_path: Path) -> None:
+    """What cannot be measured ends with 2 and names the option."""
+    done = call_cli("bench", "pipeline", str(brightness(tmp_path / "light")), *options)
+    assert done.code == 2
+    assert words in done.error
+
+
+def test_a_program_that_ends_is_told(clip: Path, tmp_path: Path) -> None:
+    """A model that the scripts cannot take ends the command in a line, not in a wait."""
+    from edge_agent.bench.players import script
+
+    with (
+        broker(tmp_path) as loopback,
+        pytest.raises(AgentError, match="the plain script ended with 1"),
+        script("plain", [clip, tmp_path / "absent"], loopback),
+    ):
+        pass

@@ -1,0 +1,219 @@
+"""Who gets how much of the lanes: a real board in simulated time, with more to do than it can."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_agent.board import Account, Board, Job, Slot
+from edge_agent.records import Sample
+from edge_agent.shares import LONGEST_WAIT
+from tests.test_board import Served, adds_up
+
+NOTHING = np.zeros(1, np.float32)
+SECONDS = 60.0
+
+
+@dataclass
+class Camera:
+    """What a pipeline asks for."""
+
+    rate: float
+    """Captures a second."""
+    cost: float
+    """Seconds of a lane that each takes."""
+    priority: int = 0
+    deadline: float = 0.0
+    lossless: bool = False
+    """It gives whenever there is room."""
+    phase: float = 0.0
+
+
+@dataclass
+class Box:
+    """A board with cameras and lanes, of which each event comes at its time."""
+
+    cameras: Sequence[Camera]
+    lanes: int = 2
+    now: float = 1000.0
+    ages: dict[str, list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.board: Board[Served] = Board(clock=lambda: self.now)
+        self.model = Served()
+        self.slots = []
+        self.costs = {}
+        for number, camera in enumerate(self.cameras):
+            slot: Slot[Served] = Slot(
+                f"p{number}",
+                room=4 if camera.lossless else 1,
+                lossless=camera.lossless,
+                priority=camera.priority,
+                deadline=camera.deadline,
+            )
+            slot.pick = lambda: self.model
+            self.board.add(slot)
+            self.slots.append(slot)
+            self.costs[slot.name] = camera.cost
+            self.ages[slot.name] = []
+
+    def run(self, seconds: float = SECONDS) -> dict[str, Account]:
+        """Let so much time pass; give the accounts."""
+        end, order = self.now + seconds, count()
+        events: list[tuple[float, int, int | Job[Served]]] = []
+        for number, camera in enumerate(self.cameras):
+            heapq.heappush(events, (self.now + camera.phase, next(order), number))
+        free = self.lanes
+        while events and events[0][0] < end:
+            self.now, _, event = heapq.heappop(events)
+            if isinstance(event, Job):
+                free += 1
+                self.ages[event.slot.name].append(self.now - event.sample.since)
+                self.board.finish(event, lambda: None)
+            else:
+                self.capture(event)
+                heapq.heappush(
+                    events, (self.now + 1 / self.cameras[event].rate, next(order), event)
+                )
+            self.refill()
+            while free and any(self.fresh(slot) for slot in self.slots):
+                job = self.board.take()
+                assert job is not None
+                free -= 1
+                heapq.heappush(events, (self.now + self.costs[job.slot.name], next(order), job))
+                self.refill()
+        return self.board.accounts()
+
+    def fresh(self, slot: Slot[Served]) -> bool:
+        """Whether a lane would not wait for something of it."""
+        return bool(slot.queue) and not (
+            slot.deadline and self.now - slot.queue[-1].since > slot.deadline
+        )
+
+    def capture(self, number: int) -> None:
+        """Have a live camera give a frame."""
+        if not self.cameras[number].lossless:
+            self.board.put(self.slots[number], lambda seq: Sample(NOTHING, seq, 0, self.now))
+
+    def refill(self) -> None:
+        """Have lossless sources fill their room."""
+        for slot in self.slots:
+            while slot.lossless and len(slot.queue) < slot.room:
+                self.board.put(slot, lambda seq: Sample(NOTHING, seq, 0, self.now))
+
+
+def phased(cameras: int, rate: float, cost: float, **more: float) -> list[Camera]:
+    """Make cameras that do not capture all at the same moment."""
+    return [
+        Camera(rate, cost, phase=number * 0.618 % 1 / rate, **more)  # type: ignore[arg-type]
+        for number in range(cameras)
+    ]
+
+
+def served(accounts: dict[str, Account]) -> list[int]:
+    """Give how many frames of each were inferred; all accounts must add up."""
+    assert all(adds_up(account) for account in accounts.values())
+    return [account.inferred for account in accounts.values()]
+
+
+def test_what_can_be_carried_is_carried() -> None:
+    """16 cameras of 5 frames a second at a third of what two lanes can: every frame, soon."""
+    box = Box(phased(16, 5, 0.008))
+    accounts = box.run()
+    assert served(accounts) == [pytest.approx(300, abs=1)] * 16
+    assert all(sum(account.dropped.values()) == 0 for account in accounts.values())
+    assert max(max(ages) for ages in box.ages.values()) < 0.1
+
+
+def test_at_double_the_load_each_gets_its_share() -> None:
+    """16 equal cameras at twice what the lanes can: each gets half its frames, within 10 %."""
+    box = Box(phased(16, 10, 0.025))
+    share = SECONDS * 2 / 0.025 / 16
+    assert served(box.run()) == [pytest.approx(share, rel=0.1)] * 16
+
+
+def test_captures_at_the_same_moment_are_served_alike() -> None:
+    """Cameras in step with each other are no reason for anyone to come last for ever."""
+    cameras = [Camera(10, 0.025) for _ in range(16)]
+    assert served(Box(cameras).run()) == [pytest.approx(SECONDS * 5, rel=0.1)] * 16
+
+
+def test_a_quick_camera_gets_no_more_than_a_slow_one() -> None:
+    """With rates from 8 to 60 a second, of which each could get 5, each gets 5, within 10 %."""
+    rates = [8, 10, 12.5, 15, 20, 25, 30, 60]
+    box = Box([Camera(rate, 0.05, phase=0.001 * rate) for rate in rates])
+    assert served(box.run()) == [pytest.approx(SECONDS * 5, rel=0.1)] * 8
+
+
+def test_what_one_does_not_need_the_others_share() -> None:
+    """Those below their share get all they ask for; the rest is divided alike."""
+    modest, greedy = phased(4, 2, 0.05), phased(4, 25, 0.05)
+    found = served(Box([*modest, *greedy]).run())
+    assert found[:4] == [pytest.approx(SECONDS * 2, rel=0.02)] * 4
+    assert found[4:] == [pytest.approx(SECONDS * 8, rel=0.1)] * 4
+
+
+def test_recorded_and_live_share_alike() -> None:
+    """A lossless source that always has something waiting takes nothing from live ones."""
+    cameras = [Camera(1, 0.02, lossless=True), *phased(3, 50, 0.02)]
+    found = served(Box(cameras, lanes=1).run())
+    assert found == [pytest.approx(SECONDS / 0.02 / 4, rel=0.1)] * 4
+
+
+def test_a_slow_model_gets_time_not_frames() -> None:
+    """Beside a model ten times as slow a quick one gets ten times the frames: the same time."""
+    slow, quick = served(Box([Camera(30, 0.1), Camera(200, 0.01)], lanes=1).run())
+    assert slow * 0.1 == pytest.approx(SECONDS / 2, rel=0.1)
+    assert quick * 0.01 == pytest.approx(SECONDS / 2, rel=0.1)
+
+
+def test_one_that_comes_later_takes_no_more_than_its_share() -> None:
+    """What a pipeline did not use before it came, or while it was away, it does not get back."""
+    early, late = Camera(50, 0.02), Camera(50, 0.02, phase=SECONDS / 2)
+    assert served(Box([early, late], lanes=1).run()) == [
+        pytest.approx(SECONDS / 0.02 * 0.75, rel=0.1),
+        pytest.approx(SECONDS / 0.02 * 0.25, rel=0.1),
+    ]
+
+
+def test_a_lower_priority_waits_but_does_not_starve() -> None:
+    """The higher gets nearly all; of the lower ones one frame gets in every second, in turn."""
+    low = phased(2, 20, 0.04)
+    found = served(Box([Camera(100, 0.04, priority=1), *low], lanes=1).run())
+    turns = SECONDS / LONGEST_WAIT
+    assert found[0] > 0.9 * SECONDS / 0.04
+    assert 0.8 * turns <= found[1] + found[2] <= turns + 1
+    assert abs(found[1] - found[2]) <= 2
+
+
+def test_the_deadline_bounds_the_age() -> None:
+    """At double the load nothing is inferred that has waited for longer than the deadline."""
+    box = Box([Camera(1, 0.05, lossless=True, deadline=0.15) for _ in range(8)])
+    accounts = box.run()
+    assert max(max(ages) for ages in box.ages.values()) <= 0.15 + 0.05 + 1e-6
+    assert all(account.dropped["deadline"] > 0 for account in accounts.values())
+    assert min(served(accounts)) > 0
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.floats(0.5, 60), st.floats(0, 1)), min_size=2, max_size=8),
+    st.floats(0.005, 0.2),
+    st.integers(1, 3),
+)
+def test_nobody_gets_less_than_another_unless_it_asks_for_less(
+    rates: list[tuple[float, float]], cost: float, lanes: int
+) -> None:
+    """Whatever the rates: who does not get all it asks for is as well served as anyone."""
+    box = Box([Camera(rate, cost, phase=phase) for rate, phase in rates], lanes)
+    found = served(box.run(20.0))
+    for (rate, _), frames in zip(rates, found, strict=True):
+        if frames < 0.85 * min(rate * 19.0, 19.0 / cost):
+            assert max(found) <= frames * 1.15 + 4, found

@@ -1,0 +1,48 @@
+"""What is let go of when memory is short."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_agent.board import Board
+from edge_agent.engines import EngineChoice
+from edge_agent.manifest import load
+from edge_agent.model import Model, open_model
+from edge_agent.serving import Servings
+from edge_agent.settings import Arm
+from edge_agent.thrift import EVERY, SHORT_IDLE, Thrift
+from tests.small_models import brightness
+
+
+def test_models_that_may_go_do_so_early_when_memory_is_short(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second stage without work goes after five seconds instead of its time; the first stays.
+
+    That memory is short is logged when it begins, not at every look.
+    """
+    board: Board[Model] = Board()
+    servings = Servings(board, lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
+    first, second = (servings.need(Arm(name, None, 1), "picture") for name in ("one", "two"))
+    for serving in (first, second):
+        folder = load(brightness(tmp_path / serving.arm.name))
+        servings.put(
+            serving.arm, "picture", open_model(folder, [EngineChoice("onnxruntime")], "picture")[0]
+        )
+    second.lazy = True
+    assert first.model is not None
+    assert second.model is not None
+    words: list[str] = []
+    thrift = Thrift(servings, idle_s=3600.0, short=lambda: words)
+    second.model.used_at -= SHORT_IDLE + 1
+    thrift.look(100.0)
+    assert second.model is not None, "there is room, and its time is not over"
+    words.append("memory: 95 of 100 MiB are used")
+    thrift.look(100.0 + EVERY)
+    thrift.look(100.0 + 2 * EVERY)
+    assert second.model is None
+    assert first.model is not None
+    assert [r.message for r in caplog.records if r.levelname == "WARNING"] == words
+    servings.close()
