@@ -1,8 +1,8 @@
 """Has models take several samples at a time, where that was asked for or pays.
 
 Behind, when a model serves already: of a network that takes any number ONNX Runtime's session is
-used as it is; OpenVINO's are compiled for it; and what was started from a prepared form, which takes
-one sample at a time, is loaded whole and exchanged between two frames.
+used as it is; OpenVINO's are compiled for it; and what was started from a prepared form, which
+takes one sample at a time, is loaded whole and exchanged between two frames.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 from .batching import Batch, open_batch
 from .board import Board
+from .durable import size_of
 from .engines.formed import specs_of
 from .errors import AgentError, EngineError
 from .model import Model, open_model
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 
 MOST_CROPS = 8
 """Crops of a second stage that go together at most: more gains nothing on a processor."""
+UNASKED_BYTES = 16 << 20
+"""Of a network that OpenVINO compiles for several crops without having been asked to: each size
+takes as much memory again, in every lane."""
 
 
 class Batcher:
@@ -74,7 +78,7 @@ class Batcher:
     def _equip(self, serving: Serving, model: Model) -> None:
         asked = self._engines.max_batch(model.folder)
         most = max(asked, min(serving.crops, MOST_CROPS))
-        if most < 2:
+        if most < 2 or (asked < 2 and _costly(model)):
             return
         try:
             if isinstance(model.engine, QuickEngine) and model.choice.engine == "onnxruntime":
@@ -119,3 +123,8 @@ class Batcher:
         whole, _ = open_model(model.folder, own, serving.kind, checked=True)
         if not self._servings.replace(model, whole):
             whole.close()  # another one has come meanwhile
+
+
+def _costly(model: Model) -> bool:
+    """Whether several crops at a time would take much more memory."""
+    return model.choice.engine == "openvino" and size_of(model.folder.path) > UNASKED_BYTES

@@ -49,7 +49,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FIXED = ("device_id", "broker", "state_dir", "profile", "engine", "models_dirs", "batching")
+_FIXED = (
+    *("device_id", "broker", "state_dir", "profile", "engine", "models_dirs", "batching"),
+    "decode",
+)
 """Settings that take effect at the next start only."""
 
 

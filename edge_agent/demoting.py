@@ -116,9 +116,11 @@ class Demoter:
                 return
         if self._anew(serving, model, choices, failure):
             return
+        known = model.folder.path in self._hopeless
         hopeless = self._hopeless.setdefault(model.folder.path, Breaker(self._clock))
         hopeless.trip(f"fails on every engine: {words}")
-        log.error("model %s: %s", model.id, hopeless.why)
+        if not known:
+            log.error("model %s: %s", model.id, hopeless.why)
 
     def _anew(
         self, serving: Serving, model: Model, choices: list[EngineChoice], failure: Failure
@@ -201,6 +203,8 @@ class Demoter:
         self, serving: Serving, model: Model, choice: EngineChoice, failure: Failure | None
     ) -> Model | None:
         """Load a model on an engine and have it do what another could not; None: it cannot."""
+        if self._engines.exceeds_budget(model.folder):
+            return None  # there is no room for the whole of it
         try:
             better = open_model(model.folder, [choice], serving.kind, checked=True)[0]
         except AgentError as problem:

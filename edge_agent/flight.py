@@ -32,7 +32,7 @@ PAGE = 4096
 PLACES = 20
 """Calls that are noted at a time; one more goes unnoted."""
 LOAD_SECONDS = 300.0
-"""An engine that has been building a network for a processor, or warming it up, for longer hangs."""
+"""An engine that has been building a network for a processor for longer hangs."""
 DEVICE_SECONDS = 900.0
 """On a GPU or NPU, where it takes minutes (openvino#1586)."""
 SLOW_SECONDS = 10.0
@@ -41,8 +41,9 @@ SLOW_SECONDS = 10.0
 _RUNNING, _CLEAN = b"run.", b"end."
 _HUNG, _MEMORY, _FIRST, _WIDTH = 8, 192, 256, 192
 """Where in the page: what hung; kills for want of memory before; the first place, and its size."""
-_CURRENT = re.compile(rb"Current thread 0x([0-9a-f]+) ")
-_FATAL = re.compile(rb"Fatal Python error: ([^\n]{1,80})")
+# What faulthandler writes; not compiled before it is needed.
+_CURRENT = rb"Current thread 0x([0-9a-f]+) "
+_FATAL = rb"Fatal Python error: ([^\n]{1,80})"
 
 
 @record
@@ -234,11 +235,11 @@ def last_words(state: str) -> LastWords | None:
         if (each := _read(data, _FIRST + number * _WIDTH, _WIDTH)) is not None
     ]
     hung = _read(data, _HUNG, _MEMORY - _HUNG)
-    fatal = _FATAL.search(data, PAGE)
+    fatal = re.search(_FATAL, data[PAGE:])
     if fatal is not None:
         crashed = f"crashed ({fatal[1].decode('ascii', 'replace')})"
         # An engine's own threads are none of Python's: then all that went on is under suspicion.
-        thread = _CURRENT.search(data, PAGE)
+        thread = re.search(_CURRENT, data[PAGE:])
         guilty = [each for each in doing if thread and each.thread == int(thread[1], 16)]
         return LastWords(crashed, tuple(guilty[-1:] or doing))
     if hung is not None:

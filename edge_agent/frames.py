@@ -24,6 +24,7 @@ from .pipeline import Identity, Pipeline
 from .serving import Serving, Servings
 from .settings import Pipeline as PipelineSettings
 from .settings import Settings, parse_route
+from .sources.hardware import HARDWARE
 from .sources.spec import parse_source
 from .start.clock import Clock
 from .wallclock import WallClock
@@ -75,6 +76,7 @@ class Frames:
 
         """
         self.settings = settings
+        HARDWARE.allowed = settings.decode == "auto"
         self.clock = clock
         self.wall = WallClock(str(settings.state))
         self.session = str(uuid.uuid4())

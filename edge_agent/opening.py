@@ -163,7 +163,7 @@ class Engines:
         """
         threads = choice.threads
         if choice.device.upper() == "CPU":
-            threads = min(threads, max(1, usable_cpus() // self.lanes))
+            threads = min(threads, max(1, self._facts.cpus // self.lanes))
         return replace(choice, lanes=self.lanes, threads=threads)
 
     def _barred(self, folder: ModelFolder, choice: EngineChoice) -> str | None:

@@ -1,69 +1,31 @@
-"""One source through one model: the capture side, and what a lane does with a frame."""
+"""One source through one model: which model, and what a lane does with a frame."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from . import wire
 from .board import Board, Job, Slot
+from .capture import Capture, Identity
 from .crew import Crew
-from .errors import AgentError, EngineError, ModelError, SampleError, SourceError
-from .link import Backoff, Channel, Link, Parcel
+from .errors import AgentError, EngineError, ModelError, SampleError
+from .link import Channel, Link, Parcel
 from .model import Model, Region
-from .record import record
-from .records import Array, Detections, Findings, Outcome, Reading, Request, Sample
+from .records import Detections, Findings, Outcome, Request, Sample
 from .serving import Serving
 from .settings import Pipeline as PipelineSettings
 from .settings import SecondStage
-from .sources import Source, SourceSpec, open_source
-from .start.clock import Clock
-from .wallclock import WallClock
+from .sources import SourceSpec
 
-if TYPE_CHECKING:
-    from .motion import MotionGate
-    from .window import Windower
+__all__ = ["Identity", "Pipeline"]
 
 log = logging.getLogger(__name__)
 
 LOSSLESS_ROOM = 4
 """Enough to keep two lanes busy while the source decodes the next."""
-STALL_SECONDS = 10.0
-"""A camera that gives nothing for so long is given up on."""
-OPEN_SECONDS = 30.0
-STUCK_READS = 4
-"""Reads that may be stuck in a driver at a time before no new one is begun."""
-SOURCE_STABLE = 10.0
-
-
-@record
-class Identity:
-    """Who publishes."""
-
-    device: str
-    session: str
-    topics: wire.Topics
-    clock: Clock
-    wall: WallClock | None = None
-    """Judges the times that results bear; None: they are taken as they are."""
-
-
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """One capture thread; it may get stuck in a driver and be left behind."""
-
-    closing: threading.Event = field(default_factory=threading.Event)
-    beat: float = field(default_factory=time.monotonic)
-    """When it last gave a sign of life."""
-    limit: float = OPEN_SECONDS
-    began: float = field(default_factory=time.monotonic)
-    thread: threading.Thread | None = None
 
 
 class Pipeline:
@@ -88,10 +50,7 @@ class Pipeline:
         self.servings = servings
         self.seconds = seconds
         self.threshold = settings.threshold
-        self.rate = settings.rate
         self.snapshot_wanted = False
-        self.state: str | None = None
-        self.error: str | None = None
         self.latency_ms: deque[float] = deque(maxlen=1000)
         self.last_problem: tuple[float, str] | None = None
         """When and why a frame was last dropped by an error."""
@@ -103,13 +62,9 @@ class Pipeline:
         if any(settings.roi):
             x1, y1, x2, y2 = settings.roi
             self._region = (x1, y1, x2, y2)
-        self._gate: MotionGate | None = None
         self._credit = [0] * len(servings)
         self._loaded = False
         """Every model has been loaded once, or could not be."""
-        self._due = 0.0
-        self._attempt: Attempt | None = None
-        self._stuck: list[Attempt] = []
         self.slot: Slot[Model] = Slot(
             settings.name,
             room=LOSSLESS_ROOM if spec.lossless else 1,
@@ -125,15 +80,23 @@ class Pipeline:
         self.channel: Channel = link.channel(
             settings.name, qos=settings.qos, lossless=spec.lossless
         )
+        self._capture = Capture(
+            settings.name,
+            spec,
+            self.slot,
+            self.channel,
+            servings,
+            rate=settings.rate,
+            motion=settings.motion,
+            identity=identity,
+            board=board,
+            link=link,
+            report=self._report,
+        )
 
     @property
     def name(self) -> str:
         return self.settings.name
-
-    def change_rate(self, rate: float) -> None:
-        """Take another rate at once, however long the pause that the old one asked for."""
-        self.rate = rate
-        self._due = 0.0
 
     @property
     def served(self) -> bool:
@@ -175,164 +138,44 @@ class Pipeline:
                 self._credit[index] += serving.arm.weight
                 self._credit[best] -= serving.arm.weight
 
-    # Capture: one thread each
+    # Capture
 
     def start(self, crew: Crew) -> None:
         self._board.add(self.slot)
-        self._begin(crew)
+        self._capture.begin(crew)
 
     def stop(self) -> None:
         """Stop capturing and forget what waits."""
-        if self._attempt is not None:
-            self._attempt.closing.set()
+        self._capture.halt()
         self._board.remove(self.slot)
         self._link.drop_channel(self.channel)
 
     def halt(self) -> None:
         """Stop capturing."""
-        if self._attempt is not None:
-            self._attempt.closing.set()
-
-    def _begin(self, crew: Crew) -> None:
-        attempt = Attempt()
-        self._attempt = attempt
-        attempt.thread = crew.spawn(f"capture-{self.name}", lambda: self._capture(attempt))
+        self._capture.halt()
 
     def watch(self, crew: Crew) -> None:
-        """Give up on a camera that hangs in its driver, where no time-out helps (opencv#22677)."""
-        attempt = self._attempt
-        self._stuck = [
-            old for old in self._stuck if old.thread is not None and old.thread.is_alive()
-        ]
-        if attempt is None or attempt.closing.is_set() or not self.spec.live:
-            return
-        if time.monotonic() - attempt.beat < attempt.limit:
-            return
-        self._set_state("lost", f"gave nothing for {attempt.limit:.0f} s")
-        if len(self._stuck) >= STUCK_READS:
-            return
-        attempt.closing.set()
-        if attempt.thread is not None:
-            crew.abandon(attempt.thread)
-            self._stuck.append(attempt)
-        self._begin(crew)
+        """Give up on a camera that hangs."""
+        self._capture.watch(crew)
 
-    def _capture(self, attempt: Attempt) -> None:
-        """Keep the newest capture on the board, through every loss of the source."""
-        backoff = Backoff(first=0.5, most=30.0)
-        while not attempt.closing.is_set():
-            began = time.monotonic()
-            pause = backoff.pause()
-            attempt.beat, attempt.limit = began, OPEN_SECONDS
-            try:
-                with closing(open_source(self.spec, attempt.closing)) as source:
-                    attempt.limit = STALL_SECONDS
-                    self._read(source, attempt)
-                # Said after the last result, for those who wait for it.
-                self._board.settled(self.slot, attempt.closing)
-                if not attempt.closing.is_set():
-                    self._set_state("ended", None)
-                return
-            except SourceError as problem:
-                if attempt.closing.is_set():
-                    return
-                self._set_state("lost", str(problem))
-            if time.monotonic() - began > SOURCE_STABLE:
-                backoff.reset()
-            deadline = time.monotonic() + pause
-            while time.monotonic() < deadline and not attempt.closing.wait(0.25):
-                attempt.beat = time.monotonic()
+    @property
+    def state(self) -> str | None:
+        """The source's: running, lost or ended; None: it has not been opened yet."""
+        return self._capture.state
 
-    def _read(self, source: Source, attempt: Attempt) -> None:
-        lossless = self.spec.lossless
-        windows = _Windows(self) if source.kind == "signal" else None
-        while not attempt.closing.is_set():
-            if lossless and not self._link.ready(self.channel, attempt.closing):
-                return
-            # A signal is slowed down window by window.
-            if lossless and windows is None and not self._pace(attempt):
-                return
-            attempt.beat = time.monotonic()
-            if not source.grab():
-                break
-            if attempt.closing.is_set():
-                return  # given up on, or gone, while the driver was stuck
-            if self.state != "running":
-                self._identity.clock.take("first_frame", time.monotonic() - attempt.began)
-                self._set_state("running", None)
-            if not lossless and not self._is_due(time.monotonic()):
-                self._board.skip(self.slot, "rate")
-                continue
-            try:
-                reading = source.retrieve()
-            except SampleError as problem:
-                self._board.skip(self.slot, "error")
-                self._report(problem)
-                if windows is not None:
-                    windows.end()  # no window spans what is missing
-                if lossless:
-                    # A looped recording of nothing but damage must not spin.
-                    attempt.closing.wait(0.005)
-                continue
-            if windows is not None:
-                if not windows.put(reading, attempt):
-                    return
-            elif not self._put_picture(reading):
-                return
-        if windows is not None:
-            windows.end()
+    @property
+    def error(self) -> str | None:
+        """Why it is lost."""
+        return self._capture.error
 
-    def _put_picture(self, reading: Reading) -> bool:
-        if self.settings.motion and not self._moved(reading.data):
-            self._board.skip(self.slot, "still")
-            return True
-        return self._board.put(
-            self.slot,
-            lambda seq: Sample(reading.data, seq, reading.time_ns, reading.since, reading.file),
-        )
+    @property
+    def rate(self) -> float | None:
+        """Most captures a second."""
+        return self._capture.rate
 
-    def _moved(self, picture: Array) -> bool:
-        if self._gate is None:
-            from .motion import MotionGate
-
-            self._gate = MotionGate()
-        return self._gate.moved(picture)
-
-    def _is_due(self, now: float) -> bool:
-        """Whether `rate` allows another capture now."""
-        if self.rate is None:
-            return True
-        period = 1.0 / self.rate
-        if now < self._due:
-            return False
-        # Keeping to the grid makes the average exact; after a pause it starts anew.
-        self._due = self._due + period if now - self._due < period else now + period
-        return True
-
-    def _pace(self, attempt: Attempt) -> bool:
-        """Let `rate` slow a lossless source down; False when it shall stop."""
-        # In small steps: `rate` may change meanwhile.
-        while self.rate is not None and (pause := self._due - time.monotonic()) > 0:
-            if attempt.closing.wait(min(pause, 0.5)):
-                return False
-        if self.rate is not None:
-            self._due = max(self._due, time.monotonic()) + 1.0 / self.rate
-        return True
-
-    def _set_state(self, state: str, error: str | None) -> None:
-        if (state, error) == (self.state, self.error):
-            return
-        self.state, self.error = state, error
-        if state == "lost":
-            log.warning("source of %s: %s", self.name, error)
-        else:
-            log.info("source of %s: %s", self.name, state)
-        payload = {"schema": wire.SCHEMA, "state": state, "time": wire.iso(time.time_ns())}
-        if error is not None:
-            payload["error"] = error
-        self._link.publish(
-            self._identity.topics.source(self.name), wire.encode(payload), qos=1, retain=True
-        )
+    def change_rate(self, rate: float) -> None:
+        """Take another rate at once."""
+        self._capture.change_rate(rate)
 
     # A lane's work
 
@@ -438,60 +281,3 @@ class Pipeline:
             self.last_problem = (now, text)
         else:
             self.last_problem = (now, self.last_problem[1])
-
-
-class _Windows:
-    """Cuts a signal into what the pipeline's model takes; a new model may take other windows."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self._spec: object = None
-        self._windower: Windower | None = None
-
-    def put(self, reading: Reading, attempt: Attempt) -> bool:
-        """Put every window that *reading* completes on the board; False when it shall stop."""
-        model = self._model(attempt)
-        if model is None:
-            return False
-        spec = model.manifest.input
-        if self._windower is None or spec != self._spec:
-            self.end()
-            from .window import Windower
-
-            try:
-                self._windower = Windower(spec, reading.columns)
-            except ModelError as problem:
-                raise SourceError(f"{model.id} does not fit this source: {problem}") from None
-            self._spec = spec
-        try:
-            windows = self._windower.push(reading.data, reading.time_ns, reading.since)
-        except ModelError as problem:
-            raise SourceError(f"{model.id} does not fit this source: {problem}") from None
-        pipeline = self._pipeline
-        for data, time_ns, since in windows:
-
-            def make(
-                seq: int, data: Array = data, time_ns: int = time_ns, since: float = since
-            ) -> Sample:
-                return Sample(data, seq, time_ns, since, picture=False)
-
-            if not pipeline._link.ready(pipeline.channel, attempt.closing):  # noqa: SLF001
-                return False
-            if not (pipeline._pace(attempt) and pipeline._board.put(pipeline.slot, make)):  # noqa: SLF001
-                return False
-        return True
-
-    def _model(self, attempt: Attempt) -> Model | None:
-        """Wait for a model: only it knows the windows."""
-        while not attempt.closing.is_set():
-            for serving in self._pipeline.servings:
-                if serving.model is not None:
-                    return serving.model
-            attempt.closing.wait(0.02)
-        return None
-
-    def end(self) -> None:
-        """Count what no window has taken."""
-        if self._windower is not None and self._windower.rest:
-            self._pipeline._board.skip(self._pipeline.slot, "partial")  # noqa: SLF001
-            self._windower.reset()

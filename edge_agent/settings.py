@@ -164,6 +164,8 @@ class Settings:
     groups: tuple[str, ...] = ()
     profile: str = "auto"
     engine: Literal["auto", "openvino", "onnxruntime"] = "auto"
+    decode: Literal["auto", "software"] = "auto"
+    """Of cameras and clips: on a hardware decoder where there is one, or never."""
     state_dir: str = ""
     models_dirs: tuple[str, ...] = ()
     quota_mb: Annotated[int, Gt(0), Le(2**30)] = 2048

@@ -48,6 +48,7 @@ GROWTH = 1.05
 LOST_SECONDS = 90.0
 """How long a camera or a broker that is back may stay unused: the longest pauses of the agent."""
 D = "edge/box"
+EVENTS = "push,push,torn push,rtsp,mjpeg,broker"
 
 
 class Ears(Listener):
@@ -291,7 +292,7 @@ def everything(stand: Stand, options: argparse.Namespace) -> dict[str, Any]:
     end = time.monotonic() + 60 * options.minutes
     while time.monotonic() < end:
         pause.wait(dice.uniform(1.0, 6.0))
-        event = dice.choice(["push", "push", "torn push", "rtsp", "mjpeg", "broker"])
+        event = dice.choice(options.events.split(","))
         done[event] += 1
         match event:
             case "push" | "torn push":
@@ -386,6 +387,7 @@ def main() -> int:
     three = commands.add_parser("all")
     three.add_argument("--minutes", type=float, default=30.0)
     three.add_argument("--seed", type=int, default=7)
+    three.add_argument("--events", default=EVENTS, help="what happens at random; to find a cause")
     three.set_defaults(run=everything)
     options = parser.parse_args()
     why = rtsp_missing() if options.run is not absent else None

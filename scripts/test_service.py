@@ -19,7 +19,9 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+import service_access as access
 import service_faults as faults
+import service_hangs as hangs
 import service_life as life
 from nspawn import Failed, gather_wheels, make_root, overlay, put_in, say
 from service_box import UNIT, Box
@@ -31,15 +33,15 @@ STEPS = (
     life.has_a_broker,
     partial(life.runs_on, engine="openvino"),
     partial(life.runs_on, engine="onnxruntime"),
-    life.takes_a_credential,
-    life.lets_in_who_may,
+    access.takes_a_credential,
+    access.lets_in_who_may,
     life.takes_a_push,
     life.logs_with_fields,
     life.reloads,
     life.stops_and_starts,
     faults.survives_a_flood,
-    faults.survives_being_stopped_dead,
-    faults.survives_a_wedged_engine,
+    hangs.survives_being_stopped_dead,
+    hangs.survives_a_wedged_engine,
     faults.survives_kills,
     faults.is_tried_again_when_given_up_on,
     faults.is_never_restarted_in_a_loop,

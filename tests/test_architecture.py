@@ -24,9 +24,11 @@ PACKAGE = CHECKOUT / "edge_agent"
 LAYERS: Mapping[str, str] = {
     "commands: what a user types": "__main__ cli bench sender start.begin",
     "daemon: the only place that knows everybody": "agent",
-    "control: all that is not the way of a frame": "control says planning preparing scrub steady batcher demoting",
+    "control: all that is not the way of a frame": (
+        "control says planning preparing scrub steady batcher demoting thrift"
+    ),
     "work: what goes on in a running agent": (
-        "frames pipeline cascade health throughput serving opening deploy orders overrides quick "
+        "frames pipeline capture cascade health throughput serving opening deploy orders overrides quick "
         "tuning tuner contest"
     ),
     "models: opened, kept, packed, looked into": (
@@ -35,7 +37,7 @@ LAYERS: Mapping[str, str] = {
     "edges: broker, cameras, sensors, engines, numbers": (
         "link standby backlog keeper spool parcel client mqtt announced sources engines profile "
         "config start "
-        "preprocess folding decode window annotate motion board metrics inbox "
+        "preprocess folding decode window annotate motion board slots metrics inbox "
         "forms.form forms.begin forms.ladder forms.mapped forms.options forms.skeleton"
     ),
     "words: what is said and set, without doing anything": (
@@ -51,11 +53,12 @@ LAYERS: Mapping[str, str] = {
 
 # Who may import a library. Names as above; a library that is not here may be used anywhere.
 HOMES: Mapping[str, str] = {
-    "paho": "mqtt bench.plain bench.raw bench.start_script",
-    "openvino": "engines.ov engines.ovcut engines.ovform engines.probe bench.start_script",
+    "paho": "mqtt bench.plain bench.handmade bench.raw bench.start_script",
+    "openvino": "engines.ov engines.ovcut engines.ovform engines.probe bench.start_script "
+    "bench.handmade",
     "onnxruntime": (
         "deploy.arriving.stages engines.ort engines.formed engines.streaming engines.probe forms "
-        "bench.plain bench.start_script bench.readying bench.truth bench.generated"
+        "bench.plain bench.handmade bench.start_script bench.readying bench.truth bench.generated"
     ),
     "onnx": (
         "networks.modelfile networks.protowire forms "
@@ -64,7 +67,7 @@ HOMES: Mapping[str, str] = {
     "google": "networks.modelfile",
     "cv2": (
         "sources.opencv preprocess decode.boxes annotate motion bench.plain "
-        "bench.start_script bench.bars"
+        "bench.handmade bench.start_script bench.bars bench.pipebars"
     ),
     "cryptography": "packages.keys packages.packing",
     "pydantic": "validation config",

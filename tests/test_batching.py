@@ -22,7 +22,7 @@ from edge_agent.settings import SecondStage
 from edge_agent.sources import Kind
 from tests.networks import node, save_onnx
 from tests.small_models import plain, write_manifest, write_pictures
-from tests.start_box import SIDE, Box, weights
+from tests.start_box import SIDE, Box, own, weights
 from tests.support import (
     ASSETS,
     PATIENCE,
@@ -35,6 +35,8 @@ from tests.support import (
     wait_until,
 )
 from tests.test_board import Bench, in_thread
+
+__all__ = ["own"]
 
 BOTH: Sequence[EngineName] = ("onnxruntime", "openvino")
 

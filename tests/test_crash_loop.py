@@ -291,9 +291,13 @@ def test_a_model_that_hangs_is_said_and_left_alone_at_last(
         fed = heard_of(manager)
         assert b"WATCHDOG=1" in fed
         assert running.words().count(words) == 1
-        # The other lane goes on until the end, and says why the box is not well.
-        before = len(listener.on("edge/box/result/good"))
-        listener.wait_for(lambda _: len(listener.on("edge/box/result/good")) > before, "results")
+        listener.wait_for(
+            lambda _: (
+                (h := listener.last("edge/box/health"))
+                and any("lamp@1 onnxruntime:CPU: is inside one inference" in w for w in h["why"])
+            ),
+            "health to say so",
+        )
         assert b"WATCHDOG=1" not in heard_of(manager)
         running.signal(signal.SIGKILL)
         running.wait()

@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 
 from edge_agent.deploy.judge import judge
 from edge_agent.engines import EngineChoice, EngineName, open_engine
+from edge_agent.engines.ort import fitting, settle
 from edge_agent.folding.find import cut_for, find
 from edge_agent.folding.fold import Fold
 from edge_agent.forms.form import WEIGHTS, Form, read
+from edge_agent.forms.options import session_options
 from edge_agent.forms.prepare import prepare
 from edge_agent.manifest import InputSpec, ModelFolder, load
 from edge_agent.model import Model, assemble, open_model
@@ -171,8 +173,10 @@ def test_folded_network_gives_the_same_numbers(
     assert itself.fold is None
     assert folded.fold is not None
     pixels = PIXELS.transpose(0, 2, 3, 1) if built == "transposed before" else PIXELS
-    steps = np.ascontiguousarray(pixels).view(folded.fold.dtype)
-    floats = folded.fold.restore(steps)
+    floats = cut.fold.restore(np.ascontiguousarray(pixels).view(cut.fold.dtype))
+    steps = folded.fold.feed({"picture": floats})["picture"]
+    assert steps.dtype == folded.fold.dtype
+    np.testing.assert_array_equal(folded.fold.unfold({"picture": steps})["picture"], floats)
     expected = itself.infer({"picture": floats})
     for tensors in ({"picture": steps}, {"picture": floats}):
         found = folded.infer(tensors)
@@ -198,6 +202,44 @@ def test_any_floats_give_the_same_numbers(built: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(
             folded.infer({"picture": floats})["y"], itself.infer({"picture": floats})["y"]
         )
+
+
+@pytest.mark.parametrize(
+    ("built", "turned"),
+    [
+        ("unsigned steps", True),
+        ("signed steps", True),
+        ("operators of eight bits", True),
+        ("an open batch", True),
+        ("taken apart before", False),
+        ("transposed before", False),
+        ("quantised twice alike", False),
+        ("its size is looked at", False),
+    ],
+)
+def test_colours_last_where_they_are_convolved(built: str, turned: bool, tmp_path: Path) -> None:
+    """ONNX Runtime gets the colours last where it convolves in eight bits; no node turns them."""
+    cut = find(FOLDABLE[built](tmp_path / "model.onnx"))
+    assert not isinstance(cut, str), cut
+    words, _ = settle(choice_of("onnxruntime"))
+    fit = fitting(cut, words)
+    assert fit is not None
+    assert fit.fold.turned == turned
+    unoptimised = fitting(cut, {**words, "level": "basic"})
+    assert unoptimised is not None
+    assert not unoptimised.fold.turned
+    if turned:
+        graph, files = fit.open()
+        options = session_options(words)
+        options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+        options.add_external_initializers_from_files_in_memory(
+            list(files), list(files.values()), [len(data) for data in files.values()]
+        )
+        ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        import onnx
+
+        kinds = [each.op_type for each in onnx.load(tmp_path / "optimised.onnx").graph.node]
+        assert kinds[0] == "QLinearConv"
 
 
 # --- networks that cannot
@@ -353,7 +395,7 @@ def test_manifest_tells_inputs_apart(tmp_path: Path) -> None:
     assert not isinstance(by_name, str)
     assert by_name == by_others
     assert isinstance(find(network, "info"), str)
-    tensors = {"picture": PIXELS, "info": np.array([[1, 2]], np.float32)}
+    tensors = {"picture": by_name.fold.restore(PIXELS), "info": np.array([[1, 2]], np.float32)}
     for engine in ENGINES:
         found = open_engine(choice_of(engine), network, nothing_open, by_name).infer(tensors)
         np.testing.assert_array_equal(found["said"], tensors["info"])
@@ -457,6 +499,8 @@ FOLDS = {
     "signed": Fold("picture", "int8", 1.0, -128),
     "pixels": Fold("picture", "uint8", 1.0, 0),
     "half a pixel": Fold("picture", "uint8", 0.0078125, 127),
+    "turned": Fold("picture", "uint8", 0.0186, 114, turned=True),
+    "turned and signed": Fold("picture", "int8", 1.0, -128, turned=True),
 }
 
 
@@ -472,11 +516,13 @@ def spec_of(spec: InputSpec, dtype: str = "float32", batch: int = 1) -> TensorSp
 def test_folded_pictures_are_the_quantised_ones(name: str, how: str) -> None:
     """Looking bytes up gives exactly the steps of the floats that there were before."""
     spec, fold = SPECS[name], FOLDS[how]
+    if fold.turned and spec.layout == "nhwc":
+        spec = replace(spec, layout="nchw")
     inputs = (spec_of(spec),)
     floats, place = plan(spec, inputs, "picture")(FRAME)
     steps, same_place = plan(spec, inputs, "picture", fold)(FRAME)
     assert steps["picture"].dtype == fold.dtype
-    np.testing.assert_array_equal(steps["picture"], fold.quantise(floats["picture"]))
+    np.testing.assert_array_equal(steps["picture"], fold.feed(floats)["picture"])
     assert place == same_place
 
 
@@ -636,6 +682,8 @@ def test_form_is_made_of_the_folded_network(made: Made) -> None:
         "dtype": "uint8",
         "scale": float(STEP),
         "zero_point": int(ZERO),
+        # ONNX Runtime convolves with the colours last, OpenVINO with the colours first.
+        "turned": made.choice.engine == "onnxruntime",
     }
     folder = load(made.place)
     itself = unfolded(folder, made.choice.engine)
@@ -675,10 +723,12 @@ def test_start_from_a_form_looks_into_no_network(made: Made) -> None:
     assert done.stdout.strip() == "[] uint8"
 
 
+@pytest.mark.parametrize("made", ["onnxruntime"], indirect=True)
 def test_damaged_form_of_a_folded_network(made: Made, tmp_path: Path) -> None:
-    """Where weights of the form are damaged the model itself takes the same bytes."""
-    if made.choice.engine == "openvino":
-        pytest.skip("its blob is checked before it is loaded: there is no engine to fall back from")
+    """Where weights of the form are damaged the model itself takes the same bytes.
+
+    OpenVINO's are looked at before there is an engine: then the model is loaded in the usual way.
+    """
     folder = load(made.place)
     shutil.copytree(made.form.folder, tmp_path / made.form.key)
     form = read(str(tmp_path / made.form.key))

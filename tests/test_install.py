@@ -11,6 +11,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+import sys
 import zipfile
 from importlib.metadata import PathDistribution
 from pathlib import Path
@@ -18,8 +19,13 @@ from pathlib import Path
 import pytest
 
 from edge_agent.cli.install import RETRY, UNIT, _Kept
+from edge_agent.cli.install_settings import SKELETON, check, take
 from edge_agent.cli.own_wheel import wheel_of
+from edge_agent.config import load
+from edge_agent.errors import UsageError
 from tests.support import CHECKOUT, call_cli
+
+PYTHON = Path(sys.executable)
 
 needs_analyze = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
@@ -151,3 +157,66 @@ def test_what_was_changed_is_put_back(tmp_path: Path) -> None:
     assert not new.exists()
     assert same.stat().st_mtime_ns == before
     assert not kept.put_back()  # nothing to restart the service for
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Give a file of the operator's, and the settings in place with what they name beside them."""
+    monkeypatch.setenv("PYTHONPATH", str(CHECKOUT))
+    etc, home = tmp_path / "etc", tmp_path / "home"
+    for folder in (etc / "tls", home):
+        folder.mkdir(parents=True)
+    (etc / "tls/ca.pem").write_text("a certificate")
+    settings = etc / "config.toml"
+    settings.write_text('device_id = "before"\n')
+    config = home / "mine.toml"
+    config.write_text('[broker]\nurl = "mqtts://b"\nca_file = "tls/ca.pem"\n')
+    return config, settings
+
+
+def test_settings_are_judged_where_they_will_be(places: tuple[Path, Path]) -> None:
+    """Relative paths count from the folder of the service's settings, not from the operator's."""
+    config, settings = places
+    check(config, settings, PYTHON)
+    assert settings.read_text() == 'device_id = "before"\n'
+    take(config, settings, PYTHON)
+    assert settings.read_bytes() == config.read_bytes()
+    assert settings.stat().st_mode & 0o777 == 0o600
+    assert settings.with_suffix(".toml.before").read_text() == 'device_id = "before"\n'
+    assert {path.name for path in settings.parent.iterdir()} == {
+        "config.toml",
+        "config.toml.before",
+        "tls",
+    }
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("nonsense = 1\n", "nonsense: unknown key"),
+        ('[broker]\nurl = "mqtts://b"\nca_file = "none.pem"\n', "broker.ca_file: .*none.pem"),
+        ("device_id =\n", "mine.toml"),
+    ],
+)
+def test_wrong_settings_are_not_taken(places: tuple[Path, Path], wrong: str, says: str) -> None:
+    """One line that names the operator's file; what is in place stays, and nothing else is left."""
+    config, settings = places
+    config.write_text(wrong)
+    with pytest.raises(UsageError, match=says) as problem:
+        take(config, settings, PYTHON)
+    assert str(config) in str(problem.value)
+    assert "\n" not in str(problem.value)
+    assert settings.read_text() == 'device_id = "before"\n'
+    assert {path.name for path in settings.parent.iterdir()} == {"config.toml", "tls"}
+
+
+def test_the_skeleton_is_right(tmp_path: Path) -> None:
+    """What an installation without settings begins with can be loaded, also with its example."""
+    plain, full = tmp_path / "plain.toml", tmp_path / "full.toml"
+    skeleton = SKELETON.replace("/etc/edge-agent/trust.d", str(tmp_path))
+    plain.write_text(skeleton)
+    assert load(plain, {}).pipelines == ()
+    full.write_text(re.sub(r"(?m)^# (?=\[\[|\w+ +=)", "", skeleton))
+    settings = load(full, {})
+    assert (settings.device_id, settings.broker.username) == ("edge-01", "edge-01")
+    assert [pipeline.name for pipeline in settings.pipelines] == ["door"]

@@ -169,6 +169,23 @@ def test_frames_are_split_between_versions(heard: Heard) -> None:
         assert four == {"light@1": 3, "light@2": 1}
 
 
+def test_health_has_figures_of_each_version(heard: Heard) -> None:
+    """Both arms of a split are in health by version: engine, inferred, errors, time."""
+    models = heard.health["models"]
+    for version in ("light@1", "light@2"):
+        says = models[version]
+        assert says["engine"] == "onnxruntime:CPUExecutionProvider"
+        assert says["errors"] == 0
+        assert 0 < says["infer_ms"]["p50"] <= says["infer_ms"]["p99"]
+    everyone = [result for results in heard.results.values() for result in results]
+    second = [r for r in everyone for d in r.get("detections", ()) for r in d.get("then", {})]
+    first = Counter(result["model"] for result in everyone)
+    live = second.count("best") + second.count("wider")
+    looked = Counter({"light@1": second.count("inside"), "light@2": live})
+    assert models["light@2"]["inferred"] == first["light@2"] + looked["light@2"]
+    assert models["light@1"]["inferred"] == first["light@1"] + looked["light@1"]
+
+
 def test_the_highest_version_is_live(heard: Heard) -> None:
     """A model named without a version is its highest one."""
     assert heard.only("highest")["model"] == "light@2"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,15 @@ from hypothesis import strategies as st
 from edge_agent.board import Account, Board, Job, Slot
 from edge_agent.records import Sample
 from edge_agent.shares import LONGEST_WAIT
+from tests.small_models import heavy, plain, write_clip
+from tests.support import (
+    PATIENCE,
+    AgentProcess,
+    Listener,
+    Mosquitto,
+    agent_settings,
+    check_account,
+)
 from tests.test_board import Served, adds_up
 
 NOTHING = np.zeros(1, np.float32)
@@ -217,3 +228,44 @@ def test_nobody_gets_less_than_another_unless_it_asks_for_less(
     for (rate, _), frames in zip(rates, found, strict=True):
         if frames < 0.85 * min(rate * 19.0, 19.0 / cost):
             assert max(found) <= frames * 1.15 + 4, found
+
+
+def test_sixteen_cameras_of_an_agent_that_cannot_keep_up(
+    tmp_path: Path, shared_broker: Mosquitto, listen: Callable[..., Listener]
+) -> None:
+    """Of 400 frames a second the lanes carry a part: nobody is left out, every frame is counted.
+
+    How even it is, is seen in simulated time above: here others may use the processor as they like.
+    """
+    clip = write_clip(tmp_path / "clip.avi", [plain(10 * number) for number in range(25)])
+    heavy(tmp_path / "models" / "slow", rounds=4)
+    pipelines = [
+        {
+            "name": f"p{number}",
+            "source": f"file:{clip}?loop=1",
+            "model": "slow",
+            "deadline_ms": 2000,
+        }
+        for number in range(16)
+    ]
+    listener = listen(shared_broker.port, "edge/crowd/#")
+    agent = AgentProcess(
+        tmp_path, agent_settings("crowd", shared_broker.url, pipelines, models_dirs=["models"])
+    )
+    try:
+
+        def enough(_: object) -> Any:
+            health = listener.last("edge/crowd/health")
+            accounts = list(health["pipelines"].values()) if health else []
+            busy = bool(accounts) and min(account["inferred"] for account in accounts) >= 20
+            return accounts if busy else None
+
+        accounts = listener.wait_for(enough, "20 results of each", 2 * PATIENCE)
+    finally:
+        agent.stop()
+    assert len(accounts) == 16
+    for account in accounts:
+        check_account(account)
+        assert account["dropped"]["error"] == account["dropped"]["rate"] == 0
+    inferred = [account["inferred"] for account in accounts]
+    assert min(inferred) > 0.5 * max(inferred)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 from typing import Any
 
 import pytest
@@ -26,7 +27,15 @@ from tests.model_folders import make_model
 from tests.networks import node, save_onnx
 from tests.small_models import brightness, heavy, plain, write_manifest, write_pictures
 from tests.start_box import Box
-from tests.support import Listener, Mosquitto, agent_settings, run_cli
+from tests.support import (
+    CHECKOUT,
+    Listener,
+    Mosquitto,
+    agent_settings,
+    check_account,
+    run_cli,
+    wait_until,
+)
 
 PROFILE = DeviceProfile(
     description="a test's",
@@ -332,3 +341,29 @@ def test_a_tune_settles_a_quick_start(tmp_path: Path, shared_broker: Mosquitto) 
         start.wait("result", "p", engine="openvino:CPU")
         assert "openvino:CPU takes over: tuned:" in start.words()
         assert start.all_right()
+
+
+def test_a_profile_may_have_the_agent_tune_by_itself(
+    tmp_path: Path, shared_broker: Mosquitto
+) -> None:
+    """With `tune = true` a quick start is tuned behind, once, and no frame goes uncounted."""
+    box = Box(tmp_path, shared_broker)
+    box.root = tmp_path / "program"
+    for name in ("edge_agent", "device_profiles", "models"):
+        copytree(CHECKOUT / name, box.root / name, ignore=ignore_patterns("__pycache__"))
+    profile = box.root / "device_profiles" / "intel-cpu.toml"
+    profile.write_text("tune = true\n" + profile.read_text())
+    box.more |= {"engine": "auto", "profile": "intel-cpu"}
+    box.ready()
+    assert not (box.state / FILE).exists()
+    with box.start() as start:
+        wait_until(lambda: "numbers@1: tuned:" in start.words(), "the tune")
+        assert start.all_right()
+        said = start.wait("health")["pipelines"]
+        check_account(said["p"] if isinstance(said, dict) else said[0])
+    content = (box.state / FILE).read_text()
+    (entry,) = json.loads(content)["models"].values()
+    assert {each["lanes"] for each in entry["ways"]} == {LANES}
+    with box.start() as start:
+        assert start.all_right()
+    assert (box.state / FILE).read_text() == content

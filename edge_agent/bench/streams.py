@@ -141,7 +141,7 @@ def clip_rate(clip: Path) -> float:
     """Give the frames a second that a clip was made for."""
     from ..sources.opencv import load, open_clip
 
-    capture = open_clip(str(clip.resolve()))
+    capture = open_clip(str(clip.resolve()), clip.name)
     rate = float(capture.get(load().CAP_PROP_FPS))
     capture.release()
     if not rate > 0:

@@ -75,7 +75,7 @@ def _endless(clip: str) -> Iterator[Array]:
     from ..sources.opencv import open_clip
 
     while True:
-        capture = open_clip(str(Path(clip).absolute()))
+        capture = open_clip(str(Path(clip).absolute()), clip)
         read, frame = capture.read()
         if not read:
             raise AgentError(f"{clip}: gives no frame")

@@ -43,10 +43,12 @@ def main(options: Options) -> int:
     settings = load_settings(options, needed=True)
     from ..config import find_file
     from ..opening import Engines, library_of, match_profile, open_store
+    from ..sources.hardware import HARDWARE
     from ..tuning import Tuning
     from .profile import tuned
 
     report = _Report()
+    HARDWARE.allowed = settings.decode == "auto"
     report.line("ok", "settings", str(find_file(options.config)))
     match, facts = match_profile(settings)
     report.line("ok", "profile", f"{match.name} ({match.reason}) on {facts}")

@@ -12,8 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from .. import __version__
 from ..bundled import bundled
 from ..errors import AgentError, UsageError
 from . import Options
+from .install_settings import SKELETON, check, take
 from .own_wheel import own_source
 
 UNIT = "edge-agent.service"
@@ -37,38 +37,6 @@ SETTINGS = ETC / "config.toml"
 READY_SECONDS = 90.0
 STEADY_SECONDS = 8.0
 """A version that was ready and dies so soon is not one to leave alone with."""
-
-_SKELETON = """\
-# edge-agent: see the README for every key.
-# After a change: sudo systemctl reload edge-agent
-
-# device_id = "edge-01"            # default: the hostname
-
-[broker]
-url = "mqtt://localhost:1883"
-# username = "edge-01"
-# The password is better in /etc/credstore/broker.password, readable by root only.
-
-[trust]
-keys = ["/etc/edge-agent/trust.d"]  # *.pub files of those who may push models
-
-# [[pipelines]]
-# name   = "door"
-# source = "rtsp://camera/stream"
-# model  = "parts-inspection"
-# rate   = 5
-"""
-# Run by the new environment, which has what checking takes; this one may have nothing.
-_CHECK = """\
-import sys
-from pathlib import Path
-from edge_agent.config import load
-from edge_agent.errors import UsageError
-try:
-    load(Path(sys.argv[1]))
-except UsageError as problem:
-    sys.exit(str(problem))
-"""
 
 
 def main(options: Options) -> int:
@@ -87,8 +55,7 @@ def _install(config: Path | None) -> int:
         raise UsageError(f"--config: {config}: no such file")
     if config is not None and ETC.is_dir() and find_spec("pydantic_settings") is not None:
         # Before minutes are spent; where we run without our dependencies it is seen later.
-        with _laid_out(config) as taken:
-            _check(config, taken, Path(sys.executable))
+        check(config, SETTINGS, Path(sys.executable))
     before = _current()
     kept = _Kept((SETTINGS, UNITS / UNIT, UNITS / RETRY, SYSUSERS))
     place = HOME / f"{__version__}-{time.strftime('%Y%m%d%H%M%S')}"
@@ -162,52 +129,14 @@ def _set_up(config: Path | None, place: Path) -> None:
     for folder in ("trust.d", "device_profiles"):
         (ETC / folder).mkdir(exist_ok=True)
     if config is not None and config.resolve() != SETTINGS:
-        _take_settings(config, place)
+        take(config, SETTINGS, place / "bin" / "python")
     elif not SETTINGS.is_file():
-        SETTINGS.write_text(_SKELETON)
+        SETTINGS.write_text(SKELETON)
     # It may hold a password: for root and the service only.
     shutil.chown(SETTINGS, "root", "edge-agent")
     SETTINGS.chmod(0o640)
     for unit in (UNIT, RETRY):
         shutil.copyfile(source / unit, UNITS / unit)
-
-
-def _take_settings(config: Path, place: Path) -> None:
-    """Put settings in place, if they are right there."""
-    with _laid_out(config) as taken:
-        _check(config, taken, place / "bin" / "python")
-        if SETTINGS.is_file() and SETTINGS.read_bytes() != config.read_bytes():
-            shutil.copyfile(SETTINGS, SETTINGS.with_suffix(".toml.before"))
-            shutil.copymode(SETTINGS, SETTINGS.with_suffix(".toml.before"))
-        taken.replace(SETTINGS)
-
-
-@contextmanager
-def _laid_out(config: Path) -> Iterator[Path]:
-    """Lay settings beside those in place, from where their relative paths will count."""
-    taken = ETC / ".config.toml.new"
-    descriptor = os.open(taken, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(config.read_bytes())
-        yield taken
-    finally:
-        taken.unlink(missing_ok=True)
-
-
-def _check(config: Path, taken: Path, python: Path) -> None:
-    """Check settings as the version of some environment does.
-
-    Raises:
-        UsageError: they are wrong; in the words of that version.
-
-    """
-    done = subprocess.run(
-        [str(python), "-c", _CHECK, str(taken)], check=False, capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        words = done.stderr.strip().splitlines() or ["cannot be checked"]
-        raise UsageError(words[-1].replace(str(taken), str(config)))
 
 
 def _point_to(place: Path) -> None:
@@ -282,6 +211,8 @@ def _remove_service() -> None:
         path.unlink(missing_ok=True)
     if COMMAND.is_symlink():
         COMMAND.unlink()
+    with suppress(OSError):  # somebody else's are there, too
+        SYSUSERS.parent.rmdir()
     _run("systemctl", "daemon-reload")
     subprocess.run(["systemctl", "reset-failed", UNIT], check=False, capture_output=True)
 
@@ -292,7 +223,12 @@ def _uninstall() -> int:
     shutil.rmtree(HOME, ignore_errors=True)
     shutil.rmtree(CACHE, ignore_errors=True)
     print("edge-agent is uninstalled")
-    left = {ETC: "settings, keys", STATE: "models", PASSWORD: "the broker's password"}
+    left = {
+        ETC: "settings, keys",
+        STATE: "models",
+        PASSWORD: "the broker's password",
+        UNITS / f"{UNIT}.d": "changes of yours to the unit",
+    }
     there = {path: what for path, what in left.items() if path.exists()}
     listed = "".join(f"{path} ({what}), " for path, what in there.items())
     print(f"left: {listed}the user edge-agent; to remove them too:")

@@ -165,7 +165,7 @@ def open_network(
     available = ort.get_available_providers()
     fallbacks = [name for name in _HELPERS.get(provider, ()) if name in available]
     providers += [(name, {}) for name in (*fallbacks, _CPU)]
-    cut = None if cut is None or provider != _CPU else fitting(cut)
+    cut = None if cut is None or provider != _CPU else fitting(cut, words)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what it warns of is checked below
@@ -195,7 +195,7 @@ def open_network(
     return OrtEngine(session, inputs, specs(session.get_outputs(), network), fold)
 
 
-def fitting(cut: InputCut) -> InputCut | None:
+def fitting(cut: InputCut, words: Words) -> InputCut | None:
     """Give a cut as ONNX Runtime needs it on this processor, to compute as it did without.
 
     On x86 it has no convolution for signed steps in front of what quantises its result: it takes
@@ -203,7 +203,10 @@ def fitting(cut: InputCut) -> InputCut | None:
     one when the input's quantisation is cut off, so the sign is taken off here.
     """
     signed = cut.fold.dtype == "int8" and cut.back is not None
-    return cut.unsigned() if signed and platform.machine() == "x86_64" else cut
+    fit = cut.unsigned() if signed and platform.machine() == "x86_64" else cut
+    # With all its optimisations it convolves eight bits with the colours last, and so need not turn
+    # the picture around first (rfb320: 0.04 ms of 3.3).
+    return fit.turned() if fit is not None and words["level"] == "all" else fit
 
 
 def _folded_session(cut: InputCut, words: Words) -> ort.InferenceSession | None:

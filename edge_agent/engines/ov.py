@@ -100,7 +100,8 @@ class OvEngine:
             request.start_async()
             request.wait()
             results = {
-                # A copy: the next inference of this request writes to the same memory.
+                # A copy: the next inference of this request writes to the same memory. Arrays of
+                # ours, bound for each call, were no quicker (6 numbers, 106 KB and 1.2 MB).
                 spec.name: np.array(request.get_output_tensor(index).data)
                 for index, spec in enumerate(self.outputs)
             }

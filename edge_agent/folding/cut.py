@@ -11,21 +11,27 @@ from pathlib import Path
 
 from ..forms.skeleton import fields, message, skeleton, varint
 from ..record import record
-from .fold import Fold
+from .fold import FIRST, Fold
 from .graph import (
+    ATTRIBUTE_INTS,
+    ATTRIBUTE_NAME,
+    ATTRIBUTE_TYPE,
     GRAPH_INITIALIZER,
     GRAPH_INPUT,
     GRAPH_NODE,
     GRAPH_VALUE,
     INT8,
     MODEL_GRAPH,
+    NODE_ATTRIBUTE,
     NODE_INPUT,
     NODE_NAME,
     NODE_OP,
     NODE_OUTPUT,
+    OF_INTS,
     TENSOR_ELEMENT,
     TENSOR_NAME,
     TENSOR_RAW,
+    TENSOR_SHAPE,
     TENSOR_TYPE,
     TYPE_TENSOR,
     UINT8,
@@ -48,6 +54,8 @@ class InputCut:
     """Tensors of another type than before, the input among them."""
     back: frozenset[int] | None
     """The nodes that turn the steps into floats again; None: others use them, too."""
+    convolved: bool
+    """Whether a convolution of eight bits on three channels is all that takes the steps."""
     shifted: bool = False
     """Whether steps are 128 more than in the network itself, to be without a sign."""
 
@@ -57,6 +65,10 @@ class InputCut:
             return None
         fold = replace(self.fold, dtype="uint8", zero_point=self.fold.zero_point + 128)
         return replace(self, fold=fold, shifted=True)
+
+    def turned(self) -> InputCut:
+        """Give the same cut for steps with the colours last, where that is of any use."""
+        return replace(self, fold=replace(self.fold, turned=True)) if self.convolved else self
 
     def apply(self, graph: bytes) -> bytes:
         """Change a network's graph, as `skeleton` gives it."""
@@ -88,7 +100,7 @@ class InputCut:
         for number, start, end, begin in fields(data, at, last):
             node += number == GRAPH_NODE
             if number == GRAPH_NODE and node in self.quantisers:
-                parts.append(message(number, _passes_on(*self.quantisers[node])))
+                parts.append(message(number, _moves(*self.quantisers[node], self.fold.turned)))
             elif number == GRAPH_NODE and self.shifted and node in (self.back or ()):
                 parts.append(message(number, _with_zero_point(data[begin:end])))
             elif number == GRAPH_INPUT and _named(data, begin, end) == self.fold.name.encode():
@@ -115,20 +127,31 @@ def _named(data: bytes, at: int, last: int) -> bytes:
 
 def _retyped(value: bytes, fold: Fold) -> bytes:
     """Change the type of an input's numbers."""
+    element = varint(TENSOR_ELEMENT << 3) + varint(INT8 if fold.dtype == "int8" else UINT8)
 
     def changed(data: bytes, path: tuple[int, ...]) -> bytes:
-        parts = []
+        parts: dict[int, list[bytes]] = {}
         for number, start, end, begin in fields(data, 0, len(data)):
-            if number != path[0]:
-                parts.append(data[start:end])
-            elif len(path) > 1:
-                parts.append(message(number, changed(data[begin:end], path[1:])))
-        if len(path) == 1:
-            element = INT8 if fold.dtype == "int8" else UINT8
-            parts.append(varint(path[0] << 3) + varint(element))
-        return b"".join(parts)
+            inner = path and number == path[0]
+            part = message(number, changed(data[begin:end], path[1:])) if inner else data[start:end]
+            parts.setdefault(number, []).append(part)
+        if not path:
+            parts[TENSOR_ELEMENT] = [element]
+            if fold.turned:
+                parts[TENSOR_SHAPE] = [_turned(data, TENSOR_SHAPE)]
+        return b"".join(part for each in parts.values() for part in each)
 
-    return changed(value, (VALUE_TYPE, TYPE_TENSOR, TENSOR_ELEMENT))
+    return changed(value, (VALUE_TYPE, TYPE_TENSOR))
+
+
+def _turned(tensor: bytes, shape: int) -> bytes:
+    """Put the second of four sizes last."""
+    sizes: list[bytes] = []
+    for number, _, end, begin in fields(tensor, 0, len(tensor)):
+        if number == shape:
+            sizes = [tensor[a:b] for _, a, b, _ in fields(tensor, begin, end)]
+    first, second, third, fourth = sizes
+    return message(shape, first + third + fourth + second)
 
 
 def _zero_point(value: int) -> bytes:
@@ -147,14 +170,22 @@ def _with_zero_point(node: bytes) -> bytes:
     return b"".join(parts)
 
 
-def _passes_on(takes: bytes, gives: bytes) -> bytes:
-    """Write the operation that gives what it takes; engines leave it out."""
-    return b"".join(
+def _moves(takes: bytes, gives: bytes, turned: bool) -> bytes:
+    """Write the operation that gives what it takes, or puts the colours before the rows.
+
+    Engines leave the first out; the second, too, where they compute with the colours last.
+    """
+    node = b"".join(
         message(number, text)
         for number, text in (
             (NODE_INPUT, takes),
             (NODE_OUTPUT, gives),
             (NODE_NAME, b"folded/" + gives),
-            (NODE_OP, b"Identity"),
+            (NODE_OP, b"Transpose" if turned else b"Identity"),
         )
     )
+    if not turned:
+        return node
+    axes = b"".join(varint(ATTRIBUTE_INTS << 3) + varint(axis) for axis in FIRST)
+    kind = varint(ATTRIBUTE_TYPE << 3) + varint(OF_INTS)
+    return node + message(NODE_ATTRIBUTE, message(ATTRIBUTE_NAME, b"perm") + axes + kind)

@@ -31,6 +31,8 @@ _MOVERS = frozenset(
 )
 # … and these do not look at them.
 _SIZES = frozenset({"Shape", "Size"})
+# Convolutions do these on the way.
+_CLAMPS = frozenset({"Clip", "Relu"})
 _ATTRIBUTES = frozenset({b"axis", b"saturate", b"output_dtype", b"block_size"})
 
 
@@ -90,7 +92,9 @@ def _find(data: Data, network: Path, tensor: str | None, constants: Container[st
         given.decode(), "int8" if zero.kind == INT8 else "uint8", scale.value, int(zero.value)
     )
     back = None if way.back is None else frozenset(way.back)
-    return InputCut(network, fold, way.quantisers, frozenset(way.passed), back)
+    sizes = graph.sizes(inputs[given])
+    convolved = len(sizes) == 4 and sizes[1] == 3 and way.convolved()
+    return InputCut(network, fold, way.quantisers, frozenset(way.passed), back, convolved)
 
 
 class _Way:
@@ -106,6 +110,7 @@ class _Way:
         self.passed = [given]
         self.quantisers: dict[int, tuple[bytes, bytes]] = {}
         self.back: set[int] | None = set()
+        self._looked_at = False
         self._graph = graph
         steps: set[tuple[Scalar, Scalar]] = set()
         joined: set[bytes] = set()
@@ -125,13 +130,41 @@ class _Way:
                         raise UnfoldableError(f"{node.operator} goes by {name.decode()}")
                     if node.gives[0] not in self.passed:
                         self.passed.append(node.gives[0])
-                elif node.operator not in _SIZES or node.domain not in _ONNX:
+                elif node.operator in _SIZES and node.domain in _ONNX:
+                    self._looked_at = True
+                else:
                     raise UnfoldableError(f"{node.operator} takes {name.decode()} as it is")
         if joined - set(self.passed):
             raise UnfoldableError("other numbers are joined to the input's before they are steps")
         if len(steps) != 1:
             raise UnfoldableError("is quantised in several ways" if steps else "is not quantised")
         (self.step,) = steps
+
+    def convolved(self) -> bool:
+        """Whether the steps are at once convolved, in eight bits, and nothing else is done."""
+        if self._looked_at or len(self.passed) > 1 or len(self.quantisers) != 1:
+            return False
+        ((_, steps),) = self.quantisers.values()
+        users = list(self._graph.users(steps))
+        if self.back:
+            users = [after for user in users for after in self._graph.users(user.gives[0])]
+        return bool(users) and all(self._in_eight_bits(user) for user in users)
+
+    def _in_eight_bits(self, node: Node) -> bool:
+        """Whether a convolution is computed in eight bits: weights and result are quantised."""
+        if node.operator == "QLinearConv":
+            return True
+        if node.operator != "Conv":
+            return False
+        weights = self._graph.maker(node.takes[1])
+        after = list(self._graph.users(node.gives[0]))
+        if len(after) == 1 and after[0].operator in _CLAMPS:
+            after = list(self._graph.users(after[0].gives[0]))
+        return (
+            weights is not None
+            and weights.operator == "DequantizeLinear"
+            and [each.operator for each in after] == ["QuantizeLinear"]
+        )
 
     def _quantiser(self, node: Node, name: bytes) -> tuple[Scalar, Scalar]:
         """Read scale and zero point of a quantisation, and see that it ends there."""

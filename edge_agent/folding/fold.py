@@ -10,6 +10,10 @@ import numpy as np
 from ..record import record
 from ..records import Array, Tensors, TensorSpec
 
+Axes = tuple[int, int, int, int]
+LAST: Axes = (0, 2, 3, 1)
+FIRST: Axes = (0, 3, 1, 2)
+
 
 @record
 class Fold:
@@ -25,6 +29,8 @@ class Fold:
     scale: float
     """Exactly a float32."""
     zero_point: int
+    turned: bool = False
+    """Whether it takes colours last, (n, h, w, c), where the network has them before the rows."""
 
     def quantise(self, values: Array) -> Array:
         """Give the steps of float32 numbers, as the operation that was cut off would.
@@ -34,7 +40,8 @@ class Fold:
 
         """
         limits = np.iinfo(self.dtype)
-        steps = values / np.float32(self.scale)
+        with np.errstate(over="ignore"):  # what goes beyond a float goes beyond the last step, too
+            steps = values / np.float32(self.scale)
         np.rint(steps, out=steps)
         # Before the zero point comes to it: there a sum could not be held any more.
         np.clip(steps, limits.min - self.zero_point, limits.max - self.zero_point, out=steps)
@@ -42,34 +49,49 @@ class Fold:
         return steps.astype(self.dtype)
 
     def restore(self, steps: Array) -> Array:
-        """Give float32 numbers that become these steps: for a network that is not folded."""
+        """Give float32 numbers that become these steps."""
         return (steps.astype(np.float32) - np.float32(self.zero_point)) * np.float32(self.scale)
 
     def specs(self, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
         """Describe what the folded network takes, of what the network itself takes."""
         return tuple(
-            replace(spec, dtype=self.dtype) if spec.name == self.name else spec for spec in inputs
+            replace(spec, dtype=self.dtype, shape=self._turn(spec.shape, LAST))
+            if spec.name == self.name
+            else spec
+            for spec in inputs
         )
 
     def declared(self, taken: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
         """Describe what the network itself takes, of what the folded one takes."""
         return tuple(
-            replace(spec, dtype="float32") if spec.name == self.name else spec for spec in taken
+            replace(spec, dtype="float32", shape=self._turn(spec.shape, FIRST))
+            if spec.name == self.name
+            else spec
+            for spec in taken
         )
+
+    def _turn(self, shape: tuple[int | None, ...], axes: Axes) -> tuple[int | None, ...]:
+        return tuple(shape[axis] for axis in axes) if self.turned else shape
 
     def feed(self, tensors: Tensors) -> Tensors:
         """Give inputs for the folded network: those of the network itself are quantised."""
         given = tensors.get(self.name)
         if given is None or given.dtype != np.float32:
             return tensors
-        return {**tensors, self.name: self.quantise(given)}
+        steps = self.quantise(given)
+        if self.turned and steps.ndim == 4:  # else it does not fit, as whoever takes it will say
+            steps = np.ascontiguousarray(steps.transpose(LAST))
+        return {**tensors, self.name: steps}
 
     def unfold(self, tensors: Tensors) -> Tensors:
         """Give inputs for the network itself, of those of the folded one; they are new arrays."""
         given = tensors.get(self.name)
         if given is None or given.dtype != self.dtype:
             return tensors
-        return {**tensors, self.name: self.restore(given)}
+        floats = self.restore(given)
+        if self.turned:
+            floats = np.ascontiguousarray(floats.transpose(FIRST))
+        return {**tensors, self.name: floats}
 
 
 def note(fold: Fold | None) -> dict[str, Any] | None:
@@ -81,4 +103,5 @@ def note(fold: Fold | None) -> dict[str, Any] | None:
         "dtype": fold.dtype,
         "scale": fold.scale,
         "zero_point": fold.zero_point,
+        "turned": fold.turned,
     }

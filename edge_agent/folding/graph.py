@@ -16,11 +16,15 @@ from ..forms.skeleton import Data, fields, number_at
 MODEL_GRAPH = 7
 GRAPH_NODE, GRAPH_INITIALIZER, GRAPH_INPUT, GRAPH_OUTPUT, GRAPH_VALUE = 1, 5, 11, 12, 13
 NODE_INPUT, NODE_OUTPUT, NODE_NAME, NODE_OP, NODE_ATTRIBUTE, NODE_DOMAIN = 1, 2, 3, 4, 5, 7
-_ATTRIBUTE_NAME, _ATTRIBUTE_INT, _ATTRIBUTE_TENSOR = 1, 3, 5
+ATTRIBUTE_NAME, ATTRIBUTE_INTS, ATTRIBUTE_TYPE = 1, 8, 20
+_ATTRIBUTE_INT, _ATTRIBUTE_TENSOR = 3, 5
 _ATTRIBUTE_GRAPHS = (6, 11)
 TENSOR_TYPE, TENSOR_NAME, TENSOR_RAW = 2, 8, 9
 _DIMS, _FLOATS, _INTS = 1, 4, 5
-VALUE_NAME, VALUE_TYPE, TYPE_TENSOR, TENSOR_ELEMENT = 1, 2, 1, 1
+VALUE_NAME, VALUE_TYPE, TYPE_TENSOR, TENSOR_ELEMENT, TENSOR_SHAPE = 1, 2, 1, 1, 2
+_SHAPE_SIZE, _SIZE_NUMBER = 1, 1
+OF_INTS = 7
+"""The type of an attribute that is a list of whole numbers."""
 FLOAT, UINT8, INT8 = 1, 2, 3
 
 _SMALL = 1024
@@ -140,6 +144,25 @@ class Graph:
                 return number_at(self._data, first)[0]
         return 0
 
+    def sizes(self, value: Place) -> tuple[int, ...]:
+        """Give the sizes of an input; 0 where it leaves one open, none where it says nothing."""
+        place = self._within(self._within(value, VALUE_TYPE), TYPE_TENSOR)
+        found = []
+        for field, size in self._parts(*self._within(place, TENSOR_SHAPE)):
+            if field == _SHAPE_SIZE:
+                begin, end = self._within(size, _SIZE_NUMBER)
+                found.append(number_at(self._data, begin)[0] if begin < end else 0)
+        return tuple(found)
+
+    def maker(self, name: bytes) -> Node | None:
+        """Give the operation that makes a tensor."""
+        for number, place in enumerate(self._nodes):
+            if self._data.find(name, *place) >= 0:
+                node = self._node(number)
+                if name in node.gives:
+                    return node
+        return None
+
     def _within_takes(self, name: bytes, attributes: Iterable[Place]) -> bool:
         """Whether anything within a branch or loop takes a tensor."""
         for attribute in attributes:
@@ -171,7 +194,7 @@ class Graph:
             elif field == NODE_DOMAIN:
                 domain = _text(self._data[begin:end])
             elif field == NODE_ATTRIBUTE:
-                attributes[self._name((begin, end), _ATTRIBUTE_NAME)] = (begin, end)
+                attributes[self._name((begin, end), ATTRIBUTE_NAME)] = (begin, end)
         return Node(number, operator, domain, tuple(takes), tuple(gives), attributes)
 
     def _one_number(self, place: Place, name: bytes) -> Scalar:

@@ -99,6 +99,7 @@ def make_onnx(
     fold = _fold(
         outside,
         cut_for(model, kind),
+        words,
         trial,
         lambda: outside.session(words, folder, {} if roomy else _BARE),
         (inputs, outputs),
@@ -141,6 +142,7 @@ def make_onnx(
 def _fold(
     outside: Outside,
     cut: InputCut | None,
+    words: Words,
     trial: Trial,
     load: Callable[[], Any],
     ends: tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]],
@@ -150,12 +152,13 @@ def _fold(
     Args:
         outside: the network; changed, or as it was.
         cut: what may be cut off.
+        words: options of sessions.
         trial: has the network's own numbers.
         load: makes a session of what is in *outside*.
         ends: inputs and outputs of the network itself.
 
     """
-    cut = None if cut is None else fitting(cut)
+    cut = None if cut is None else fitting(cut, words)
     if cut is None:
         return None
     itself, outside.model = outside.model, outside.folded(cut)

@@ -7,7 +7,7 @@ takes 0.136 ms, planes in the network's order 0.017 ms, and looking up bytes 0.0
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -179,6 +179,8 @@ def picture_plan(
     if fold is not None and fold.name == tensor.name:
         values = fold.quantise(values)
         (tensor,) = fold.specs((tensor,))
+        if fold.turned:
+            spec, shape = replace(spec, layout="nhwc"), (1, height, width, channels)
     return PicturePlan(
         spec,
         tensor,

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from ..errors import SampleError, SourceError
 from ..records import Reading
+from .hardware import HARDWARE
 from .opencv import check_size, open_camera, open_device
 from .spec import Kind, SourceSpec
 
@@ -32,6 +33,8 @@ class Camera:
     def __init__(self, name: str, capture: Any, closing: threading.Event) -> None:
         """Take over an opened cv2.VideoCapture; *name* is what errors call it."""
         self._name = name
+        self._shown = False
+        """Whether a picture has come."""
         self._capture = capture
         self._closing = closing
         self._time_ns, self._since = 0, 0.0
@@ -41,6 +44,8 @@ class Camera:
         if self._closing.is_set():
             return False
         if not self._capture.grab():
+            if HARDWARE.doubt(self._name):
+                raise SourceError(f"{self._name}: is opened again, to decode in software")
             raise SourceError(
                 f"{self._name}: the camera stopped sending pictures "
                 "(connection closed, device unplugged, or silent for too long)"
@@ -52,7 +57,12 @@ class Camera:
         """Convert the picture that was grabbed."""
         good, picture = self._capture.retrieve()
         if not good or picture is None or picture.ndim != 3:
+            if HARDWARE.doubt(self._name):
+                raise SourceError(f"{self._name}: is opened again, to decode in software")
             raise SampleError(f"{self._name}: a picture could not be converted to BGR")
+        if not self._shown:
+            self._shown = True
+            HARDWARE.works(self._name)
         return Reading(picture, self._time_ns, self._since)
 
     def close(self) -> None:
@@ -69,7 +79,7 @@ def open_source(spec: SourceSpec, closing: threading.Event) -> Camera:
     """
     if spec.path is not None:
         return _open_device(spec, spec.path, closing)
-    capture = open_camera(spec.text, TIMEOUT_MS)
+    capture = open_camera(spec.text, spec.redacted, TIMEOUT_MS)
     if not capture.isOpened():
         capture.release()
         raise SourceError(f"{spec.redacted}: {_why_closed(spec.text)}")

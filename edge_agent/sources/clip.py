@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import SampleError, SourceError
 from ..records import Reading
+from .hardware import HARDWARE
 from .opencv import check_size, load, open_clip
 from .pace import wait_until
 from .spec import Kind, SourceSpec
@@ -31,6 +32,9 @@ class Clip:
         """Open the file and read its first frame, so that what cannot be played is known now."""
         self.lossless = spec.lossless
         self._spec = spec
+        self._name = spec.redacted
+        self._shown = False
+        """Whether a picture has come."""
         self._closing = closing
         self._cv2 = load()
         self._capture: Any = None
@@ -60,7 +64,12 @@ class Clip:
         """Convert the frame that was grabbed."""
         good, picture = self._capture.retrieve()
         if not good or picture is None or picture.ndim != 3:
+            if HARDWARE.doubt(self._name):
+                raise SourceError(f"{self._name}: is opened again, to decode in software")
             raise SampleError(f"{self._spec.redacted}: frame {self._count} cannot be decoded")
+        if not self._shown:
+            self._shown = True
+            HARDWARE.works(self._name)
         return Reading(picture, self._time_ns, self._since)
 
     def close(self) -> None:
@@ -69,12 +78,12 @@ class Clip:
 
     def _rewind(self) -> None:
         """Open the file at its start: seeking back is not exact in every container."""
-        path, name = self._spec.local, self._spec.redacted
+        path, name = self._spec.local, self._name
         _check_readable(self._spec)
         if self._capture is not None:
             self._capture.release()
         # Absolute, so that no name can be taken for a URL.
-        self._capture = open_clip(str(path.absolute()))
+        self._capture = open_clip(str(path.absolute()), name)
         if not self._capture.isOpened():
             raise SourceError(
                 f"{name}: is not a video that can be played (damaged, cut short, or of an "
@@ -83,6 +92,9 @@ class Clip:
         check_size(self._capture, name)
         if not self._capture.grab():
             self._capture.release()
+            if HARDWARE.doubt(name):
+                self._rewind()
+                return
             raise SourceError(f"{name}: holds no frame that can be decoded")
         rate = self._capture.get(self._cv2.CAP_PROP_FPS)
         self._period = 1.0 / (rate if math.isfinite(rate) and 0.01 < rate <= 1000 else USUAL_RATE)

@@ -13,9 +13,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import SourceError
+from ..machine import usable_cpus
+from .hardware import HARDWARE
 
 MAX_PIXELS = 64 * 2**20
 """Of a picture; 100 kB of PNG can hold a gigapixel of nothing, which is 3 GB to decode."""
+FEW_CORES = 4
+"""With fewer, a stream is decoded by one thread."""
 _OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 # Cameras: TCP, because lost UDP packets smear pictures; little probing (microseconds), because the
 # default takes in seconds of stream before the first picture (measured over RTSP: 2.0 s, so 0.5 s).
@@ -76,11 +80,15 @@ def _clip_options() -> Iterator[None]:
             os.environ[_OPTIONS] = _CAMERA
 
 
-def open_clip(path: str) -> Any:
+def open_clip(path: str, name: str) -> Any:
     """Open a video file; gives a cv2.VideoCapture that may not be opened."""
     cv2 = load()
+    parameters: list[int] = []
+    if usable_cpus() < FEW_CORES:
+        # Each further thread costs: on two busy cores a sixth more processor time for a frame.
+        parameters = [cv2.CAP_PROP_N_THREADS, 1]
     with _clip_options():
-        return cv2.VideoCapture(path, cv2.CAP_FFMPEG)
+        return HARDWARE.capture(cv2, path, name, parameters)
 
 
 def check_size(capture: Any, name: str) -> None:
@@ -101,18 +109,18 @@ def check_size(capture: Any, name: str) -> None:
         )
 
 
-def open_camera(url: str, timeout_ms: int) -> Any:
+def open_camera(url: str, name: str, timeout_ms: int) -> Any:
     """Open a network stream; gives a cv2.VideoCapture that may not be opened."""
     cv2 = load()
     # FFmpeg decodes one frame later for each thread beyond the first. Two keep up with large
     # pictures where there are cores to spare.
-    threads = 2 if (os.cpu_count() or 1) >= 4 else 1
+    threads = 2 if usable_cpus() >= FEW_CORES else 1
     parameters: Sequence[int] = (
         cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, timeout_ms,
         cv2.CAP_PROP_READ_TIMEOUT_MSEC, timeout_ms,
         cv2.CAP_PROP_N_THREADS, threads,
     )  # fmt: skip
-    return cv2.VideoCapture(url, cv2.CAP_FFMPEG, parameters)
+    return HARDWARE.capture(cv2, url, name, parameters)
 
 
 def open_device(path: str) -> Any:
