@@ -174,7 +174,8 @@ class Board(Generic[W]):
                 continue
             slot.taken()
             model.users += 1
-            charged = self._shares.went(slot.share, waiting, now)
+            charged = (slot.cost or model.cost).seconds
+            self._shares.went(slot.share, waiting, now, charged)
             sample = slot.queue.popleft()
             slot._taken += 1  # noqa: SLF001
             if slot.lossless:
@@ -221,7 +222,9 @@ class Board(Generic[W]):
         slot = job.slot
         with self._lock:
             took = (self._clock() - job.began) / job.fellows
-            self._shares.took(slot.share, job.charged, took)
+            (slot.cost or job.model.cost).learn(took)
+            if slot.cost is not None:
+                slot.share.spent += took - job.charged
             job.model.users -= 1
             slot.account.waiting -= 1
             if deliver is None:

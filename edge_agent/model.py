@@ -24,6 +24,7 @@ from .manifest import MANIFEST, ModelFolder
 from .preprocess import Placement, Plan, fixed_shapes, plan
 from .record import record
 from .records import Array, Detections, Findings, Outcome, Request, Sample, Tensors, Timing
+from .shares import Cost
 from .sources import Kind
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,8 @@ class Model:
         """Likewise of its latest, or when it was loaded."""
         self.batch: Together | None = None
         """Takes several samples at a time; None: they go one by one."""
+        self.cost = Cost()
+        """What a frame of it takes of a lane; the board learns."""
         self.together = 1
         """How many frames of whatever pipelines go through it together, at most."""
         self._prepare = prepare

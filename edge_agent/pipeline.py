@@ -18,6 +18,7 @@ from .records import Detections, Findings, Outcome, Request, Sample
 from .serving import Serving
 from .settings import Pipeline as PipelineSettings
 from .settings import SecondStage
+from .shares import Cost
 from .sources import SourceSpec
 
 __all__ = ["Identity", "Pipeline"]
@@ -72,6 +73,7 @@ class Pipeline:
             priority=settings.priority,
             deadline=settings.deadline_ms / 1e3,
         )
+        self.slot.cost = Cost() if seconds else None
         self.slot.pick = self._pick
         self.slot.taken = self._taken
         self.slot.work = self.process

@@ -6,7 +6,9 @@ has spent least. Among them the oldest goes. So cameras that the device can carr
 order of capture, and where there is more to do than it can carry each gets the same lane time,
 whatever its rate and however slow its model; what one does not need is shared by the others.
 
-Pure: it is told the time.
+What a frame takes is learned of all frames of its model, so that pipelines of one model get the
+same number of frames, whoever was held up by other programs. Only where second stages make frames
+of one pipeline differ does each count for what it took. Pure: it is told the time.
 """
 
 from __future__ import annotations
@@ -18,22 +20,40 @@ LEAD = 0.02
 """Seconds of lane time that one may be ahead of another, for the sake of the oldest."""
 LONGEST_WAIT = 1.0
 """Seconds after which those of a lower priority get one frame in, whatever waits above them."""
-_MEMORY = 0.2
+_MEMORY = 0.1
 """How much the latest frame counts in what a frame usually takes."""
+_FIRST = 8
+"""So many frames at first are slower than those to come: the quickest of them counts."""
+
+
+class Cost:
+    """What a frame usually takes of a lane."""
+
+    __slots__ = ("_seen", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._seen = 0
+
+    def learn(self, seconds: float) -> None:
+        """Take one more frame into account; being held up once must not count for many."""
+        self._seen += 1
+        if self._seen <= _FIRST:
+            self.seconds = min(self.seconds or seconds, seconds)
+        else:
+            self.seconds += _MEMORY * (min(seconds, 2 * self.seconds) - self.seconds)
 
 
 class Share:
     """What a pipeline has had of the lanes."""
 
-    __slots__ = ("priority", "spent", "usual")
+    __slots__ = ("priority", "spent")
 
     def __init__(self, priority: int = 0) -> None:
         self.priority = priority
         """Those of the highest go first."""
         self.spent = 0.0
         """Lane time in seconds, from where the others were when it came."""
-        self.usual = 0.0
-        """What a frame of it takes."""
 
 
 class Queued(Protocol):
@@ -82,13 +102,14 @@ class Shares:
             return longest
         return max(priorities)
 
-    def went(self, share: Share, waiting: Iterable[Q], now: float) -> float:
-        """Note that one is served; gives the lane time it is charged, until it is known.
+    def went(self, share: Share, waiting: Iterable[Q], now: float, seconds: float) -> None:
+        """Note that one is served.
 
         Args:
             share: whose.
             waiting: all that had something waiting, itself included.
             now: monotonic seconds.
+            seconds: of lane time that it is charged.
 
         """
         least = share.spent
@@ -100,11 +121,4 @@ class Shares:
                 others.add(one.share.priority)
         self._floor[share.priority] = max(self._floor.get(share.priority, 0.0), least)
         self._passed_over = {other: self._passed_over.get(other, now) for other in others}
-        share.spent += share.usual
-        return share.usual
-
-    @staticmethod
-    def took(share: Share, charged: float, seconds: float) -> None:
-        """Correct what was charged for a frame, now that it is known what it took."""
-        share.spent += seconds - charged
-        share.usual += _MEMORY * (seconds - share.usual) if share.usual else seconds
+        share.spent += seconds

@@ -10,7 +10,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from .errors import AgentError
 from .records import Outcome, Request, Sample
-from .shares import Share
+from .shares import Cost, Share
 
 Reason = Literal["superseded", "rate", "deadline", "still", "partial", "error"]
 REASONS: tuple[Reason, ...] = ("superseded", "rate", "deadline", "still", "partial", "error")
@@ -22,6 +22,8 @@ class Counted(Protocol):
     users: int
     together: int
     """How many frames, of whatever pipelines, may go through it at a time; 1: each by itself."""
+    cost: Cost
+    """What a frame of it takes of a lane."""
 
 
 W = TypeVar("W", bound=Counted)
@@ -48,6 +50,9 @@ class Slot(Generic[W]):
         self.room = room
         self.lossless = lossless
         self.share = Share(priority)
+        self.cost: Cost | None = None
+        """What its frames take, where that is not what its model's take; then each counts for what
+        it took itself."""
         self.deadline = deadline
         """Seconds; 0: none."""
         self.account = Account()

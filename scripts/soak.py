@@ -13,8 +13,8 @@ The agent is the whole daemon, in a process of its own. Its memory (resident), t
 descriptors are read from outside. Prints one JSON object; ends with 1 if the agent died or wrote a
 traceback, if its memory grew by more than 5 % from the beginning to the end, if a thread or a
 descriptor more was there at the end, if an account does not add up, or a push did not go live. The
-beginning is what is after a tenth of the run (at least three rounds): until then libraries, pools
-and buffers fill up.
+end is the last third of the run, the beginning the third before that: in the first one libraries,
+pools and the C library's arenas fill up. What leaks, leaks in the other two as well.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ class Body:
     rss_mb: list[float] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
+    kinds: list[Counter[str]] = field(default_factory=list)
+    """What the descriptors are, for a reading in which there are too many."""
     at: list[float] = field(default_factory=list)
     """Seconds from the beginning."""
     wrong: list[str] = field(default_factory=list)
@@ -97,22 +99,25 @@ class Body:
             self.rss_mb.append(self._process.memory_info().rss / 2**20)
             self.threads.append(self._process.num_threads())
             self.descriptors.append(self._process.num_fds())
+        self.kinds.append(_kinds(self.agent.process.pid))
         self.at.append(time.monotonic() - self._began)
 
     def judge(self) -> dict[str, Any]:
-        """Compare the end with the beginning; each is a sixth of what was read, or three."""
-        count = len(self.at)
-        skip = min(max(3, count // 10), count // 3)
-        part = min(max(3, count // 6), (count - skip) // 2)
+        """Compare the last third of what was read with the one before."""
+        skip = part = len(self.at) // 3
         early, late = slice(skip, skip + part), slice(-part, None)
         before, after = (statistics.median(self.rss_mb[each]) for each in (early, late))
         more = {
-            name: max(values[late]) - max(values[early])
+            # The fewest: a trial, or a connection that is being opened, has its own for a while;
+            # what is left over is always there.
+            name: min(values[late]) - min(values[early])
             for name, values in (("threads", self.threads), ("descriptors", self.descriptors))
         }
         if after > GROWTH * before:
             self.wrong.append(f"memory grew from {before:.1f} to {after:.1f} MB")
         self.wrong += [f"{count} {name} more" for name, count in more.items() if count > 0]
+        if more["descriptors"] > 0:
+            self.wrong.append(f"descriptors: {dict(self.kinds[skip])}, then {dict(self.kinds[-1])}")
         if "Traceback" in self.agent.words():
             self.wrong.append("a traceback in its log")
         hours = [at / 3600 for at in self.at[skip:]]
@@ -128,6 +133,18 @@ class Body:
             "threads": self.threads[-1],
             "descriptors": self.descriptors[-1],
         }
+
+
+def _kinds(pid: int) -> Counter[str]:
+    """Count what a process has open: files by name, sockets and the like by kind."""
+    found: Counter[str] = Counter()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = str(path.readlink())
+        except OSError:
+            continue  # closed meanwhile
+        found[target.split(":[", maxsplit=1)[0].rpartition("/")[2]] += 1
+    return found
 
 
 @dataclass

@@ -28,8 +28,8 @@ LAYERS: Mapping[str, str] = {
         "control says planning preparing scrub steady batcher demoting thrift"
     ),
     "work: what goes on in a running agent": (
-        "frames pipeline capture cascade health throughput serving opening deploy orders overrides quick "
-        "tuning tuner contest"
+        "frames pipeline capture cascade health throughput serving opening deploy orders overrides "
+        "quick tuning tuner contest"
     ),
     "models: opened, kept, packed, looked into": (
         "model batching golden store packages networks added forms understudy"
@@ -57,8 +57,9 @@ HOMES: Mapping[str, str] = {
     "openvino": "engines.ov engines.ovcut engines.ovform engines.probe bench.start_script "
     "bench.handmade",
     "onnxruntime": (
-        "deploy.arriving.stages engines.ort engines.formed engines.streaming engines.probe forms "
-        "bench.plain bench.handmade bench.start_script bench.readying bench.truth bench.generated"
+        "deploy.arriving.stages engines.ort engines.ortcut engines.formed engines.streaming "
+        "engines.probe forms bench.plain bench.handmade bench.start_script bench.readying "
+        "bench.truth bench.generated"
     ),
     "onnx": (
         "networks.modelfile networks.protowire forms "

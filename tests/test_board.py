@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from edge_agent.board import REASONS, Account, Board, Job, Slot
 from edge_agent.records import Sample
+from edge_agent.shares import Cost
 from tests.support import PATIENCE
 
 NOTHING = np.zeros(1, np.float32)
@@ -28,6 +29,7 @@ class Served:
     name: str = "m"
     users: int = 0
     together: int = 1
+    cost: Cost = field(default_factory=Cost)
 
 
 @dataclass

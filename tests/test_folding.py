@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from edge_agent.deploy.judge import judge
 from edge_agent.engines import EngineChoice, EngineName, open_engine
-from edge_agent.engines.ort import fitting, settle
+from edge_agent.engines.ort import settle
+from edge_agent.engines.ortcut import fitting
 from edge_agent.folding.find import cut_for, find
 from edge_agent.folding.fold import Fold
 from edge_agent.forms.form import WEIGHTS, Form, read
@@ -32,6 +33,9 @@ from edge_agent.model import Model, assemble, open_model
 from edge_agent.preprocess import fixed_shapes, plan
 from edge_agent.quick import QuickEngine, quick_model
 from edge_agent.records import Detections, RawTensors, Sample, TensorSpec
+from edge_agent.serving import Serving
+from edge_agent.settings import Arm
+from edge_agent.steady import _Role
 from edge_agent.store.store import Store
 from tests.form_models import damage, table_of
 from tests.networks import node, save_onnx
@@ -627,6 +631,27 @@ def test_model_is_folded_and_finds_the_same(engine: EngineName, tmp_path: Path) 
     assert floats["picture"].dtype == np.float32
     np.testing.assert_array_equal(itself.raw(floats)["y"], folded.raw(floats)["y"])
     np.testing.assert_array_equal(folded.ready(floats)["picture"], folded.last["picture"])
+
+
+def test_understudy_gets_inputs_of_the_network_itself(tmp_path: Path) -> None:
+    """What a folded model was given goes to another engine as any engine takes it, once a frame."""
+    folder = load(model(tmp_path / "small"))
+    folded, _ = open_model(folder, [choice_of("onnxruntime")], "picture")
+    serving = Serving(Arm("small", None, 1), "picture", folded)
+    servings: Any = None  # is not asked
+    role = _Role(serving, servings)
+    assert role.live() is None
+    expected = tensors_of(folded.infer(sample(FRAME)).findings)
+    found = role.live()
+    assert found is not None
+    assert found[0] is folded
+    assert found[1]["picture"].dtype == np.float32
+    assert found[1]["picture"].shape == (1, 3, SIZE, SIZE)
+    again = role.live()
+    assert again is not None
+    assert again[1] is found[1]
+    other = unfolded(folder, "onnxruntime")
+    np.testing.assert_array_equal(other.raw(found[1])["y"], expected["y"])
 
 
 def save_golden(place: Path, given: NDArray[Any], results: NDArray[Any]) -> None:

@@ -180,7 +180,7 @@ JUNK = st.one_of(
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_damage_never_disturbs(tmp_path: Path, model: Path, data: st.DataObject) -> None:

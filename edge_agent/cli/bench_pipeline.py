@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..bundled import bundled
-from ..errors import UsageError
+from ..errors import AgentError, UsageError
 from . import Options, load_settings
 
 if TYPE_CHECKING:
     from ..bench.pipefigures import Report
+    from ..manifest import ModelFolder
     from ..sources import Kind
+    from ..tuning import Way
 
 MOST_PIPELINES = 256
 
@@ -70,6 +72,7 @@ def _tune(models: list[Path], options: Options) -> int:
     engines = Engines(match.profile, facts, settings.engine, open_store(settings))
     usual = engines.lanes
     _say(f"tunes are kept in {settings.state}; the agent uses them from its next start on")
+    measured: list[tuple[ModelFolder, list[Way]]] = []
     for model in models:
         folder = load(model)
         if engines.exceeds_budget(folder):
@@ -77,10 +80,17 @@ def _tune(models: list[Path], options: Options) -> int:
                 f"{model}: is larger than memory_budget_mb, and is run in one way only"
             )
         kind: Kind = "signal" if folder.manifest.input.is_signal else "picture"
-        ways = tune_model(engines, folder, kind)
-        assert engines.tuning is not None  # noqa: S101 - it has a store
-        lanes = engines.tuning.lanes(usual)
-        best = engines.tuning.best(folder.path, lanes, engines.lineup.choices)
+        _say(f"{folder.manifest.id}: is being measured")
+        try:
+            measured.append((folder, tune_model(engines, folder, kind)))
+        except OSError as problem:
+            raise AgentError(f"{settings.state}: cannot be written: {problem.strerror}") from None
+    tuning = engines.tuning
+    assert tuning is not None  # noqa: S101 - the engines have a store
+    # Known only now: lanes are those that suit all models.
+    lanes = tuning.lanes(usual)
+    for folder, ways in measured:
+        best = tuning.best(folder.path, lanes, engines.lineup.choices)
         if options.json:
             figures = {
                 "model": folder.manifest.id,

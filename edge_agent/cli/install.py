@@ -72,8 +72,9 @@ def _install(config: Path | None) -> int:
     except BaseException:
         _undo(place, before, kept)
         raise
-    for old in _old_places(place, before):
-        shutil.rmtree(old, ignore_errors=True)
+    for old in _environments():
+        if old.resolve() not in {place.resolve(), before}:
+            shutil.rmtree(old, ignore_errors=True)
     print(f"edge-agent {__version__} is installed and {_state('ActiveState')}")
     print(f"settings  {SETTINGS}; after a change: systemctl reload edge-agent")
     print("results   edge-agent tail      log  journalctl -u edge-agent -f")
@@ -194,12 +195,14 @@ def _current() -> Path | None:
     return link.resolve() if link.is_symlink() else None
 
 
-def _old_places(place: Path, before: Path | None) -> list[Path]:
-    stay = {place.resolve(), before.resolve() if before is not None else place.resolve()}
+def _environments() -> list[Path]:
+    """List the installations there are; what else lies beside them is somebody else's."""
+    if not HOME.is_dir():
+        return []
     return [
         found
         for found in HOME.iterdir()
-        if found.is_dir() and not found.is_symlink() and found.resolve() not in stay
+        if not found.is_symlink() and (found / "pyvenv.cfg").is_file()
     ]
 
 
@@ -220,7 +223,10 @@ def _remove_service() -> None:
 def _uninstall() -> int:
     """Remove all but what took work to make: settings, keys, models."""
     _remove_service()
-    shutil.rmtree(HOME, ignore_errors=True)
+    for place in _environments():
+        shutil.rmtree(place, ignore_errors=True)
+    with suppress(OSError):  # it is not there, or there is something of yours
+        HOME.rmdir()
     shutil.rmtree(CACHE, ignore_errors=True)
     print("edge-agent is uninstalled")
     left = {
@@ -228,6 +234,7 @@ def _uninstall() -> int:
         STATE: "models",
         PASSWORD: "the broker's password",
         UNITS / f"{UNIT}.d": "changes of yours to the unit",
+        HOME: "what you have put there",
     }
     there = {path: what for path, what in left.items() if path.exists()}
     listed = "".join(f"{path} ({what}), " for path, what in there.items())

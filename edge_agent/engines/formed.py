@@ -85,7 +85,13 @@ class FormEngine:
         if begun is None:
             raise EngineError(f"{self.label}: the network has been closed")
         try:
-            results = run(tensors)
+            try:
+                results = run(tensors)
+            except FormError:
+                if self._run is run:
+                    raise
+                # Exchanged before it had come to the last stage.
+                results = self._run(tensors)
         except EngineError:
             raise
         except Exception as problem:  # its exceptions have no common class but this one

@@ -6,8 +6,6 @@ bring code.
 
 from __future__ import annotations
 
-import logging
-import platform
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,12 +20,11 @@ from ..forms.options import FATAL_ONLY, Words, session_options
 from ..machine import usable_cpus
 from ..records import Array, Tensors, TensorSpec
 from . import EngineChoice, FixShapes, check_inputs, native_reason, settle_shapes
+from .ortcut import fitting, folded_session
 
 if TYPE_CHECKING:
     from ..folding.cut import InputCut
     from ..folding.fold import Fold
-
-log = logging.getLogger(__name__)
 
 # Problems come as exceptions; on stderr they would be said twice, and a network whose initializers
 # are also inputs warns once for each of its hundreds of weights.
@@ -169,7 +166,7 @@ def open_network(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what it warns of is checked below
-            session = None if cut is None else _folded_session(cut, words)
+            session = None if cut is None else folded_session(cut, words)
             fold = None if cut is None or session is None else cut.fold
             if session is None:
                 # By path: from bytes it would hold the GIL while it parses.
@@ -193,38 +190,6 @@ def open_network(
     declared = found if fold is None else fold.declared(found)
     inputs = settle_shapes(declared, fix_shapes, network)
     return OrtEngine(session, inputs, specs(session.get_outputs(), network), fold)
-
-
-def fitting(cut: InputCut, words: Words) -> InputCut | None:
-    """Give a cut as ONNX Runtime needs it on this processor, to compute as it did without.
-
-    On x86 it has no convolution for signed steps in front of what quantises its result: it takes
-    the sign off both, if it finds both (`QDQS8ToU8Transformer`; 1.31). Of the first it finds only
-    one when the input's quantisation is cut off, so the sign is taken off here.
-    """
-    signed = cut.fold.dtype == "int8" and cut.back is not None
-    fit = cut.unsigned() if signed and platform.machine() == "x86_64" else cut
-    # With all its optimisations it convolves eight bits with the colours last, and so need not turn
-    # the picture around first (rfb320: 0.04 ms of 3.3).
-    return fit.turned() if fit is not None and words["level"] == "all" else fit
-
-
-def _folded_session(cut: InputCut, words: Words) -> ort.InferenceSession | None:
-    """Load a network on the CPU, with the quantisation of its input cut off.
-
-    None where that fails: either the network itself fails, too, or it runs as it is.
-    """
-    try:
-        # From bytes, but few: the weights are read from the network's own files, without the GIL.
-        graph, files = cut.open()
-        options = session_options(words)
-        options.add_external_initializers_from_files_in_memory(
-            list(files), list(files.values()), [len(data) for data in files.values()]
-        )
-        return ort.InferenceSession(graph, options, providers=[_CPU])
-    except Exception as problem:  # noqa: BLE001 - its exceptions have no common class but this one
-        log.debug("%s: not folded: %s", cut.network, native_reason(problem, cut.network))
-        return None
 
 
 def _provider(device: str) -> str:

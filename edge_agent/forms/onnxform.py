@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from xxhash import xxh3_64_hexdigest
 
 from ..engines import EngineChoice, settle_shapes
-from ..engines.ort import OrtEngine, fitting, settle, specs
+from ..engines.ort import OrtEngine, settle, specs
+from ..engines.ortcut import fitting
 from ..errors import EngineError
 from ..folding.cut import InputCut
 from ..folding.find import cut_for
