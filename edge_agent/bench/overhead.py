@@ -22,6 +22,8 @@ from ..records import Array, Detections, Outcome, Sample, Timing
 from ..serving import Serving
 from ..settings import Arm, Broker
 from ..settings import Pipeline as PipelineSettings
+from ..shares import Cost
+from ..slots import Counted
 from ..sources import parse_source
 from ..start.clock import Clock
 
@@ -37,6 +39,8 @@ class _Nothing:
 
     def __init__(self, found: Detections) -> None:
         self.users = 0
+        self.together = 1
+        self.cost = Cost()
         self._outcome = Outcome("bench@1", "none", found, Timing(0.0, 0.0, 0.0))
 
     def infer(self, _sample: Sample, **_options: Any) -> Outcome:
@@ -63,7 +67,8 @@ def overhead(loopback: Loopback) -> float:
         inbox=SimpleQueue(),
     )
     serving = Serving(Arm("bench", None, 1), "picture")
-    model: Any = _Nothing(found)
+    counted: Counted = _Nothing(found)  # what the board asks of a model, as the types see it
+    model: Any = counted
     serving.model = model
     pipeline = Pipeline(
         PipelineSettings(name="bench", source="dir:none", model="bench"),
