@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ from .crashes import Crashes
 from .durable import may_be_written, size_of
 from .engines import EngineChoice, EngineName
 from .engines.probe import probe
-from .errors import BarredError, EngineError, ModelError, UsageError
+from .errors import AgentError, BarredError, EngineError, ModelError, UsageError
 from .facts import Facts, read_facts
 from .flight import place
 from .forms.prepare import find, prepare
@@ -21,12 +22,15 @@ from .manifest import ModelFolder
 from .model import Model, engine_order, open_model
 from .networks.modelfile import check_network
 from .profile import DeviceProfile, Lineup, Match, choose, default_dirs, lineup, load_profiles
-from .quick import quick_model
+from .quick import QuickEngine, quick_model
 from .settings import Batching, Settings
 from .sources import Kind
 from .store.catalog import Library
 from .store.store import Store
 from .tuning import Tuning, Way
+from .understudy import refused
+
+log = logging.getLogger(__name__)
 
 
 def match_profile(settings: Settings) -> tuple[Match, Facts]:
@@ -187,12 +191,48 @@ class Engines:
         choices = self.choices_for(folder)
         if self._store is not None and self.exceeds_budget(folder):
             return self._open_streaming(self._store, folder, choices, kind, checked=checked), []
-        model, passed = open_model(folder, choices, kind, checked=checked)
+        model = self._known_better(folder, kind, choices, checked=checked)
+        passed: list[str] = []
+        if model is None:
+            model, passed = open_model(folder, choices, kind, checked=checked)
         absent = [*self.lineup.absent]
         for choice in self.lineup.choices:
             why = self._barred(folder, choice)
             absent += [(choice, why)] if why is not None else []
         return model, [f"{c.engine}:{c.device}: {why}" for c, why in absent] + passed
+
+    def _known_better(
+        self, folder: ModelFolder, kind: Kind, choices: list[EngineChoice], *, checked: bool
+    ) -> Model | None:
+        """Load a model from its form, where the engine preferred to it was found to be no faster.
+
+        Else a start that is not from a plan would go back on what this device has measured.
+        """
+        quick = self.quick_choice(folder)
+        if self._store is None or quick is None or not choices or _same(quick, choices[0]):
+            return None
+        if self.best_way(folder) is not None:
+            return None  # a tune knows better
+        own = next((choice for choice in choices if _same(choice, quick)), None)
+        budget = self._profile.memory_budget_mb
+        try:
+            form = find(self._store.root, folder.path, quick, kind, budget)
+            if own is None or form is None or not refused(Path(form.folder), choices[0]):
+                return None
+            if not checked:
+                check_network(folder.network)
+            model = quick_model(folder, quick, form, kind)
+            try:
+                if isinstance(model.engine, QuickEngine):
+                    model.engine.form.settle(own.threads or None)
+                model.warm_up()
+            except AgentError:
+                model.close()
+                raise
+        except EngineError as problem:
+            log.info("model %s: not from its form: %s", folder.manifest.id, problem)
+            return None
+        return model
 
     def max_batch(self, folder: ModelFolder) -> int:
         """Say how many samples a model is to take at a time, by settings or tune; 1: one by one."""
@@ -251,3 +291,8 @@ class Engines:
         found = find(store.root, folder.path, choice, kind, budget)
         form = found or prepare(store, folder, choice, kind, budget_mb=budget)
         return quick_model(folder, choice, form, kind)
+
+
+def _same(one: EngineChoice, other: EngineChoice) -> bool:
+    """Whether two lines of a profile name the same engine on the same device."""
+    return (one.engine, one.device.upper()) == (other.engine, other.device.upper())

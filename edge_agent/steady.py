@@ -11,14 +11,13 @@ import threading
 from pathlib import Path
 
 from .engines import EngineChoice
-from .engines.probe import installed
 from .errors import AgentError, EngineError
 from .model import Model, open_model
 from .opening import Engines
 from .quick import QuickEngine
 from .records import Tensors
 from .serving import Serving, Servings
-from .understudy import rehearse
+from .understudy import name_of, rehearse
 
 log = logging.getLogger(__name__)
 
@@ -98,13 +97,12 @@ class Steady:
         self, serving: Serving, model: Model, engine: QuickEngine, preferred: EngineChoice
     ) -> None:
         """Let the engine that the profile prefers take over, if it is faster."""
-        version = installed().get(preferred.engine, "?")
         best = self._engines.best_way(model.folder)
         decision = rehearse(
             _Role(serving, self._servings),
             lambda: open_model(model.folder, [preferred], serving.kind, checked=True)[0],
             Path(engine.form.form.folder),
-            f"{preferred} {version}",
+            name_of(preferred),
             tolerance=model.manifest.trial.tolerance,
             stopped=self._closing.wait,
             faster=None if best is None else f"tuned: {best}",

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Protocol
 
 from .durable import replace_file
+from .engines import EngineChoice
+from .engines.probe import installed
 from .errors import AgentError
 from .golden import compare_findings
 from .model import Model
@@ -112,6 +114,17 @@ def rehearse(
         # What a tune says is asked of the tune again.
         _remember(notes, name, decision)
     return decision
+
+
+def name_of(choice: EngineChoice) -> str:
+    """Name an understudy, by which it will be known again: engine, options and version."""
+    return f"{choice} {installed().get(choice.engine, '?')}"
+
+
+def refused(notes: Path, choice: EngineChoice) -> bool:
+    """Whether an engine is known not to deserve it here."""
+    known = recall(notes, name_of(choice))
+    return known is not None and not known.takes_over
 
 
 def recall(notes: Path, name: str) -> Decision | None:

@@ -125,6 +125,19 @@ def test_a_decision_against_it_is_remembered(decided_box: Box) -> None:
     assert decision["takes_over"] is False
 
 
+def test_a_decision_against_it_holds_at_every_start(decided_box: Box) -> None:
+    """Also a start that is not from a plan, as after a change of the settings, begins with ORT."""
+    keep_decision(decided_box, takes_over=False)
+    decided_box.plan.unlink()
+    with decided_box.start() as start:
+        more_results(start)
+        assert not start.from_plan()
+        assert not uses_openvino(start)
+        assert engines(start) == [QUICK]
+        assert start.all_right()
+        start.planned()
+
+
 def test_a_decision_for_it_is_remembered(decided_box: Box) -> None:
     """At the next start it takes over without being measured, once it has agreed on live inputs."""
     keep_decision(decided_box, takes_over=True)
