@@ -35,6 +35,7 @@ from edge_agent.quick import QuickEngine, quick_model
 from edge_agent.records import Detections, RawTensors, Sample, TensorSpec
 from edge_agent.serving import Serving
 from edge_agent.settings import Arm
+from edge_agent.sources.opencv import open_clip
 from edge_agent.steady import _Role
 from edge_agent.store.store import Store
 from tests.form_models import damage, table_of
@@ -839,7 +840,8 @@ def test_models_of_bytes_get_them_as_by_hand(
 def test_bundled_detector_finds_the_same(engine: EngineName) -> None:
     """The bundled eight-bit detector is folded, and finds the same in the bundled clip."""
     folder = load(CHECKOUT / "models" / "parts-inspection")
-    clip = cv2.VideoCapture(str(next((CHECKOUT / "models" / "media").glob("*.mp4"))))
+    (path,) = (CHECKOUT / "models" / "media").glob("*.mp4")
+    clip = open_clip(str(path), "the bundled clip")
     itself = unfolded(folder, engine)
     folded, _ = open_model(folder, [choice_of(engine)], "picture")
     assert folded.engine.fold is not None

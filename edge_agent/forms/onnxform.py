@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +11,15 @@ from xxhash import xxh3_64_hexdigest
 
 from ..engines import EngineChoice, settle_shapes
 from ..engines.ort import OrtEngine, settle, specs
-from ..engines.ortcut import fitting
-from ..errors import EngineError
-from ..folding.cut import InputCut
 from ..folding.find import cut_for
-from ..folding.fold import Fold, note
+from ..folding.fold import note
 from ..machine import return_freed_memory, usable_cpus
 from ..manifest import ModelFolder
 from ..model import assemble
 from ..preprocess import fixed_shapes
 from ..records import Tensors, TensorSpec
 from ..sources import Kind
+from .changes import fold, sign
 from .cutting import Cut, plan_cuts
 from .form import FORMAT, GRAPH, WEIGHTS, Form, processor
 from .ladder import choose
@@ -40,14 +36,11 @@ from .optimise import (
 )
 from .options import Words, session_options
 from .signs import FILE as SIGNED
-from .signs import pays_here, signed
 from .stages import stage_name, stage_table, write_graphs
 from .trying import Trial
 
 if TYPE_CHECKING:
     from onnx import ModelProto
-
-log = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
 WAYS = (2, 3, 4, 6)
@@ -58,7 +51,6 @@ STEADY = 0.03
 """Slower than this share in the long run is exchanged for the whole session."""
 RESIDENT = 2.4
 """What a network takes at most, as a multiple of its weights: mapped, and prepared once more."""
-_RUNS = 7
 _BARE = {"session.disable_prepacking": "1"}
 _THRIFTY = {"enable_cpu_mem_arena": False}
 
@@ -104,8 +96,8 @@ def make_onnx(
     del session
 
     outside.fix({spec.name: _whole(spec) for spec in inputs})
-    has_signs = roomy and _sign(outside, folder, words, trial, (inputs, outputs))
-    fold = _fold(
+    has_signs = roomy and sign(outside, folder, words, trial, (inputs, outputs))
+    folded = fold(
         outside,
         cut_for(model, kind),
         words,
@@ -127,7 +119,7 @@ def make_onnx(
         "declared": [listed(spec) for spec in declared],
         "inputs": [listed(spec) for spec in inputs],
         "outputs": [listed(spec) for spec in outputs],
-        "fold": note(fold),
+        "fold": note(folded),
         "signed": has_signs,
         "head_ms": head_ms,
         # Whoever wonders about the figures sees what else was going on.
@@ -148,82 +140,6 @@ def make_onnx(
                 (folder / stage_name(count, number)).unlink()
     table["stages"] = forms[chosen].table["stages"]
     return table
-
-
-def _sign(
-    outside: Outside,
-    folder: Path,
-    words: Words,
-    trial: Trial,
-    ends: tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]],
-) -> bool:
-    """Give weights a sign, if the numbers stay as they are and come more quickly.
-
-    Args:
-        outside: the network; changed, or as it was.
-        folder: for files.
-        words: options of sessions.
-        trial: has the network's own numbers.
-        ends: inputs and outputs of the network.
-
-    """
-    changed = signed(outside, folder) if pays_here() else None
-    if changed is None:
-        return False
-    itself = outside.model
-    try:
-        before = _processor_seconds(OrtEngine(outside.session(words, folder, {}), *ends), trial)
-        outside.model = changed
-        engine = OrtEngine(outside.session(words, folder, {}), *ends)
-        if trial.distance_from(engine) == 0 and _processor_seconds(engine, trial) < before:
-            return True
-    except EngineError as problem:
-        log.info("%s: its weights stay without a sign: %s", outside.network.name, problem)
-    outside.model = itself
-    return False
-
-
-def _processor_seconds(engine: OrtEngine, trial: Trial) -> float:
-    """Measure what an inference takes of all cores together: the least of a few."""
-    least = float("inf")
-    for _ in range(_RUNS):
-        begin = time.process_time()
-        engine.infer(trial.samples[0])
-        least = min(least, time.process_time() - begin)
-    return least
-
-
-def _fold(
-    outside: Outside,
-    cut: InputCut | None,
-    words: Words,
-    trial: Trial,
-    load: Callable[[], Any],
-    ends: tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]],
-) -> Fold | None:
-    """Cut off what may be cut off the network's input, if the numbers stay as they are.
-
-    Args:
-        outside: the network; changed, or as it was.
-        cut: what may be cut off.
-        words: options of sessions.
-        trial: has the network's own numbers.
-        load: makes a session of what is in *outside*.
-        ends: inputs and outputs of the network itself.
-
-    """
-    cut = None if cut is None else fitting(cut, words)
-    if cut is None:
-        return None
-    itself, outside.model = outside.model, outside.folded(cut)
-    try:
-        distance = trial.distance_from(OrtEngine(load(), *ends, cut.fold))
-    except EngineError:
-        distance = float("inf")
-    if distance == 0:
-        return cut.fold
-    outside.model = itself
-    return None
 
 
 def _write(
