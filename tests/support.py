@@ -60,7 +60,9 @@ class Mosquitto:
         self.conf.write_text(
             extra
             if "listener" in extra
-            else f"listener {self.port} 127.0.0.1\nallow_anonymous true\n{extra}"
+            # Without a bound it drops nothing for a listener that a busy machine keeps waiting.
+            else f"listener {self.port} 127.0.0.1\nallow_anonymous true\n"
+            f"max_queued_messages 0\n{extra}"
         )
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -176,6 +178,12 @@ class Listener:
         self, topic: str, payload: bytes | str, qos: int = 1, *, retain: bool = False
     ) -> None:
         self.client.publish(topic, payload, qos, retain=retain).wait_for_publish(PATIENCE)
+
+    def catch_up(self) -> None:
+        """Wait until all has been heard that the broker has taken so far."""
+        mark = f"edge/caught-up/{len(self.heard)}"
+        self.publish(mark, b"{}")
+        self.wait_for(lambda heard: any(h.topic == mark for h in heard), "what was said before")
 
     def close(self) -> None:
         self.client.disconnect()

@@ -377,6 +377,7 @@ def test_a_killed_process_loses_the_last_write_at_most(
     try:
         cases[0].until(lambda: cases[0].sent >= 20)
         relay.shut()
+        listener.catch_up()
         broker.stop(signal.SIGKILL)
         cases[0].until(lambda: cases[0].sent >= 120 and cases[0].on_disk > 60)
         cases[0].kill()

@@ -145,6 +145,7 @@ def test_a_broker_that_is_killed_costs_no_lossless_result(
     count_results(listener, "p", 40)
 
     relay.shut()
+    listener.catch_up()
     broker.stop(signal.SIGKILL)
     before = len(listener.on(f"{D}/result/p"))
     assert before < 240
