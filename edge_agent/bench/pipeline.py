@@ -21,13 +21,15 @@ from ..manifest import ModelFolder, load
 from .apart import call
 from .overhead import overhead
 from .pipefigures import AGENT, ENGINE, HANDMADE, PLAIN, Report, Setup, Turn
-from .players import Line, Window, agent, endless, script
+from .players import SETTLE_SECONDS, Line, Window, agent, endless, script
 from .streams import Place, carried, idle, together
 
 Say = Callable[[str], None]
 
 TRIAL_SHARE = 2
 """The script pipelined by hand is tried for this part of a turn with each engine."""
+TRIED_SECONDS = 8.0
+"""Without a change of engine: what the profile prefers has been tried by then, and refused."""
 
 
 def measure(models: list[Path], setup: Setup, say: Say) -> list[Report]:
@@ -86,9 +88,9 @@ def _prepare(place: Place, setup: Setup) -> None:
     """Let the agent prepare the model's form and choose its engine, which it does once."""
     line = Line(endless(setup.clip, "real"), rate=5)
     # Twice: what the form serves best is found out at the first start from it.
-    for _ in range(2):
+    for quiet in (SETTLE_SECONDS, TRIED_SECONDS):
         with agent(place.model, [line], place.loopback, place.folder) as player:
-            player.settle()
+            player.settle(quiet)
 
 
 def _quickest(folder: ModelFolder, loopback: Loopback, setup: Setup, say: Say) -> str:

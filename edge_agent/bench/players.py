@@ -221,13 +221,15 @@ def agent(model: Path, lines: Sequence[Line], loopback: Loopback, place: Path) -
             f'[[pipelines]]\nname = "p{number}"\nsource = {json.dumps(line.source)}\n'
             f'model = "{name}"\n{rate}'
         )
-    settings = place / "edge-agent.toml"
-    settings.write_text("".join(blocks))
+    # Not touched where they are the same: the next start is then one from the plan of the last.
+    settings, text = place / "edge-agent.toml", "".join(blocks)
+    if not settings.exists() or settings.read_text() != text:
+        settings.write_text(text)
     library = place / "models"
     library.mkdir(exist_ok=True)
     link = library / "model"
-    link.unlink(missing_ok=True)
-    link.symlink_to(model.resolve(), target_is_directory=True)
+    if not link.exists():
+        link.symlink_to(model.resolve(), target_is_directory=True)
     command = [sys.executable, "-m", "edge_agent", "run", "--config", str(settings)]
     topics = [f"edge/{DEVICE}/result/p{number}" for number in range(len(lines))]
     filters = [f"edge/{DEVICE}/{kind}/#" for kind in ("result", "model")]
