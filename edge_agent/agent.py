@@ -113,7 +113,7 @@ class Agent:
         self._frames = Frames(
             settings,
             lanes=planned[0].lanes if planned else self._look(settings).engines.lanes,
-            library=lambda: self._look(self._frames.settings).library,
+            library=lambda: self._look(self._frames.settings).catalog,
             engines=lambda: self._look(self._frames.settings).engines,
             stops=self._stops,
             clock=clock,
@@ -259,7 +259,7 @@ class Agent:
             return False
         try:
             return all(
-                opened.library.find(quick.name, quick.version) == unpack(quick.folder, _CLASSES)
+                opened.catalog.find(quick.name, quick.version) == unpack(quick.folder, _CLASSES)
                 for quick in plan.models
             )
         except ModelError:

@@ -70,7 +70,7 @@ class Opened:
         self.store = open_store(settings)
         self.engines = Engines(self.match.profile, self.facts, settings.engine, self.store)
         self.engines.batching = settings.batching
-        self.library = library_of(settings, self.store)
+        self.catalog = library_of(settings, self.store)
         self.crashes = Crashes(settings.state)
 
     def look_back(self, last: LastWords | None) -> None:
@@ -125,13 +125,13 @@ class Control:
         self._planner = Planner(
             frames,
             opened.store,
-            opened.library,
+            opened.catalog,
             opened.engines.lanes,
             lazy=self._idle_s > 0,
             origins=origins,
             quick=self._preparer.quick,
         )
-        store, library, servings = opened.store, opened.library, frames.servings
+        store, library, servings = opened.store, opened.catalog, frames.servings
         self.says = Says(frames, opened.match, opened.facts, store, library)
         self.health = Health(
             frames.board,
@@ -303,7 +303,7 @@ class Control:
                     name,
                     version,
                     None,
-                    partial(self._opened.library.find, name, version),
+                    partial(self._opened.catalog.find, name, version),
                     told=partial(self._added.answer, request),
                 )
             )

@@ -174,6 +174,20 @@ class Listener:
         state: dict[str, Any] = self.wait_for(look, f"{topic} {wanted}", patience)
         return state
 
+    def wait_why(self, words: str) -> dict[str, Any]:
+        """Wait until health has a reason with these words; gives that health."""
+
+        def look(heard: list[Heard]) -> dict[str, Any] | None:
+            for each in heard:
+                if each.topic == "edge/box/health":
+                    payload = each.json
+                    if any(words in why for why in payload["why"]):
+                        return payload
+            return None
+
+        health: dict[str, Any] = self.wait_for(look, f"health to say {words!r}")
+        return health
+
     def publish(
         self, topic: str, payload: bytes | str, qos: int = 1, *, retain: bool = False
     ) -> None:

@@ -107,6 +107,17 @@ def test_labels_are_bounded(tmp_path: Path) -> None:
 
 # ONNX
 
+CHECK = """
+import sys
+from pathlib import Path
+from edge_agent.errors import ModelError
+from edge_agent.networks.modelfile import check_network
+try:
+    check_network(Path(sys.argv[1]))
+except ModelError as problem:
+    print(problem)
+"""
+
 
 def test_a_million_empty_nodes_cost_nothing(tmp_path: Path) -> None:
     """8 MB of empty nodes, 600 MB once parsed, are refused without being parsed."""
@@ -116,11 +127,7 @@ def test_a_million_empty_nodes_cost_nothing(tmp_path: Path) -> None:
     length = bytes([size & 127 | 128, size >> 7 & 127 | 128, size >> 14 & 127 | 128, size >> 21])
     path.write_bytes(b"\x3a" + length + nodes)
     words, most = measured(
-        "import sys\nfrom pathlib import Path\n"
-        "from edge_agent.errors import ModelError\n"
-        "from edge_agent.networks.modelfile import check_network\n"
-        "try:\n    check_network(Path(sys.argv[1]))\n"
-        "except ModelError as problem:\n    print(problem)",
+        CHECK,
         str(path),
     )
     assert words == f"{path}: more than {MAX_PARTS} parts"
@@ -138,11 +145,7 @@ def test_weights_are_checked_without_being_loaded(tmp_path: Path) -> None:
     save_onnx(path, nodes, [("x", *value)], [("s39", *value)], weights)
     assert path.stat().st_size > 320_000_000
     words, most = measured(
-        "import sys\nfrom pathlib import Path\n"
-        "from edge_agent.errors import ModelError\n"
-        "from edge_agent.networks.modelfile import check_network\n"
-        "try:\n    check_network(Path(sys.argv[1]))\n"
-        "except ModelError as problem:\n    print(problem)",
+        CHECK,
         str(path),
     )
     assert words == f"{path}: tensor 'w39' holds NaN; the file is damaged or its training diverged"

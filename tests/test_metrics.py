@@ -225,18 +225,7 @@ def test_a_taken_port_does_not_stop_the_agent(
             health={"interval_s": 0.2, "metrics_port": port},
         )
         running = agent(settings)
-        health = listener.wait_for(
-            lambda heard: next(
-                (
-                    h.json
-                    for h in heard
-                    if h.topic == "edge/box/health"
-                    and any("health.metrics_port" in why for why in h.json["why"])
-                ),
-                None,
-            ),
-            "health to say that the port is taken",
-        )
+        health = listener.wait_why("health.metrics_port")
         assert health["state"] == "degraded"
         listener.wait_for(
             lambda heard: any(h.topic == "edge/box/result/p" for h in heard), "a result"

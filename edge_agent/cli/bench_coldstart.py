@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..bundled import bundled
-from ..errors import UsageError
 from . import Options
+from .bench_paths import clip_and_picture
 
 if TYPE_CHECKING:
     from ..bench.coldfigures import Cold, Report
@@ -20,14 +18,7 @@ def main(options: Options) -> int:
     from ..bench.coldfigures import Setup
     from ..bench.coldstart import measure
 
-    clip = Path(options.source or bundled("models") / "media" / "conveyor.mp4")
-    if not clip.is_file():
-        raise UsageError(f"--source: {clip}: no such clip")
-    picture = None if options.picture is None else Path(options.picture)
-    if picture is not None and (picture.suffix != ".png" or not picture.parent.is_dir()):
-        raise UsageError(
-            f"--picture: {picture}: expected a name that ends in .png, in a folder that is there"
-        )
+    clip, picture = clip_and_picture(options)
     cold: Cold = "nothing"
     if options.no_page_cache:
         cold = "everything"

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..bundled import bundled
 from ..errors import AgentError, UsageError
 from . import Options, load_settings
+from .bench_paths import clip_and_picture
 
 if TYPE_CHECKING:
     from ..bench.pipefigures import Report
@@ -28,14 +28,7 @@ def main(options: Options) -> int:
     models = [find_model(name, _say) for name in options.models]
     if options.tune:
         return _tune(models, options)
-    clip = Path(options.source or bundled("models") / "media" / "conveyor.mp4")
-    if not clip.is_file():
-        raise UsageError(f"--source: {clip}: no such clip")
-    picture = None if options.picture is None else Path(options.picture)
-    if picture is not None and (picture.suffix != ".png" or not picture.parent.is_dir()):
-        raise UsageError(
-            f"--picture: {picture}: expected a name that ends in .png, in a folder that is there"
-        )
+    clip, picture = clip_and_picture(options)
     from ..bench.pipefigures import Setup
     from ..bench.pipeline import measure
 

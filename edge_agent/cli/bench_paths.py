@@ -1,0 +1,27 @@
+"""The clip that a measurement plays, and the picture that it draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..bundled import bundled
+from ..errors import UsageError
+from . import Options
+
+
+def clip_and_picture(options: Options) -> tuple[Path, Path | None]:
+    """Give `--source`, the bundled clip by default, and `--picture`, if one is wanted.
+
+    Raises:
+        UsageError: there is no such clip, or the picture cannot be written.
+
+    """
+    clip = Path(options.source or bundled("models") / "media" / "conveyor.mp4")
+    if not clip.is_file():
+        raise UsageError(f"--source: {clip}: no such clip")
+    picture = None if options.picture is None else Path(options.picture)
+    if picture is not None and (picture.suffix != ".png" or not picture.parent.is_dir()):
+        raise UsageError(
+            f"--picture: {picture}: expected a name that ends in .png, in a folder that is there"
+        )
+    return clip, picture
