@@ -209,11 +209,11 @@ class Engines:
         Else a start that is not from a plan would go back on what this device has measured.
         """
         quick = self.quick_choice(folder)
-        if self._store is None or quick is None or not choices or _same(quick, choices[0]):
+        if self._store is None or quick is None or not choices or quick.place == choices[0].place:
             return None
         if self.best_way(folder) is not None:
             return None  # a tune knows better
-        own = next((choice for choice in choices if _same(choice, quick)), None)
+        own = next((choice for choice in choices if choice.place == quick.place), None)
         budget = self._profile.memory_budget_mb
         try:
             form = find(self._store.root, folder.path, quick, kind, budget)
@@ -256,10 +256,10 @@ class Engines:
         except EngineError:
             return None
         for choice in choices:
-            if choice.engine == "onnxruntime" and choice.device.upper() == "CPU":
+            if choice.place == ("onnxruntime", "CPU"):
                 return replace(choice, threads=usable_cpus(), lanes=1)
         first = choices[0] if choices else None
-        here = first is not None and (first.engine, first.device.upper()) == ("openvino", "CPU")
+        here = first is not None and first.place == ("openvino", "CPU")
         return first if here else None
 
     def _open_streaming(
@@ -291,8 +291,3 @@ class Engines:
         found = find(store.root, folder.path, choice, kind, budget)
         form = found or prepare(store, folder, choice, kind, budget_mb=budget)
         return quick_model(folder, choice, form, kind)
-
-
-def _same(one: EngineChoice, other: EngineChoice) -> bool:
-    """Whether two lines of a profile name the same engine on the same device."""
-    return (one.engine, one.device.upper()) == (other.engine, other.device.upper())

@@ -56,8 +56,7 @@ class Steady:
                 continue
             self._settle(model, model.engine, choices)
             preferred = choices[0]
-            here = (model.choice.engine, model.choice.device.upper())
-            if (preferred.engine, preferred.device.upper()) != here:
+            if preferred.place != model.choice.place:
                 self._rehearse(serving, model, model.engine, preferred)
 
     def _tune(self, serving: Serving, model: Model) -> None:

@@ -79,7 +79,7 @@ class Tune:
 
         What comes first in the profile is kept unless another is clearly quicker.
         """
-        here = {(choice.engine, choice.device.upper()) for choice in choices}
+        here = {choice.place for choice in choices}
         best: Way | None = None
         for way in self.ways:
             allowed = way.lanes == lanes and (way.engine, way.device.upper()) in here
@@ -162,7 +162,7 @@ class Tuning:
         best = self.best(folder, lanes, choices)
         ordered: list[EngineChoice] = []
         for choice in choices:
-            key = (choice.engine, choice.device.upper())
+            key = choice.place
             first = best is not None and key == (best.engine, best.device.upper())
             if key in self._fill_threads:
                 usual = max(1, self._cores // lanes)

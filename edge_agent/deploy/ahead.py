@@ -180,4 +180,4 @@ class Ahead:
 
 def _is_quick(choice: EngineChoice) -> bool:
     """Whether stages can be built for it."""
-    return choice.engine == "onnxruntime" and choice.device.upper() == "CPU"
+    return choice.place == ("onnxruntime", "CPU")

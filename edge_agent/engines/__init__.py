@@ -40,6 +40,11 @@ class EngineChoice:
     precision: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def place(self) -> tuple[EngineName, str]:
+        """Engine and device, the device in capitals: lines that differ in how only are alike."""
+        return self.engine, self.device.upper()
+
 
 class Engine(Protocol):
     """A loaded network; as many threads may be in `infer` at a time as the choice has lanes."""
