@@ -170,9 +170,12 @@ class Batch:
         engine = self._engines.get(0) or self._engines[size]
         spec = next(spec for spec in self._model.engine.inputs if spec.name == self._takes)
         samples = np.concatenate([_noise(spec, number) for number in range(size)])
-        joined = self._joined({**self._constants, spec.name: samples}, samples)
+        # As frames come to it, not as golden inputs do.
+        ready = self._model.ready
+        joined = ready(self._joined({**self._constants, spec.name: samples}, samples))
         singles = [
-            {**self._constants, spec.name: samples[number : number + 1]} for number in range(size)
+            ready({**self._constants, spec.name: samples[number : number + 1]})
+            for number in range(size)
         ]
         alone, together = float("inf"), float("inf")
         for _ in range(rounds):

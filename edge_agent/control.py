@@ -109,6 +109,7 @@ class Control:
         self._metrics: Metrics | None = None
         self._idle_s = opened.match.profile.unload_idle_s
         frames.lazy(wanted=self._idle_s > 0)
+        self._steady = Steady(frames.servings, opened.engines)
         self._preparer = Preparer(
             opened.store,
             frames.servings,
@@ -116,8 +117,8 @@ class Control:
             opened.match.profile.memory_budget_mb,
             lambda: frames.settings.quota_mb * 2**20,
             self._prepared,
+            self._steady.offer,
         )
-        self._steady = Steady(frames.servings, opened.engines)
         self._batcher = Batcher(frames.servings, opened.engines, frames.board, self._steady.done)
         self._demoter = Demoter(frames.servings, opened.engines)
         self._thrift = Thrift(frames.servings, self._idle_s)
@@ -170,6 +171,7 @@ class Control:
             self._changed,
             expect=self._deployer.expect,
         )
+        self._steady.watched = self._deployer.watches
         self.says.deployer, self.says.transfers = self._deployer, self._transfers
         self.says.prepared = self._preparer.state
         self._added = Added(store)

@@ -16,6 +16,7 @@ from .engines.probe import probe
 from .errors import AgentError, BarredError, EngineError, ModelError, UsageError
 from .facts import Facts, read_facts
 from .flight import place
+from .forms.form import Form, FormError
 from .forms.prepare import find, prepare
 from .machine import usable_cpus
 from .manifest import ModelFolder
@@ -213,25 +214,54 @@ class Engines:
             return None
         if self.best_way(folder) is not None:
             return None  # a tune knows better
-        own = next((choice for choice in choices if choice.place == quick.place), None)
-        budget = self._profile.memory_budget_mb
         try:
-            form = find(self._store.root, folder.path, quick, kind, budget)
-            if own is None or form is None or not refused(Path(form.folder), choices[0]):
+            form = self.form_of(folder, kind)
+            if form is None or not refused(Path(form.folder), choices[0]):
                 return None
             if not checked:
                 check_network(folder.network)
-            model = quick_model(folder, quick, form, kind)
-            try:
-                if isinstance(model.engine, QuickEngine):
-                    model.engine.form.settle(own.threads or None)
-                model.warm_up()
-            except AgentError:
-                model.close()
-                raise
+            return self.open_form(folder, form, kind)
         except EngineError as problem:
             log.info("model %s: not from its form: %s", folder.manifest.id, problem)
             return None
+
+    def form_of(self, folder: ModelFolder, kind: Kind, *, make: bool = False) -> Form | None:
+        """Find the prepared form of a model, or have it made; None: there is none.
+
+        Raises:
+            ModelError: a file of the model cannot be read.
+
+        """
+        quick, budget = self.quick_choice(folder), self._profile.memory_budget_mb
+        if self._store is None or quick is None:
+            return None
+        form = find(self._store.root, folder.path, quick, kind, budget)
+        if form is None and make:
+            try:
+                form = prepare(self._store, folder, quick, kind, budget_mb=budget)
+            except FormError as problem:
+                log.warning("%s", problem)
+        return form
+
+    def open_form(self, folder: ModelFolder, form: Form, kind: Kind) -> Model:
+        """Load a model from its prepared form, for the long run.
+
+        Raises:
+            EngineError: it cannot be run so.
+
+        """
+        quick = self.quick_choice(folder)
+        if quick is None:
+            raise EngineError(f"{folder.manifest.id}: no engine may run its prepared form")
+        own = next((one for one in self.choices_for(folder) if one.place == quick.place), quick)
+        model = quick_model(folder, quick, form, kind)
+        try:
+            if isinstance(model.engine, QuickEngine):
+                model.engine.form.settle(own.threads or None)
+            model.warm_up()
+        except AgentError:
+            model.close()
+            raise
         return model
 
     def max_batch(self, folder: ModelFolder) -> int:

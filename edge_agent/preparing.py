@@ -42,6 +42,7 @@ class Preparer:
         memory_budget_mb: int,
         quota: Callable[[], int],
         changed: Callable[[], None],
+        offer: Callable[[Serving, Model, Form], None],
     ) -> None:
         """Prepare nothing yet.
 
@@ -52,6 +53,7 @@ class Preparer:
             memory_budget_mb: what models may take; 0: no bound.
             quota: gives what the store may take, bytes.
             changed: called when a form is ready, or cannot be made.
+            offer: takes the form of what serves without it.
 
         """
         self._store = store
@@ -60,6 +62,7 @@ class Preparer:
         self._budget_mb = memory_budget_mb
         self._quota = quota
         self._changed = changed
+        self._offer = offer
         self._forms: dict[Path, Form | str] = {}
         """By folder of the model: its form, or why there is none."""
         self._closing = threading.Event()
@@ -123,6 +126,8 @@ class Preparer:
             keep = [form.key for form in self._forms.values() if isinstance(form, Form)]
             for line in collect_forms(self._store, keep):
                 log.info("%s", line)
+            if not isinstance(model.engine, QuickEngine):
+                self._offer(serving, model, form)
 
     def _found(self, model: Model, choice: EngineChoice, kind: Kind) -> Form | None:
         """Find the form of a model; one that is not whole is thrown away.

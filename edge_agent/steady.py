@@ -1,48 +1,90 @@
 """What serves in the long run: the engine that the profile prefers, if it deserves it here.
 
 A start loads what gives the first result soonest. Behind it is built what runs best, and takes
-over between two frames.
+over between two frames. What could not be started like that, as it was pushed or is new here, runs
+as the engine loads it; once its prepared form is there, that may be the better way to run it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
 
 from .engines import EngineChoice
 from .errors import AgentError, EngineError
+from .forms.form import Form
 from .model import Model, open_model
 from .opening import Engines
 from .quick import QuickEngine
 from .records import Tensors
 from .serving import Serving, Servings
-from .understudy import name_of, rehearse
+from .understudy import STOPPED, Decision, name_of, rehearse, remember, turned
 
 log = logging.getLogger(__name__)
 
+AGAIN_SECONDS = 5.0
+"""Until a form is looked at again whose model has no frames, or is on probation."""
+FRAMES_SECONDS = 30.0
+"""For the frames on which a form has to agree; others may wait."""
+
+
+class Offer(NamedTuple):
+    """A prepared form that is there now, of a model that was loaded without."""
+
+    serving: Serving
+    model: Model
+    form: Form
+
 
 class Steady:
-    """Sees to the models of a quick start, one after the other."""
+    """Sees to the models that serve, one after the other."""
 
     def __init__(self, servings: Servings, engines: Engines) -> None:
+        """Prepare.
+
+        Args:
+            servings: what serves.
+            engines: how models are opened here.
+
+        """
         self._servings = servings
         self._engines = engines
+        self.watched: Callable[[str], bool] = lambda _name: False
+        """Whether a model of that name is on trial or on probation, and so stays as it is."""
+        self._offers: SimpleQueue[Offer | None] = SimpleQueue()
         self._closing = threading.Event()
         self.done = threading.Event()
         """Every model of the start has the engine that it keeps."""
 
     def close(self) -> None:
         self._closing.set()
+        self._offers.put(None)
+
+    def offer(self, serving: Serving, model: Model, form: Form) -> None:
+        """Take a form that was made of a model that serves as it was loaded."""
+        self._offers.put(Offer(serving, model, form))
 
     def run(self) -> None:
-        """Give each model that was loaded quickly the engine that it shall keep."""
+        """Give each model that was loaded quickly the engine that it shall keep, then the others.
+
+        Until closed.
+        """
         try:
-            self._run()
+            self._see_to_start()
         finally:
             self.done.set()
+        while (offer := self._offers.get()) is not None:
+            if self._may_improve(offer) and not self._improve(offer):
+                self._closing.wait(AGAIN_SECONDS)
+                self._offers.put(offer)
+            del offer  # else the model stays in memory until there is another one
 
-    def _run(self) -> None:
+    def _see_to_start(self) -> None:
         for serving in self._servings.all():
             model = serving.model
             if model is None or not isinstance(model.engine, QuickEngine):
@@ -106,13 +148,59 @@ class Steady:
             stopped=self._closing.wait,
             faster=None if best is None else f"tuned: {best}",
         )
-        log.info(
-            "model %s: %s %s: %s",
-            model.id,
-            decision.engine,
-            "takes over" if decision.takes_over else "does not take over",
-            decision.why,
+        _say(model, decision.engine, decision)
+
+    def _may_improve(self, offer: Offer) -> bool:
+        """Whether a form could take over what serves."""
+        serving, model, _ = offer
+        return (
+            not self._closing.is_set()
+            and serving.model is model
+            and not isinstance(model.engine, QuickEngine)
+            # A form takes one sample at a time.
+            and max(self._engines.max_batch(model.folder), serving.crops) == 1
+            # A device that cannot hold two versions of a model does not hold one twice.
+            and self._engines.profile.swap != "replace"
         )
+
+    def _improve(self, offer: Offer) -> bool:
+        """Let the form take over if it is faster; False: to be seen later."""
+        serving, model, form = offer
+        role = _Role(serving, self._servings)
+        choice = self._engines.quick_choice(model.folder)
+        best = self._engines.best_way(model.folder)
+        if choice is None or (best is not None and best.engine != choice.engine):
+            return True  # nothing is left to find out
+        if self.watched(model.manifest.name) or role.live() is None:
+            return False
+        notes = Path(form.folder)
+        until = time.monotonic() + FRAMES_SECONDS
+        decision = rehearse(
+            role,
+            lambda: self._engines.open_form(model.folder, form, serving.kind),
+            notes,
+            f"form of {name_of(choice)}",
+            tolerance=model.manifest.trial.tolerance,
+            stopped=lambda seconds: self._closing.wait(seconds) or time.monotonic() > until,
+        )
+        if decision.why == STOPPED:
+            return False
+        _say(model, f"its prepared form on {form.table['label']}", decision)
+        known = turned(decision, model.engine.label)
+        if known is not None and model.choice.place != choice.place:
+            # The next start begins with the form, and need not find out again.
+            remember(notes, name_of(model.choice), known)
+        return True
+
+
+def _say(model: Model, who: str, decision: Decision) -> None:
+    log.info(
+        "model %s: %s %s: %s",
+        model.id,
+        who,
+        "takes over" if decision.takes_over else "does not take over",
+        decision.why,
+    )
 
 
 class _Role:

@@ -42,6 +42,8 @@ class Question:
     """Of each way, in all rounds together."""
     polite: bool
     """The device has other work to do, which is not to be held up."""
+    form: str | None
+    """Folder of the prepared form, which is what a start runs; None: there is none."""
 
 
 def tune_model(
@@ -72,8 +74,16 @@ def tune_model(
     ways = [replace(choice, lanes=engines.lanes) for choice in choices]
     if not live:
         ways = grid(choices, engines.profile, engines.lanes)
-    seconds = SHORT_SECONDS if live else SECONDS
-    found = ask(Question(str(folder.path), kind, tuple(ways), seconds, polite=live), stopped)
+    form = engines.form_of(folder, kind, make=not live)
+    question = Question(
+        str(folder.path),
+        kind,
+        tuple(ways),
+        seconds=SHORT_SECONDS if live else SECONDS,
+        polite=live,
+        form=None if form is None else form.folder,
+    )
+    found = ask(question, stopped)
     engines.tuning.keep(folder.path, folder.manifest.id, found)
     return found
 

@@ -31,6 +31,8 @@ INPUTS = 3
 RUNS = 15
 """Of each engine, in turns."""
 POLL_SECONDS = 0.05
+STOPPED = "stopped before it was tried"
+"""Why there is no decision."""
 
 
 class Role(Protocol):
@@ -107,12 +109,10 @@ def rehearse(
         if decision is None or not decision.takes_over:
             model.close()
     if decision is None:
-        return Decision(
-            engine=model.engine.label, takes_over=False, why="stopped before it was tried"
-        )
+        return Decision(engine=model.engine.label, takes_over=False, why=STOPPED)
     if faster is None or not decision.takes_over:
         # What a tune says is asked of the tune again.
-        _remember(notes, name, decision)
+        remember(notes, name, decision)
     return decision
 
 
@@ -125,6 +125,30 @@ def refused(notes: Path, choice: EngineChoice) -> bool:
     """Whether an engine is known not to deserve it here."""
     known = recall(notes, name_of(choice))
     return known is not None and not known.takes_over
+
+
+def turned(decision: Decision, engine: str) -> Decision | None:
+    """Give a decision as the one that played would have it, had the two changed their parts.
+
+    Args:
+        decision: about an understudy.
+        engine: label of the one that played.
+
+    Returns:
+        None where they were not measured beside each other.
+
+    """
+    if decision.incumbent_ms is None or decision.understudy_ms is None:
+        return None
+    lost = "not faster: " if decision.takes_over else ""
+    return Decision(
+        engine=engine,
+        takes_over=not decision.takes_over,
+        why=f"{lost}{decision.incumbent_ms:.2f} ms beside {decision.understudy_ms:.2f} ms of "
+        f"{decision.engine}",
+        incumbent_ms=decision.understudy_ms,
+        understudy_ms=decision.incumbent_ms,
+    )
 
 
 def recall(notes: Path, name: str) -> Decision | None:
@@ -199,8 +223,8 @@ def _race(one: Model, other: Model, inputs: list[Tensors]) -> tuple[float, float
     return round(statistics.median(took[0]), 3), round(statistics.median(took[1]), 3)
 
 
-def _remember(notes: Path, name: str, decision: Decision) -> None:
-    """Keep a decision; where its form has gone meanwhile, it is not needed any more."""
+def remember(notes: Path, name: str, decision: Decision) -> None:
+    """Keep a decision with a form; where that has gone meanwhile, it is not needed any more."""
     try:
         known = json.loads((notes / FILE).read_bytes())
     except (OSError, ValueError):

@@ -523,8 +523,7 @@ def test_an_agent_puts_frames_together(
             for says in results:
                 expected = shade + 30 * (says["seq"] % 2)
                 assert says["values"]["light"] == pytest.approx(expected, abs=1)
-        health = listener.last("edge/together/health")
-        assert health is not None
+        health = listener.wait_state("edge/together/health")
         for account in health["pipelines"].values():
             check_account(account)
     finally:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from edge_agent.understudy import FILE
-from tests.start_box import Box, Start
+from tests.start_box import Box, Start, own
 from tests.support import Mosquitto, check_account, wait_until
+
+__all__ = ["own"]
 
 QUICK = "onnxruntime:CPUExecutionProvider"
 PREFERRED = "openvino:CPU"
@@ -74,7 +76,7 @@ def more_results(start: Start) -> None:
 def test_the_faster_engine_serves_in_the_long_run(box: Box) -> None:
     """Results change to OpenVINO if it was faster as measured, without a gap, and stay right."""
     box.ready()
-    assert not notes(box).exists()
+    notes(box).unlink(missing_ok=True)
     with box.start() as start:
         taken = settled(start)
         more_results(start)
@@ -92,8 +94,8 @@ def test_the_faster_engine_serves_in_the_long_run(box: Box) -> None:
 
 def keep_decision(box: Box, *, takes_over: bool) -> None:
     """Have it decided as it must be for a test, whatever this machine would decide."""
-    (name,) = json.loads(notes(box).read_text())
-    (decision,) = decisions(box)
+    known = json.loads(notes(box).read_text())
+    name, decision = next(each for each in known.items() if not each[0].startswith("form of "))
     figures = {"incumbent_ms": 2.0, "understudy_ms": 1.0 if takes_over else 3.0}
     changed = {**decision, **figures, "takes_over": takes_over, "why": "as the test wants it"}
     notes(box).write_text(json.dumps({name: changed}))
@@ -156,3 +158,32 @@ def test_a_decision_for_it_is_remembered(decided_box: Box) -> None:
         assert start.from_plan()
         start.found()
         assert engines(start)[0] == QUICK
+
+
+def test_a_form_may_take_over_from_what_was_loaded_whole(own: Box) -> None:
+    """What had no form yet gets the better of the two ways, and the next start knows which."""
+    own.more |= {"engine": "auto", "profile": "intel-cpu"}
+    with own.start() as start:
+        taken = settled(start)
+        assert "its prepared form on onnxruntime:CPUExecutionProvider" in start.words()
+        wait_until(lambda: len(decisions(own)) == 2, "both decisions to be kept")
+        more_results(start)
+        assert engines(start) == ([PREFERRED, QUICK] if taken else [PREFERRED])
+        assert start.all_right()
+        assert no_gap(start)
+        start.planned()
+    kept = json.loads(notes(own).read_text())
+    form = next(each for name, each in kept.items() if name.startswith("form of "))
+    other = next(each for name, each in kept.items() if not name.startswith("form of "))
+    assert form["takes_over"] is taken
+    assert other["takes_over"] is not taken
+    assert (form["incumbent_ms"], form["understudy_ms"]) == (
+        other["understudy_ms"],
+        other["incumbent_ms"],
+    )
+    with own.start() as start:
+        assert start.from_plan()
+        assert settled(start) is not taken
+        more_results(start)
+        assert engines(start)[-1] == (QUICK if taken else PREFERRED)
+    assert json.loads(notes(own).read_text()) == kept

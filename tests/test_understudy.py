@@ -15,7 +15,7 @@ from edge_agent.errors import EngineError
 from edge_agent.manifest import load
 from edge_agent.model import Model, open_model
 from edge_agent.records import Tensors
-from edge_agent.understudy import FILE, Decision, recall, rehearse
+from edge_agent.understudy import FILE, Decision, recall, rehearse, turned
 from tests.form_models import noise, raw_manifest
 from tests.networks import node, save_onnx
 
@@ -193,6 +193,23 @@ def test_stopping_ends_it(slow: Model, tmp_path: Path) -> None:
     assert not decision.takes_over
     with pytest.raises(EngineError, match="closed"):
         quick.raw({"x0": noise(0, SIZE, SIZE)})
+
+
+def test_a_decision_can_be_turned(slow: Model, tried: Tried, tmp_path: Path) -> None:
+    """Who won here would have lost there, by the same times; without times there is nothing."""
+    decision = tried(Stage(slow), lambda: opened(products(tmp_path / "quick", 2)))
+    other = turned(decision, "the slow one")
+    assert other is not None
+    assert not other.takes_over
+    assert "not faster" in other.why
+    assert (other.incumbent_ms, other.understudy_ms) == (
+        decision.understudy_ms,
+        decision.incumbent_ms,
+    )
+    back = turned(other, decision.engine)
+    assert back is not None
+    assert back.takes_over
+    assert turned(Decision(engine="x", takes_over=False, why="disagrees"), "y") is None
 
 
 def test_damaged_notes_count_as_none(slow: Model, tried: Tried, tmp_path: Path) -> None:

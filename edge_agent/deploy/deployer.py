@@ -158,6 +158,15 @@ class Deployer:
             return None
         return self._ahead
 
+    def watches(self, name: str) -> bool:
+        """Whether a version of a model is on its way to serve, or on probation."""
+        return (
+            name in self._candidates
+            or name in self._probations
+            or name in self._unresumed
+            or any(candidate.name == name for candidate in list(self._submitted))
+        )
+
     def standing(self, name: str, version: str) -> str | None:
         """Say how far a version is that is here already, as section 5 has it."""
         mark = self._unresumed.get(name)
