@@ -28,6 +28,7 @@ from .errors import ModelError, UsageError
 from .flight import recorder
 from .frames import Frames
 from .health import Health
+from .journal import ANSWER
 from .opening import Engines, library_of, match_profile, open_store
 from .orders import Memory, Orders, positive, text
 from .packages.keys import TrustedKeys
@@ -347,12 +348,12 @@ class Control:
             for pipeline in settings.pipelines:
                 parse_source(pipeline.source, settings.base)
         except UsageError as problem:
-            log.error("the settings stay as they were: %s", problem)  # noqa: TRY400 - one line, no traceback
+            log.error("the settings stay as they were: %s", problem, extra=ANSWER)  # noqa: TRY400 - one line, no traceback
             systemd.notify("READY=1")
             return
         for key in _FIXED:
             if getattr(settings, key) != getattr(frames.settings, key):
-                log.warning("%s: changed, takes effect at the next start", key)
+                log.warning("%s: changed, takes effect at the next start", key, extra=ANSWER)
                 self._planner.waits_for_restart = True
         kept = {key: getattr(frames.settings, key) for key in _FIXED}
         before = {pipeline.name: pipeline for pipeline in frames.settings.pipelines}
@@ -363,17 +364,17 @@ class Control:
             for name in [name for name in before if after.get(name) != before[name]]:
                 frames.remove(name)
                 if name not in after:
-                    log.info("pipeline %s is gone", name)
+                    log.info("pipeline %s is gone", name, extra=ANSWER)
             for name in [name for name in after if after[name] != before.get(name)]:
                 frames.add(after[name]).start(frames.crew)
-                log.info("pipeline %s is new or changed", name)
+                log.info("pipeline %s is new or changed", name, extra=ANSWER)
             frames.lazy(wanted=self._idle_s > 0)
         self.says.clear_gone()
         frames.crew.spawn("loader", self._reload_models)
         if regrouped:
             frames.link.listen()
         self.says.info()
-        log.info("settings read again: %d pipelines", len(frames.pipelines))
+        log.info("settings read again: %d pipelines", len(frames.pipelines), extra=ANSWER)
         systemd.notify("READY=1", f"STATUS={len(frames.pipelines)} pipelines")
 
     def _reload_models(self) -> None:

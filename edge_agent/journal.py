@@ -22,6 +22,8 @@ REMEMBERED = 256
 """Different lines that are told apart at a time; the ones unheard for longest are forgotten."""
 OF_A_KIND = 20
 """Different lines a minute from one place in the code."""
+ANSWER: Mapping[str, bool] = {"answer": True}
+"""As `extra` of a line: somebody waits for it, so that it is never held back."""
 MAX_MESSAGE = 16 * 1024
 """Characters of one message; a datagram must fit the socket's buffer."""
 
@@ -180,6 +182,9 @@ class Seldom(logging.Handler):
         """Hand a record on, or hold it back and count it."""
         now = self._clock()
         self._let_go(now)
+        if getattr(record, "answer", False):
+            self._to.handle(record)
+            return
         line = self._lines.get((record.levelno, record.getMessage()))
         if line is not None:
             line.record = record

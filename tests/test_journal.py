@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_agent.journal import (
+    ANSWER,
     EVERY_SECONDS,
     MAX_MESSAGE,
     OF_A_KIND,
@@ -186,6 +187,18 @@ def test_the_same_line_is_said_once_a_minute() -> None:
     assert log.said == ["camera: refused"]
     log.say("camera: refused", EVERY_SECONDS)
     assert log.said[1:] == ["camera: refused (again, 9 times)"]
+
+
+def test_an_answer_is_never_held_back() -> None:
+    """Who reloads twice within a minute is told twice, in the same words."""
+    log = Log()
+    for second in range(3):
+        log.now = second
+        answer = record("settings read again")
+        answer.__dict__.update(ANSWER)
+        log.handler.handle(answer)
+    log.handler.close()
+    assert log.said == ["settings read again"] * 3
 
 
 def test_a_line_that_never_stops_is_said_every_minute() -> None:
