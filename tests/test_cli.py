@@ -224,6 +224,28 @@ def test_bundled_models_check_out_by_their_golden_cases(
     assert said.out.count("cases agree") == 2
 
 
+def test_check_says_who_is_trusted(tmp_path: Path, shared_broker: Mosquitto) -> None:
+    """A key that is fit is named, one that is not is a failure with its reason, none is said."""
+
+    def said(name: str, **more: Any) -> list[str]:
+        config = settings(tmp_path / name, shared_broker.url, pipelines=[], **more)
+        lines = call_cli("check", "--config", config).out.splitlines()
+        return [line for line in lines if line[6:].startswith("trust: ")]
+
+    (none,) = said("none")
+    assert none.startswith("note")
+    assert "no key is trusted" in none
+    folder = tmp_path / "trusted"
+    folder.mkdir()
+    assert call_cli("keygen", str(folder / "ci")).code == 0
+    (folder / "old.pub").write_text("-----BEGIN PUBLIC KEY-----\nnonsense\n")
+    bad, good = said("keys", trust={"keys": [str(folder)]})
+    assert bad.startswith("FAIL")
+    assert "old.pub: is no PEM public key" in bad
+    assert good == "ok    trust: keys: ci.pub"
+    assert any("allow_unsigned" in line for line in said("anyone", trust={"allow_unsigned": True}))
+
+
 def test_everything_that_is_wrong_is_said(tmp_path: Path) -> None:
     """`check` goes on behind the first thing that is wrong, and ends with 1."""
     port = free_port()

@@ -77,8 +77,7 @@ def main(options: Options) -> int:
         _pipeline(report, settings, pipeline, library, engines)
     if not settings.pipelines:
         report.line("note", "pipelines", "there are none; the agent runs, but has nothing to do")
-    for problem in _trust(settings):
-        report.line("FAIL", "trust", problem)
+    _trust(report, settings.trust)
     return 1 if report.failed else 0
 
 
@@ -152,9 +151,17 @@ def _device(settings: Any) -> list[str]:
     return [*Thermometer().read().why(), *memory_why(), *disk_why(settings.state)]
 
 
-def _trust(settings: Any) -> list[str]:
-    return [
-        f"trust.keys: {name}: no such file or folder"
-        for name in settings.trust.keys
-        if not Path(name).exists()
-    ]
+def _trust(report: _Report, trust: Any) -> None:
+    """Say whose models are accepted."""
+    from ..packages.keys import TrustedKeys
+
+    ring = TrustedKeys([Path(name) for name in trust.keys]).read()
+    for problem in ring.problems:
+        report.line("FAIL", "trust", f"keys: {problem}")
+    if ring.keys:
+        report.line("ok", "trust", f"keys: {', '.join(Path(name).name for name in ring.keys)}")
+    elif not trust.allow_unsigned:
+        mend = "`edge-agent keygen` makes one, [trust] keys names it"
+        report.line("note", "trust", f"no key is trusted, so no model can be pushed: {mend}")
+    if trust.allow_unsigned:
+        report.line("note", "trust", "allow_unsigned: whoever may publish here may push a model")
