@@ -27,7 +27,7 @@ from .store.store import Store
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 30.0
+LOOK_SECONDS = 2.0
 """How long a form may be damaged before somebody sees to it."""
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 
+import numpy as np
 import pytest
 
 from edge_agent.forms.form import read
 from tests.form_models import damage, rewrite
-from tests.start_box import Box, kept, own, planned
-from tests.support import wait_until
+from tests.networks import node, save_onnx
+from tests.start_box import GREYS, SIDE, Box, kept, own, planned, same
+from tests.support import CHECKOUT, wait_until
 
 __all__ = ["kept", "own", "planned"]
 
@@ -73,6 +77,65 @@ def test_a_form_that_is_not_what_it_was(harm: Callable[[Path], None], planned: B
         assert start.all_right()
         assert "not used" not in start.words()
         assert "not from its prepared form" not in start.words()
+
+
+def large(folder: Path) -> dict[str, list[float]]:
+    """Put a network of 15 MB in the place of the model's; gives what it finds in each picture."""
+    random = np.random.default_rng(3)
+    sizes = [3 * SIDE * SIDE, 1024, 1024, 1024, 4]
+    matrices = [
+        random.standard_normal((rows, columns), np.float32) / np.float32(rows**0.5)
+        for rows, columns in pairwise(sizes)
+    ]
+    nodes = [node("Flatten", ["picture"], ["x0"])]
+    for index in range(len(matrices)):
+        nodes += [
+            node("MatMul", [f"x{index}", f"w{index}"], [f"y{index}"]),
+            node("Tanh", [f"y{index}"], [f"x{index + 1}"]),
+        ]
+    save_onnx(
+        folder / "model.onnx",
+        nodes,
+        [("picture", "float32", (1, 3, SIDE, SIDE))],
+        [(f"x{len(matrices)}", "float32", (1, 4))],
+        {f"w{index}": matrix for index, matrix in enumerate(matrices)},
+    )
+    found = {}
+    for index, grey in enumerate(GREYS):
+        values = np.full((1, sizes[0]), grey / 255, np.float32)
+        for matrix in matrices:
+            values = np.tanh(values @ matrix)
+        found[f"{index:03}.png"] = [float(value) for value in values[0]]
+    return found
+
+
+def test_a_streaming_form_that_is_damaged_while_it_runs(own: Box, tmp_path: Path) -> None:
+    """No wrong result goes out; the form is made anew, and results go on without a restart."""
+    right = large(own.models / "numbers")
+    own.root = tmp_path / "program"
+    for name in ("edge_agent", "device_profiles", "models"):
+        leave = ignore_patterns(".mypy_cache", ".ruff_cache", "__pycache__")
+        copytree(CHECKOUT / name, own.root / name, ignore=leave)
+    (own.root / "device_profiles" / "small.toml").write_text(
+        'description = "a test\'s own"\nmemory_budget_mb = 6\n[[engines]]\nengine = "onnxruntime"\n'
+    )
+    own.more |= {"profile": "small"}
+    with own.start() as start:
+        assert same(start.found(), right)
+        start.planned()
+        (form,) = own.forms()
+        assert read(str(form)).table["only"] == "streaming"
+        before = (form / "weights.bin").stat().st_ino
+        damage(form / "weights.bin", (form / "weights.bin").stat().st_size - 4096 + 3)
+        start.listener.wait_for(lambda _: "it is prepared anew" in start.words(), "the damage")
+        wait_until(
+            lambda: [path.stat().st_ino for path in form.glob("weights.bin")] not in ([], [before]),
+            "a new form",
+        )
+        count = len(start.results())
+        start.listener.wait_for(lambda _: len(start.results()) >= count + 20, "more results")
+        for says in start.results():
+            assert np.allclose([*says["values"].values()], right[says["file"]], atol=1e-4)
 
 
 def test_an_agent_that_is_killed_while_it_prepares(own: Box) -> None:
