@@ -196,9 +196,9 @@ class Control:
             set=self._set,
             snapshot=self._snapshot,
             restart=self._restart,
-            rollback=self._deployer.rollback,
-            activate=self._deployer.activate,
-            delete=self._deployer.delete,
+            rollback=self._deployer.commands.rollback,
+            activate=self._deployer.commands.activate,
+            delete=self._deployer.commands.delete,
         )
         orders.deliveries = lambda place, message: self._transfers.message(place.levels, message)
         orders.idle = self._idle

@@ -22,6 +22,7 @@ from .machine import usable_cpus
 from .manifest import ModelFolder
 from .model import Model, engine_order, open_model
 from .networks.modelfile import check_network
+from .oversize import Oversize
 from .profile import DeviceProfile, Lineup, Match, choose, default_dirs, lineup, load_profiles
 from .quick import QuickEngine, quick_model
 from .settings import Batching, Settings
@@ -190,8 +191,9 @@ class Engines:
 
         """
         choices = self.choices_for(folder)
-        if self._store is not None and self.exceeds_budget(folder):
-            return self._open_streaming(self._store, folder, choices, kind, checked=checked), []
+        oversize = self.oversize(folder)
+        if oversize is not None:
+            return oversize.open(folder, kind, checked=checked), []
         model = self._known_better(folder, kind, choices, checked=checked)
         passed: list[str] = []
         if model is None:
@@ -292,32 +294,21 @@ class Engines:
         here = first is not None and first.place == ("openvino", "CPU")
         return first if here else None
 
-    def _open_streaming(
-        self,
-        store: Store,
-        folder: ModelFolder,
-        choices: list[EngineChoice],
-        kind: Kind,
-        *,
-        checked: bool,
-    ) -> Model:
-        """Load a model whose weights come and go: slower, but it runs at all.
+    def oversize(self, folder: ModelFolder) -> Oversize | None:
+        """Say how a model is loaded that is larger than all models may take; None: it is not.
 
         Raises:
-            ModelError: the model is not fit to run.
-            EngineError: it cannot be run so.
+            EngineError: it is, and nothing here can run it.
 
         """
+        if self._store is None or not self.exceeds_budget(folder):
+            return None
         choice = self.quick_choice(folder)
         budget = self._profile.memory_budget_mb
         if choice is None or choice.engine != "onnxruntime":
-            engines = ", ".join(choice.engine for choice in choices) or "none"
+            engines = ", ".join(one.engine for one in self.choices_for(folder)) or "none"
             raise EngineError(
                 f"{folder.manifest.id}: is larger than memory_budget_mb = {budget}, and only "
                 f"ONNX Runtime can run such a model (here: {engines}); raise the budget"
             )
-        if not checked:
-            check_network(folder.network)
-        found = find(store.root, folder.path, choice, kind, budget)
-        form = found or prepare(store, folder, choice, kind, budget_mb=budget)
-        return quick_model(folder, choice, form, kind)
+        return Oversize(self._store.root, choice, budget)

@@ -29,13 +29,14 @@ LAYERS: Mapping[str, str] = {
     ),
     "work: what goes on in a running agent": (
         "frames pipeline capture cascade health throughput serving opening deploy orders overrides "
-        "quick tuning tuner contest"
+        "quick oversize tuning tuner contest"
     ),
     "models: opened, kept, packed, looked into": (
         "model batching golden store packages networks added forms understudy"
     ),
     "edges: broker, cameras, sensors, engines, numbers": (
-        "link standby backlog keeper spool parcel client mqtt announced sources engines profile "
+        "link connecting outgoing fences standby backlog keeper spool parcel client mqtt announced "
+        "sources engines profile "
         "config start "
         "preprocess folding decode window annotate motion board slots metrics inbox "
         "forms.form forms.begin forms.ladder forms.mapped forms.options forms.skeleton"

@@ -47,7 +47,7 @@ def test_every_link_leads_somewhere() -> None:
 def test_the_bounds_in_the_threat_model_are_those_of_the_code() -> None:
     """Numbers that the page on security states are the ones that the code has."""
     from edge_agent import golden, inbox, manifest, validation
-    from edge_agent.deploy import transfers
+    from edge_agent.deploy import offers, whole
     from edge_agent.networks import irfile, modelfile, protowire
     from edge_agent.orders import MAX_COMMAND_BYTES
     from edge_agent.packages import package, ustar
@@ -59,8 +59,8 @@ def test_the_bounds_in_the_threat_model_are_those_of_the_code() -> None:
         f"| settings, manifest, profile | {validation.MAX_TOML_BYTES // kib} KiB, ",
         f"KiB, keys of {validation.MAX_KEY_PARTS} parts |",
         f"| command | {MAX_COMMAND_BYTES // kib} KiB |",
-        f"| {transfers.MAX_OFFER_BYTES // kib} KiB, {package.MAX_HEADER // kib} KiB |",
-        f"| {transfers.MAX_WHOLE_BYTES // mib} MiB; {inbox.MAX_BYTES // mib} MiB and ",
+        f"| {offers.MAX_OFFER_BYTES // kib} KiB, {package.MAX_HEADER // kib} KiB |",
+        f"| {whole.MAX_WHOLE_BYTES // mib} MiB; {inbox.MAX_BYTES // mib} MiB and ",
         f" and {inbox.MAX_MESSAGES} messages |",
         f"| {ustar.MAX_MEMBERS:,} members, {ustar.MAX_DEPTH} levels, ",
         f"{modelfile.MAX_NODES:,} nodes, {protowire.MAX_PARTS:,} parts |",

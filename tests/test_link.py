@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.link import HELD, OUTSTANDING, Backoff, Channel, Parcel
+from edge_agent.link import Backoff, Channel, Parcel
+from edge_agent.outgoing import HELD, OUTSTANDING
 from edge_agent.parcel import CREDIT
 from tests.line import STATUS, Line, arrived, parcel, wait_arrived
 from tests.support import PATIENCE, Listener, Mosquitto, Relay, wait_until

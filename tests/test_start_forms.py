@@ -14,8 +14,8 @@ import pytest
 from edge_agent.forms.form import read
 from tests.form_models import damage, rewrite
 from tests.networks import node, save_onnx
-from tests.start_box import GREYS, SIDE, Box, kept, own, planned, same
-from tests.support import CHECKOUT, wait_until
+from tests.start_box import GREYS, SIDE, Box, kept, numbers, own, planned, same
+from tests.support import CHECKOUT, call_cli, wait_until
 
 __all__ = ["kept", "own", "planned"]
 
@@ -109,21 +109,28 @@ def large(folder: Path) -> dict[str, list[float]]:
     return found
 
 
-def test_a_streaming_form_that_is_damaged_while_it_runs(own: Box, tmp_path: Path) -> None:
-    """No wrong result goes out; the form is made anew, and results go on without a restart."""
-    right = large(own.models / "numbers")
+@pytest.fixture
+def small(own: Box, tmp_path: Path) -> Box:
+    """Give a device of the test's own whose models may take 6 MB in all."""
     own.root = tmp_path / "program"
     for name in ("edge_agent", "device_profiles", "models"):
         leave = ignore_patterns(".mypy_cache", ".ruff_cache", "__pycache__")
         copytree(CHECKOUT / name, own.root / name, ignore=leave)
+    engine = 'engine = "onnxruntime"'
     (own.root / "device_profiles" / "small.toml").write_text(
-        'description = "a test\'s own"\nmemory_budget_mb = 6\n[[engines]]\nengine = "onnxruntime"\n'
+        f'description = "a test\'s own"\nmemory_budget_mb = 6\n[[engines]]\n{engine}\n'
     )
     own.more |= {"profile": "small"}
-    with own.start() as start:
+    return own
+
+
+def test_a_streaming_form_that_is_damaged_while_it_runs(small: Box) -> None:
+    """No wrong result goes out; the form is made anew, and results go on without a restart."""
+    right = large(small.models / "numbers")
+    with small.start() as start:
         assert same(start.found(), right)
         start.planned()
-        (form,) = own.forms()
+        (form,) = small.forms()
         assert read(str(form)).table["only"] == "streaming"
         before = (form / "weights.bin").stat().st_ino
         damage(form / "weights.bin", (form / "weights.bin").stat().st_size - 4096 + 3)
@@ -136,6 +143,22 @@ def test_a_streaming_form_that_is_damaged_while_it_runs(own: Box, tmp_path: Path
         start.listener.wait_for(lambda _: len(start.results()) >= count + 20, "more results")
         for says in start.results():
             assert np.allclose([*says["values"].values()], right[says["file"]], atol=1e-4)
+
+
+def test_a_model_that_is_pushed_and_too_large_streams(
+    small: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried and goes live in the only way that it can run here, and is right."""
+    monkeypatch.setenv("EDGE_AGENT_BROKER__URL", small.broker.url)
+    folder = numbers(tmp_path / "numbers-2", version="2")
+    right = large(folder)
+    with small.start() as start:
+        start.found()
+        said = call_cli("push", str(folder), "--device", small.device)
+        assert said.code == 0, said.err
+        assert same(start.found(model="numbers@2"), right)
+        start.wait("model", "numbers", live="2", prepared="ready")
+    assert "streaming" in [read(str(form)).table["only"] for form in small.forms()]
 
 
 def test_an_agent_that_is_killed_while_it_prepares(own: Box) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..errors import ModelError
 from ..manifest import ModelFolder
 from ..sources import Kind
 from .ahead import Ahead
 from .trial import TrialProcess
 
 Phase = Literal["receiving", "verifying", "preparing", "trial", "shadow", "probation"]
+Outcome = Literal["live", "rejected", "rolled-back"]
+
+
+class Interrupted(ModelError):
+    """The agent ends; the trial begins again at its next start."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,8 +34,8 @@ class Candidate:
     """Puts it into the store; raises ModelError."""
     durable: Callable[[], object] = lambda: None
     """Called when it is in the store."""
-    finished: Callable[[str, str | None], None] = lambda _outcome, _why: None
-    """Called with live, rejected or rolled-back, and why."""
+    finished: Callable[[Outcome, str | None], None] = lambda _outcome, _why: None
+    """Called with how it ended, and why."""
     told: Callable[[str, str | None], None] = lambda _state, _why: None
     """Called at every step with the state and why."""
     ahead: Ahead | None = None
@@ -45,6 +52,23 @@ class Candidate:
     @property
     def id(self) -> str:
         return f"{self.name}@{self.version}"
+
+    def check_wanted(self, closing: threading.Event) -> None:
+        """See that it shall go on.
+
+        Raises:
+            Interrupted: the agent ends.
+            ModelError: a command has overtaken it.
+
+        """
+        if closing.is_set():
+            raise Interrupted(self.id)
+        if self.aborted is not None:
+            raise ModelError(self.aborted)
+
+    def blamed(self, why: str) -> str:
+        """Say whose fault it is, once."""
+        return why if why.startswith(self.id) else f"{self.id}: {why}"
 
     def child(self, kind: Kind) -> TrialProcess | None:
         """Give the child that has been started for it, for the kind of sample that it is for."""
@@ -63,7 +87,7 @@ class Last:
     """How the last candidate of a model ended."""
 
     version: str
-    outcome: Literal["live", "rejected", "rolled-back"]
+    outcome: Outcome
     time: str
     why: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)

@@ -116,8 +116,8 @@ def main() -> None:
     threading.Thread(target=lines.listen, name="lines", daemon=True).start()
     engines = lines.questions.get()["engines"]
     _load_libraries(engines[:1])
-    libraries_mb = _resident_mb()
-    lines.say(libraries_mb=libraries_mb)
+    libraries = _memory_mb()
+    lines.say(libraries_mb=libraries)
     question = lines.questions.get()
     followed: Followed | None = None
     if "choice" in question:
@@ -131,10 +131,11 @@ def main() -> None:
         )
         _let_go()
         question = lines.questions.get()
-    before = _resident_mb()
+    before = _memory_mb()
     _load_libraries(engines[1:])
-    import_module("edge_agent.model")
-    lines.say(libraries_mb=libraries_mb + _resident_mb() - before)
+    import_module("edge_agent.oversize" if question["oversize"] else "edge_agent.model")
+    parts = zip(libraries, _memory_mb(), before, strict=True)
+    lines.say(libraries_mb=[sooner + now - then for sooner, now, then in parts])
     try:
         verdict = judge(question, followed)
     except AgentError as problem:
@@ -160,16 +161,19 @@ def _let_go() -> None:
         library.malloc_trim(0)
 
 
-def _resident_mb() -> float:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize() / 2**20
+def _memory_mb() -> tuple[float, float]:
+    """Say how much memory this process has, and how much of it is not of files."""
+    numbers = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    resident, shared = (int(pages) * resource.getpagesize() / 2**20 for pages in numbers[1:3])
+    return resident, resident - shared
 
 
 def judge(question: Mapping[str, Any], followed: Followed | None) -> Verdict:
     """Load and run the candidate.
 
     Args:
-        question: `folder`, `choices`, `kind`, and whether to look at `golden` inputs.
+        question: `folder`, `choices`, `kind`, whether to look at `golden` inputs, and how to load
+            it if it is `oversize`.
         followed: what came of running it while it arrived.
 
     Raises:
@@ -181,7 +185,13 @@ def judge(question: Mapping[str, Any], followed: Followed | None) -> Verdict:
 
     folder = load(Path(question["folder"]))
     choices = [EngineChoice(**choice) for choice in question["choices"]]
-    model, _ = open_model(folder, choices, question["kind"])
+    if question["oversize"] is None:
+        model, _ = open_model(folder, choices, question["kind"])
+    else:
+        from ..oversize import from_words
+
+        model = from_words(question["oversize"]).open(folder, question["kind"], checked=False)
+        choices = [model.choice]  # no other engine could load it
     tensors = _probe_inputs(model)
     outputs = model.raw(tensors)
     _finite(outputs)

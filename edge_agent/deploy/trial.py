@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engines import EngineChoice
+from ..oversize import Oversize
 from ..records import Tensors, TensorSpec
 from ..sources import Kind
 from .arriving.news import NEWS
@@ -34,10 +35,15 @@ __all__ = ["TrialProcess", "Verdict", "run_trial"]
 Frame = Callable[[tuple[TensorSpec, ...]], Tensors | None]
 
 POLL_SECONDS = 0.05
+PREPARE_SECONDS = 600.0
+"""To prepare a model that cannot be loaded whole."""
 _WORDS = 4096
 """Of what the child says before it dies, at most."""
 _LONGEST = 1 << 20
 """Of a line."""
+
+CHECK_MB = 64
+"""To check the files of such a model, and to run it part by part."""
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +96,10 @@ class TrialProcess:
         self._memory_mb = memory_mb
         self._frame = frame
         self._unsaid: bytes | None = None
-        self._libraries_mb: float | None = None
+        self._libraries_mb: tuple[float, float] | None = None
+        """What it takes with no model: all, and what is not of files."""
+        self._counts_files = True
+        """Whether what is mapped of files counts."""
         self._deadline: tuple[float, float] | None = None
         """When its time is over, and how long that was, s."""
         self._stopped: Callable[[], str | None] = lambda: None
@@ -137,6 +146,8 @@ class TrialProcess:
     ) -> Verdict:
         """Have it judge a model, and wait for its verdict; the arguments are `run_trial`'s."""
         self._memory_mb = memory_mb
+        # What comes and goes is mapped: the kernel takes it back whenever it likes.
+        self._counts_files = question["oversize"] is None
         self._stopped = stopped
         self._deadline = (time.monotonic() + timeout_s, timeout_s)
         self._tell(**question)
@@ -223,7 +234,8 @@ class TrialProcess:
             if not isinstance(says, dict):
                 return
             if "libraries_mb" in says:
-                self._libraries_mb = says["libraries_mb"]
+                resident, own = says["libraries_mb"]
+                self._libraries_mb = float(resident), float(own)
             elif "wish" in says:
                 start, stop = says["wish"]
                 self.wish = (int(start), int(stop))
@@ -258,10 +270,15 @@ class TrialProcess:
         if self._unsaid is not None:
             self.news(self._unsaid)
         try:
-            used = psutil.Process(self._child.pid).memory_info().rss / 2**20
+            memory = psutil.Process(self._child.pid).memory_info()
         except psutil.NoSuchProcess:
             return
-        taken = used - self._libraries_mb if self._libraries_mb is not None else 0
+        taken = 0.0
+        if self._libraries_mb is not None:
+            resident, own = self._libraries_mb
+            taken = memory.rss / 2**20 - resident
+            if not self._counts_files:
+                taken = (memory.rss - memory.shared) / 2**20 - own
         if self._memory_mb and taken > self._memory_mb:
             self._end(f"takes more than the {self._memory_mb} MB that models may take here")
         if self._deadline is not None and time.monotonic() > self._deadline[0]:
@@ -281,6 +298,7 @@ def run_trial(
     memory_mb: int,
     stopped: Callable[[], str | None] = lambda: None,
     process: TrialProcess | None = None,
+    oversize: Oversize | None = None,
 ) -> Verdict:
     """Try a model in a child process.
 
@@ -293,6 +311,8 @@ def run_trial(
         memory_mb: what the child may take beyond what it takes with no model; 0: no bound.
         stopped: says why it need not go on; None: it shall.
         process: a child that is there already, and has perhaps followed the model; it is used up.
+        oversize: how to load it, as it is larger than all models may take; None: it is not. To
+            prepare such a model takes time of its own, and memory that is not counted.
 
     """
     question = {
@@ -300,7 +320,11 @@ def run_trial(
         "kind": kind,
         "golden": golden,
         "choices": [asdict(choice) for choice in choices],
+        "oversize": None if oversize is None else oversize.words(),
     }
+    if oversize is not None:
+        timeout_s += PREPARE_SECONDS
+        memory_mb += CHECK_MB
     if process is None or (process.ended and process.why is not None):
         # One that was ended while the model arrived says nothing about the whole of it.
         process = TrialProcess([choice.engine for choice in choices], memory_mb, _no_frame)
