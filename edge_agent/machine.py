@@ -33,6 +33,15 @@ def usable_memory(root: Path = ROOT) -> int:
     return min([total, *limits]) if total else min(limits, default=0)
 
 
+def trim_memory() -> None:
+    """Have the C library give back what this process has freed, and does not use at the moment."""
+    import ctypes
+
+    libc: Any = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # the GNU library's
+        libc.malloc_trim(0)
+
+
 def return_freed_memory() -> None:
     """Have the C library give back at once what this process frees, now and from now on.
 
@@ -47,7 +56,7 @@ def return_freed_memory() -> None:
     if hasattr(libc, "malloc_trim"):
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
         libc.mallopt(_M_TRIM_THRESHOLD, _LARGE)
-        libc.malloc_trim(0)
+    trim_memory()
 
 
 def _count_ranges(ranges: str) -> int:

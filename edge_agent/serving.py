@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from .board import Board
 from .errors import AgentError, BarredError, ModelError
+from .machine import trim_memory
 from .manifest import ModelFolder
 from .model import Model
 from .record import record
@@ -283,6 +284,8 @@ class Servings:
             return
         model.close()
         gc.collect()
+        # Else the C library keeps what a model of a hundred megabytes has left, piece by piece.
+        trim_memory()
 
     def close(self) -> None:
         for model in {

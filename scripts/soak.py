@@ -108,9 +108,11 @@ class Body:
         early, late = slice(skip, skip + part), slice(-part, None)
         before, after = (statistics.median(self.rss_mb[each]) for each in (early, late))
         more = {
-            # The fewest: a trial, or a connection that is being opened, has its own for a while;
-            # what is left over is always there.
-            name: min(values[late]) - min(values[early])
+            # A trial, a connection, the spool have their own for a while; what is left over is
+            # always there, and raises the fewest and the most alike.
+            name: min(
+                min(values[late]) - min(values[early]), max(values[late]) - max(values[early])
+            )
             for name, values in (("threads", self.threads), ("descriptors", self.descriptors))
         }
         if after > GROWTH * before:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engines import MODULES, EngineChoice
 from ..errors import AgentError, EngineError, ModelError, SampleError
+from ..machine import trim_memory
 
 if TYPE_CHECKING:
     from ..golden import Agreement
@@ -156,9 +157,7 @@ def _load_libraries(engines: list[str]) -> None:
 def _let_go() -> None:
     """Give back what the stages took, so that it is not counted as the whole network's."""
     gc.collect()
-    library = ctypes.CDLL(None)
-    if hasattr(library, "malloc_trim"):  # the GNU library's
-        library.malloc_trim(0)
+    trim_memory()
 
 
 def _memory_mb() -> tuple[float, float]:
