@@ -45,7 +45,7 @@ LAYERS: Mapping[str, str] = {
         "settings manifest sources.spec wire validation"
     ),
     "ground: knows nothing of the rest": (
-        "errors names bounds record records "
+        "errors names bounds record records protobuf "
         "crew systemd durable machine facts networks.networkfacts "
         "bundled start.clock shares limits thermal journal breaker flight crashes hangs "
         "wallclock"

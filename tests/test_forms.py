@@ -500,8 +500,8 @@ def test_the_soonest_result_decides(spare: str, best: str) -> None:
 
 def test_skeleton_of_garbage(tmp_path: Path) -> None:
     """Bytes that are no ONNX file are refused by the one who takes it apart, whatever they are."""
-    from edge_agent.forms.optimise import Outside, map_file
-    from edge_agent.forms.skeleton import skeleton
+    from edge_agent.forms.optimise import Outside
+    from edge_agent.forms.skeleton import map_file, skeleton
 
     model = chain(tmp_path / "chain", 2) / "model.onnx"
     good = model.read_bytes()

@@ -6,10 +6,11 @@ Only the graph is written anew; weights stay where they are.
 from __future__ import annotations
 
 from dataclasses import replace
-from mmap import ACCESS_READ, mmap
+from mmap import mmap
 from pathlib import Path
 
-from ..forms.skeleton import fields, message, skeleton, varint
+from ..forms.skeleton import map_file, skeleton
+from ..protobuf import fields, message, numeral
 from ..record import record
 from .fold import FIRST, Fold
 from .graph import (
@@ -76,15 +77,14 @@ class InputCut:
             message(number, self._graph(graph, begin, end))
             if number == MODEL_GRAPH
             else graph[start:end]
-            for number, start, end, begin in fields(graph, 0, len(graph))
+            for number, start, end, begin, _ in fields(graph, 0, len(graph))
         )
 
     def open(self) -> tuple[bytes, dict[str, mmap]]:
         """Give the changed graph, and by name the files in which its weights stayed.
 
         Raises:
-            OSError: a file cannot be read.
-            ModelError: the network is not an ONNX file any more.
+            ModelError: a file cannot be read, or the network is not an ONNX file any more.
 
         """
         files = {self.network.name: map_file(self.network)}
@@ -97,7 +97,7 @@ class InputCut:
         parts, node = [], -1
         if self.shifted:
             parts.append(message(GRAPH_INITIALIZER, _zero_point(self.fold.zero_point)))
-        for number, start, end, begin in fields(data, at, last):
+        for number, start, end, begin, _ in fields(data, at, last):
             node += number == GRAPH_NODE
             if number == GRAPH_NODE and node in self.quantisers:
                 parts.append(message(number, _moves(*self.quantisers[node], self.fold.turned)))
@@ -111,15 +111,9 @@ class InputCut:
         return b"".join(parts)
 
 
-def map_file(path: Path) -> mmap:
-    """Map a file for reading."""
-    with path.open("rb") as file:
-        return mmap(file.fileno(), 0, access=ACCESS_READ)
-
-
 def _named(data: bytes, at: int, last: int) -> bytes:
     """Give the name of an input, output or tensor in between."""
-    for number, _, end, begin in fields(data, at, last):
+    for number, _, end, begin, _ in fields(data, at, last):
         if number == VALUE_NAME:
             return data[begin:end]
     return b""
@@ -127,11 +121,11 @@ def _named(data: bytes, at: int, last: int) -> bytes:
 
 def _retyped(value: bytes, fold: Fold) -> bytes:
     """Change the type of an input's numbers."""
-    element = varint(TENSOR_ELEMENT << 3) + varint(INT8 if fold.dtype == "int8" else UINT8)
+    element = numeral(TENSOR_ELEMENT, INT8 if fold.dtype == "int8" else UINT8)
 
     def changed(data: bytes, path: tuple[int, ...]) -> bytes:
         parts: dict[int, list[bytes]] = {}
-        for number, start, end, begin in fields(data, 0, len(data)):
+        for number, start, end, begin, _ in fields(data, 0, len(data)):
             inner = path and number == path[0]
             part = message(number, changed(data[begin:end], path[1:])) if inner else data[start:end]
             parts.setdefault(number, []).append(part)
@@ -147,23 +141,23 @@ def _retyped(value: bytes, fold: Fold) -> bytes:
 def _turned(tensor: bytes, shape: int) -> bytes:
     """Put the second of four sizes last."""
     sizes: list[bytes] = []
-    for number, _, end, begin in fields(tensor, 0, len(tensor)):
+    for number, _, end, begin, _ in fields(tensor, 0, len(tensor)):
         if number == shape:
-            sizes = [tensor[a:b] for _, a, b, _ in fields(tensor, begin, end)]
+            sizes = [tensor[a:b] for _, a, b, _, _ in fields(tensor, begin, end)]
     first, second, third, fourth = sizes
     return message(shape, first + third + fourth + second)
 
 
 def _zero_point(value: int) -> bytes:
     """Write a constant of one byte."""
-    element = varint(TENSOR_TYPE << 3) + varint(UINT8)
+    element = numeral(TENSOR_TYPE, UINT8)
     return element + message(TENSOR_NAME, _ZERO_POINT) + message(TENSOR_RAW, bytes([value]))
 
 
 def _with_zero_point(node: bytes) -> bytes:
     """Have an operation take that constant as its third tensor."""
     parts, taken = [], 0
-    for number, start, end, _ in fields(node, 0, len(node)):
+    for number, start, end, _, _ in fields(node, 0, len(node)):
         taken += number == NODE_INPUT
         third = number == NODE_INPUT and taken == 3
         parts.append(message(NODE_INPUT, _ZERO_POINT) if third else node[start:end])
@@ -186,6 +180,6 @@ def _moves(takes: bytes, gives: bytes, turned: bool) -> bytes:
     )
     if not turned:
         return node
-    axes = b"".join(varint(ATTRIBUTE_INTS << 3) + varint(axis) for axis in FIRST)
-    kind = varint(ATTRIBUTE_TYPE << 3) + varint(OF_INTS)
+    axes = b"".join(numeral(ATTRIBUTE_INTS, axis) for axis in FIRST)
+    kind = numeral(ATTRIBUTE_TYPE, OF_INTS)
     return node + message(NODE_ATTRIBUTE, message(ATTRIBUTE_NAME, b"perm") + axes + kind)

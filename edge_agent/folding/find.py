@@ -11,10 +11,11 @@ import math
 from collections.abc import Container
 from pathlib import Path
 
-from ..forms.skeleton import Data
+from ..errors import ModelError
+from ..forms.skeleton import Data, map_file
 from ..manifest import ModelFolder
 from ..sources import Kind
-from .cut import InputCut, map_file
+from .cut import InputCut
 from .fold import Fold
 from .graph import FLOAT, INT8, UINT8, Graph, Node, Scalar, UnfoldableError
 
@@ -70,7 +71,7 @@ def find(
             return _find(data, network, tensor, constants)
     except UnfoldableError as reason:
         return str(reason)
-    except (OSError, ValueError, IndexError) as problem:
+    except (ModelError, ValueError, IndexError) as problem:
         # Whoever loads it says what is wrong with it.
         return f"{network.name} cannot be looked into: {problem}"
 

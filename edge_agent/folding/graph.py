@@ -10,7 +10,8 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ..forms.skeleton import Data, fields, number_at
+from ..forms.skeleton import Data
+from ..protobuf import fields, number_at
 
 # Numbers of fields in onnx.proto.
 MODEL_GRAPH = 7
@@ -69,11 +70,13 @@ class Graph:
 
         """
         self._data = data
-        graphs = [(a, b) for number, _, b, a in fields(data, 0, len(data)) if number == MODEL_GRAPH]
+        graphs = [
+            (a, b) for number, _, b, a, _ in fields(data, 0, len(data)) if number == MODEL_GRAPH
+        ]
         if len(graphs) != 1:
             raise UnfoldableError("it has no graph, or one in pieces")
         found: dict[int, list[Place]] = {}
-        for number, _, end, begin in fields(data, *graphs[0]):
+        for number, _, end, begin, _ in fields(data, *graphs[0]):
             found.setdefault(number, []).append((begin, end))
         self._nodes = found.get(GRAPH_NODE, [])
         self._initializers = found.get(GRAPH_INITIALIZER, [])
@@ -227,7 +230,7 @@ class Graph:
 
     def _parts(self, begin: int, end: int) -> Iterator[tuple[int, Place]]:
         """Give number and content of each field of a message."""
-        for number, _, last, content in fields(self._data, begin, end):
+        for number, _, last, content, _ in fields(self._data, begin, end):
             yield number, (content, last)
 
 

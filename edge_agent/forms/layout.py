@@ -10,7 +10,8 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 from .cutting import names
 from .form import WEIGHTS
-from .optimise import Outside, map_file, tensors, whereabouts
+from .optimise import Outside, tensors, whereabouts
+from .skeleton import map_file
 
 if TYPE_CHECKING:
     from onnx import GraphProto, TensorProto

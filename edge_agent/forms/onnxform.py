@@ -29,13 +29,13 @@ from .optimise import (
     OPTIMISED,
     OPTIMISED_WEIGHTS,
     Outside,
-    map_file,
     optimise,
     tensors,
     whereabouts,
 )
 from .options import Words, session_options
 from .signs import FILE as SIGNED
+from .skeleton import map_file
 from .stages import stage_name, stage_table, write_graphs
 from .trying import Trial
 

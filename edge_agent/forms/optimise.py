@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import EngineError, ModelError
+from ..errors import EngineError
 from .options import Words, session_options
-from .skeleton import LEAST, skeleton
+from .skeleton import LEAST, map_file, skeleton
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, TensorProto
@@ -111,20 +111,6 @@ def optimise(outside: Outside, words: Words, folder: Path) -> ModelProto:
     model = ModelProto()
     model.ParseFromString((folder / OPTIMISED).read_bytes())
     return model
-
-
-def map_file(path: Path) -> mmap.mmap:
-    """Map a file for reading.
-
-    Raises:
-        ModelError: it cannot be read, or is empty.
-
-    """
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as problem:
-        raise ModelError(f"{path}: cannot be read: {problem}") from None
 
 
 def tensors(graph: GraphProto) -> Iterator[TensorProto]:

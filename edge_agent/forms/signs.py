@@ -17,8 +17,8 @@ import numpy as np
 
 from ..machine import instructions
 from ..records import Array
-from .optimise import Outside, map_file, whereabouts
-from .skeleton import LEAST
+from .optimise import Outside, whereabouts
+from .skeleton import LEAST, map_file
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto

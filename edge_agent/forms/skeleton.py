@@ -6,13 +6,13 @@ stretches of the mapped file, so that a network larger than the memory can be ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from mmap import mmap
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
 
 from ..errors import ModelError
+from ..protobuf import DamagedError, fields, message, numeral
 
-# The wire format of protocol buffers (protobuf.dev/programming-guides/encoding), and the numbers of
-# the few fields of onnx.proto on the way to a tensor's bytes.
+# The numbers of the few fields of onnx.proto on the way to a tensor's bytes.
 _MODEL_GRAPH = 7
 _GRAPH_INITIALIZER = 5
 _TENSOR_RAW_DATA = 9
@@ -24,6 +24,20 @@ Data = mmap | bytes
 
 LEAST = 1024
 """Bytes below which a tensor stays in the graph; shapes and scales are looked at while it loads."""
+
+
+def map_file(path: Path) -> mmap:
+    """Map a file for reading.
+
+    Raises:
+        ModelError: it cannot be read, or is empty.
+
+    """
+    try:
+        with path.open("rb") as file:
+            return mmap(file.fileno(), 0, access=ACCESS_READ)
+    except (OSError, ValueError) as problem:
+        raise ModelError(f"{path}: cannot be read: {problem}") from None
 
 
 def skeleton(data: Data, location: str, elsewhere: set[str] | None = None) -> bytes:
@@ -40,19 +54,19 @@ def skeleton(data: Data, location: str, elsewhere: set[str] | None = None) -> by
     """
     try:
         parts = []
-        for number, start, end, begin in fields(data, 0, len(data)):
+        for number, start, end, begin, _ in fields(data, 0, len(data)):
             if number == _MODEL_GRAPH:
                 parts.append(message(number, _graph(data, begin, end, location, elsewhere)))
             else:
                 parts.append(data[start:end])
         return b"".join(parts)
-    except (IndexError, ValueError):
+    except (DamagedError, UnicodeDecodeError):
         raise ModelError(f"{location}: not a valid ONNX file") from None
 
 
 def _graph(data: Data, start: int, end: int, location: str, elsewhere: set[str] | None) -> bytes:
     parts = []
-    for number, first, last, begin in fields(data, start, end):
+    for number, first, last, begin, _ in fields(data, start, end):
         if number == _GRAPH_INITIALIZER:
             parts.append(message(number, _tensor(data, begin, last, location, elsewhere)))
         else:
@@ -63,7 +77,7 @@ def _graph(data: Data, start: int, end: int, location: str, elsewhere: set[str] 
 def _tensor(data: Data, start: int, end: int, location: str, elsewhere: set[str] | None) -> bytes:
     """Copy a tensor; in the place of its bytes, where they are many, say where they lie."""
     parts = []
-    for number, first, last, begin in fields(data, start, end):
+    for number, first, last, begin, _ in fields(data, start, end):
         if number == _TENSOR_RAW_DATA and last - begin >= LEAST:
             for key, value in (
                 ("location", location),
@@ -72,7 +86,7 @@ def _tensor(data: Data, start: int, end: int, location: str, elsewhere: set[str]
             ):
                 entry = message(1, key.encode()) + message(2, value.encode())
                 parts.append(message(_TENSOR_EXTERNAL_DATA, entry))
-            parts.append(varint(_TENSOR_DATA_LOCATION << 3) + varint(_EXTERNAL))
+            parts.append(numeral(_TENSOR_DATA_LOCATION, _EXTERNAL))
         else:
             parts.append(data[first:last])
             if number == _TENSOR_EXTERNAL_DATA and elsewhere is not None:
@@ -82,56 +96,5 @@ def _tensor(data: Data, start: int, end: int, location: str, elsewhere: set[str]
 
 def _location(data: Data, start: int, end: int) -> set[str]:
     """Read the file's name of an entry of a tensor's external data, if that is what it says."""
-    entry = {number: data[begin:last] for number, _, last, begin in fields(data, start, end)}
+    entry = {number: data[begin:last] for number, _, last, begin, _ in fields(data, start, end)}
     return {entry[2].decode()} if entry.get(1) == b"location" and 2 in entry else set()
-
-
-def fields(data: Data, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Give each field of a message: number, where it starts and ends, where its content starts."""
-    while at < end:
-        start = at
-        tag, at = number_at(data, at)
-        begin = at
-        match tag & 7:
-            case 0:
-                _, at = number_at(data, at)
-            case 1:
-                at += 8
-            case 2:
-                length, begin = number_at(data, at)
-                at = begin + length
-            case 5:
-                at += 4
-            case _:
-                raise ValueError
-        if at > end:
-            raise ValueError
-        yield tag >> 3, start, at, begin
-
-
-def number_at(data: Data, at: int) -> tuple[int, int]:
-    """Read a number of seven bits a byte, lowest first; give it and the place behind it."""
-    value = shift = 0
-    while shift < 64:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    raise ValueError
-
-
-def message(number: int, content: bytes) -> bytes:
-    """Write a field of bytes."""
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
-
-def varint(value: int) -> bytes:
-    """Write a number, as `number_at` reads it."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import ModelError
+from ..protobuf import DamagedError, message, number_at
 
 MAX_PARTS = 2_000_000
 """Fields of all messages, how deep ever; ViT-B/16 has some thousands."""
@@ -109,14 +110,14 @@ class _Walk:
                 changed: bytes | None = self.message(body, at, inner[number], depth + 1)
                 if changed is not None and len(changed) == length:
                     continue  # nothing was left out of it
-                changed = _field(number, changed or b"")
+                changed = message(number, changed or b"")
             elif is_tensor and number == self._doc:
                 changed = b""
             elif is_tensor and number == self._raw:
                 # Where a field comes twice the last one counts.
                 small = length <= SMALL
                 place = f"{body}:{length}".encode()
-                raw = self._data[start:at] if small else _field(self._doc, place)
+                raw = self._data[start:at] if small else message(self._doc, place)
                 changed = b""
             else:
                 continue
@@ -137,32 +138,14 @@ class _Walk:
         return self._data[start:end]
 
     def _number(self, at: int, end: int) -> tuple[int, int]:
-        """Read a varint, 64 bits at most; gives where it ends, too."""
-        value = shift = 0
-        while at < end and shift < 70:
-            byte = self._data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value, at
-            shift += 7
-        return self._damaged()
+        """Read a number; gives where it ends, too."""
+        try:
+            number, behind = number_at(self._data, at)
+        except DamagedError:
+            self._damaged()
+        return (number, behind) if behind <= end else self._damaged()
 
     def _damaged(self) -> NoReturn:
         raise ModelError(
             f"{self._network}: not a valid ONNX file: it is cut short, damaged or something else"
         )
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """Write a field of bytes."""
-    return _varint(number << 3 | 2) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    written = bytearray()
-    while value >= 0x80:
-        written.append(value & 0x7F | 0x80)
-        value >>= 7
-    written.append(value)
-    return bytes(written)

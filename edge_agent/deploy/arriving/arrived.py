@@ -64,3 +64,6 @@ class Arriving:
         """Give some bytes, as soon as they are there."""
         self.wait(start, stop)
         return self.buffer[start:stop]
+
+    def __getitem__(self, place: slice, /) -> bytes:
+        return self.read(place.start, place.stop)

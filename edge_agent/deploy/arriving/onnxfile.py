@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...protobuf import DamagedError, Field, Sliceable, fields
 from ...records import TensorSpec
 from .arrived import Arriving, UnfitError
-from .protobuf import Field, Held, fields
 
 MAX_GRAPH_BYTES = 4 * 2**20
 """Of all nodes: what an engine's parser makes of them is 40 times as much at the worst."""
@@ -101,7 +101,7 @@ class OnnxFile:
         self.begin, self.end = begin, end
         self.front = b""
         """Fields of the model that come before its graph."""
-        for field in fields(data, begin, end):
+        for field in _fields(data, begin, end):
             if field.number == _GRAPH:
                 break
             if field.end - begin > MAX_GRAPH_BYTES:
@@ -113,7 +113,7 @@ class OnnxFile:
         else:
             raise UnfitError("it has no graph")
         self.graph = (field.begin, field.end)
-        self._walk = fields(data, *self.graph)
+        self._walk = _fields(data, *self.graph)
         self._first: Field | None = None
 
     @property
@@ -149,7 +149,7 @@ class OnnxFile:
         """
         start = self.tail[0]
         opsets = b""
-        for field in fields(self._data, self.graph[1], self.end):
+        for field in _fields(self._data, self.graph[1], self.end):
             if field.number == _OPSET:
                 opsets += self._data.read(field.start, field.end)
             elif field.number in {_GRAPH, _FUNCTION}:
@@ -185,7 +185,7 @@ class OnnxFile:
 
     def _tensor(self, field: Field) -> Tensor:
         name, raw = "", None
-        for part in fields(self._data, field.begin, field.end):
+        for part in _fields(self._data, field.begin, field.end):
             if part.number == _TENSOR_NAME:
                 name = self._data.read(part.begin, part.end).decode("utf-8", "replace")
             elif part.number == _RAW:
@@ -202,34 +202,45 @@ def declared(name: str, value: bytes) -> TensorSpec:
         UnfitError: it is no tensor of numbers, or has no shape.
 
     """
-    held = Held(value)
     at = (0, len(value))
     # The way down to the tensor's type: field, value, type, tensor.
     for number in (None, 2, 1):
-        found = [f for f in fields(held, *at) if number is None or f.number == number]
+        found = [f for f in _fields(value, *at) if number is None or f.number == number]
         if not found:
             raise UnfitError(f"{name} is no tensor")
         at = (found[-1].begin, found[-1].end)
-    parts = {field.number: field for field in fields(held, *at)}
+    parts = {field.number: field for field in _fields(value, *at)}
     if 1 not in parts or 2 not in parts or parts[1].value not in _NAMES:
         raise UnfitError(f"{name} is no tensor of numbers whose shape is known")
     shape: list[int | None] = []
-    for size in fields(held, parts[2].begin, parts[2].end):
-        known = [f.value for f in fields(held, size.begin, size.end) if f.number == 1]
+    for size in _fields(value, parts[2].begin, parts[2].end):
+        known = [f.value for f in _fields(value, size.begin, size.end) if f.number == 1]
         shape.append(known[-1] if known and 0 < known[-1] < 2**31 else None)
     return TensorSpec(name, tuple(shape), _NAMES[parts[1].value])
+
+
+def _fields(data: Sliceable, at: int, end: int) -> Iterator[Field]:
+    """Give the fields of a message, which may have to arrive first.
+
+    Raises:
+        UnfitError: it is no message.
+
+    """
+    try:
+        yield from fields(data, at, end)
+    except DamagedError as problem:
+        raise UnfitError(str(problem)) from None
 
 
 _TAG_INPUT = bytes([_INPUT << 3 | 2])
 
 
 def _node(data: bytes) -> Node:
-    held = Held(data)
-    (whole,) = fields(held, 0, len(data))
+    (whole,) = _fields(data, 0, len(data))
     takes, gives, operator, domain = [], [], "", ""
-    for part in fields(held, whole.begin, whole.end):
+    for part in _fields(data, whole.begin, whole.end):
         if part.number == _ATTRIBUTE:
-            if any(f.number in _BRANCHES for f in fields(held, part.begin, part.end)):
+            if any(f.number in _BRANCHES for f in _fields(data, part.begin, part.end)):
                 raise UnfitError("it has branches or loops")
         elif part.number in {_TAKES, _GIVES, _OPERATOR, _DOMAIN}:
             text = data[part.begin : part.end].decode("utf-8", "replace")
@@ -254,13 +265,12 @@ def _values(data: bytes) -> tuple[dict[str, bytes], dict[str, bytes]]:
         UnicodeDecodeError: likewise.
 
     """
-    held = Held(data)
     found: dict[int, dict[str, bytes]] = {_INPUT: {}, _OUTPUT: {}}
-    for field in fields(held, 0, len(data)):
+    for field in _fields(data, 0, len(data)):
         if field.number not in _BEHIND:
             raise UnfitError("something else")
         if field.number in found:
-            parts = {part.number: part for part in fields(held, field.begin, field.end)}
+            parts = {part.number: part for part in _fields(data, field.begin, field.end)}
             if 1 not in parts or 2 not in parts:
                 raise UnfitError("something without name or type")
             name = data[parts[1].begin : parts[1].end].decode("utf-8")

@@ -18,11 +18,11 @@ from ...engines.ort import specs as specs_of
 from ...errors import EngineError
 from ...folding.fold import Fold
 from ...forms.options import session_options
+from ...protobuf import message, numeral
 from ...records import Array, Tensors, TensorSpec
 from .arrived import Arriving, UnfitError
 from .cuts import Cutter, Stage
 from .onnxfile import TYPES, OnnxFile, Tensor, declared
-from .protobuf import message, numeral
 
 _DATA = "arriving"
 """By which name the graphs call the file that arrives."""

@@ -8,26 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from .arrived import UnfitError
-
 _LONGEST = 20
 """Bytes that tag and length of a field can take."""
 
 
-class Readable(Protocol):
-    """Something that gives bytes by their place."""
-
-    def read(self, start: int, stop: int) -> bytes: ...
+class DamagedError(ValueError):
+    """Bytes that are no message."""
 
 
-class Held:
-    """Bytes that are all there."""
+class Sliceable(Protocol):
+    """Something that gives bytes by their place: bytes, a mapped file."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def read(self, start: int, stop: int) -> bytes:
-        return self._data[start:stop]
+    def __getitem__(self, place: slice, /) -> bytes: ...
 
 
 class Field(NamedTuple):
@@ -36,47 +28,52 @@ class Field(NamedTuple):
     number: int
     start: int
     """Of its tag."""
+    end: int
     begin: int
     """Of its content."""
-    end: int
     value: int
     """Of a number; of anything else 0."""
 
 
-def fields(data: Readable, at: int, end: int) -> Iterator[Field]:
+def fields(data: Sliceable, at: int, end: int) -> Iterator[Field]:
     """Give the fields of the message from *at* to *end*; no content is read.
 
     Raises:
-        UnfitError: it is no message.
+        DamagedError: it is no message.
 
     """
     while at < end:
-        head = data.read(at, min(at + _LONGEST, end))
-        tag, size = _number(head, 0)
+        head = data[at : min(at + _LONGEST, end)]
+        tag, size = number_at(head, 0)
         value = 0
         begin = at + size
         match tag & 7:
             case 0:
-                value, size = _number(head, size)
+                value, size = number_at(head, size)
                 stop = at + size
             case 1:
                 stop = begin + 8
             case 2:
-                length, size = _number(head, size)
+                length, size = number_at(head, size)
                 begin = at + size
                 stop = begin + length
             case 5:
                 stop = begin + 4
             case _:
-                raise UnfitError("a field of a kind that does not exist")
+                raise DamagedError("a field of a kind that does not exist")
         if stop > end or tag < 8:
-            raise UnfitError("a field that is longer than its message")
-        yield Field(tag >> 3, at, begin, stop, value)
+            raise DamagedError("a field that is longer than its message")
+        yield Field(tag >> 3, at, stop, begin, value)
         at = stop
 
 
-def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Read a varint, 64 bits at most; gives where it ends, too."""
+def number_at(data: Sliceable, at: int) -> tuple[int, int]:
+    """Read a number of seven bits a byte, lowest first; give it and the place behind it.
+
+    Raises:
+        DamagedError: it does not end within 64 bits.
+
+    """
     value = shift = 0
     for byte in data[at : at + 10]:
         at += 1
@@ -84,7 +81,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-    raise UnfitError("a number that does not end")
+    raise DamagedError("a number that does not end")
 
 
 def message(number: int, content: bytes) -> bytes:
@@ -98,7 +95,7 @@ def numeral(number: int, value: int) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """Write a number of seven bits a byte, lowest first."""
+    """Write a number, as `number_at` reads it."""
     written = bytearray()
     while value >= 0x80:
         written.append(value & 0x7F | 0x80)
