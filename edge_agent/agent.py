@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 
 from . import systemd
 from .crew import Stop, Stops, stop_on_dead_threads, stop_on_signals
-from .durable import replace_file
+from .durable import make_state_folder, replace_file
 from .engines import EngineChoice
 from .errors import AgentError, EngineError, ModelError
 from .flight import aloft, last_words, recorder
 from .forms.form import read
-from .frames import Frames, may_write
+from .frames import Frames
 from .hangs import HANG_SECONDS, Hangs
 from .journal import set_up
 from .manifest import InputSpec, LogMel, Manifest, ModelFolder, OutputSpec, TrialSpec
@@ -102,7 +102,7 @@ class Agent:
             UsageError: something the settings name is not as it should be.
 
         """
-        may_write(settings)
+        make_state_folder(settings.state)
         self._reread = reread
         self._clock = clock
         self._origins = origins

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, get_args
 
-from .errors import ModelError
+from .errors import ModelError, UsageError
 
 StorePoint = Literal[
     "receive.metadata",  # an offer's three files are written, their folder not yet in place
@@ -81,11 +81,22 @@ def disk_errors(doing: str) -> Iterator[None]:
         raise ModelError(f"{doing}: {problem.strerror or problem}") from problem
 
 
-def may_be_written(folder: Path) -> bool:
-    """Whether this user may write to a folder, or could if its disk were not read-only."""
-    if os.access(folder, os.W_OK | os.X_OK):
-        return True
-    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+def make_state_folder(folder: Path) -> None:
+    """Make the state folder, if it is not there.
+
+    One on a disk that has become read-only will do: what is there can be run, and health says so.
+
+    Raises:
+        UsageError: it cannot be made, or this user may not write to it.
+
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise UsageError(f"state_dir: {folder}: {problem.strerror}") from None
+    if os.access(folder, os.W_OK | os.X_OK) or os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return
+    raise UsageError(f"state_dir: {folder}: may not be written by this user")
 
 
 def sync_folder(folder: Path) -> None:

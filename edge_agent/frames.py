@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from . import wire
 from .board import Board, Job
 from .crew import Crew, Stops
-from .durable import may_be_written
 from .errors import UsageError
 from .inbox import Inbox
 from .link import Link
@@ -242,20 +241,3 @@ class Frames:
             f"{self.topics.inbox}/#",
             *(f"{self.topics.group_inbox(group)}/#" for group in self.settings.groups),
         ]
-
-
-def may_write(settings: Settings) -> None:
-    """Make the state folder.
-
-    One on a disk that has become read-only will do: what is there can be run, and health says so.
-
-    Raises:
-        UsageError: it cannot be made or written.
-
-    """
-    try:
-        settings.state.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise UsageError(f"state_dir: {settings.state}: {problem.strerror}") from None
-    if not may_be_written(settings.state):
-        raise UsageError(f"state_dir: {settings.state}: may not be written by this user") from None

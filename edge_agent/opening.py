@@ -10,10 +10,10 @@ from typing import Literal
 
 from .bundled import bundled
 from .crashes import Crashes
-from .durable import may_be_written, size_of
+from .durable import make_state_folder, size_of
 from .engines import EngineChoice, EngineName
 from .engines.probe import probe
-from .errors import AgentError, BarredError, EngineError, ModelError, UsageError
+from .errors import AgentError, BarredError, EngineError, ModelError
 from .facts import Facts, read_facts
 from .flight import place
 from .forms.form import Form, FormError
@@ -58,12 +58,7 @@ def open_store(settings: Settings) -> Store:
         UsageError: it cannot be made or written.
 
     """
-    try:
-        settings.state.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise UsageError(f"state_dir: {settings.state}: {problem.strerror}") from None
-    if not may_be_written(settings.state):
-        raise UsageError(f"state_dir: {settings.state}: may not be written by this user") from None
+    make_state_folder(settings.state)
     return Store(settings.state)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..errors import SampleError, SourceError
+from ..errors import SourceError
 from ..records import Reading
 from .hardware import HARDWARE
 from .opencv import check_size, open_camera, open_device
@@ -33,8 +33,6 @@ class Camera:
     def __init__(self, name: str, capture: Any, closing: threading.Event) -> None:
         """Take over an opened cv2.VideoCapture; *name* is what errors call it."""
         self._name = name
-        self._shown = False
-        """Whether a picture has come."""
         self._capture = capture
         self._closing = closing
         self._time_ns, self._since = 0, 0.0
@@ -44,8 +42,7 @@ class Camera:
         if self._closing.is_set():
             return False
         if not self._capture.grab():
-            if HARDWARE.doubt(self._name):
-                raise SourceError(f"{self._name}: is opened again, to decode in software")
+            HARDWARE.need_no_doubt(self._name)
             raise SourceError(
                 f"{self._name}: the camera stopped sending pictures "
                 "(connection closed, device unplugged, or silent for too long)"
@@ -55,14 +52,8 @@ class Camera:
 
     def retrieve(self) -> Reading:
         """Convert the picture that was grabbed."""
-        good, picture = self._capture.retrieve()
-        if not good or picture is None or picture.ndim != 3:
-            if HARDWARE.doubt(self._name):
-                raise SourceError(f"{self._name}: is opened again, to decode in software")
-            raise SampleError(f"{self._name}: a picture could not be converted to BGR")
-        if not self._shown:
-            self._shown = True
-            HARDWARE.works(self._name)
+        problem = "a picture could not be converted to BGR"
+        picture = HARDWARE.picture(self._capture, self._name, problem)
         return Reading(picture, self._time_ns, self._since)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from ..errors import SampleError, SourceError
+from ..errors import SourceError
 from ..records import Reading
 from .hardware import HARDWARE
 from .opencv import check_size, load, open_clip
@@ -33,8 +33,6 @@ class Clip:
         self.lossless = spec.lossless
         self._spec = spec
         self._name = spec.redacted
-        self._shown = False
-        """Whether a picture has come."""
         self._closing = closing
         self._cv2 = load()
         self._capture: Any = None
@@ -62,14 +60,8 @@ class Clip:
 
     def retrieve(self) -> Reading:
         """Convert the frame that was grabbed."""
-        good, picture = self._capture.retrieve()
-        if not good or picture is None or picture.ndim != 3:
-            if HARDWARE.doubt(self._name):
-                raise SourceError(f"{self._name}: is opened again, to decode in software")
-            raise SampleError(f"{self._spec.redacted}: frame {self._count} cannot be decoded")
-        if not self._shown:
-            self._shown = True
-            HARDWARE.works(self._name)
+        problem = f"frame {self._count} cannot be decoded"
+        picture = HARDWARE.picture(self._capture, self._name, problem)
         return Reading(picture, self._time_ns, self._since)
 
     def close(self) -> None:

@@ -13,6 +13,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ..errors import SampleError, SourceError
+from ..records import Array
+
 log = logging.getLogger(__name__)
 
 NODES = "/dev/dri"
@@ -85,6 +88,41 @@ class Hardware:
             return False
         self.failed(name, "gave no picture")
         return True
+
+    def picture(self, capture: Any, name: str, problem: str) -> Array:
+        """Convert what a capture has grabbed.
+
+        Args:
+            capture: that has grabbed something.
+            name: of the stream, without passwords.
+            problem: what is wrong with one that cannot be converted.
+
+        Returns:
+            uint8, height x width x 3, BGR.
+
+        Raises:
+            SampleError: it cannot be converted.
+            SourceError: the hardware decoder cannot take this stream; it is to be opened again.
+
+        """
+        good, picture = capture.retrieve()
+        if not good or picture is None or picture.ndim != 3:
+            self.need_no_doubt(name)
+            raise SampleError(f"{name}: {problem}")
+        if name in self._trying:
+            self.works(name)
+        converted: Array = picture
+        return converted
+
+    def need_no_doubt(self, name: str) -> None:
+        """See that it is not the hardware decoder that gives nothing of a stream.
+
+        Raises:
+            SourceError: it is.
+
+        """
+        if self.doubt(name):
+            raise SourceError(f"{name}: is opened again, to decode in software")
 
     def capture(self, cv2: Any, source: str, name: str, parameters: Sequence[int]) -> Any:
         """Open a stream by FFmpeg, on a hardware decoder if that can be.
