@@ -12,10 +12,13 @@ Imports point down only; `tests/test_architecture.py` holds the layers.
 """
 
 import os
+import sys
 from datetime import UTC, datetime
 
-# A box in a cupboard reports to its owner only; ONNX Runtime reads this when it is imported.
+# A box in a cupboard reports to its owner only. ONNX Runtime reads this when it is imported;
+# OpenVINO, when it is imported, sends word by a package that it can do without.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 # NumPy's OpenBLAS else starts a thread for each core, and they spin while they wait: the second
 # core would be taken from the load of a model (measured). Nothing here multiplies large matrices.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

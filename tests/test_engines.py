@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from edge_agent.engines import Engine, EngineChoice, EngineName, open_engine
 from edge_agent.errors import EngineError
 from edge_agent.records import TensorSpec
 from tests.networks import convolution, node, save_onnx, times_two, to_ir
-from tests.support import ASSETS, needs_assets
+from tests.support import ASSETS, CHECKOUT, needs_assets
 
 ENGINES: tuple[EngineName, ...] = ("onnxruntime", "openvino")
 
@@ -398,6 +399,34 @@ def test_onnx_runtime_takes_its_options(tmp_path: Path) -> None:
     options = engine._session.get_session_options()
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
     assert not options.enable_cpu_mem_arena
+
+
+def test_engines_report_to_nobody(tmp_path: Path) -> None:
+    """An engine that is imported and used leaves no trace in the user's home and starts nothing.
+
+    OpenVINO's package for telemetry, which does both, is not loaded by any way in.
+    """
+    network = times_two(tmp_path / "model.onnx")
+    program = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from edge_agent.engines import EngineChoice, open_engine\n"
+        "engine = open_engine(EngineChoice('openvino'), Path(sys.argv[1]), lambda _: {})\n"
+        "assert sys.modules['openvino_telemetry'] is None\n"
+        "assert not [name for name in sys.modules if name.startswith('openvino_telemetry.')]\n"
+        "print(os.environ['ORT_DISABLE_TELEMETRY'])\n"
+    )
+    home = tmp_path / "home"
+    home.mkdir()
+    said = subprocess.run(
+        [sys.executable, "-c", program, str(network)],
+        env={**os.environ, "HOME": str(home), "PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (said.returncode, said.stdout) == (0, "1\n"), said.stderr
+    assert list(home.iterdir()) == []
 
 
 def test_engines_are_not_imported_before_they_are_used() -> None:

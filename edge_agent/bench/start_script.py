@@ -164,6 +164,8 @@ def _onnxruntime(how: dict[str, Any]) -> Callable[[Any], list[Any]]:
 
 
 def _openvino(how: dict[str, Any]) -> Callable[[Any], list[Any]]:
+    # It else sends word of its use, in a process of its own that would be timed, too.
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     import openvino as ov
 
     mark("imports")
