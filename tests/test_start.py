@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from edge_agent.start.plan import find
 from edge_agent.store.store import Store
 from tests.form_models import damage
 from tests.start_box import Box, Start, kept, network, numbers, own, planned
@@ -322,3 +323,9 @@ def test_a_certificate_that_has_gone(own: Box, tls: TlsBroker, tmp_path: Path) -
     assert ended.returncode == 2
     assert len(ended.stderr.splitlines()) == 1, ended.stderr
     assert str(ca_file) in ended.stderr
+
+
+def test_settings_that_cannot_be_read_are_no_plan(tmp_path: Path) -> None:
+    """Looking for a plan is no reason to fail: who reads them in full says what is wrong."""
+    assert find(str(tmp_path / "not-there.toml"), "0" * 32) is None
+    assert find(str(tmp_path), "0" * 32) is None

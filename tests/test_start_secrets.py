@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.start_box import Box, own
-from tests.support import Mosquitto
+from tests.support import Mosquitto, wait_until
 
 __all__ = ["own"]
 
@@ -93,3 +93,25 @@ def test_no_password_is_written_down(
     assert (own.state / "pages.json").is_file()
     files = [path for path in own.state.rglob("*") if path.is_file()]
     assert [path for path in files if PASSWORD.encode() in path.read_bytes()] == []
+
+
+def test_no_camera_of_the_environment_is_written_down(own: Box) -> None:
+    """Where a variable has a camera's password, starts go without a plan, and that is said."""
+    camera = {
+        "name": "camera",
+        "source": f"rtsp://viewer:{PASSWORD}@127.0.0.1:9/stream",
+        "model": "numbers",
+    }
+    own.environ = {"EDGE_AGENT_PIPELINES": json.dumps([*own.pipelines, camera])}
+    for _ in range(2):
+        with own.start() as start:
+            assert start.all_right()
+            start.wait("model", "numbers", prepared="ready")
+            wait_until(lambda start=start: "starts are not quick" in start.words(), "a word")  # type: ignore[misc]
+            assert PASSWORD not in start.words()
+        files = [path for path in own.state.rglob("*") if path.is_file()]
+        assert [path for path in files if PASSWORD.encode() in path.read_bytes()] == []
+    # A file's options are no secret.
+    own.environ = {"EDGE_AGENT_PIPELINES": json.dumps(own.pipelines)}
+    own.ready()
+    assert own.plan.is_file()

@@ -126,6 +126,10 @@ def write(plan: Plan, looked_at: list[Path]) -> None:
     """Keep a plan, with a stamp of every file and folder that it depends on."""
     from ..durable import replace_file
 
+    if _hidden(plan.settings):
+        forget(Path(plan.state))
+        log.info("starts are not quick: the environment has a camera's password or token")
+        return
     plan.settings["broker"].update(dict.fromkeys(secrets()))
     body = json.dumps(
         {
@@ -149,6 +153,15 @@ def write(plan: Plan, looked_at: list[Path]) -> None:
     replace_file(path, content, 0o600)
 
 
+def _hidden(settings: Any) -> bool:
+    """Whether the environment says how to get at a camera: that is never written down either."""
+    if not any(name.upper().startswith("EDGE_AGENT_PIPELINES") for name in os.environ):
+        return False
+    # A password, or a token behind a "?", of an address; not the options of a file.
+    sources = [str(pipeline["source"]) for pipeline in settings["pipelines"]["of"]]
+    return any("://" in source and ("@" in source or "?" in source) for source in sources)
+
+
 def _seal(body: bytes) -> bytes:
     return xxh3_128_hexdigest(body).encode() + b"\n"
 
@@ -163,8 +176,11 @@ def _state_folder(config: str | None) -> str:
     given = os.environ.get("EDGE_AGENT_STATE_DIR")
     base = os.path.dirname(config) if config else os.getcwd()  # noqa: PTH109, PTH120 - see origins
     if given is None and config is not None:
-        with open(config, "rb") as file:  # noqa: PTH123
-            found = _STATE.search(file.read())
+        try:
+            with open(config, "rb") as file:  # noqa: PTH123
+                found = _STATE.search(file.read())
+        except OSError:
+            found = None  # whoever reads the settings in full says what is wrong
         if found:
             given = (found[1] or found[2] or b"").decode("utf-8", "replace")
     given = given or os.environ.get("STATE_DIRECTORY", "").split(":")[0]
