@@ -20,10 +20,14 @@ from .errors import UsageError
 from .names import NAME_RULE, is_name
 from .settings import Pipeline, Settings, parse_route
 from .sources.spec import parse_source
+from .start.origins import PLACES, default_state
 from .validation import explain, is_key, nearest, read_toml
 
 PREFIX = "EDGE_AGENT_"
-PLACES = (Path("/etc/edge-agent/config.toml"), Path("edge-agent.toml"))
+_FLAGS = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
 
 
 def find_file(given: str | None) -> Path | None:
@@ -33,7 +37,7 @@ def find_file(given: str | None) -> Path | None:
         UsageError: the one given is not there, or nobody may look.
 
     """
-    for path in PLACES if given is None else (Path(given),):
+    for path in map(Path, PLACES) if given is None else (Path(given),):
         try:
             if path.is_file():
                 return path
@@ -123,7 +127,7 @@ def _environment(env: Mapping[str, str]) -> _Layer:
                 ) from None
             if is_dataclass(hint) and not isinstance(value, dict):
                 raise UsageError(f"environment {variable}: expected a table as JSON object")
-        layer.put(path, value, f"environment {variable}")
+        layer.put(path, _read_flag(hint, value), f"environment {variable}")
     return layer
 
 
@@ -147,7 +151,7 @@ def _credentials(env: Mapping[str, str]) -> _Layer:
             raise UsageError(f"credential {name}: cannot be read: {problem.strerror}") from None
         except UnicodeDecodeError:
             raise UsageError(f"credential {name}: is not UTF-8 text") from None
-        layer.put(path, text.rstrip("\r\n"), f"credential {name}")
+        layer.put(path, _read_flag(hint, text.rstrip("\r\n")), f"credential {name}")
     return layer
 
 
@@ -184,6 +188,13 @@ def _is_single(hint: Any) -> bool:
     if get_origin(hint) in {Union, types.UnionType}:
         return all(_is_single(part) for part in get_args(hint))
     return hint in {str, int, float, bool, types.NoneType} or get_origin(hint) is Literal
+
+
+def _read_flag(hint: Any, value: Any) -> Any:
+    """Read a boolean written as text, as environments have it; anything else stays as it is."""
+    if not isinstance(value, str) or (hint is not bool and get_args(hint)[:1] != (bool,)):
+        return value
+    return _FLAGS.get(value.strip().lower(), value)
 
 
 def _validated(layers: list[_Layer], origins: Origins) -> Settings:
@@ -340,11 +351,12 @@ def _absolute(settings: Settings, origins: Origins, env: Mapping[str, str]) -> S
         path = getattr(settings.broker, key)
         return None if path is None else absolute(path, "broker", key)
 
-    state = settings.state_dir or env.get("STATE_DIRECTORY", "").split(":")[0]
+    file = None if origins.file is None else str(origins.file)
+    state = settings.state_dir or default_state(file, env)
     return replace(
         settings,
         base=base,
-        state_dir=absolute(state or "~/.local/state/edge-agent", "state_dir"),
+        state_dir=absolute(state, "state_dir"),
         models_dirs=tuple(absolute(path, "models_dirs") for path in settings.models_dirs),
         trust=replace(
             settings.trust,

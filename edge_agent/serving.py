@@ -16,6 +16,7 @@ from .errors import AgentError, BarredError, ModelError
 from .machine import trim_memory
 from .manifest import ModelFolder
 from .model import Model
+from .names import version_key
 from .record import record
 from .settings import Arm
 from .sources import Kind
@@ -158,8 +159,14 @@ class Servings:
         self.on_change()
 
     def _absent(self, serving: Serving) -> bool:
-        """Whether nothing bears the name, or nothing but what is yet to be tried: it may come."""
-        return not any(entry.accepted for entry in self._library.entries(serving.arm.name))
+        """Whether nothing is meant by it, or nothing but what is yet to be tried: it may come."""
+        name, version = serving.arm.name, serving.arm.version
+        meant = None if version is None else version_key(version)
+        return not any(
+            entry.accepted
+            and (meant is None or entry.version is None or version_key(entry.version) == meant)
+            for entry in self._library.entries(name)
+        )
 
     def _shared(self, folder: ModelFolder, serving: Serving) -> tuple[Model, list[str]] | None:
         """Find the same version already loaded under another reference: "face" and "face@3"."""

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from edge_agent.config import find_file, load
 from edge_agent.errors import UsageError
 from edge_agent.settings import Arm, Settings, parse_route, parse_url
+from edge_agent.start.origins import default_state
 from tests.support import CHECKOUT, call_cli, run_cli
 
 PIPELINE = '[[pipelines]]\nname = "door"\nsource = "file:clip.mp4"\nmodel = "face"\n'
@@ -142,6 +143,20 @@ def test_a_single_variable_has_its_way_within_a_table(tmp_path: Path) -> None:
     assert found.broker.username == "file"
 
 
+@pytest.mark.parametrize("text", ["true", "1", "yes", "On"])
+def test_a_boolean_in_the_environment_is_a_word(text: str, tmp_path: Path) -> None:
+    """What has no types is read as people write it; in a file only true and false are booleans."""
+    assert read(tmp_path, "", EDGE_AGENT_TRUST__ALLOW_UNSIGNED=text).trust.allow_unsigned is True
+    with pytest.raises(UsageError, match="ALLOW_UNSIGNED: .*true or false, found 'perhaps'"):
+        read(tmp_path, "", EDGE_AGENT_TRUST__ALLOW_UNSIGNED="perhaps")
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """Settings that an editor on Windows has saved are read."""
+    file = write(tmp_path, b'\xef\xbb\xbfdevice_id = "box"\n')
+    assert load(file, {"HOME": str(tmp_path)}).device_id == "box"
+
+
 def test_other_programs_variables_are_let_be(tmp_path: Path) -> None:
     """Only what begins with EDGE_AGENT_ is looked at."""
     assert read(tmp_path, "", EDGE_AGENT="x", BROKER__URL="x", EDGE_AGENTS_X="1").groups == ()
@@ -235,7 +250,11 @@ WRONG: dict[str, tuple[str | bytes, str, str]] = {
     "single brackets": ('[pipelines]\nname = "a"\n', "pipelines", "[[pipelines]]"),
     "not a number": ("[trial]\nprobation_s = nan\n", "trial.probation_s", "at most"),
     "infinite": (PIPELINE + "threshold = inf\n", "pipelines[door].threshold", "at most"),
-    "rate of 0": (PIPELINE + "rate = 0\n", "pipelines[door].rate", "above 0, found 0"),
+    "rate of 0": (PIPELINE + "rate = 0\n", "pipelines[door].rate", "at least 1e-05, found 0"),
+    "rate of nearly 0": (PIPELINE + "rate = 1e-300\n", "pipelines[door].rate", "at least 1e-05"),
+    "rate of too much": (PIPELINE + "rate = 1e308\n", "pipelines[door].rate", "at most 100000"),
+    "yes for true": (PIPELINE + 'motion = "yes"\n', "pipelines[door].motion", "found 'yes'"),
+    "1 for true": ("[trust]\nallow_unsigned = 1\n", "trust.allow_unsigned", "true or false"),
     "too large": (f"quota_mb = {10**30}\n", "quota_mb", "at most"),
     "missing key": (
         '[[pipelines]]\nname = "a"\nsource = "file:x"\n',
@@ -567,3 +586,20 @@ def test_no_settings_of_this_machine_get_into_the_tests() -> None:
     """The tests of defaults above would not mean anything with EDGE_AGENT_ variables set."""
     assert not [name for name in os.environ if name.startswith("EDGE_AGENT_")]
     assert not (CHECKOUT / "edge-agent.toml").exists()
+
+
+def test_commands_beside_the_service_mean_its_state(tmp_path: Path) -> None:
+    """Where systemd does not name the state folder, settings of the service mean the service's.
+
+    Other settings do not, nor does a box on which the service has never run.
+    """
+    config, state = str(tmp_path / "config.toml"), tmp_path / "state"
+    service = (config, str(state))
+    usual = "~/.local/state/edge-agent"
+    assert default_state(config, {}, service) == usual
+    state.mkdir()
+    assert default_state(config, {}, service) == str(state)
+    assert default_state(str(tmp_path / "other.toml"), {}, service) == usual
+    assert default_state(None, {}, service) == usual
+    given = {"STATE_DIRECTORY": "/one:/two"}
+    assert default_state(config, given, service) == "/one"

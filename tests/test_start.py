@@ -15,8 +15,8 @@ import tomli_w
 from edge_agent.start.plan import find
 from edge_agent.store.store import Store
 from tests.form_models import damage
-from tests.start_box import Box, Start, kept, network, numbers, own, planned
-from tests.support import CHECKOUT, Listener, run_cli, wait_until
+from tests.start_box import Box, Start, expected, kept, network, numbers, own, planned, same
+from tests.support import CHECKOUT, Listener, call_cli, run_cli, wait_until
 from tests.test_access import TlsBroker, tls
 
 __all__ = ["kept", "own", "planned", "tls"]
@@ -329,3 +329,24 @@ def test_settings_that_cannot_be_read_are_no_plan(tmp_path: Path) -> None:
     """Looking for a plan is no reason to fail: who reads them in full says what is wrong."""
     assert find(str(tmp_path / "not-there.toml"), "0" * 32) is None
     assert find(str(tmp_path), "0" * 32) is None
+
+
+def test_a_version_that_is_not_there_yet_is_waited_for(
+    own: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pipelines may name versions before they are pushed: the agent lives, says so, and takes them.
+
+    Also where nothing else is left to run.
+    """
+    monkeypatch.setenv("EDGE_AGENT_BROKER__URL", own.broker.url)
+    (first,) = own.pipelines
+    own.pipelines = [{**first, "model": "numbers@2"}, {**first, "name": "q", "model": "numbers@3"}]
+    with own.start() as start:
+        health = start.wait("health", state="degraded")
+        assert any("numbers@2: not found; there is 1" in why for why in health["why"])
+        for version in ("2", "3"):
+            folder = numbers(tmp_path / version, seed=int(version), version=version)
+            said = call_cli("push", str(folder), "--device", own.device)
+            assert said.code == 0, said.err
+        assert same(start.found(model="numbers@2"), expected(2))
+        assert same(start.found("q", model="numbers@3"), expected(3))

@@ -359,11 +359,12 @@ def load_settings(options: Any, *, needed: bool = False) -> Any:
         UsageError: there are none where some are needed, or they are wrong.
 
     """
-    from ..config import PLACES, find_file, load
+    from ..config import find_file, load
+    from ..start.origins import PLACES
 
     file = find_file(options.config)
     if file is None and needed:
-        places = " nor ".join(str(place) for place in PLACES)
+        places = " nor ".join(PLACES)
         raise UsageError(
             f"no settings: neither {places} is there; write one, or name it with --config FILE"
         )

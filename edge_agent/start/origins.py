@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import xxhash
@@ -16,6 +17,8 @@ from .. import __version__
 from ..machine import instructions, usable_cpus, usable_memory
 
 PLACES = ("/etc/edge-agent/config.toml", "edge-agent.toml")
+SERVICE_STATE = "/var/lib/edge-agent"
+"""Of the unit."""
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120 - before the first result
 _RECORDS = ("agent.py", "settings.py", "manifest.py", "engines/__init__.py", "start/plan.py")
 _VARIABLES = ("EDGE_AGENT_", "STATE_DIRECTORY", "CREDENTIALS_DIRECTORY", "HOME=", "XDG_")
@@ -28,6 +31,26 @@ def config_file(given: str | None) -> str | None:
             # As `Path.absolute` does, which makes nothing of "..": `config.load` does not either.
             return os.path.join(_here(), path)  # noqa: PTH118 - likewise
     return None
+
+
+def default_state(
+    config: str | None,
+    environ: Mapping[str, str],
+    service: tuple[str, str] = (PLACES[0], SERVICE_STATE),
+) -> str:
+    """Give the state folder where nobody names one.
+
+    Args:
+        config: the settings file.
+        environ: the environment.
+        service: settings and state of the installed service: commands that read the first beside
+            it, where systemd does not say so, mean the second.
+
+    """
+    given = environ.get("STATE_DIRECTORY", "").split(":")[0]
+    if not given and config == service[0] and os.path.isdir(service[1]):  # noqa: PTH112 - likewise
+        given = service[1]
+    return given or "~/.local/state/edge-agent"
 
 
 def digest(config: str | None) -> str:

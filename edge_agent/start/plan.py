@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xxhash import xxh3_128_hexdigest
 
-from .origins import stamp
+from .origins import default_state, stamp
 
 if TYPE_CHECKING:
     from ..sources.spec import Kind
@@ -183,6 +183,5 @@ def _state_folder(config: str | None) -> str:
             found = None  # whoever reads the settings in full says what is wrong
         if found:
             given = (found[1] or found[2] or b"").decode("utf-8", "replace")
-    given = given or os.environ.get("STATE_DIRECTORY", "").split(":")[0]
-    given = given or "~/.local/state/edge-agent"
+    given = given or default_state(config, os.environ)
     return os.path.join(base, os.path.expanduser(given))  # noqa: PTH111, PTH118
