@@ -9,9 +9,11 @@ import hashlib
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -37,6 +39,7 @@ from tests.support import (
     AgentProcess,
     Listener,
     Mosquitto,
+    Relay,
     check_account,
     needs_assets,
     run_cli,
@@ -306,6 +309,38 @@ def test_killed_pusher_goes_on_where_it_stopped(box: Box, tmp_path: Path) -> Non
     box.wait_live("2")
     total = blocks_sent(box)
     assert len(total) > 60
+    assert len(total) == len(set(total)), "a block was sent twice"
+
+
+class SlowRelay(Relay):
+    """A link of 200 kB a second, with what waits on it."""
+
+    @staticmethod
+    def _pump(source: socket.socket, sink: socket.socket) -> None:
+        pause = threading.Event()
+        try:
+            while data := source.recv(4096):
+                pause.wait(len(data) / 200e3)
+                sink.sendall(data)
+        except OSError:
+            pass  # either side has gone
+
+
+def test_a_slow_link_carries_nothing_twice(
+    broker: Mosquitto, listen: Listening, agent: Agents, tmp_path: Path
+) -> None:
+    """What is on its way to the device is not asked for again, however long a block takes."""
+    listener = listen(broker.port)
+    link: Any = SlowRelay(broker.port)
+    trust = {"allow_unsigned": True}
+    box = start_box(tmp_path, link, listener, agent, "far", trust=trust)
+    box.broker = broker
+    new = model_folder(tmp_path / "new", "2", best=2, hidden=1000)
+    done = push(box, new)
+    assert done.returncode == 0, done.stderr
+    box.wait_live("2")
+    total = blocks_sent(box)
+    assert len(total) >= 40
     assert len(total) == len(set(total)), "a block was sent twice"
 
 

@@ -27,7 +27,7 @@ from .candidate import Candidate
 from .flusher import Flusher
 from .handover import Handover
 from .replies import Replies
-from .transfer import WINDOW, Transfer
+from .transfer import TELL_SECONDS, WINDOW, Transfer
 
 log = logging.getLogger(__name__)
 
@@ -120,10 +120,10 @@ class Receiving:
             transfer.ask(self._replies)
 
     def offered_again(self, transfer: str) -> None:
-        """Ask anew: its sender has begun anew, or is another one."""
+        """Answer: its sender has begun anew, is another one, or has not heard of us for long."""
         going_on = self._active[transfer]
         going_on.heard_at = time.monotonic()
-        going_on.ask_again(self._replies)
+        going_on.answer(self._replies)
 
     def list_part(self, transfer: str, number: int, payload: bytes) -> None:
         """Take a part of a list, if it is wanted.
@@ -146,7 +146,7 @@ class Receiving:
         going_on = self._active.get(transfer)
         if going_on is None or going_on.incoming is None:
             return False
-        going_on.heard_at = time.monotonic()
+        going_on.came()
         try:
             going_on.incoming.put(number, message.payload)
         except ModelError as problem:
@@ -264,6 +264,8 @@ class Receiving:
                 self._on_change()
             elif transfer.waits_in_vain(now):
                 transfer.ask_again(self._replies)
+            elif now - transfer.told_at >= TELL_SECONDS:
+                transfer.tell(self._replies)
 
     def close(self) -> None:
         """Let go of everything; what has arrived stays."""

@@ -21,6 +21,13 @@ WINDOW = 32
 """Blocks that are asked for at a time."""
 LIST_PART = 64 * 1024
 SILENCE_SECONDS = 2.0
+"""Without a block, after which those that were asked for are asked for again; on a slow link so
+much longer as four blocks take. What is on its way there must not be sent twice."""
+FIRST_SECONDS = 10.0
+"""The same while nobody knows how slow the link is."""
+LONGEST_SECONDS = 30.0
+TELL_SECONDS = 2.0
+"""At most between two words to the sender, who else offers again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +50,11 @@ class Transfer:
     asked: set[int] = field(default_factory=set)
     """Parts or blocks that have been asked for and have not come."""
     asked_at: float = 0.0
+    came_at: float = 0.0
+    """When a part or a block came last."""
+    pace: float = 0.0
+    """Seconds from one to the next, of late; 0: not known yet."""
+    told_at: float = 0.0
     hurried: bool = False
     """What the trial wished for is being asked for."""
     unsaid: bool = False
@@ -66,12 +78,21 @@ class Transfer:
         """
         if len(payload) > LIST_PART:
             raise MalformedError(f"larger than the {LIST_PART} bytes of a part")
-        self.heard_at = time.monotonic()
+        self.came()
         self.parts[number] = payload
         self.asked.discard(number)
         if len(self.parts) < self.list_parts:
             return None
         return b"".join(self.parts[n] for n in range(self.list_parts))
+
+    def came(self) -> None:
+        """Note that a part or a block has come."""
+        now = time.monotonic()
+        if self.came_at:
+            # A break of the connection says nothing about its speed.
+            gap = min(now - self.came_at, FIRST_SECONDS)
+            self.pace = gap if not self.pace else 0.8 * self.pace + 0.2 * gap
+        self.came_at = self.heard_at = now
 
     def begin(self, incoming: Incoming) -> None:
         """Have blocks come from now on."""
@@ -87,6 +108,7 @@ class Transfer:
         if self.incoming is None:
             missing = [n for n in range(self.list_parts) if n not in self.parts][:WINDOW]
             self.asked = set(missing)
+            self.told_at = self.asked_at
             self.unsaid = not replies.say(
                 self.id, "need", have=0, total=self.header.blocks, list=_pairs(missing)
             )
@@ -98,6 +120,7 @@ class Transfer:
         if not wanted:
             return
         self.asked.update(wanted)
+        self.told_at = self.asked_at
         self.unsaid = not replies.say(
             self.id, "need", have=incoming.have, total=incoming.total, need=_pairs(wanted)
         )
@@ -107,11 +130,26 @@ class Transfer:
         self.asked.clear()
         self.ask(replies)
 
+    def answer(self, replies: Replies) -> None:
+        """Answer an offer of what is under way: what is on its way already is not asked for."""
+        if self.asked and not self.waits_in_vain(time.monotonic()):
+            self.tell(replies)
+        else:
+            self.ask_again(replies)
+
+    def tell(self, replies: Replies) -> None:
+        """Say how far it is, and ask for nothing."""
+        self.told_at = time.monotonic()
+        incoming = self.incoming
+        have, total = (incoming.have, incoming.total) if incoming else (0, self.header.blocks)
+        replies.say(self.id, "need", have=have, total=total)
+
     def waits_in_vain(self, now: float) -> bool:
         """Whether it is time to ask again."""
-        return self.unsaid or (
-            now - self.asked_at >= SILENCE_SECONDS and now - self.heard_at >= SILENCE_SECONDS
-        )
+        patience = FIRST_SECONDS
+        if self.pace:
+            patience = min(SILENCE_SECONDS + 4 * self.pace, LONGEST_SECONDS)
+        return self.unsaid or now - max(self.asked_at, self.came_at) >= patience
 
     # Its trial
 
