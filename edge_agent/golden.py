@@ -212,11 +212,22 @@ def compare_outputs(
     return _compare_tensors(expected, found, tolerance)
 
 
-def compare_findings(expected: Findings, found: Findings, tolerance: float) -> Agreement:
-    """Compare what two models, or two engines, make of the same input."""
+def compare_findings(
+    expected: Findings, found: Findings, tolerance: float, doubt: float = 0.0
+) -> Agreement:
+    """Compare what two models, or two engines, make of the same input.
+
+    Args:
+        expected: findings of one.
+        found: findings of the other.
+        tolerance: of numbers, relative.
+        doubt: score below which a box may be missing: what is just above the threshold for one
+            engine is just below it for the next.
+
+    """
     match expected, found:
         case Detections(), Detections():
-            share = matched(expected, found)
+            share = matched(expected, found, doubt)
             return Agreement(
                 share >= SHARE,
                 f"{share:.0%} of {max(len(expected), len(found))} boxes found again, "
@@ -256,13 +267,13 @@ def _compare_tensors(expected: Tensors, found: Tensors, tolerance: float) -> Agr
     return Agreement(True, "all tensors close")
 
 
-def matched(expected: Detections, found: Detections) -> float:
-    """Give the share of boxes that both have: same label, IoU of at least 0.5, each used once."""
-    most = max(len(expected), len(found))
-    if most == 0:
-        return 1.0
+def matched(expected: Detections, found: Detections, doubt: float = 0.0) -> float:
+    """Give the share of boxes that both have: same label, IoU of at least 0.5, each used once.
+
+    Boxes below *doubt* that only one of them has do not count.
+    """
     free = set(range(len(found)))
-    hits = 0
+    hits = alone = 0
     for index, label in enumerate(expected.labels):
         best, best_iou = -1, IOU
         for other in free:
@@ -274,7 +285,10 @@ def matched(expected: Detections, found: Detections) -> float:
         if best >= 0:
             free.remove(best)
             hits += 1
-    return hits / most
+        elif expected.scores[index] >= doubt:
+            alone += 1
+    alone = max(alone, sum(1 for other in free if found.scores[other] >= doubt))
+    return hits / (hits + alone) if hits + alone else 1.0
 
 
 def iou(one: Array, other: Array) -> float:

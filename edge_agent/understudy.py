@@ -20,7 +20,7 @@ from .engines import EngineChoice
 from .engines.probe import installed
 from .errors import AgentError
 from .golden import compare_findings
-from .model import Model
+from .model import Model, default_threshold
 from .records import Tensors
 
 FILE = "understudies.json"
@@ -28,6 +28,8 @@ MARGIN = 0.05
 """Share by which it must be faster: less is not worth the exchange."""
 INPUTS = 3
 """Live inputs on which it must agree."""
+DOUBT = 0.05
+"""How far above the threshold of a score a box is in doubt: INT8 differs from engine to engine."""
 RUNS = 15
 """Of each engine, in turns."""
 POLL_SECONDS = 0.05
@@ -184,7 +186,10 @@ def _audition(
             seen.append(tensors)
             expected = incumbent.decode(incumbent.raw(tensors), tensors)
             agreement = compare_findings(
-                expected, model.decode(model.raw(tensors), tensors), tolerance
+                expected,
+                model.decode(model.raw(tensors), tensors),
+                tolerance,
+                doubt=default_threshold(model.folder) + DOUBT,
             )
             if not agreement.passed:
                 return Decision(engine=label, takes_over=False, why=f"disagrees: {agreement.why}")

@@ -238,7 +238,9 @@ def test_crash_in_probation_rolls_back_and_an_orderly_end_does_not(
     one.agent.restart()
     one.wait_live("1")
     state = one.wait_settled(outcome="rolled-back", version="2")
-    assert state["last"]["why"] == "the agent crashed during its probation"
+    assert state["last"]["why"] == (
+        "the agent did not outlive its probation: it crashed, was killed, or the power failed"
+    )
     one.results_go_on("1")
     results = one.listener.on(one.topic("result", "door"))
     session = results[-1]["session"]

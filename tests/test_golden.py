@@ -264,6 +264,18 @@ def test_each_box_is_matched_once_and_each_too_many_counts() -> None:
     assert matched(detections(), detections(CUP)) == 0
 
 
+def test_boxes_in_doubt_count_only_where_both_have_them() -> None:
+    """What is near the threshold may be missing on either side; what is sure may not."""
+    unsure = ("cup", 0.52, (50.0, 0.0, 60.0, 10.0))
+    for one, other in ((detections(CUP, unsure), detections(CUP)), (detections(), detections(CUP))):
+        strict, lenient = matched(one, other), matched(one, other, doubt=0.55)
+        assert strict < 1
+        assert lenient == (1 if len(one) else 0)
+        assert matched(other, one, doubt=0.55) == lenient
+    assert matched(detections(unsure), detections(unsure), doubt=0.55) == 1
+    assert matched(detections(unsure), detections(), doubt=0.55) == 1
+
+
 def test_nineteen_of_twenty_boxes_are_enough() -> None:
     """95 % of boxes found again pass, fewer do not."""
     boxes = [("cup", 0.9, (20.0 * i, 0.0, 20.0 * i + 10, 10.0)) for i in range(20)]

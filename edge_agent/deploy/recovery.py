@@ -77,7 +77,7 @@ class Recovery:
 
     def _undo_crash(self, name: str, mark: Mark) -> None:
         """Bring the version before back, before the one on probation can crash us once more."""
-        why = "the agent crashed during its probation"
+        why = "the agent did not outlive its probation: it crashed, was killed, or the power failed"
         candidate = self._stored(name, mark.version)
         try:
             self._library.rollback(name)
