@@ -178,6 +178,15 @@ def takes_a_push(box: Box) -> None:
     )
 
 
+def takes_a_model_from_root(box: Box) -> None:
+    """Add a model by hand, as root: it comes to the service, which tries it and takes it."""
+    box.run("cd /root; sed -i 's/^version *=.*/version = \"3\"/' parts/model.toml")
+    said = box.run("edge-agent add /root/parts")
+    wait("version 3 to serve", lambda: box.results()["model"].endswith("@3"), 60)
+    expect("state_dir", "/var/lib/edge-agent" in box.run("edge-agent check", check=False), True)
+    say(f"ok   `edge-agent add` by root: {said.strip().splitlines()[-1]}")
+
+
 def logs_with_fields(box: Box) -> None:
     """Look for the fields of the journal that were promised."""
     entries = box.run(f"journalctl -u {UNIT} -b -o json --no-pager").splitlines()

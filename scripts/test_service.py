@@ -36,6 +36,7 @@ STEPS = (
     access.takes_a_credential,
     access.lets_in_who_may,
     life.takes_a_push,
+    life.takes_a_model_from_root,
     life.logs_with_fields,
     life.reloads,
     life.stops_and_starts,
