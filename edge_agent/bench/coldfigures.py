@@ -82,6 +82,12 @@ class Report:
         plain = self.load(ORT)
         return self.load(variant) / plain if plain > 0 else None
 
+    @property
+    def noise(self) -> float:
+        """Milliseconds by which one start differs from the next with no model: the device's."""
+        taken = [run.ms for run in self.runs[NONE]]
+        return max(taken) - min(taken)
+
     def steps(self, variant: str) -> dict[str, float]:
         """Give the median of each step, ms, in order."""
         names = list(dict.fromkeys(step for run in self.runs[variant] for step in run.steps))
@@ -129,6 +135,7 @@ class Report:
             "cold": self.setup.cold,
             "disk_mbps": self.setup.disk_mbps,
             "prepared": self.prepared,
+            "noise_ms": self.noise,
             "variants": variants,
             "floor": {
                 "ms": self.floor,

@@ -43,7 +43,7 @@ def _print(report: Report) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..bench.starts import AGENT, MEANING, NONE, VARIANTS
+    from ..bench.starts import AGENT, MEANING, NONE, ORT, VARIANTS
 
     table = Table(title=report.title)
     for heading in ("variant", "ms to first result", "load cost ms", "of ort's"):
@@ -73,6 +73,11 @@ def _print(report: Report) -> None:
         print(f"where the agent's time goes, ms (steps overlap): {where}")
     else:
         print("where the agent's time goes: it does not say (cold_start on model/<name>)")
+    if report.noise > report.load(ORT) / 2:
+        print(
+            f"NOT QUIET: with no model starts differ by {report.noise:.0f} ms; load costs of that "
+            "size say nothing. Let the device have nothing else to do, or raise --runs"
+        )
     if report.prepared != "ready":
         why = report.prepared or "it reported none"
         print(f"the agent was timed without a prepared form of the model: {why}")
