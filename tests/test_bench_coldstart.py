@@ -91,6 +91,7 @@ def test_figures_follow_from_the_runs() -> None:
     assert (figures["ort"]["load_ms"], figures["ort"]["ratio"]) == (200, 1.0)
     assert (figures["agent"]["load_ms"], figures["agent"]["ratio"]) == (50, 0.25)
     assert made.middle("agent").ms == 150
+    assert made.json()["noise_ms"] == 60
 
 
 def test_the_floor_counts_the_disk_where_it_is_read() -> None:
