@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-from .start.clock import Clock
-
 
 def main() -> int:
     """Run the command line; gives the exit status."""
+    _mind_signals(sys.argv[1:])
+    from .start.clock import Clock
+
     clock = Clock()
     from .start.begin import begin
 
@@ -26,6 +27,22 @@ def main() -> int:
     from .cli import main as command_line
 
     return command_line(sys.argv[1:], clock)
+
+
+def _mind_signals(arguments: list[str]) -> None:
+    """Be told to stop, in the very first moment of the daemon: that is no failure.
+
+    The settings are yet to be read, so that there is nothing else that SIGHUP could ask for.
+    `start.begin` sees to signals as soon as it is there.
+    """
+    if [word for word in arguments if word not in {"-v", "--verbose"}][:1] != ["run"]:
+        return
+    # `signal` makes enumerations of all that this has, which takes a millisecond.
+    import _signal  # type: ignore[import-not-found]
+
+    for number in (_signal.SIGTERM, _signal.SIGINT):
+        _signal.signal(number, lambda *_: os._exit(0))
+    _signal.signal(_signal.SIGHUP, _signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -44,7 +43,7 @@ from .settings import (
     Trust,
 )
 from .start import pages
-from .start.anew import ENDING, hold, start_anew
+from .start.anew import hold, start_anew
 from .start.clock import Clock
 from .start.plain import unpack
 from .start.plan import forget
@@ -174,10 +173,9 @@ class Agent:
             stop = self._stops.wait(self._ticker())
         if self._restarting or (self._control is not None and self._control.restarting):
             hold()
-            asked = _asked_to_end()
-            if asked is None:
+            if self._stops.signalled is None:
                 raise Restart
-            return asked
+            return self._stops.signalled
         return stop
 
     def _take_over(self, stack: ExitStack) -> None:
@@ -365,14 +363,6 @@ def resume(plan: Plan, early: Early, config: str, clock: Clock) -> int:
 
     origins = (config, plan.origins)
     return _run(lambda: Agent(settings, reread, clock, origins=origins, planned=(plan, early)))
-
-
-def _asked_to_end() -> Stop | None:
-    """Give the reason where a signal has asked to end, after another reason was given."""
-    for number in ENDING:
-        if signal.getsignal(number) is signal.SIG_DFL:  # as `stop_on_signals` leaves it then
-            return Stop(signal.Signals(number).name, asked=True)
-    return None
 
 
 def _run(make: Callable[[], Agent]) -> int:

@@ -37,3 +37,10 @@ class Le(_Bound):
     """At most."""
 
     key = "le"
+
+
+class Plain:
+    """Of the very type, not of one that can be read as it: "yes" and 1 are no boolean."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return {**handler(source), "strict": True}

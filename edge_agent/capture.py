@@ -18,7 +18,7 @@ from .board import Board, Slot
 from .crew import Crew
 from .errors import ModelError, SampleError, SourceError
 from .link import Backoff, Channel, Link
-from .model import Model
+from .model import Model, Region, outside
 from .record import record
 from .records import Array, Reading, Sample
 from .serving import Serving
@@ -64,6 +64,10 @@ class Attempt:
     thread: threading.Thread | None = None
 
 
+class MisfitError(SourceError):
+    """What the source gives does not fit the model: it is there, and of no use."""
+
+
 class Capture:
     """Keeps a source open, through every loss of it."""
 
@@ -77,6 +81,7 @@ class Capture:
         *,
         rate: float | None,
         motion: bool,
+        region: Region | None,
         identity: Identity,
         board: Board[Model],
         link: Link,
@@ -92,6 +97,7 @@ class Capture:
             servings: the pipeline's models; of a signal only they know the windows.
             rate: at most so many captures a second.
             motion: leave out frames in which nothing moves.
+            region: of a picture, all that the models look at; None: the whole.
             identity: who publishes.
             board: whose slot it is.
             link: where the source's state is said.
@@ -109,10 +115,13 @@ class Capture:
         self.state: str | None = None
         self.error: str | None = None
         self._motion = motion
+        self._region = region
         self._identity = identity
         self._report = report
         self._gate: MotionGate | None = None
         self._due = 0.0
+        self._misfit = False
+        """What the source gave last did not fit: it runs again when something does."""
         self._attempt: Attempt | None = None
         self._stuck: list[Attempt] = []
 
@@ -170,8 +179,9 @@ class Capture:
             except SourceError as problem:
                 if attempt.closing.is_set():
                     return
+                self._misfit = isinstance(problem, MisfitError)
                 self._set_state("lost", str(problem))
-            if time.monotonic() - began > SOURCE_STABLE:
+            if time.monotonic() - began > SOURCE_STABLE and not self._misfit:
                 backoff.reset()
             deadline = time.monotonic() + pause
             while time.monotonic() < deadline and not attempt.closing.wait(0.25):
@@ -191,7 +201,7 @@ class Capture:
                 break
             if attempt.closing.is_set():
                 return  # given up on, or gone, while the driver was stuck
-            if self.state != "running":
+            if self.state != "running" and not self._misfit:
                 self._identity.clock.take("first_frame", time.monotonic() - attempt.began)
                 self._set_state("running", None)
             if not lossless and not self._is_due(time.monotonic()):
@@ -199,6 +209,8 @@ class Capture:
                 continue
             try:
                 reading = source.retrieve()
+                if windows is None:
+                    self._see_region(reading.data)
             except SampleError as problem:
                 self.board.skip(self.slot, "error")
                 self._report(problem)
@@ -211,10 +223,22 @@ class Capture:
             if windows is not None:
                 if not windows.put(reading, attempt):
                     return
+                self._misfit = False
             elif not self._put_picture(reading):
                 return
         if windows is not None:
             windows.end()
+
+    def _see_region(self, picture: Array) -> None:
+        """See that there is something to look at: a camera may change its size, and back.
+
+        Raises:
+            SampleError: nothing of the region lies inside the picture.
+
+        """
+        why = None if self._region is None else outside(picture, self._region)
+        if why is not None:
+            raise SampleError(why)
 
     def _put_picture(self, reading: Reading) -> bool:
         if self._motion and not self._moved(reading.data):
@@ -290,12 +314,12 @@ class Windows:
             try:
                 self._windower = Windower(spec, reading.columns)
             except ModelError as problem:
-                raise SourceError(f"{model.id} does not fit this source: {problem}") from None
+                raise MisfitError(f"{model.id} does not fit this source: {problem}") from None
             self._spec = spec
         try:
             windows = self._windower.push(reading.data, reading.time_ns, reading.since)
         except ModelError as problem:
-            raise SourceError(f"{model.id} does not fit this source: {problem}") from None
+            raise MisfitError(f"{model.id} does not fit this source: {problem}") from None
         capture = self._capture
         for data, time_ns, since in windows:
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from .errors import AgentError
-from .model import Model, Region
+from .model import Model, Region, outside
 from .records import Detections, Findings, Request, Sample
 from .settings import SecondStage
 
@@ -28,7 +28,11 @@ def look(
         SampleError, EngineError, ModelError: the first crop on which the model failed.
 
     """
-    crops = regions(stage, first)
+    # What was found beyond the picture's edge cannot be looked at.
+    crops = [
+        None if crop is None or outside(sample.data, crop) else crop
+        for crop in regions(stage, first)
+    ]
     asked = [Request(sample, stage.threshold, crop) for crop in crops if crop is not None]
     answers = iter(model.infer_all(asked))
     found: list[Findings | None] = []

@@ -1,17 +1,24 @@
-"""A command's way to the broker: connects once, subscribes, and gives messages as they come."""
+"""A command's way to the broker: connects once, subscribes, and gives messages as they come.
+
+What the broker refuses ends the command: with MQTT 5, which alone says so.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from .errors import LinkError
-from .mqtt import Connection, Hooks, connect
+from .mqtt import Connection, Hooks, Refusal, connect
 from .settings import Broker
+
+log = logging.getLogger(__name__)
 
 
 class Heard(NamedTuple):
@@ -36,6 +43,13 @@ def body_of(payload: bytes) -> dict[str, Any] | None:
     return body if isinstance(body, dict) else None
 
 
+class _Unpublished(NamedTuple):
+    """Word of a message that the broker has refused."""
+
+    mid: int
+    refusal: Refusal
+
+
 class BrokerClient:
     """One connection for the life of a command."""
 
@@ -46,7 +60,9 @@ class BrokerClient:
             LinkError: the broker cannot be reached or refuses us.
 
         """
-        self._heard: SimpleQueue[Heard] = SimpleQueue()
+        self._heard: SimpleQueue[Heard | _Unpublished] = SimpleQueue()
+        self._topics: dict[int, str] = {}
+        """By message id of what is under way. An id is given again after 65535 others."""
         self._broker = broker
         self._filters = list(filters)
         self._connection = self._connect()
@@ -55,10 +71,23 @@ class BrokerClient:
         connection = connect(
             self._broker,
             f"edge-agent-cli-{uuid.uuid4().hex[:12]}",
-            hooks=Hooks(message=lambda m: self._heard.put(Heard(m.topic, m.payload, m.retained))),
+            hooks=Hooks(
+                message=lambda m: self._heard.put(Heard(m.topic, m.payload, m.retained)),
+                published=self._published,
+                refused=lambda _connection, refusal: log.warning(
+                    "the broker does not let us listen: %s (see its access list)", refusal.reason
+                ),
+            ),
         )
         connection.subscribe(self._filters)
         return connection
+
+    def _published(self, _connection: Connection, mid: int, refusal: Refusal | None) -> None:
+        """Leave word of a refusal; in paho's thread."""
+        if refusal is None:
+            self._topics.pop(mid, None)
+        else:
+            self._heard.put(_Unpublished(mid, refusal))
 
     def reconnect(self) -> None:
         """Connect again, and listen to the same.
@@ -85,27 +114,57 @@ class BrokerClient:
         self._connection.subscribe(filters)
 
     def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> Any:
-        """Send; gives paho's receipt."""
-        return self._connection.publish(topic, payload, qos, retain=retain)
+        """Send; gives paho's receipt. If it is refused, `next` or `settle` say so."""
+        receipt = self._connection.publish(topic, payload, qos, retain=retain)
+        self._topics[receipt.mid] = topic
+        return receipt
+
+    def settle(self, receipts: Iterable[Any], seconds: float = 10.0) -> None:
+        """Wait until the broker has acknowledged; what is heard meanwhile is passed over.
+
+        Raises:
+            LinkError: it refuses one of them, has not answered, or is gone.
+
+        """
+        waiting = list(receipts)
+        deadline = time.monotonic() + seconds
+        while waiting := [receipt for receipt in waiting if not receipt.is_published()]:
+            if time.monotonic() > deadline:
+                raise LinkError(f"the broker has not acknowledged within {seconds:.0f} s")
+            self.next(0.02)
+        # A refusal is left before its receipt is settled.
+        while not self._heard.empty():
+            self.next(0.0)
 
     def next(self, timeout: float | None = None) -> Heard | None:
         """Wait for a message; None when the time is over.
 
         Raises:
-            LinkError: the connection is gone.
+            LinkError: the connection is gone, or the broker has refused what was published.
 
         """
         waited = 0.0
         while True:
             step = 0.25 if timeout is None else max(0.0, min(0.25, timeout - waited))
             try:
-                return self._heard.get(timeout=step)
+                heard = self._heard.get(timeout=step)
             except Empty:
                 if self._connection.gone.is_set():
                     raise LinkError("the connection to the broker is lost") from None
                 waited += step
                 if timeout is not None and waited >= timeout:
                     return None
+            else:
+                if isinstance(heard, _Unpublished):
+                    raise LinkError(self._words(heard))
+                return heard
+
+    def _words(self, unpublished: _Unpublished) -> str:
+        from .refusals import words_of
+
+        topic = self._topics.get(unpublished.mid, "one of its topics")
+        refusal = unpublished.refusal
+        return words_of(self._broker, topic, refusal.code, refusal.reason)
 
     def __iter__(self) -> Iterator[Heard]:
         while True:

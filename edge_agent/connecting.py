@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from .errors import LinkError
 from .mqtt import TAKEN_OVER, Connection, Hooks, Will, connect, tls_context
-from .settings import Broker
+from .settings import Address, Broker
+
+if TYPE_CHECKING:
+    import ssl
 
 STABLE = 30.0
 """Seconds that a connection must last before the pauses start from the shortest again."""
@@ -41,7 +46,7 @@ class Backoff:
 
 
 class Connecting:
-    """Makes connections, as long as they are wanted. Used by one thread."""
+    """Makes connections, as long as they are wanted. One thread goes through them."""
 
     def __init__(
         self,
@@ -62,7 +67,7 @@ class Connecting:
             hooks: of every connection.
             will: makes the last will, at each connection.
             backoff: pauses between tries.
-            closing: set when no more are wanted.
+            closing: set when no more are wanted; then `hurry`.
             say: told what is wrong, whenever there is no connection.
 
         Raises:
@@ -80,22 +85,71 @@ class Connecting:
         self._protocol = broker.protocol
         self._short = 0
         """Connections in a row that did not last."""
+        self._coming: deque[tuple[Broker, ssl.SSLContext | None]] = deque(maxlen=1)
+        """What was changed to and has not been taken up yet; the latest."""
+        self._hurried = threading.Event()
+        """Nothing that goes on here is wanted any more."""
+
+    # What other threads call
+
+    def change(self, broker: Broker, tls: ssl.SSLContext | None) -> None:
+        """Have the next connection go by other settings, and be made at once.
+
+        Whoever has the present one sees `changed`, and is to close it.
+
+        Args:
+            broker: where to.
+            tls: of its settings, from `tls_context`.
+
+        """
+        self._coming.append((broker, tls))
+        self._hurried.set()
+
+    def hurry(self) -> None:
+        """Break off whatever is being tried or waited for."""
+        self._hurried.set()
+
+    @property
+    def changed(self) -> bool:
+        """Whether the present connection is to give way to one by other settings."""
+        return bool(self._coming)
+
+    @property
+    def address(self) -> Address:
+        return self._broker.address
+
+    # What the one thread does
 
     def __iter__(self) -> Iterator[Connection]:
         """Give a connection; the next one when that is gone and closed, after a pause."""
-        while not self._closing.is_set():
+        while True:
+            # First, so that whatever is asked for from here on is seen.
+            self._hurried.clear()
+            if self._closing.is_set():
+                return
+            self._take_up()
             try:
                 connection = self._connect()
             except LinkError as problem:
+                if self._hurried.is_set():
+                    continue
                 pause = self._backoff.pause()
                 self._say(str(problem))
             else:
                 since = time.monotonic()
                 yield connection
-                if self._closing.is_set():
-                    return
+                if self._hurried.is_set():
+                    continue
                 pause = self._lost(connection, time.monotonic() - since)
-            self._closing.wait(pause)
+            self._hurried.wait(pause)
+
+    def _take_up(self) -> None:
+        """Go by what was changed to, as if it had been so from the start."""
+        if self._coming:
+            self._broker, self._tls = self._coming.pop()
+            self._protocol = self._broker.protocol
+            self._short = 0
+            self._backoff.reset()
 
     def _connect(self) -> Connection:
         """Connect once.
@@ -112,7 +166,7 @@ class Connecting:
             will=self._will(),
             tls=self._tls,
             session=True,
-            stopping=self._closing,
+            stopping=self._hurried,
         )
         if connection.settled:
             self._protocol = connection.protocol

@@ -1,4 +1,4 @@
-"""All that is not the way of a frame: orders, pushes, health, reload, and what the device says.
+"""All that is not the way of a frame: orders, pushes, health, and what the device says.
 
 Meets the frames at frame boundaries only. Comes to life after the first result.
 """
@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import gc
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import __version__, systemd, wire
+from . import __version__, wire
 from .added import Added
 from .batcher import Batcher
 from .crashes import GOOD_SECONDS, Crashes
@@ -28,33 +26,27 @@ from .errors import ModelError, UsageError
 from .flight import recorder
 from .frames import Frames
 from .health import Health
-from .journal import ANSWER
 from .opening import Engines, library_of, match_profile, open_store
-from .orders import Memory, Orders, positive, text
+from .orders import Memory, Orders, text
+from .overrides import read_change
 from .packages.keys import TrustedKeys
 from .pipeline import Pipeline
 from .planning import Planner
 from .preparing import Preparer
+from .reloading import Reloading
 from .says import Says
 from .scrub import Scrub
 from .serving import unusable
 from .settings import Settings
-from .sources.spec import parse_source
 from .steady import Steady
 from .store.housekeeping import clean_leftovers
 from .thrift import Thrift
 
 if TYPE_CHECKING:
     from .flight import LastWords
-    from .metrics import Metrics
+    from .metrics import Exposed
 
 log = logging.getLogger(__name__)
-
-_FIXED = (
-    *("device_id", "broker", "state_dir", "profile", "engine", "models_dirs", "batching"),
-    "decode",
-)
-"""Settings that take effect at the next start only."""
 
 
 class Opened:
@@ -82,7 +74,7 @@ class Opened:
 
 
 class Control:
-    """Orders, pushes, health and reload."""
+    """Orders, pushes and health; settings that are read again are `reloading`'s."""
 
     def __init__(
         self,
@@ -105,9 +97,8 @@ class Control:
         self._frames = frames
         self._opened = opened
         self._stops = stops
-        self._reread = reread
         self._restarting = False
-        self._metrics: Metrics | None = None
+        self._exposed: Exposed | None = None
         self._idle_s = opened.match.profile.unload_idle_s
         frames.lazy(wanted=self._idle_s > 0)
         self._steady = Steady(frames.servings, opened.engines)
@@ -177,8 +168,16 @@ class Control:
         self.says.prepared = self._preparer.state
         self._added = Added(store)
         self._orders = self._make_orders()
-        self._arranging = threading.Lock()
-        """Held while pipelines come and go, so that no model is let go that one begins to need."""
+        self._reloading = Reloading(
+            frames,
+            self._planner,
+            self.says,
+            reread,
+            file=origins[0],
+            lazy=self._idle_s > 0,
+            exposed=self._expose,
+            changed=self._reloaded,
+        )
 
     def _make_orders(self) -> Orders:
         frames = self._frames
@@ -215,7 +214,8 @@ class Control:
         self._frames.servings.on_change = self._changed
         self._frames.servings.flows = self._frames.flows
         self._frames.inbox.on_drop = self._count_malformed
-        self._start_metrics()
+        if self._frames.settings.health.metrics_port:
+            self._expose().answer_on(self._frames.settings.health.metrics_port)
         self.says.info()
         self._frames.crew.spawn("deploy", self._load_and_deploy)
         self._frames.crew.spawn("orders", self._take_orders)
@@ -226,21 +226,19 @@ class Control:
         self._frames.crew.spawn("preparer", self._preparer.run)
         self._frames.crew.spawn("scrub", self._scrub.run)
 
-    def _start_metrics(self) -> None:
-        port = self._frames.settings.health.metrics_port
-        if not port:
-            return
-        from .metrics import Metrics
+    def reload(self) -> None:
+        """Take over changed settings without touching pipelines that have not changed."""
+        self._reloading.run()
 
-        self._metrics = Metrics(
-            port, self._frames.settings.device_id, __version__, lambda: self.health.latest
-        )
-        try:
-            self._metrics.start()
-        except UsageError as problem:
-            # What serves, serves.
-            self.health.notes.append(str(problem))
-            log.error("%s", problem)  # noqa: TRY400 - one line, no traceback
+    def _expose(self) -> Exposed:
+        """Give the port for metrics, which most devices do not have."""
+        if self._exposed is None:
+            from .metrics import Exposed
+
+            device = self._frames.settings.device_id
+            self._exposed = Exposed(device, __version__, lambda: self.health.latest)
+            self.health.others.append(self._exposed.why)
+        return self._exposed
 
     def suspend(self) -> None:
         """Let no probation end while the agent does."""
@@ -248,8 +246,8 @@ class Control:
 
     def close(self) -> None:
         """Have the threads end."""
-        if self._metrics is not None:
-            self._metrics.close()
+        if self._exposed is not None:
+            self._exposed.close()
         self._steady.close()
         self._batcher.close()
         self._demoter.close()
@@ -286,11 +284,30 @@ class Control:
     def _load(self) -> None:
         servings = self._frames.servings
         servings.fill()
+        self._see_thresholds()
         self._changed()
         problem = unusable(servings.all())
         if problem is not None:
             # Nothing of this can run, and all of it came with the settings, not over the air.
             self._stops.put(Stop(str(problem), UsageError(str(problem))))
+
+    def _reloaded(self) -> None:
+        self._see_thresholds()
+        self._changed()
+
+    def _see_thresholds(self) -> None:
+        """Say which thresholds can find nothing; what `set` has kept of that kind does not count.
+
+        Only now, when there are models, is it known what they find.
+        """
+        given = {pipeline.name: pipeline.threshold for pipeline in self._frames.settings.pipelines}
+        for pipeline in list(self._frames.pipelines.values()):
+            why = pipeline.unfit()
+            if why is not None and self._frames.overrides.pass_over_threshold(pipeline.name, why):
+                pipeline.threshold = given.get(pipeline.name)
+                why = pipeline.unfit()
+            if why is not None:
+                log.warning("pipeline %s: %s", pipeline.name, why)
 
     def _take_orders(self) -> None:
         # First, so that blocks which the broker has kept for us find their transfer.
@@ -336,54 +353,6 @@ class Control:
     def _count_malformed(self) -> None:
         self.health.malformed += 1
 
-    # Reload
-
-    def reload(self) -> None:
-        """Take over changed settings without touching pipelines that have not changed."""
-        systemd.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
-        frames = self._frames
-        try:
-            self._planner.reread()
-            settings = self._reread()
-            for pipeline in settings.pipelines:
-                parse_source(pipeline.source, settings.base)
-        except UsageError as problem:
-            log.error("the settings stay as they were: %s", problem, extra=ANSWER)  # noqa: TRY400 - one line, no traceback
-            systemd.notify("READY=1")
-            return
-        for key in _FIXED:
-            if getattr(settings, key) != getattr(frames.settings, key):
-                log.warning("%s: changed, takes effect at the next start", key, extra=ANSWER)
-                self._planner.waits_for_restart = True
-        kept = {key: getattr(frames.settings, key) for key in _FIXED}
-        before = {pipeline.name: pipeline for pipeline in frames.settings.pipelines}
-        after = {pipeline.name: pipeline for pipeline in settings.pipelines}
-        regrouped = settings.groups != frames.settings.groups
-        frames.settings = replace(settings, **kept)
-        with self._arranging:
-            for name in [name for name in before if after.get(name) != before[name]]:
-                frames.remove(name)
-                if name not in after:
-                    log.info("pipeline %s is gone", name, extra=ANSWER)
-            for name in [name for name in after if after[name] != before.get(name)]:
-                frames.add(after[name]).start(frames.crew)
-                log.info("pipeline %s is new or changed", name, extra=ANSWER)
-            frames.lazy(wanted=self._idle_s > 0)
-        self.says.clear_gone()
-        frames.crew.spawn("loader", self._reload_models)
-        if regrouped:
-            frames.link.listen()
-        self.says.info()
-        log.info("settings read again: %d pipelines", len(frames.pipelines), extra=ANSWER)
-        systemd.notify("READY=1", f"STATUS={len(frames.pipelines)} pipelines")
-
-    def _reload_models(self) -> None:
-        servings = self._frames.servings
-        servings.fill()
-        with self._arranging:
-            servings.release({(s.reference, s.kind) for s in self._frames.used()})
-        self._changed()
-
     # What others ask for
 
     def _pipeline_of(self, body: Mapping[str, Any]) -> Pipeline:
@@ -397,22 +366,30 @@ class Control:
 
     def _set(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         pipeline = self._pipeline_of(body)
-        threshold = positive(body, "threshold", zero=True)
-        rate = positive(body, "rate", zero=False)
-        if threshold is None and rate is None:
-            raise ModelError("nothing to set: give threshold or rate")
-        if threshold is not None:
-            pipeline.threshold = threshold
-        if rate is not None:
-            pipeline.change_rate(rate)
-        if body.get("persist") is True:
-            self._frames.overrides.keep(pipeline.name, threshold=threshold, rate=rate)
+        models = [serving.model for serving in pipeline.servings]
+        change = read_change(body, [m.manifest.task for m in models if m is not None])
+        if change.threshold is not None:
+            pipeline.threshold = change.threshold
+        if change.rate is not None:
+            pipeline.change_rate(change.rate)
+        if change.persist:
+            self._frames.overrides.keep(pipeline.name, threshold=change.threshold, rate=change.rate)
         return {"pipeline": pipeline.name, "threshold": pipeline.threshold, "rate": pipeline.rate}
 
     def _snapshot(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         pipeline = self._pipeline_of(body)
         if pipeline.spec.kind != "picture":
             raise ModelError(f"pipeline: {pipeline.name} reads a signal, there is no picture of it")
+        if pipeline.state == "ended":
+            raise ModelError(f"pipeline: the source of {pipeline.name} has ended, no picture comes")
+        if pipeline.state == "lost":
+            raise ModelError(
+                f"pipeline: the source of {pipeline.name} is lost: {pipeline.error}; "
+                "ask again when it runs"
+            )
+        problems = [serving.problem for serving in pipeline.servings if serving.model is None]
+        if problems and len(problems) == len(pipeline.servings) and all(problems):
+            raise ModelError(f"pipeline: {pipeline.name} has no model: {problems[0]}")
         pipeline.snapshot_wanted = True
         return {"topic": self._frames.topics.snapshot(pipeline.name)}
 

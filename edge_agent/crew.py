@@ -37,6 +37,8 @@ class Stops:
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Stop | Callable[[], None]] = SimpleQueue()
+        self.signalled: Stop | None = None
+        """A signal has asked to end, whatever other reason there may be besides."""
 
     def put(self, stop: Stop) -> None:
         self._queue.put(stop)
@@ -101,15 +103,21 @@ class Crew:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 self.left_behind = True
-                log.warning("%s is still in native code; leaving it behind", thread.name)
+                # Nothing is wrong: a model that is being loaded cannot be told to stop.
+                log.info("%s is still in native code; leaving it behind", thread.name)
 
 
 def stop_on_signals(stops: Stops, reload: Callable[[], None]) -> None:
     """SIGTERM and SIGINT ask to stop, once; SIGHUP asks to read the settings again."""
 
     def ask(number: int, _frame: object) -> None:
-        signal.signal(number, signal.SIG_DFL)  # the second one does not ask
-        stops.put(Stop(signal.Signals(number).name, asked=True))
+        # Whoever asks twice gets no more than that, and an end in the middle of goodbye would be
+        # less. By the system, for Python goes back to the default before the process has ended.
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_IGN)
+        if stops.signalled is None:
+            stops.signalled = Stop(signal.Signals(number).name, asked=True)
+            stops.put(stops.signalled)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask)

@@ -104,6 +104,9 @@ class Health:
                 and now - pipeline.last_problem[0] < RECENT_SECONDS
             ):
                 reasons.append(f"pipeline {pipeline.name}: {pipeline.last_problem[1]}")
+            unfit = pipeline.unfit()
+            if unfit is not None:
+                reasons.append(f"pipeline {pipeline.name}: {unfit}")
             reasons += self._broken_promises(pipeline, now)
         reasons += self._throughput.why(self._expected())
         link = self._link.counters()

@@ -12,20 +12,23 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Literal
 
 from .connecting import Backoff, Connecting
 from .fences import FENCE_SECONDS
-from .mqtt import Connection, Hooks, Message, Will
+from .journal import ANSWER
+from .mqtt import Connection, Hooks, Message, Refusal, Will
 from .outgoing import Outgoing
 from .parcel import Channel, Parcel
 from .record import record
 from .settings import Broker
 
 if TYPE_CHECKING:
+    import ssl
+
     from .standby import Standby
 
 __all__ = ["Backoff", "Channel", "Counters", "Link", "Parcel"]
@@ -90,7 +93,6 @@ class Link:
             UsageError: certificates that cannot be used.
 
         """
-        self._address = broker.address
         self._status_topic = status_topic
         self._status = status
         self._inboxes = inboxes
@@ -101,8 +103,10 @@ class Link:
         self._standby: Standby | None = None
         self._connects = 0
         self._problem: str | None = None
+        self._moved = False
+        """Somebody has changed the settings and waits to hear how it goes."""
         self._heard: deque[
-            tuple[Connection, Literal["published", "unsubscribed", "refused"], int, str | None]
+            tuple[Connection, Literal["published", "unsubscribed", "refused"], int, Refusal | None]
         ] = deque()
         """What paho's thread has to say: about which connection, what, message id, refusal."""
         self._closing = threading.Event()
@@ -191,7 +195,19 @@ class Link:
         """Subscribe again: the groups have changed."""
         with self._lock:
             if self._out.connection is not None:
-                self._out.connection.subscribe(list(self._inboxes()))
+                self._out.connection.subscribe(list(self._inboxes()), as_published=True)
+
+    def move(self, broker: Broker, tls: ssl.SSLContext | None) -> None:
+        """Leave the present connection for one by other settings; what is promised goes along.
+
+        Args:
+            broker: where to.
+            tls: of its settings, from `tls_context`.
+
+        """
+        with self._lock:
+            self._problem, self._moved = None, True
+        self._connecting.change(broker, tls)
 
     def counters(self) -> Counters:
         with self._lock:
@@ -222,6 +238,7 @@ class Link:
         if connection is not None:
             self._say_goodbye(connection)
         self._closing.set()
+        self._connecting.hurry()
         with self._lock:
             self._lock.notify_all()
         if connection is not None:
@@ -262,7 +279,12 @@ class Link:
             if problem == self._problem:
                 return
             self._problem = problem
-        log.warning("broker: %s", problem)
+        log.warning("broker: %s", problem, extra=self._answer())
+
+    def _answer(self) -> Mapping[str, bool] | None:
+        """Mark the first word after a change of settings, be it the same as before."""
+        moved, self._moved = self._moved, False
+        return ANSWER if moved else None
 
     def _serve(self, connection: Connection) -> None:
         """Say who we are and what waited, then stay until the connection is gone."""
@@ -271,14 +293,19 @@ class Link:
             self._connects += 1
             self._problem = None
             # Subscribed before "online" is said: who waits for it may speak to us at once.
-            connection.subscribe(list(self._inboxes()))
+            connection.subscribe(list(self._inboxes()), as_published=True)
             self._out.begin(connection, (self._status_topic, self._status("online", reason)))
             self._lock.notify_all()
         version = "5" if connection.protocol == 5 else "3.1.1"
-        log.info("connected to %s, MQTT %s", self._address, version)
+        address = self._connecting.address
+        log.info("connected to %s, MQTT %s", address, version, extra=self._answer())
         backlog = self._out.backlog
         while not connection.gone.wait(REPLAY_SECONDS if backlog.waits else FENCE_SECONDS):
             if self._closing.is_set():
+                return
+            if self._connecting.changed:
+                # It would go on saying that we are there: nobody but us can take that back.
+                self._say_goodbye(connection)
                 return
             with self._lock:
                 self._absorb()
@@ -306,8 +333,8 @@ class Link:
                     self._out.landed(mid, refusal)
                 case "unsubscribed":
                     self._out.fence_answered(mid)
-                case "refused":
+                case "refused" if refusal is not None:
                     self._problem = (
-                        f"the broker does not let us listen: {refusal} (see its access list)"
+                        f"the broker does not let us listen: {refusal.reason} (see its access list)"
                     )
                     log.warning("%s", self._problem)

@@ -10,7 +10,7 @@ from dataclasses import field, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from .bounds import Ge, Gt, Le
+from .bounds import Ge, Gt, Le, Plain
 from .errors import ModelError
 from .names import NAME_RULE, is_name, is_version
 from .record import record
@@ -57,6 +57,9 @@ DECODERS_OF: Mapping[Task, tuple[DecoderName, ...]] = {
     "regression": ("raw", "score"),
     "raw": ("raw",),
 }
+
+SCORED: frozenset[Task] = frozenset({"detection", "classification"})
+"""Tasks whose findings have scores from 0 to 1; what the others give may be any number."""
 
 _STRICT: Any = {"extra": "forbid"}
 Size = Annotated[int, Gt(0), Le(16384)]
@@ -162,7 +165,7 @@ class TrialSpec:
 
     __pydantic_config__ = _STRICT
     tolerance: Annotated[float, Ge(0), Le(1e9)] = 0.05
-    golden: bool | None = None
+    golden: Annotated[bool, Plain()] | None = None
     shadow_frames: Annotated[int, Ge(0), Le(1_000_000)] | None = None
     min_agreement: Annotated[float, Ge(0), Le(1)] | None = None
     max_infer_ms: Annotated[float, Ge(0), Le(1e9)] | None = None
@@ -257,7 +260,10 @@ def parse(data: Mapping[str, Any], where: str) -> Manifest:
         raise ModelError(f"{where}: output.labels: holds half of a letter; write it as UTF-8")
     if manifest.output.scale == 0:
         raise ModelError(f"{where}: output.scale: must not be 0, every output would be")
-    if manifest.task == "anomaly" and manifest.output.threshold is None:
+    threshold = manifest.output.threshold
+    if threshold is not None and (trouble := threshold_trouble(manifest.task, threshold)):
+        raise ModelError(f"{where}: output.threshold: {trouble}")
+    if manifest.task == "anomaly" and threshold is None:
         raise ModelError(f"{where}: output.threshold: is missing; above it a window is anomalous")
     if manifest.input.is_signal and manifest.input.layout in PICTURE_LAYOUTS:
         raise ModelError(
@@ -272,6 +278,13 @@ def parse(data: Mapping[str, Any], where: str) -> Manifest:
     if manifest.input.transform == "logmel" and manifest.input.logmel is None:
         manifest = replace(manifest, input=replace(manifest.input, logmel=LogMel()))
     return manifest
+
+
+def threshold_trouble(task: Task, threshold: float) -> str | None:
+    """Say why a threshold can never part anything; None: it may. Settings and `set` ask too."""
+    if task not in SCORED or 0 <= threshold <= 1:
+        return None
+    return f"expected a number from 0 to 1, as the scores of task {task} are, found {threshold:g}"
 
 
 def check(manifest: Manifest, folder: Path) -> ModelFolder:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .errors import UsageError
+from .journal import ANSWER
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -70,7 +71,7 @@ class Metrics:
         # A reader that hangs up is nothing to print a traceback for.
         self._server.handle_error = lambda _request, client: log.debug("%s hung up", client)
         self.port = self._server.server_port
-        log.info("metrics at http://%s:%d/metrics", HOST, self.port)
+        log.info("metrics at http://%s:%d/metrics", HOST, self.port, extra=ANSWER)
 
     def close(self) -> None:
         """Stop answering; may be called without `start`."""
@@ -78,6 +79,49 @@ class Metrics:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
+
+
+class Exposed:
+    """The port as the settings have it at the moment, or why not."""
+
+    def __init__(self, device: str, version: str, latest: Callable[[], Health | None]) -> None:
+        """Prepare; nothing is open yet. The arguments are those of `Metrics`."""
+        self._about = device, version, latest
+        self._metrics: Metrics | None = None
+        self._problem: str | None = None
+
+    def answer_on(self, port: int) -> None:
+        """Answer on another port, or on none; where that cannot be, as before.
+
+        Args:
+            port: of loopback; 0: none.
+
+        """
+        self._problem = None
+        if port == (self._metrics.port if self._metrics is not None else 0):
+            return
+        made = Metrics(port, *self._about) if port else None
+        if made is not None:
+            try:
+                made.start()
+            except UsageError as problem:
+                # What serves, serves.
+                self._problem = str(problem)
+                log.error("%s", problem, extra=ANSWER)  # noqa: TRY400 - one line, no traceback
+                return
+        self.close()
+        self._metrics = made
+        if made is None:
+            log.info("metrics: the port is closed", extra=ANSWER)
+
+    def why(self) -> list[str]:
+        """Say in words what is not as it should be."""
+        return [] if self._problem is None else [self._problem]
+
+    def close(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
 
 
 class _Collector:

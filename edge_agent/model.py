@@ -261,8 +261,28 @@ def default_threshold(folder: ModelFolder) -> float:
     return 0.5 if folder.manifest.task == "detection" else 0.0
 
 
+def outside(data: Array, region: Region) -> str | None:
+    """Say that nothing of a region lies inside a picture; None: something does."""
+    height, width = data.shape[:2]
+    x1, y1, x2, y2 = region
+    if x1 < width and y1 < height and x2 > 0 and y2 > 0:
+        return None
+    return (
+        f"roi {list(region)} lies wholly outside the picture, which is {width}x{height}; "
+        "nothing can be found there"
+    )
+
+
 def cut(data: Array, region: Region) -> tuple[Array, int, int]:
-    """Cut a region out of a picture, as far as it lies inside; gives its corner too."""
+    """Cut a region out of a picture, as far as it lies inside; gives its corner too.
+
+    Raises:
+        SampleError: nothing of it lies inside.
+
+    """
+    why = outside(data, region)
+    if why is not None:
+        raise SampleError(why)
     height, width = data.shape[:2]
     x1, y1 = min(max(region[0], 0), width - 1), min(max(region[1], 0), height - 1)
     x2, y2 = max(min(region[2], width), x1 + 1), max(min(region[3], height), y1 + 1)
@@ -339,7 +359,7 @@ def open_model(
                     choice, folder.network, fixed_shapes(folder.manifest.input, kind), cut_off
                 )
         except EngineError as problem:
-            passed.append(f"{choice.engine}:{choice.device}: {problem}")
+            passed.append(_blame(f"{choice.engine}:{choice.device}", problem))
             continue
         except ModelError as problem:
             raise ModelError(f"{folder.path / MANIFEST}: {problem}") from None
@@ -348,13 +368,19 @@ def open_model(
             model.warm_up()
         except EngineError as problem:
             engine.close()
-            passed.append(f"{engine.label}: {problem}")
+            passed.append(_blame(engine.label, problem))
             continue
         except AgentError:
             engine.close()
             raise
         return model, passed
     raise EngineError(f"{folder.manifest.id}: no engine can run it: {'; '.join(passed)}")
+
+
+def _blame(engine: str, problem: EngineError) -> str:
+    """Say which engine it was, once: most of what engines say begins with their name."""
+    text = str(problem)
+    return text if text.startswith(f"{engine}: ") else f"{engine}: {text}"
 
 
 def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Kind) -> Model:

@@ -18,7 +18,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .errors import LinkError, UsageError
+from .errors import LinkError
 from .record import record
 from .settings import Broker
 
@@ -31,6 +31,11 @@ log = logging.getLogger(__name__)
 
 KEEPALIVE = 20
 CONNECT_TIMEOUT = 10.0
+SILENCE = 5.0
+"""Seconds without an answer to a CONNECT of MQTT 5 after which 3.1.1 is tried: some brokers of
+3.1.1 drop what they cannot read and keep the connection (amqtt 0.12)."""
+TICK = 0.02
+"""Seconds between two looks at whether it has come."""
 RECEIVE_MAXIMUM = 64
 """Messages that the broker may have outstanding towards us: bounds memory during a push."""
 SESSION_EXPIRY = 3600
@@ -49,6 +54,8 @@ class Message:
     topic: str
     payload: bytes
     retained: bool
+    """Whether the broker keeps it for those to come. Of what comes as it is published only MQTT 5
+    shows that, to who listens `as_published`; else it says that it was kept."""
     response_topic: str | None
     correlation: bytes | None
     ack: Callable[[], object]
@@ -64,6 +71,16 @@ class Will:
     payload: bytes
 
 
+@record
+class Refusal:
+    """A no of the broker's."""
+
+    code: int
+    """Of MQTT 5, from REFUSAL on."""
+    reason: str
+    """In words."""
+
+
 @record(kw_only=True)
 class Hooks:
     """Called by paho's thread, which holds locks of its own meanwhile.
@@ -72,15 +89,15 @@ class Hooks:
     """
 
     message: Callable[[Message], None] = lambda _message: None
-    published: Callable[[Connection, int, str | None], None] = lambda _c, _mid, _refusal: None
+    published: Callable[[Connection, int, Refusal | None], None] = lambda _c, _mid, _refusal: None
     """QoS 1: acknowledged; QoS 0: written to the socket. With the broker's refusal, if any."""
     unsubscribed: Callable[[Connection, int], None] = lambda _c, _mid: None
-    refused: Callable[[Connection, str], None] = lambda _c, _refusal: None
+    refused: Callable[[Connection, Refusal], None] = lambda _c, _refusal: None
     """A subscription was."""
 
 
 class RefusesProtocol(LinkError):
-    """The broker does not speak this version of MQTT, or closed the connection on it."""
+    """The broker does not speak this version of MQTT, or hung up on it, or is silent."""
 
     def __init__(self, text: str, *, said: bool) -> None:
         super().__init__(text)
@@ -103,6 +120,8 @@ class Connection:
         """Why it is gone, in words and as a reason code."""
         self._client = client
         self._answered = threading.Event()
+        self._refusal: Refusal | None = None
+        """What the broker's answer to our CONNECT says, if that is no."""
 
     def publish(
         self,
@@ -119,8 +138,23 @@ class Connection:
             properties = _properties("PUBLISH", CorrelationData=correlation)
         return self._client.publish(topic, payload, qos, retain=retain, properties=properties)
 
-    def subscribe(self, filters: list[str]) -> None:
-        if filters:
+    def subscribe(self, filters: list[str], *, as_published: bool = False) -> None:
+        """Listen.
+
+        Args:
+            filters: to what.
+            as_published: show whether a message was published to be retained, also where it comes
+                as it is published (MQTT 5, 3.8.3.1); MQTT 3.1.1 cannot.
+
+        """
+        if not filters:
+            return
+        if as_published and self.protocol == 5:
+            from paho.mqtt.subscribeoptions import SubscribeOptions
+
+            options = SubscribeOptions(qos=1, retainAsPublished=True)
+            self._client.subscribe([(topic, options) for topic in filters])
+        else:
             self._client.subscribe([(topic, 1) for topic in filters])
 
     def unsubscribe(self, topic: str) -> int | None:
@@ -213,26 +247,52 @@ def _connect(
         try:
             client.connect(address.host, address.port, KEEPALIVE, **options)
         except (OSError, ValueError) as problem:
-            raise LinkError(f"{address} cannot be reached: {_words(problem)}") from problem
+            from .refusals import unreachable
+
+            raise LinkError(f"{address} cannot be reached: {unreachable(problem, broker)}") from (
+                problem
+            )
         client.loop_start()
-        deadline = time.monotonic() + CONNECT_TIMEOUT
-        while not (connection._answered.wait(0.02) or connection.gone.is_set()):  # noqa: SLF001
-            if time.monotonic() > deadline or (stopping is not None and stopping.is_set()):
-                raise LinkError(f"{address} does not answer")
-        if not connection._answered.is_set():  # noqa: SLF001
-            if protocol == 5:
-                # Brokers of old close the connection without a word.
-                raise RefusesProtocol(f"{address} closed the connection on MQTT 5", said=False)
-            raise LinkError(f"{address} closed the connection")
-        if connection.code != 0:
-            if protocol == 5 and connection.code in UNSUPPORTED_PROTOCOL:
-                raise RefusesProtocol(f"{address} refuses MQTT 5 ({connection.reason})", said=True)
-            raise LinkError(f"{address} refuses us: {connection.reason}")
+        _await_answer(connection, broker, stopping)
     except BaseException:
         connection.close()
         raise
-    connection.code = 0
     return connection
+
+
+def _await_answer(connection: Connection, broker: Broker, stopping: threading.Event | None) -> None:
+    """Wait until the broker has taken us.
+
+    Raises:
+        RefusesProtocol: it does not take this version of MQTT, or may not.
+        LinkError: it refuses us, or is silent.
+
+    """
+    address, newest = broker.address, connection.protocol == 5
+    # Counted in waits: time in which this process stood still is not the broker's.
+    left = round((SILENCE if newest else CONNECT_TIMEOUT) / TICK)
+    while not (connection._answered.wait(TICK) or connection.gone.is_set()):  # noqa: SLF001
+        left -= 1
+        if stopping is not None and stopping.is_set():
+            raise LinkError(f"{address} does not answer")
+        if left <= 0:
+            if newest:
+                raise RefusesProtocol(f"{address} does not answer to MQTT 5", said=False)
+            raise LinkError(f"{address} does not answer")
+    if not connection._answered.is_set():  # noqa: SLF001
+        if newest:
+            # Brokers of old close the connection without a word.
+            raise RefusesProtocol(f"{address} closed the connection on MQTT 5", said=False)
+        from .refusals import hung_up
+
+        raise LinkError(f"{address} closed the connection{hung_up(broker)}")
+    if connection._refusal is not None:  # noqa: SLF001
+        code, reason = connection._refusal.code, connection._refusal.reason  # noqa: SLF001
+        if newest and code in UNSUPPORTED_PROTOCOL:
+            raise RefusesProtocol(f"{address} refuses MQTT 5 ({reason})", said=True)
+        from .refusals import refused
+
+        raise LinkError(f"{address} refuses us: {reason}{refused(code, broker)}")
 
 
 def _client(
@@ -306,7 +366,10 @@ def _later(name: str, absent: tuple[str, ...] = ()) -> None:
 
 def _attach(client: Client, connection: Connection, hooks: Hooks, *, manual_ack: bool) -> None:
     def on_connect(_c: Any, _u: Any, _flags: Any, reason: Any, properties: Any) -> None:
-        connection.code, connection.reason = _code(reason), str(reason)
+        # Kept apart from why the connection ends: paho says at once that it has, and of a refusal
+        # that would be "Protocol error", or nothing.
+        if _code(reason) != 0:
+            connection._refusal = Refusal(_code(reason), str(reason))  # noqa: SLF001
         connection.max_packet = getattr(properties, "MaximumPacketSize", None)
         connection._answered.set()  # noqa: SLF001
         _acknowledge_now(client)
@@ -337,7 +400,8 @@ def _attach(client: Client, connection: Connection, hooks: Hooks, *, manual_ack:
 
     def on_publish(_c: Any, _u: Any, mid: int, reason: Any, _properties: Any) -> None:
         _acknowledge_now(client)
-        hooks.published(connection, mid, str(reason) if _code(reason) >= REFUSAL else None)
+        code = _code(reason)
+        hooks.published(connection, mid, Refusal(code, str(reason)) if code >= REFUSAL else None)
 
     def on_unsubscribe(_c: Any, _u: Any, mid: int, *_: Any) -> None:
         _acknowledge_now(client)
@@ -347,7 +411,7 @@ def _attach(client: Client, connection: Connection, hooks: Hooks, *, manual_ack:
         _acknowledge_now(client)
         for reason in reasons:
             if _code(reason) >= REFUSAL:
-                hooks.refused(connection, str(reason))
+                hooks.refused(connection, Refusal(_code(reason), str(reason)))
 
     def on_socket_open(_c: Any, _u: Any, wire: Any) -> None:
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -404,54 +468,12 @@ def tls_context(broker: Broker) -> ssl.SSLContext | None:
     """
     if not broker.address.tls:
         return None
-    import ssl
+    from .tls import make_context
 
-    context = ssl.create_default_context()
-    files: tuple[tuple[str, str | None], ...] = (
-        ("ca_file", broker.ca_file),
-        ("cert_file", broker.cert_file),
-        ("key_file", broker.key_file),
-    )
-    for key, name in files:
-        if name is None:
-            continue
-        try:
-            with open(name, "rb"):  # noqa: PTH123 - only to see whether it can be
-                pass
-        except OSError as problem:
-            raise UsageError(f"broker.{key}: {name}: {problem.strerror}") from None
-    try:
-        if broker.ca_file is not None:
-            context.load_verify_locations(broker.ca_file)
-    except ssl.SSLError:
-        raise UsageError(
-            f"broker.ca_file: {broker.ca_file}: holds no certificate in PEM form"
-        ) from None
-    try:
-        if broker.cert_file is not None:
-            context.load_cert_chain(broker.cert_file, broker.key_file, password=lambda: b"")
-    except ssl.SSLError:
-        raise UsageError(
-            f"broker.cert_file: {broker.cert_file} and {broker.key_file}: not a certificate and "
-            "its key without a passphrase, in PEM form"
-        ) from None
-    return context
+    return make_context(broker)
 
 
 def _code(reason: Any) -> int:
     """Give the number of a reason code; paho mixes two kinds."""
     value = getattr(reason, "value", reason)
     return int(value) if isinstance(value, int) else 0
-
-
-def _words(problem: BaseException) -> str:
-    if isinstance(problem, socket.gaierror):
-        return "its name is not known"
-    if isinstance(problem, TimeoutError):
-        return "no answer"
-    distrust = getattr(problem, "verify_message", None)  # of ssl, which may not be imported
-    if distrust is not None:
-        return f"its certificate is not trusted ({distrust}); see broker.ca_file"
-    if isinstance(problem, OSError) and problem.strerror:
-        return problem.strerror.lower()
-    return str(problem) or type(problem).__name__

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NoReturn
 
 from . import wire
 from .durable import replace_file
@@ -114,6 +113,7 @@ class Orders:
         self.idle: Callable[[], None] = lambda: None
         """Called when nothing more is there to be dealt with, and every now and then."""
         self._behind = False
+        self._retained_said = False
 
     def run(self) -> None:
         while True:
@@ -142,11 +142,28 @@ class Orders:
                 self._command(verb, message)
                 return False
             case _:
-                if message.retained:
-                    raise MalformedError("retained: it would replay at every connect")
+                # Empty, it is what takes back one that was kept.
+                if message.retained and message.payload:
+                    self._refuse_retained(message.topic)
                 if self.deliveries is None:
                     raise MalformedError("nothing is expected here")
                 return self.deliveries(place, message)
+
+    def _refuse_retained(self, topic: str) -> NoReturn:
+        """Refuse what cannot be answered; who sent it finds out from the log.
+
+        Raises:
+            MalformedError: always.
+
+        """
+        if not self._retained_said:
+            self._retained_said = True
+            log.warning(
+                "%s: retained, so it is refused: it would replay at every connect; "
+                "publish without retain",
+                topic,
+            )
+        raise MalformedError("retained: it would replay at every connect")
 
     def _locate(self, topic: str) -> Inbox:
         own = self._topics.inbox + "/"
@@ -191,14 +208,23 @@ class Orders:
     def _answer(self, reply: Mapping[str, Any], message: Message) -> None:
         payload = wire.encode(reply)
         self._link.reply(self._topics.reply(reply["id"]), payload)
-        # Only where a requester may listen: never as an order to ourselves or to another device.
-        if message.response_topic and _may_answer_on(message.response_topic):
+        # Only where a requester may listen: neither as an order to a device, nor as its word.
+        if message.response_topic and _may_answer_on(message.response_topic, self._topics):
             self._link.reply(message.response_topic, payload, message.correlation)
 
 
-def _may_answer_on(topic: str) -> bool:
-    """Whether a response topic is one, and leads to nobody's inbox."""
-    return not any(mark in topic for mark in "+#\0") and "in" not in topic.split("/")
+def _may_answer_on(topic: str, own: wire.Topics) -> bool:
+    """Whether a response topic is one, and nothing but an answer would be looked for there.
+
+    A requester's own topic is; of the devices' topics only this one's for replies are: an answer
+    on `status` or `model/…` would pass for what the device says of itself, to everybody.
+    """
+    if any(mark in topic for mark in "+#\0"):
+        return False
+    if topic == own.root or topic.startswith(f"{own.root}/"):
+        replies = own.reply("")
+        return topic.startswith(replies) and is_name(topic.removeprefix(replies))
+    return "in" not in topic.split("/")
 
 
 def _refusal(
@@ -240,21 +266,3 @@ def text(body: Mapping[str, Any], key: str) -> str:
     if not isinstance(value, str) or not value:
         raise ModelError(f"{key}: is missing; a text is expected")
     return value
-
-
-def positive(body: Mapping[str, Any], key: str, *, zero: bool) -> float | None:
-    """Read an optional number from a command."""
-    value = body.get(key)
-    if value is None:
-        return None
-    try:
-        number = math.nan if isinstance(value, bool | str) else float(value)
-    except (TypeError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ModelError(f"{key}: expected a number, found {str(value)[:40]!r}")
-    if number < 0 or (number == 0 and not zero):
-        raise ModelError(
-            f"{key}: expected a number {'from' if zero else 'above'} 0, found {number!r}"
-        )
-    return number

@@ -11,7 +11,7 @@ from collections import deque
 
 from .backlog import Backlog, Promise
 from .fences import Fences
-from .mqtt import Connection
+from .mqtt import Connection, Refusal
 from .parcel import Channel, Parcel
 
 log = logging.getLogger(__name__)
@@ -168,14 +168,15 @@ class Outgoing:
 
     # What the broker answers
 
-    def landed(self, mid: int, refusal: str | None) -> None:
+    def landed(self, mid: int, refusal: Refusal | None) -> None:
         """Note that a message is acknowledged, or written where nobody acknowledges it."""
         self._under_way = max(0, self._under_way - 1)
         self.backlog.landed(mid)
         if refusal is not None:
             self.unauthorized += 1
             if self.unauthorized == 1:
-                log.warning("broker: refuses what we publish: %s (see its access list)", refusal)
+                words = "broker: refuses what we publish: %s (see its access list)"
+                log.warning(words, refusal.reason)
 
     def fence_answered(self, mid: int) -> None:
         self._fences.answered(mid)

@@ -13,6 +13,7 @@ from .capture import Capture, Identity
 from .crew import Crew
 from .errors import AgentError, EngineError, ModelError, SampleError
 from .link import Channel, Link, Parcel
+from .manifest import threshold_trouble
 from .model import Model, Region
 from .records import Detections, Findings, Outcome, Request, Sample
 from .serving import Serving
@@ -90,6 +91,7 @@ class Pipeline:
             servings,
             rate=settings.rate,
             motion=settings.motion,
+            region=self._region,
             identity=identity,
             board=board,
             link=link,
@@ -139,6 +141,18 @@ class Pipeline:
             if serving.model is not None and best is not None:
                 self._credit[index] += serving.arm.weight
                 self._credit[best] -= serving.arm.weight
+
+    def unfit(self) -> str | None:
+        """Say why the threshold does not fit what its models find; None: it does."""
+        thresholds = [(self.threshold, serving) for serving in self.servings]
+        thresholds += [(stage.threshold, serving) for stage, serving in self.seconds]
+        for threshold, serving in thresholds:
+            model = serving.model
+            if threshold is not None and model is not None:
+                trouble = threshold_trouble(model.manifest.task, threshold)
+                if trouble is not None:
+                    return f"threshold for {model.id}: {trouble}"
+        return None
 
     # Capture
 

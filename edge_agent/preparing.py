@@ -14,7 +14,7 @@ from .engines.probe import installed
 from .errors import EngineError, ModelError
 from .forms.form import BLOB, WEIGHTS, Form, FormError
 from .forms.mapped import Check, Mapped
-from .forms.prepare import discard, find, prepare
+from .forms.prepare import StoppedError, discard, find, prepare
 from .model import Model
 from .opening import Engines
 from .quick import QuickEngine
@@ -84,6 +84,9 @@ class Preparer:
             if self._closing.is_set():
                 return
             for serving in self._servings.all():
+                # Making a form, or looking for one, takes its time: nothing more is begun.
+                if self._closing.is_set():
+                    return
                 if serving.model is not None:
                     self._discard_damaged(serving.model)
                 model = serving.model
@@ -118,6 +121,8 @@ class Preparer:
                 quota=self._quota(),
                 stopped=self._stopped,
             )
+        except StoppedError:
+            log.debug("model %s: its form is made at the next start", model.id)
         except (EngineError, ModelError, OSError) as problem:
             log.warning("model %s: no prepared form: %s", model.id, problem)
             self._forms[model.folder.path] = str(problem)

@@ -111,3 +111,8 @@ def quick_model(folder: ModelFolder, choice: EngineChoice, form: Form | Begun, k
         return assemble(folder, choice, QuickEngine(engine, folder, choice, kind), kind)
     except ModelError as problem:
         raise FormError(str(problem)) from problem
+
+
+def streams(model: Model) -> bool:
+    """Whether a model's weights come and go with each frame, for it is larger than the budget."""
+    return isinstance(model.engine, QuickEngine) and model.engine.form.mode == "streaming"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,13 +14,17 @@ from .announced import Announced
 from .errors import ModelError
 from .facts import Facts
 from .profile import Match
+from .quick import streams
 
 if TYPE_CHECKING:
     from .deploy.deployer import Deployer
     from .deploy.transfers import Transfers
     from .frames import Frames
+    from .model import Model
     from .store.catalog import Library
     from .store.store import Store
+
+log = logging.getLogger(__name__)
 
 MAX_BLOCK_BYTES = 64 * 1024
 
@@ -43,6 +48,8 @@ class Says:
         self._announced = Announced(frames.settings.state / "announced.json")
         self._said: dict[str, bytes] = {}
         """What was last said on each retained topic of a model."""
+        self._streaming: set[str] = set()
+        """Models of which it has been said that they are in streaming mode."""
         self._said_info: dict[str, Any] = {}
         self._saying = threading.RLock()
         self.deployer: Deployer
@@ -144,6 +151,9 @@ class Says:
         if serving is not None and serving.model is not None:
             state["live"] = serving.model.manifest.version
             state["engine"] = serving.model.engine.label
+            if streams(serving.model):
+                state["streaming"] = True
+                self._say_streaming(serving.model)
             if serving.passed:
                 state["passed_over"] = list(serving.passed)
             steps = frames.cold_start(serving.model)
@@ -168,6 +178,17 @@ class Says:
             state["candidate"] = {"version": candidate, "phase": "receiving", "percent": percent}
         state |= self.deployer.state(name)
         return state
+
+    def _say_streaming(self, model: Model) -> None:
+        """Say in the log, once, why a model is slow."""
+        if model.id not in self._streaming:
+            self._streaming.add(model.id)
+            budget = self._match.profile.memory_budget_mb
+            log.info(
+                "model %s runs in streaming mode, slowly: it is larger than memory_budget_mb = %d",
+                model.id,
+                budget,
+            )
 
     def push(self, transfer: str, payload: Mapping[str, Any]) -> bool:
         """Say how far a transfer is; False without a connection."""

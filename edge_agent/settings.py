@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from .bounds import Ge, Gt, Le
+from .bounds import Ge, Gt, Le, Plain
 from .errors import UsageError
 from .names import default_device_id, is_name, is_version
 from .record import record
@@ -20,7 +20,12 @@ _STRICT: Any = {"extra": "forbid"}
 Seconds = Annotated[float, Ge(0), Le(366 * 86400)]
 Milliseconds = Annotated[float, Ge(0), Le(1e9)]
 Share = Annotated[float, Ge(0), Le(1)]
-Threshold = Annotated[float, Ge(-1e9), Le(1e9)]
+THRESHOLDS = (-1e9, 1e9)
+"""Of whatever task; of what gives scores from 0 to 1, see `manifest.threshold_trouble`."""
+RATES = (1e-5, 100_000.0)
+"""From one a day."""
+Threshold = Annotated[float, Ge(THRESHOLDS[0]), Le(THRESHOLDS[1])]
+Flag = Annotated[bool, Plain()]
 Pixels = Annotated[int, Ge(0), Le(1_000_000)]
 
 
@@ -77,7 +82,7 @@ class Trust:
 
     __pydantic_config__ = _STRICT
     keys: tuple[str, ...] = ()
-    allow_unsigned: bool = False
+    allow_unsigned: Flag = False
 
 
 @record(kw_only=True)
@@ -85,7 +90,7 @@ class Trial:
     """What a model goes through between arriving and serving."""
 
     __pydantic_config__ = _STRICT
-    golden: bool = True
+    golden: Flag = True
     shadow_frames: Annotated[int, Ge(0), Le(1_000_000)] = 30
     min_agreement: Share = 0.0
     max_infer_ms: Milliseconds = 0.0
@@ -127,14 +132,14 @@ class Pipeline:
     name: str
     source: str
     model: str
-    rate: Annotated[float, Gt(0), Le(100_000)] | None = None
+    rate: Annotated[float, Ge(RATES[0]), Le(RATES[1])] | None = None
     threshold: Threshold | None = None
     qos: Annotated[int, Ge(0), Le(1)] = 0
     priority: Annotated[int, Ge(-1000), Le(1000)] = 0
     deadline_ms: Milliseconds = 0.0
-    motion: bool = False
+    motion: Flag = False
     roi: tuple[Pixels, ...] = (0, 0, 0, 0)
-    snapshot: bool = False
+    snapshot: Flag = False
     then: tuple[SecondStage, ...] = ()
 
     @property

@@ -40,7 +40,7 @@ class Case:
     @property
     def manifest(self) -> dict[str, Any]:
         """The manifest that goes with it, as a TOML file would hold it."""
-        settings = {"decoder": self.decoder, "threshold": self.threshold, "iou": 0.45}
+        settings = {"decoder": self.decoder, "iou": 0.45}
         return {
             "name": self.name,
             "version": "1",

@@ -40,7 +40,8 @@ from edge_agent.mqtt import Message
 from edge_agent.names import NAME_RULE, is_name, is_version, safe_name, version_key
 from edge_agent.networks.metadata import manifest_of
 from edge_agent.networks.modelfile import check_network
-from edge_agent.orders import Memory, Orders, positive, text
+from edge_agent.orders import Memory, Orders, text
+from edge_agent.overrides import read_change
 from edge_agent.packages.archive import open_archive, unpack_handmade
 from edge_agent.packages.blocks import BlockList
 from edge_agent.packages.keys import TrustedKeys
@@ -351,11 +352,8 @@ def check_topics(given: tuple[list[tuple[str, str, bytes, bool, str | None]], bo
 
     def ask(body: Mapping[str, Any]) -> Mapping[str, Any]:
         name = text(body, "pipeline")
-        return {
-            "pipeline": name,
-            "threshold": positive(body, "threshold", zero=True),
-            "rate": positive(body, "rate", zero=False),
-        }
+        change = read_change(body, ("detection",))
+        return {"pipeline": name, "threshold": change.threshold, "rate": change.rate}
 
     handling.verbs.update(ping=lambda _body: None, set=ask)
     transfers = _transfers(allow_unsigned=allow_unsigned)

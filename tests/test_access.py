@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import getpass
+import importlib.util
 import ipaddress
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +21,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from edge_agent.errors import LinkError
+from edge_agent.mqtt import Hooks, connect
+from edge_agent.settings import Broker
 from tests.small_models import brightness, plain, write_pictures
 from tests.support import (
     CHECKOUT,
@@ -27,6 +32,7 @@ from tests.support import (
     Mosquitto,
     Relay,
     agent_settings,
+    call_cli,
     free_port,
     run_cli,
     wait_until,
@@ -104,7 +110,25 @@ class DeafBroker(Relay):
         return b"" if level == 5 else None
 
 
-@pytest.mark.parametrize("kind", [OldBroker, DeafBroker])
+class SilentBroker(Relay):
+    """Takes a CONNECT of level 5, does not answer, and keeps the connection."""
+
+    def __init__(self, target: int) -> None:
+        super().__init__(target)
+        self.asked: list[int] = []
+        """Levels of the CONNECTs, in order."""
+        self._mute = socket.create_server(("127.0.0.1", 0))
+        self._real = target
+
+    def first_words(self, words: bytes) -> bytes | None:
+        """Lead a CONNECT of level 5 to somebody who never says a word."""
+        level = words[words.index(b"MQTT") + 4]
+        self.asked.append(level)
+        self._target = self._mute.getsockname()[1] if level == 5 else self._real
+        return None
+
+
+@pytest.mark.parametrize("kind", [OldBroker, DeafBroker, SilentBroker])
 def test_a_broker_that_refuses_mqtt_5_is_tried_with_3_1_1(
     broker: Mosquitto,
     listen: Listeners,
@@ -124,6 +148,67 @@ def test_a_broker_that_refuses_mqtt_5_is_tried_with_3_1_1(
     finally:
         relay.shut()
         relay.cut()
+
+
+def test_commands_too_try_a_silent_broker_with_3_1_1(broker: Mosquitto, listen: Listeners) -> None:
+    """A command that gets no answer to MQTT 5 does its work with 3.1.1, and says so."""
+    listen(broker.port).publish("edge/box/status", b'{"state": "offline"}', retain=True)
+    relay = SilentBroker(broker.port)
+    try:
+        done = call_cli("models", "--broker", relay.url)
+        assert done.code == 0
+        assert "box  offline" in done.out
+        assert f"{relay.url} does not answer to MQTT 5: speaking MQTT 3.1.1" in done.err
+        assert relay.asked == [5, 4]
+    finally:
+        relay.shut()
+        relay.cut()
+
+
+def test_silence_may_be_a_broker_that_is_slow(broker: Mosquitto) -> None:
+    """After a connection with 3.1.1 that silence has led to, the next begins with MQTT 5 again."""
+    relay = SilentBroker(broker.port)
+    try:
+        made = connect(Broker(url=relay.url), "slow", hooks=Hooks())
+        assert (made.protocol, made.settled) == (4, False)
+        made.close()
+    finally:
+        relay.shut()
+        relay.cut()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("amqtt") is None, reason="amqtt is not installed")
+def test_amqtt_is_served(
+    tmp_path: Path, listen: Listeners, agent: Agents, models: list[str], pipeline: dict[str, object]
+) -> None:
+    """The broker of Python's package index, which does not answer to MQTT 5, serves."""
+    port = free_port()
+    with (tmp_path / "amqtt.log").open("wb") as output:
+        broker = subprocess.Popen(
+            [sys.executable, "-m", "edge_agent.cli.amqtt_broker", str(port)],
+            stdout=output,
+            stderr=output,
+            cwd=CHECKOUT,
+        )
+    try:
+        wait_until(lambda: _listens(port), "amqtt to listen")
+        listener = listen(port)
+        running = agent(
+            agent_settings("box", f"mqtt://127.0.0.1:{port}", [pipeline], models_dirs=models)
+        )
+        is_served(listener)
+        assert running.stop() == 0
+    finally:
+        broker.terminate()
+        broker.wait(10)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_being_taken_over_is_reported(
@@ -315,6 +400,9 @@ def test_a_broker_that_does_not_know_us_is_tried_again(
         lambda: f"broker: mqtts://127.0.0.1:{tls.port}" in running.words(), "a word about it"
     )
     wait_until(lambda: "model light is live" in running.words(), "the model")
+    mend = "trust our certificate" if who == "stranger" else "want a client certificate"
+    assert f"; it may {'not ' if who == 'stranger' else ''}{mend}" in running.words()
+    assert "broker.cert_file and broker.key_file" in running.words()
     assert "connected to" not in running.words()
     assert "Traceback" not in running.words()
     assert running.stop() == 0
@@ -467,8 +555,50 @@ def test_a_wrong_password_is_tried_until_it_is_right(
     guarded.change(box="mistaken")
     is_served(listener)
     assert running.words().count(refused) == 1
+    assert running.words().count("refuses us") == 1
     assert "mistaken" not in running.words()
     assert running.stop() == 0
+
+
+class NoSirBroker(Relay):
+    """Answers every CONNECT with what it is told to, and hangs up at once."""
+
+    answer = b""
+
+    def first_words(self, _words: bytes) -> bytes | None:
+        """Say no."""
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("protocol", "answer", "reason"),
+    [
+        (5, b"\x20\x03\x00\x87\x00", "Not authorized"),
+        (5, b"\x20\x03\x00\x86\x00", "Bad user name or password"),
+        (4, b"\x20\x02\x00\x05", "Not authorized"),
+        (4, b"\x20\x02\x00\x04", "Bad user name or password"),
+    ],
+)
+def test_what_the_broker_answers_is_what_is_said(protocol: int, answer: bytes, reason: str) -> None:
+    """The reason of CONNACK is given, not that of the hanging up behind it; and what to look at.
+
+    Twenty times, since the two are told by another thread, one right after the other.
+    """
+    relay = NoSirBroker(free_port())
+    relay.answer = answer
+    mend = "broker.username and broker.password, or the credential broker.password"
+    try:
+        for user, words in (
+            ("box", f" (user box); look at {mend}"),
+            (None, f"; no user is given: set {mend}"),
+        ):
+            for _ in range(10):
+                settings = Broker(url=relay.url, username=user, password=user)
+                with pytest.raises(LinkError) as said:
+                    connect(settings, "box", hooks=Hooks(), protocol=protocol, session=True)
+                assert str(said.value) == f"{relay.url} refuses us: {reason}{words}"
+    finally:
+        relay.shut()
 
 
 def test_an_access_list_that_refuses_us_shows_in_health(

@@ -25,7 +25,7 @@ LAYERS: Mapping[str, str] = {
     "commands: what a user types": "__main__ cli bench sender start.begin",
     "daemon: the only place that knows everybody": "agent",
     "control: all that is not the way of a frame": (
-        "control says planning preparing scrub steady batcher demoting thrift"
+        "control reloading says planning preparing scrub steady batcher demoting thrift"
     ),
     "work: what goes on in a running agent": (
         "frames pipeline capture cascade health throughput serving opening deploy orders overrides "
@@ -36,6 +36,7 @@ LAYERS: Mapping[str, str] = {
     ),
     "edges: broker, cameras, sensors, engines, numbers": (
         "link connecting outgoing fences standby backlog keeper spool parcel client mqtt announced "
+        "tls refusals "
         "sources engines profile "
         "config start "
         "preprocess folding decode window annotate motion board slots metrics inbox "

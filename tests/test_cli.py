@@ -88,6 +88,8 @@ def test_every_command_explains_itself(command: str) -> None:
         (["tail", "--device", "a/b"], "--device: 'a/b' is not a name"),
         (["tail", "--broker", "broker:1883"], "--broker: expected mqtt://"),
         (["demo", "--seconds", "-1"], "expected a number above 0, found '-1'"),
+        (["bench", "pipeline", "m", "--rate", "-1"], "expected a number from 0, found '-1'"),
+        (["bench", "pipeline", "m", "--rate", "nan"], "expected a number from 0, found 'nan'"),
         (["profile", "--config", "nope.toml"], "nope.toml: no such settings file"),
         (["add", "nope.onnx"], "PATH: 'nope.onnx': no such file or folder"),
     ],
@@ -257,6 +259,8 @@ def test_everything_that_is_wrong_is_said(tmp_path: Path) -> None:
         pipelines=[
             {"name": "a", "source": "dir:nowhere", "model": "lihgt"},
             {"name": "b", "source": "dir:pictures", "model": "light@9"},
+            {"name": "c", "source": "dir:pictures", "model": "light", "roi": [64, 0, 99, 48]},
+            {"name": "d", "source": "dir:pictures", "model": "light", "roi": [63, 0, 99, 99]},
         ],
     )
     said = call_cli("check", "--config", config)
@@ -270,10 +274,15 @@ def test_everything_that_is_wrong_is_said(tmp_path: Path) -> None:
         "pipeline a source",
         "pipeline a model lihgt",
         "pipeline b model light@9",
+        "pipeline c source",
         "trust",
     }
     assert f"127.0.0.1:{port} cannot be reached" in failed["broker"]
     assert "did you mean 'light'?" in failed["pipeline a model lihgt"]
+    assert (
+        "roi [64, 0, 99, 48] lies wholly outside the picture, which is 64x48"
+        in (failed["pipeline c source"])
+    )
 
 
 # tail
@@ -396,13 +405,14 @@ def test_a_broker_that_goes_is_said(
 def test_ctrl_c_ends_it_without_a_word(
     shared_broker: Mosquitto, tmp_path: Path, listen: Callable[..., Listener]
 ) -> None:
-    """SIGINT ends `tail` at once, without a traceback."""
+    """SIGINT is the way to end `tail`: at once, with 0, without a traceback."""
     listener = listen(shared_broker.port)
     listener.publish("edge/box/status", json.dumps({"state": "online"}), retain=True)
     process, out = start_tail(tmp_path, shared_broker)
     process.send_signal(signal.SIGINT)
-    assert process.wait(PATIENCE) == 130
+    assert process.wait(PATIENCE) == 0
     assert "Traceback" not in out.read_text()
+    assert "edge-agent:" not in out.read_text()
     listener.publish("edge/box/status", b"", retain=True)
 
 

@@ -25,6 +25,7 @@ from tests.support import (
     Listener,
     Mosquitto,
     agent_settings,
+    call_cli,
     check_account,
     wait_until,
 )
@@ -167,6 +168,46 @@ def test_replies_also_go_where_the_request_says(broker: Mosquitto, device: Devic
     assert json.loads(message.payload) == device.reply("five")
 
 
+@pytest.mark.usefixtures("shared_device")
+@pytest.mark.parametrize(
+    ("topic", "answered"),
+    [
+        ("callers/me", True),
+        (f"{D}/reply/elsewhere", True),
+        (f"{D}/status", False),
+        (f"{D}/model/finder", False),
+        (f"{D}/reply", False),
+        (f"{D}/reply/a/b", False),
+        ("edge/other/reply/mine", False),
+        ("edge", False),
+    ],
+)
+def test_no_reply_passes_for_what_a_device_says(
+    shared_broker: Mosquitto, topic: str, *, answered: bool
+) -> None:
+    """Within topic_root a response topic is used only if it is one of the device's for replies."""
+    request = f"t{abs(hash(topic))}"
+    ear = Listener(shared_broker.port, "#")
+    caller = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
+    caller.connect("127.0.0.1", shared_broker.port)
+    caller.loop_start()
+    try:
+        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        properties.ResponseTopic = topic
+        body = json.dumps({"id": request})
+        caller.publish(f"{D}/in/command/ping", body, 1, properties=properties)
+        # Answered behind the first, on its topic alone.
+        caller.publish(f"{D}/in/command/ping", json.dumps({"id": f"{request}-end"}), 1)
+        ear.wait_state(f"{D}/reply/{request}-end", ok=True)
+        assert ear.on(f"{D}/reply/{request}")[0]["ok"] is True
+        replies = [h.topic for h in ear.heard if f'"{request}"'.encode() in h.payload]
+        assert (topic in replies) is answered, replies
+    finally:
+        caller.disconnect()
+        caller.loop_stop()
+        ear.close()
+
+
 def test_a_threshold_is_set_until_the_restart(device: Device) -> None:
     """`set` changes the threshold of results to come; after a restart it is as before."""
     assert all(len(result["detections"]) == 2 for result in device.results("live"))
@@ -196,6 +237,48 @@ def test_what_is_set_to_persist_survives_a_restart(device: Device) -> None:
     assert device.reply("s3")["result"]["rate"] == 20.0
 
 
+def test_a_detectors_threshold_is_a_score(device: Device) -> None:
+    """`set` refuses what no score can reach, with the task; kept from before, it is passed over."""
+    device.more_results("live", 2)
+    for number, threshold in enumerate((7, 1.01, -0.1)):
+        device.ask("set", {"id": f"t{number}", "pipeline": "live", "threshold": threshold})
+        reply = device.reply(f"t{number}")
+        assert reply["ok"] is False
+        wanted = "threshold: expected a number from 0 to 1, as the scores of task detection are"
+        assert reply["error"] == f"{wanted}, found {threshold:g}"
+    assert device.agent.stop() == 0
+    kept = {"live": {"threshold": 7, "rate": 1e-300}, "gone": {"rate": "fast"}}
+    (device.agent.folder / "state" / "overrides.json").write_text(json.dumps(kept))
+    device.agent.restart()
+    session = device.heard.wait_state(f"{D}/status", state="online")["session"]
+
+    def found(_: object) -> bool:
+        fresh = [result for result in device.results("live") if result["session"] == session]
+        return any(len(result["detections"]) == 2 for result in fresh)
+
+    device.heard.wait_for(found, "detections again")
+    words = device.agent.words()
+    assert "overrides.json: live: threshold for finder@1: expected a number from 0 to 1" in words
+    assert "overrides.json: live: rate: expected a number from 0.00001 to 100000" in words
+    assert "overrides.json: gone: rate: expected a number, found 'fast'; passed over" in words
+    device.health(lambda health: not any("threshold" in why for why in health["why"]))
+
+
+def test_settings_whose_threshold_nothing_reaches_are_said(
+    broker: Mosquitto, listen: Listeners, agent: Agents, models: list[str], clip: str
+) -> None:
+    """A detector's threshold above 1 in the settings is a reason in health and fails `check`."""
+    pipeline = {"name": "live", "source": clip, "model": "finder", "threshold": 7}
+    running = agent(agent_settings("box", broker.url, [pipeline], models_dirs=models))
+    listen(broker.port).wait_why(
+        "pipeline live: threshold for finder@1: expected a number from 0 to 1"
+    )
+    assert running.words().count("pipeline live: threshold for finder@1") == 1
+    said = call_cli("check", "--config", str(running.config))
+    assert said.code == 1
+    assert "FAIL  pipeline live model finder: threshold: expected a number from 0 to 1" in said.out
+
+
 def test_a_rate_that_is_set_holds_at_once(device: Device) -> None:
     """A pipeline slowed down to a frame in a thousand seconds is quick again when told."""
     device.ask("set", {"id": "slow", "pipeline": "live", "rate": 0.001})
@@ -216,6 +299,11 @@ def test_a_rate_that_is_set_holds_at_once(device: Device) -> None:
         ({"pipeline": "live", "rate": 0}, "rate: expected a number above 0"),
         ({"pipeline": "live", "rate": -2}, "rate: expected a number above 0"),
         ({"pipeline": "live", "rate": "fast"}, "rate: expected a number, found 'fast'"),
+        ({"pipeline": "live", "rate": 1e308}, "rate: expected a number from 0.00001 to 100000"),
+        ({"pipeline": "live", "rate": 1e-300}, "rate: expected a number from 0.00001 to 100000"),
+        ({"pipeline": "live", "threshold": 1e10}, "threshold: expected a number from -1000000000"),
+        ({"pipeline": "live", "rate": 1, "persist": "yes"}, "persist: expected true or false, fou"),
+        ({"pipeline": "live", "rate": 1, "persist": 1}, "persist: expected true or false, found 1"),
         ({"pipeline": "live", "threshold": True}, "threshold: expected a number"),
         ({"pipeline": "live", "threshold": 10**400}, "threshold: expected a number"),
         ({"pipeline": ["live"], "rate": 1}, "pipeline: is missing"),
@@ -283,11 +371,12 @@ def test_an_old_command_is_refused(shared_device: Device) -> None:
 
 
 def test_a_retained_command_is_refused(shared_device: Device) -> None:
-    """What a connecting agent finds retained is not done: it would be done at every connect."""
-    # While the agent is connected it is a command like any other; who connects later gets it again.
+    """Retained, a command is not done: neither as it comes, nor at every connect from then on."""
     topic = f"{D}/in/command/ping"
     shared_device.heard.publish(topic, b'{"id": "kept"}', retain=True)
-    assert shared_device.reply("kept")["ok"] is True
+    live = shared_device.reply("kept")
+    assert live["ok"] is False
+    assert "retained" in live["error"]
     assert shared_device.agent.stop() == 0
     shared_device.agent.restart()
     again = shared_device.reply("kept", 2)
@@ -297,6 +386,21 @@ def test_a_retained_command_is_refused(shared_device: Device) -> None:
     # Taking it back is an empty message, which is none that could be answered.
     shared_device.heard.publish(topic, b"", retain=True)
     shared_device.health(lambda h: h["malformed"] == 2)
+
+
+def test_a_retained_command_to_a_group_that_was_joined_is_refused(
+    device: Device,
+) -> None:
+    """The inbox of a group that comes by a reload shows, too, what was published to be retained."""
+    config = device.agent.config
+    config.write_text('groups = ["lab"]\n' + config.read_text())
+    device.agent.signal(signal.SIGHUP)
+    device.heard.wait_for(
+        lambda _: (device.heard.last(f"{D}/info") or {}).get("groups") == ["lab"], "the group"
+    )
+    device.heard.publish("edge/@lab/in/command/ping", b'{"id": "all"}', retain=True)
+    assert device.reply("all")["ok"] is False
+    assert "retained" in device.reply("all")["error"]
 
 
 @pytest.mark.parametrize(
@@ -373,6 +477,33 @@ def test_a_snapshot_is_made_when_asked_for(device: Device) -> None:
     device.more_results("live", 5)
     (picture,) = [h.payload for h in device.heard.heard if h.topic == topic]
     assert decode_picture(picture).shape == (48, 64, 3)
+
+
+def test_a_snapshot_that_cannot_come_is_refused(
+    broker: Mosquitto, listen: Listeners, agent: Agents, models: list[str], tmp_path: Path
+) -> None:
+    """Of a source that has ended, is lost, or has no model the answer says so, with the reason."""
+    one = write_folder(tmp_path / "one", [plain(90)])
+    pipelines = [
+        {"name": "over", "source": one, "model": "light"},
+        {"name": "away", "source": f"dir:{tmp_path}/nowhere", "model": "light"},
+        {"name": "bare", "source": f"{one}?loop=1&rate=20", "model": "nobody"},
+    ]
+    heard = listen(broker.port)
+    device = Device(heard, agent(agent_settings("box", broker.url, pipelines, models_dirs=models)))
+    heard.wait_state(f"{D}/source/over", state="ended")
+    heard.wait_state(f"{D}/source/away", state="lost")
+    heard.wait_why("model nobody")
+    said = {
+        "over": "the source of over has ended, no picture comes",
+        "away": "the source of away is lost: ",
+        "bare": "bare has no model: ",
+    }
+    for name, words in said.items():
+        device.ask("snapshot", {"id": f"shot-{name}", "pipeline": name})
+        reply = device.reply(f"shot-{name}")
+        assert reply["ok"] is False
+        assert words in reply["error"]
 
 
 # Settings read again

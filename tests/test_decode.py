@@ -371,6 +371,20 @@ def test_an_absurd_yolox_size_is_an_error_and_no_warning() -> None:
         ("yolox", {"y": (1, 126, 5)}, {}, "at least 1 class, found 5"),
         (
             "yolox",
+            {"y": (1, 6, 126)},
+            {"labels": ("a", "b")},
+            r"'yolox' expects .* of shape \[1, N, 7\], a row for each box, .*'yolov8' takes",
+        ),
+        ("yolox", {"y": (1, 6, 960)}, {}, r"of shape \[1, N, 5 \+ classes\], .*found y float32"),
+        ("yolov5", {"y": (1, 6, 960)}, {"labels": ("a", "b")}, "decoder 'yolov8' takes such"),
+        (
+            "yolov8",
+            {"y": (1, 8400, 85)},
+            {"labels": tuple(map(str, range(80)))},
+            r"\[1, 84, N\] for 80 classes, found one number more .* 'yolox' and 'yolov5' take",
+        ),
+        (
+            "yolox",
             {"y": (126, 7)},
             {},
             r"expects predictions of shape \[1, \?, \?\], found y float32",
@@ -458,7 +472,7 @@ def test_an_absurd_yolox_size_is_an_error_and_no_warning() -> None:
             "yolov5",
             {"y": (1, 9, 7)},
             {"size": None},
-            "finds boxes in pictures, but the input takes",
+            "finds boxes in pictures, but the source gives rows of numbers",
         ),
         (
             "yolov5",

@@ -27,6 +27,7 @@ from tests.support import (
     Listener,
     Mosquitto,
     agent_settings,
+    call_cli,
     free_port,
     run_cli,
 )
@@ -402,6 +403,34 @@ def test_taking_over_a_client_id_gives_no_rights(box: Box, client: Callable[...,
         "the device to be back",
     )
     assert "connection to" in box.process.words()
+
+
+@pytest.mark.parametrize(
+    ("command", "topic"),
+    [
+        (["push", "MODEL", "--device", "edge-01"], r"edge/edge-01/in/push/[0-9a-f]{32}/offer"),
+        (["rollback", "light", "--device", "edge-01"], "edge/edge-01/in/command/rollback"),
+        (["models", "--forget", "scrapped"], "edge/scrapped/(model/light|status)"),
+    ],
+)
+def test_a_command_without_the_right_ends_at_once(
+    guarded: Guarded, listen: Listeners, tmp_path: Path, command: list[str], topic: str
+) -> None:
+    """What the broker refuses ends a command with 1 and one line: who may not publish what."""
+    listener = listen(guarded.open_port)
+    listener.publish("edge/edge-01/status", '{"state": "online"}', retain=True)
+    listener.publish("edge/scrapped/status", '{"state": "offline"}', retain=True)
+    listener.publish("edge/scrapped/model/light", '{"live": "1"}', retain=True)
+    model = str(brightness(tmp_path / "light-2", "2"))
+    arguments = [model if word == "MODEL" else word for word in command]
+    done = call_cli(*arguments, "--broker", guarded.url("viewer"))
+    assert done.code == 1
+    said = f"the broker does not let viewer publish to {topic}: Not authorized; see its access list"
+    assert re.fullmatch(f"edge-agent: {said}", done.error)
+    assert "cleared" not in done.out
+    late = listen(guarded.open_port)
+    late.catch_up()
+    assert {"edge/scrapped/status", "edge/scrapped/model/light"} <= {h.topic for h in late.heard}
 
 
 def test_each_role_can_do_its_work(box: Box) -> None:

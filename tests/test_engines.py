@@ -16,8 +16,11 @@ import pytest
 
 from edge_agent.engines import Engine, EngineChoice, EngineName, open_engine
 from edge_agent.errors import EngineError
+from edge_agent.manifest import load as load_manifest
+from edge_agent.model import open_model
 from edge_agent.records import TensorSpec
 from tests.networks import convolution, node, save_onnx, times_two, to_ir
+from tests.small_models import write_manifest
 from tests.support import ASSETS, CHECKOUT, needs_assets
 
 ENGINES: tuple[EngineName, ...] = ("onnxruntime", "openvino")
@@ -327,6 +330,21 @@ def test_custom_operator(load: Open, tmp_path: Path) -> None:
     )
     with pytest.raises(EngineError, match="Magic"):
         load(path)
+
+
+def test_an_engine_that_refuses_is_named_once(name: EngineName, tmp_path: Path) -> None:
+    """Why no engine can run a model begins with each engine's name, and does not repeat it."""
+    save_onnx(
+        tmp_path / "model.onnx",
+        [node("Conv", ["x", "w"], ["y"])],
+        [("x", "float32", (1, 3, 8, 8))],
+        [("y", "float32", (1, 4, 6, 6))],
+        {"w": np.zeros((4, 7, 3, 3), np.float32)},
+    )
+    write_manifest(tmp_path, "1", "raw")
+    with pytest.raises(EngineError, match="no engine can run it: ") as caught:
+        open_model(load_manifest(tmp_path), [EngineChoice(name)], "picture", checked=True)
+    assert str(caught.value).count(f"{name}:CPU") == 1
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from edge_agent.errors import EngineError, ModelError
 from edge_agent.forms.begin import begin, start, warm
 from edge_agent.forms.form import FILE, FOLDER, GRAPH, WEIGHTS, Form, FormError, read
 from edge_agent.forms.ladder import choose
-from edge_agent.forms.prepare import discard, find, key_of, prepare
+from edge_agent.forms.prepare import StoppedError, discard, find, key_of, prepare
 from edge_agent.manifest import load
 from edge_agent.store.housekeeping import clean_leftovers
 from edge_agent.store.store import Store
@@ -374,8 +374,16 @@ def test_no_form_of_what_is_no_network(tmp_path: Path) -> None:
 def test_making_it_can_be_stopped(tmp_path: Path) -> None:
     """Whoever wants no form any more says so, and gets his reason back; nothing is left."""
     model, store = chain(tmp_path / "chain"), Store(tmp_path / "state")
-    with pytest.raises(FormError, match="the box goes down"):
-        prepare(store, load(model), CPU, "signal", stopped=lambda: "the box goes down")
+    for asked in (1, 3):
+        answers = iter([None] * asked)
+        with pytest.raises(StoppedError, match="the box goes down"):
+            prepare(
+                store,
+                load(model),
+                CPU,
+                "signal",
+                stopped=lambda left=answers: next(left, "the box goes down"),  # type: ignore[misc]
+            )
     with pytest.raises(FormError, match="not done within"):
         prepare(store, load(model), CPU, "signal", timeout_s=0.0)
     assert list(store.staging.iterdir()) == []

@@ -379,6 +379,20 @@ def test_unsigned_package_says_how_to_trust(tmp_path: Path, package: Package) ->
     assert verify_header(package.front.header, None, trusted, allow_unsigned=True) is None
 
 
+@pytest.mark.parametrize("place", ["a.pub", "gone.pub"])
+def test_where_files_are_trusted_the_mend_is_no_folder(
+    tmp_path: Path, package: Package, place: str
+) -> None:
+    """Nothing can be put into a file: where the settings name files, they are to name one more."""
+    generate_key(tmp_path / "a")
+    trusted = TrustedKeys([tmp_path / place])
+    data = package.front.header
+    for signature in (None, bytes(64)):
+        with pytest.raises(ModelError, match=r"add its \.pub file to \[trust\] keys") as said:
+            verify_header(data, signature, trusted, allow_unsigned=False)
+        assert "into" not in str(said.value)
+
+
 def test_signature_that_is_there_must_verify(tmp_path: Path, package: Package) -> None:
     """A wrong signature is refused even where unsigned packages are allowed."""
     public = generate_key(tmp_path / "a")

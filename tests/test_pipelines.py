@@ -20,6 +20,7 @@ from tests.small_models import (
     loudness,
     plain,
     write_clip,
+    write_manifest,
     write_pictures,
 )
 from tests.support import AgentProcess, Listener, Mosquitto, agent_settings, check_account
@@ -48,6 +49,10 @@ def write_models(folder: Path) -> Path:
     brightness(folder / "light-2", "2")
     brightness(folder / "numbers", task="raw")
     loudness(folder / "loud", window=10)
+    second = loudness(folder / "second", window=10)
+    spec = {"window": 10, "layout": "ct", "channels": ["value"]}
+    output = {"decoder": "score", "threshold": 100.0}
+    write_manifest(second, "1", "anomaly", input=spec, output=output)
     detector(
         folder / "finder",
         [
@@ -70,10 +75,22 @@ def plan_pipelines(folder: Path) -> list[dict[str, Any]]:
     clip = write_clip(folder / "clip.avi", [plain(i) for i in range(60)], rate=30)
     samples = folder / "ramp.csv"
     samples.write_text("value\n" + "\n".join(str(i) for i in range(105)) + "\n")
+    gapped = folder / "gapped.csv"
+    gapped.write_text("time,value\n" + "".join(f"{i},{i}\n" for i in range(15)))
+    with gapped.open("a") as more:
+        more.write(",\n" + "".join(f"{i},{i}\n" for i in range(16, 26)) + "\n")
+        more.write("".join(f"{i},{i}\n" for i in range(30, 40)))
+    sizes = [halves(), halves(320, 240), halves(320, 240), halves()]
     return [
         {"name": "split", "source": grey, "model": "light@1:75,light@2:25"},
         {"name": "highest", "source": one, "model": "light"},
         {"name": "roi", "source": one, "model": "light", "roi": [32, 0, 64, 48]},
+        {
+            "name": "roi-beside",
+            "source": write_pictures(folder / "sizes", sizes),
+            "model": "light",
+            "roi": [160, 0, 320, 240],
+        },
         {"name": "roi-boxes", "source": one, "model": "finder", "roi": [32, 0, 64, 24]},
         {"name": "usual", "source": one, "model": "finder"},
         {"name": "low", "source": one, "model": "finder", "threshold": 0.2},
@@ -100,6 +117,7 @@ def plan_pipelines(folder: Path) -> list[dict[str, Any]]:
         {"name": "shown", "source": large, "model": "finder", "snapshot": True},
         {"name": "raw", "source": one, "model": "numbers"},
         {"name": "ramp", "source": f"csv:{samples}", "model": "loud"},
+        {"name": "gapped", "source": f"csv:{gapped}", "model": "second"},
     ]
 
 
@@ -195,6 +213,22 @@ def test_a_region_is_all_that_is_seen(heard: Heard) -> None:
     """With `roi` on the white half the mean is that of white; without, of both halves."""
     assert heard.only("roi")["values"]["light"] == pytest.approx(255, abs=1)
     assert heard.only("highest")["values"]["light"] == pytest.approx(127.5, abs=1)
+
+
+def test_a_region_beside_the_picture_is_an_error_as_long_as_it_is(heard: Heard) -> None:
+    """Pictures that `roi` lies outside of are counted as errors, said in health; others are seen.
+
+    No model is given a pixel of them, nor blamed.
+    """
+    results = heard.results["roi-beside"]
+    assert [result["seq"] for result in results] == [1, 2]
+    assert [result["values"]["light"] for result in results] == pytest.approx([255, 255], abs=1)
+    account = heard.account("roi-beside")
+    assert (account["captured"], account["dropped"]["error"]) == (4, 2)
+    assert heard.health["state"] == "degraded"
+    says = "pipeline roi-beside: roi [160, 0, 320, 240] lies wholly outside the picture"
+    assert sum(f"{says}, which is 64x48" in why for why in heard.health["why"]) == 1
+    assert heard.health["models"]["light@2"]["errors"] == 0
 
 
 def test_boxes_of_a_region_are_in_pixels_of_the_frame(heard: Heard) -> None:
@@ -294,3 +328,14 @@ def test_a_signal_is_cut_into_windows(heard: Heard) -> None:
     assert all("file" not in result and "source" not in result for result in results)
     account = heard.account("ramp")
     assert (account["captured"], account["dropped"]["partial"]) == (11, 1)
+
+
+def test_no_window_spans_a_gap(heard: Heard) -> None:
+    """A row of empty cells and an empty line end the window; both and its rest are counted."""
+    scores = [result["anomaly"]["score"] for result in heard.results["gapped"]]
+    assert scores == pytest.approx([4.5, 20.5, 34.5])
+    account = heard.account("gapped")
+    # Between 9 and 16 are the five samples that no window has taken, and the gap itself.
+    assert [result["seq"] for result in heard.results["gapped"]] == [0, 3, 5]
+    assert account["dropped"]["error"] == 2
+    assert account["dropped"]["partial"] == 1

@@ -482,6 +482,12 @@ def test_half_floats_do_not_overflow_silently() -> None:
         ((1, None), "float32", {}, "leaves sizes open"),
         ((1, 8), "float32", {"transform": "logmel"}, "logmel is not supported yet"),
         ((1, 4), "float32", {"mean": (1.0, 2.0)}, "input.mean: expected 1 or 4 numbers, found 2"),
+        (
+            (1, 3, 240, 320),
+            "float32",
+            {"mean": (127, 127, 127)},
+            "the source gives rows of numbers, but the manifest describes pictures .mean of 3 col",
+        ),
     ],
 )
 def test_a_wrong_signal_manifest_is_refused(

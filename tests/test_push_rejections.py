@@ -257,7 +257,10 @@ def test_retained_model_is_refused(
     agent: Callable[..., AgentProcess],
     tmp_path: Path,
 ) -> None:
-    """A retained offer or model, which would replay at every connect, is not considered."""
+    """A retained offer or model, which would replay at every connect, is not considered.
+
+    Neither what a device finds when it connects, nor what comes while it is connected.
+    """
     listener = listen(broker.port)
     package = plain_package(model_folder(tmp_path / "new", "2"), "level", "2")
     offer = {"package": base64.b64encode(package.header).decode()}
@@ -266,12 +269,16 @@ def test_retained_model_is_refused(
     listener.publish(topic, json.dumps(offer), retain=True)
     box = start_box(tmp_path, broker, listener, agent, "edge-01", trust={"allow_unsigned": True})
     box.listener.wait_for(lambda _h: box.health()["malformed"] == 2, "two refused messages")
+    box.listener.publish("edge/edge-01/in/model", package.tar(), retain=True)
+    box.listener.publish(topic, json.dumps(offer), retain=True)
+    box.listener.wait_for(lambda _h: box.health()["malformed"] == 4, "two more refused messages")
     assert not box.listener.on(box.topic("push", package.transfer))
+    assert box.agent.words().count("retained, so it is refused") == 1
     # What clears them is no package, and no mistake.
     box.listener.publish("edge/edge-01/in/model", b"", retain=True)
     box.listener.publish(topic, b"", retain=True)
     assert box.command("ping", "after")["ok"]
-    assert box.health()["malformed"] == 2
+    assert box.health()["malformed"] == 4
     check_untouched(box)
 
 

@@ -15,7 +15,14 @@ import psutil
 import pytest
 
 from tests.servers import RTSP_PACKAGES, MjpegServer, RtspServer, rtsp_missing
-from tests.small_models import brightness, encode_jpeg, plain, write_clip, write_pictures
+from tests.small_models import (
+    brightness,
+    encode_jpeg,
+    loudness,
+    plain,
+    write_clip,
+    write_pictures,
+)
 from tests.support import (
     AgentProcess,
     Listener,
@@ -492,3 +499,28 @@ def test_a_source_that_is_not_there_yet_is_waited_for(
     listener.wait_state(f"{D}/source/p", state="ended")
     assert [result["seq"] for result in listener.on(f"{D}/result/p")] == [0, 1]
     assert running.stop() == 0
+
+
+def test_a_recording_that_never_fits_is_lost_once(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """Ready inputs for a model that takes windows: `lost` with the reason, until there are rows."""
+    loudness(tmp_path / "models" / "loud", window=4)
+    ready = tmp_path / "ready.npy"
+    np.save(ready, np.zeros((3, 1, 4), np.float32))
+    pipeline = {"name": "p", "source": f"npy:{ready}", "model": "loud"}
+    listener = listen(broker.port)
+    models = [str(tmp_path / "models")]
+    running = agent(agent_settings("box", broker.url, [pipeline], models_dirs=models))
+    lost = listener.wait_state(f"{D}/source/p", state="lost")
+    assert "loud@1 does not fit this source: input.window: the source gives ready" in lost["error"]
+    since = health_that(listener, lambda health: health["state"] == "degraded")["uptime_s"]
+    # By then it has been opened again, after half a second and after one more.
+    health_that(listener, lambda health: health["uptime_s"] > since + 2.5)
+    states = [says["state"] for says in listener.on(f"{D}/source/p")]
+    assert states == ["running", "lost"]
+    np.save(tmp_path / "rows.npy", np.zeros((8, 1), np.float32))
+    (tmp_path / "rows.npy").replace(ready)
+    listener.wait_state(f"{D}/source/p", state="ended")
+    assert len(listener.on(f"{D}/result/p")) == 2
+    assert running.words().count("source of p: loud@1 does not fit") == 1

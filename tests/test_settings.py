@@ -147,7 +147,7 @@ def test_a_single_variable_has_its_way_within_a_table(tmp_path: Path) -> None:
 def test_a_boolean_in_the_environment_is_a_word(text: str, tmp_path: Path) -> None:
     """What has no types is read as people write it; in a file only true and false are booleans."""
     assert read(tmp_path, "", EDGE_AGENT_TRUST__ALLOW_UNSIGNED=text).trust.allow_unsigned is True
-    with pytest.raises(UsageError, match="ALLOW_UNSIGNED: .*true or false, found 'perhaps'"):
+    with pytest.raises(UsageError, match=r"ALLOW_UNSIGNED: .*true or false, found 'perhaps'"):
         read(tmp_path, "", EDGE_AGENT_TRUST__ALLOW_UNSIGNED="perhaps")
 
 

@@ -170,6 +170,7 @@ def test_options_are_read() -> None:
         ("file:a.mp4?loop=1&loop=0", "'loop' is given twice"),
         ("csv:a.csv?rate=fast", "rate: expected .*found 'fast'"),
         ("csv:a.csv?rate=0", "rate: expected .*found '0'"),
+        ("csv:a.csv?rate=1e-300", "rate: expected .* from 0.00001 to 1000000, found '1e-300'"),
         ("csv:a.csv?rate=nan", "rate: expected .*found 'nan'"),
         ("csv:a.csv?channels=3", "unknown option 'channels'; csv: takes loop, rate"),
         ("f32:a.bin?channels=0", "channels: expected .*found '0'"),
@@ -644,7 +645,10 @@ def text_file(folder: Path, text: str) -> Path:
         ("\ufeffa,b\n1,2\n", ("a", "b"), [[1, 2]]),
         ("# a, b\n1, 2\n", ("a", "b"), [[1, 2]]),
         ('"a,x",b\n"1",2\n', ("a,x", "b"), [[1, 2]]),
-        ("\n\na,b\n\n1,2\n,\n3,4", ("a", "b"), [[1, 2], [3, 4]]),
+        ("\n\na,b\n\n1,2\n3,4\n\n\n", ("a", "b"), [[1, 2], [3, 4]]),
+        ("1,2\n3,4\n  \n", (), [[1, 2], [3, 4]]),
+        ("a,b\r\r\n1,2\r\r\n3,4\r\r\n", ("a", "b"), [[1, 2], [3, 4]]),
+        ("1,2\r3,4\r", (), [[1, 2], [3, 4]]),
         ("time,0,1\n5,1e-3,-2.5E2\n", ("time", "0", "1"), [[5, 1e-3, -250]]),
     ],
 )
@@ -665,7 +669,11 @@ def test_csv(text: str, columns: tuple[str, ...], rows: list[list[float]], tmp_p
         ("a,b\n1,2\nnan,4\n5,6\n", r"line 3, column 'a': .*'nan'"),
         ("a,b\n1,2\n3,1e39\n5,6\n", r"line 3, column 'b': .*'1e39'"),
         ("a,b\n1,2\n3,4,5\n5,6\n", r"line 3: expected 2 cells, found 3"),
-        ("a,b\n1,2\n\n3\n5,6\n", r"line 4: expected 2 cells, found 1"),
+        ("a,b\n1,2\n3\n5,6\n", r"line 3: expected 2 cells, found 1"),
+        ("a,b\n1,2\n,\n5,6\n", r"line 3, column 'a': .* an empty cell"),
+        ("1,2\n,\n5,6\n", r"line 2, column 0: .* an empty cell"),
+        ("a,b\n1,2\n\n5,6\n", r"line 3 is empty"),
+        ("1,2\n\n \n\n5,6\n\n", r"line 4 is empty"),
     ],
 )
 @pytest.mark.parametrize("options", ["", "?rate=1000"])
@@ -681,6 +689,20 @@ def test_a_bad_row_costs_only_itself(text: str, says: str, options: str, tmp_pat
         source.retrieve()
     assert source.grab()
     assert source.retrieve().data.tolist() == [[5, 6]]
+    assert not source.grab()
+
+
+def test_empty_lines_of_one_column_are_a_gap(tmp_path: Path) -> None:
+    """Where a row is one cell, an empty line in the middle is a missing reading as well."""
+    text_file(tmp_path, "1\n2\n\n3\n\n")
+    source = opened("csv:rows.csv", tmp_path)
+    assert source.grab()
+    assert source.retrieve().data.tolist() == [[1], [2]]
+    assert source.grab()
+    with pytest.raises(SampleError, match="line 3 is empty"):
+        source.retrieve()
+    assert source.grab()
+    assert source.retrieve().data.tolist() == [[3]]
     assert not source.grab()
 
 

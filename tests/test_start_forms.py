@@ -132,6 +132,9 @@ def test_a_streaming_form_that_is_damaged_while_it_runs(small: Box) -> None:
         start.planned()
         (form,) = small.forms()
         assert read(str(form)).table["only"] == "streaming"
+        start.wait("model", "numbers", streaming=True)
+        words = "model numbers@1 runs in streaming mode, slowly: it is larger than memory_budget_mb"
+        assert start.words().count(f"{words} = 6") == 1
         before = (form / "weights.bin").stat().st_ino
         damage(form / "weights.bin", (form / "weights.bin").stat().st_size - 4096 + 3)
         start.listener.wait_for(lambda _: "it is prepared anew" in start.words(), "the damage")
@@ -181,6 +184,19 @@ def test_an_agent_that_is_killed_while_it_prepares(own: Box) -> None:
     with own.start() as start:
         assert start.from_plan()
         assert start.all_right()
+
+
+def test_an_agent_that_ends_while_it_prepares(own: Box) -> None:
+    """Told to end it begins no other form, leaves nothing half-made, and warns of nothing."""
+    numbers(own.models / "numbers-2", seed=2, version="2")
+    own.pipelines.append({**own.pipelines[0], "name": "q", "model": "numbers@1"})
+    agent = own.launch()
+    staging = own.state / "staging"
+    wait_until(lambda: any(staging.glob("*/*/*")), "files of a form that is being made")
+    assert agent.stop() == 0
+    assert "prepared" not in agent.words()
+    assert list(staging.iterdir()) == []
+    assert own.forms() == []
 
 
 def _children(pid: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -76,6 +77,69 @@ def test_told_to_reload_while_it_starts(moment: str, planned: Box) -> None:
         start.agent.signal(signal.SIGHUP)
         assert start.all_right(pipeline="q")
         start.wait("health")
+
+
+WAIT = """
+import os, sys
+
+
+class Door:
+    def find_spec(self, name, path, target=None):
+        if name == "edge_agent.start.begin":
+            with open(os.environ["DOOR"]) as door:
+                door.read()
+
+
+sys.meta_path.insert(0, Door())
+"""
+"""Keeps the program waiting before it imports the module that first sees to signals."""
+
+
+@pytest.fixture
+def door(planned: Box, tmp_path: Path) -> Path:
+    """Make a pipe in front of which starts of that device wait until it has been opened."""
+    (tmp_path / "sitecustomize.py").write_text(WAIT)
+    path = tmp_path / "door"
+    os.mkfifo(path)
+    planned.environ = {"PYTHONPATH": f"{tmp_path}:{planned.root}", "DOOR": str(path)}
+    return path
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_end_in_the_first_moment(number: int, planned: Box, door: Path) -> None:
+    """SIGTERM and SIGINT end `run` with 0 without a word, before it has imported anything."""
+    said = len(planned.words())
+    agent = planned.launch()
+    with door.open("w"):  # opens when it stands there
+        agent.signal(number)
+        assert agent.wait() == 0
+    assert agent.words()[said:] == ""
+
+
+def test_told_to_reload_in_the_first_moment(planned: Box, door: Path) -> None:
+    """SIGHUP before anything has been read changes nothing: the settings are read anyway."""
+    with planned.start() as start:
+        with door.open("w"):
+            start.agent.signal(signal.SIGHUP)
+        assert start.all_right()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_end_again_and_again(number: int, planned: Box) -> None:
+    """Further signals neither hurry nor hurt an end that is under way, and none is left unsaid."""
+    pause = threading.Event()
+    with planned.start() as start:
+        assert start.all_right()
+        deadline = time.monotonic() + PATIENCE
+        while start.agent.process.poll() is None:
+            assert time.monotonic() < deadline, "it has not ended"
+            start.agent.signal(number)
+            pause.wait(0.005)
+        assert start.agent.wait() == 0
+        start.wait("status", state="offline", reason="stopped")
+    with planned.start() as start:
+        assert start.all_right()
+        assert "the last run" not in start.words()
 
 
 def test_a_process_that_starts_anew_counts_anew() -> None:

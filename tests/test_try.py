@@ -320,6 +320,7 @@ FAILURES: dict[str, tuple[list[str], str]] = {
     "something that is no video": (["light/model.toml", "light"], "is not a video"),
     "something that is no model": (["p", "p"], "p/model.toml: no such file"),
     "a signal's model on pictures": (["p", "loud"], "the source gives pictures"),
+    "a picture's model on rows": (["csv:rows.csv", "colored"], "the source gives rows of numbers"),
 }
 
 
@@ -333,6 +334,11 @@ def test_what_cannot_be_tried_ends_with_1(kind: str, here: Path) -> None:
     manifest = (here / "light" / "model.toml").read_text()
     (here / "loud" / "model.toml").write_text(manifest.replace("[input]", "[input]\nwindow = 8"))
     (here / "loud" / "model.onnx").hardlink_to(here / "light" / "model.onnx")
+    (here / "rows.csv").write_text("a,b,c\n1,2,3\n4,5,6\n")
+    (here / "colored").mkdir()
+    mean = "[input]\nmean = [127, 127, 127]"
+    (here / "colored" / "model.toml").write_text(manifest.replace("[input]", mean))
+    (here / "colored" / "model.onnx").hardlink_to(here / "light" / "model.onnx")
     said = call_cli("try", *arguments)
     assert said.code == 1
     assert line in said.error

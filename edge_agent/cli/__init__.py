@@ -53,7 +53,8 @@ def main(arguments: Sequence[str], clock: Clock | None = None) -> int:
     except AgentError as problem:
         return status_of(problem)
     except KeyboardInterrupt:
-        return 130
+        print("edge-agent: interrupted", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         # The reader has seen enough, as in `edge-agent tail | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -343,7 +344,13 @@ def _positive(text: str) -> float:
 
 
 def _not_negative(text: str) -> float:
-    return 0.0 if text.strip("0.") == "" and "0" in text else _positive(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number from 0, found {text!r}")
+    return value
 
 
 def _positive_int(text: str) -> int:

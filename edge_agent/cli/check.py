@@ -11,7 +11,7 @@ from threading import Event
 from typing import Any
 
 from ..errors import AgentError, ModelError, SampleError, UsageError
-from ..manifest import MANIFEST
+from ..manifest import MANIFEST, threshold_trouble
 from . import Options, load_settings
 
 
@@ -49,7 +49,11 @@ def main(options: Options) -> int:
 
     report = _Report()
     HARDWARE.allowed = settings.decode == "auto"
-    report.line("ok", "settings", str(find_file(options.config)))
+    file = find_file(options.config)
+    if file is not None and not file.read_bytes().strip():
+        report.line("note", "settings", f"{file} is empty; is it whole?")
+    else:
+        report.line("ok", "settings", str(file))
     match, facts = match_profile(settings)
     report.line("ok", "profile", f"{match.name} ({match.reason}) on {facts}")
     engines = Engines(match.profile, facts, settings.engine)
@@ -76,7 +80,8 @@ def main(options: Options) -> int:
     for pipeline in settings.pipelines:
         _pipeline(report, settings, pipeline, library, engines)
     if not settings.pipelines:
-        report.line("note", "pipelines", "there are none; the agent runs, but has nothing to do")
+        text = f"{file} names none; the agent runs, but has nothing to do"
+        report.line("note", "pipelines", text)
     _trust(report, settings.trust)
     return 1 if report.failed else 0
 
@@ -84,6 +89,7 @@ def main(options: Options) -> int:
 def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, engines: Any) -> None:
     """Check the source of one pipeline and each of its models."""
     from ..golden import compare_golden
+    from ..model import outside
     from ..settings import parse_route
     from ..sources import open_source, parse_source
 
@@ -102,21 +108,25 @@ def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, engin
         finally:
             opened.close()
         if spec.kind == "picture":
+            if any(pipeline.roi) and (why := outside(reading.data, pipeline.roi)):
+                raise UsageError(why)
             return f"{spec.redacted}, {reading.data.shape[1]}x{reading.data.shape[0]}"
         return f"{spec.redacted}, rows of {reading.data.shape[1:]}"
 
     report.tried(f"{subject} source", source)
-    stages = [parse_route(stage.model)[0] for stage in pipeline.then]
-    for arm, kind in [(arm, spec.kind) for arm in pipeline.arms] + [
-        (arm, "picture") for arm in stages
-    ]:
+    wanted = [(arm, spec.kind, pipeline.threshold) for arm in pipeline.arms]
+    wanted += [(parse_route(stage.model)[0], "picture", stage.threshold) for stage in pipeline.then]
+    for arm, kind, threshold in wanted:
 
-        def model(arm: Any = arm, kind: Any = kind) -> str:
+        def model(arm: Any = arm, kind: Any = kind, threshold: float | None = threshold) -> str:
             loaded, passed = engines.open(library.find(arm.name, arm.version), kind)
             try:
                 agreement = compare_golden(loaded)
             finally:
                 loaded.close()
+            task = loaded.manifest.task
+            if threshold is not None and (trouble := threshold_trouble(task, threshold)):
+                raise ModelError(f"threshold: {trouble}")
             if agreement is not None and not agreement.passed:
                 raise ModelError(f"{loaded.id}: golden: {agreement.why}")
             golden = "" if agreement is None else f", golden: {agreement.why}"

@@ -64,8 +64,6 @@ def _forget(client: BrokerClient, world: World, device: str) -> int:
     topics = sorted(world.topics.get(device, ()))
     if not topics:
         raise AgentError(f"device {device} is unknown: nothing is retained of it")
-    receipts = [client.publish(topic, b"", retain=True) for topic in topics]
-    for receipt in receipts:
-        receipt.wait_for_publish(10)
+    client.settle([client.publish(topic, b"", retain=True) for topic in topics])
     print(f"{device}: {len(topics)} retained topics cleared")
     return 0

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ..client import BrokerClient, body_of
 from ..errors import AgentError, LinkError, UsageError
@@ -18,6 +18,9 @@ from ..packages.packing import Package, make, open_package
 from ..sender import Progress, Sender
 from . import Options, broker_settings
 from .terminal import printable
+
+if TYPE_CHECKING:
+    from ..packages.keys import PrivateKey
 
 RECONNECT_SECONDS = 0.5
 LOOK_SECONDS = 1.5
@@ -31,12 +34,24 @@ def main(options: Options) -> int:
         raise UsageError(f"--device: {target!r} is not a name ({NAME_RULE}), or @ and one")
     settings = broker_settings(options)
     root = settings.broker.topic_root
+    path = Path(options.path)
+    if not path.exists():
+        raise UsageError(f"{path}: no such file or folder")
+    key = load_private(Path(options.key)) if options.key else None
     with ExitStack() as stack:
+        # First, so that what cannot be pushed is told without a broker or a device.
+        if path.suffix in BARE:
+            with bring(path) as brought:
+                name, package = brought.folder.manifest.name, None
+        else:
+            package = stack.enter_context(_package(path, key))
         filters = [f"{root}/+/{kind}" for kind in ("status", "info", "model/+")]
         client = stack.enter_context(BrokerClient(settings.broker, filters))
         world = World(client, root)
         devices = _devices(world, target, wait=options.wait, timeout=options.timeout)
-        package = stack.enter_context(_package(options, world, devices))
+        if package is None:
+            version = _next(world, devices, name)
+            package = stack.enter_context(_package(path, key, version))
         client.subscribe([f"{root}/+/push/{package.transfer}"])
         sender = Sender(client, root, target, devices, package)
         size = package.header.size
@@ -44,7 +59,11 @@ def main(options: Options) -> int:
             f"{package.header.id}: {size} bytes in {package.header.blocks} blocks"
             f" to {', '.join(devices)}"
         )
-        _send(sender, client, options.timeout)
+        try:
+            _send(sender, client, options.timeout)
+        except KeyboardInterrupt:
+            again = "the same push again goes on where it stopped"
+            raise AgentError(f"interrupted; {again}") from None
         return _report(sender, world, target)
 
 
@@ -121,30 +140,21 @@ def _devices(world: World, target: str, *, wait: bool, timeout: float) -> list[s
 
 
 @contextmanager
-def _package(options: Options, world: World, devices: list[str]) -> Iterator[Package]:
+def _package(path: Path, key: PrivateKey | None, version: str | None = None) -> Iterator[Package]:
     """Make or open the package."""
-    path = Path(options.path)
     if path.suffix == ".tar":
-        package = open_package(path) if path.exists() else None
-        if not path.exists():
-            raise UsageError(f"{path}: no such file")
+        package = open_package(path)
         if package is None:
             # Made by hand: packed anew, so that it can be signed and sent in blocks.
-            key = load_private(Path(options.key)) if options.key else None
             with unpacked(path) as brought:
                 yield make(brought.folder, key=key)
             return
-        if options.key:
+        if key is not None:
             raise UsageError(
                 "--key: the package is made already; give the folder, or pack it with --key"
             )
         yield package
         return
-    key = load_private(Path(options.key)) if options.key else None
-    version = None
-    if path.suffix in BARE:
-        with bring(path) as brought:
-            version = _next(world, devices, brought.folder.manifest.name)
     with bring(path, None, version) as brought:
         for assumption in brought.assumptions:
             print(f"assumed  {assumption}")

@@ -31,22 +31,29 @@ TOPICS = {
 
 
 def main(options: Options) -> int:
-    """Print until told to stop, or until enough has come."""
+    """Print until enough has come, else until told to stop: it is done then, too."""
     if options.device is not None and not is_name(options.device):
         raise UsageError(f"--device: {options.device!r} is not a name ({NAME_RULE})")
     settings = broker_settings(options)
     root, device = settings.broker.topic_root, options.device or "+"
     filters = [f"{root}/{device}/{topic}" for topic in TOPICS[options.kind]]
-    seen = 0
-    with BrokerClient(settings.broker, filters) as client:
-        for heard in client:
-            if not heard.payload:
-                continue  # a retained topic was cleared
-            print(_line(heard.topic, root, heard.payload, as_json=options.json), flush=True)
-            seen += 1
-            if options.count is not None and seen >= options.count:
-                break
+    try:
+        with BrokerClient(settings.broker, filters) as client:
+            _follow(client, root, options)
+    except KeyboardInterrupt:
+        return 0 if options.count is None else 1
     return 0
+
+
+def _follow(client: BrokerClient, root: str, options: Options) -> None:
+    seen = 0
+    for heard in client:
+        if not heard.payload:
+            continue  # a retained topic was cleared
+        print(_line(heard.topic, root, heard.payload, as_json=options.json), flush=True)
+        seen += 1
+        if options.count is not None and seen >= options.count:
+            return
 
 
 def _line(topic: str, root: str, data: bytes, *, as_json: bool) -> str:

@@ -91,9 +91,11 @@ class Network:
 
         """
         if self.size is None:
+            found = "the input takes none"
+            if not self.manifest.input.is_signal:
+                found = "the source gives rows of numbers"
             raise ModelError(
-                f"output.decoder: {self.manifest.decoder!r} finds boxes in pictures, "
-                "but the input takes none"
+                f"output.decoder: {self.manifest.decoder!r} finds boxes in pictures, but {found}"
             )
         return self.size
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from ..errors import ModelError, SampleError
 from ..records import Detections, Tensors
 from .boxes import Hits, best_classes, corners, detections
-from .grids import check_grid, grid_for
+from .grids import check_grid, grid_for, grid_of
 from .labels import Labels, check_classes, labels_of
 from .network import Decoder, Floats, Network, Output, ensure_finite, ensure_finite_columns
 
@@ -24,7 +25,7 @@ def yolox(network: Network) -> Decoder:
     arXiv 2107.08430). Score = objectness * class.
     """
     size, labels = network.picture_size(), labels_of(network)
-    output = _rows(network, labels)
+    output = _rows(network, labels, lambda rows: grid_of(size, rows, YOLOX_STRIDES) is not None)
     check_grid(output, size, output.spec.shape[1], YOLOX_STRIDES)
     iou = network.manifest.output.iou
 
@@ -111,17 +112,33 @@ def end_to_end(network: Network) -> Decoder:
     return decode
 
 
-def _rows(network: Network, labels: Labels) -> Output:
-    """Find the tensor of rows: box, objectness, classes."""
+def _rows(network: Network, labels: Labels, may_be: Callable[[int], bool] | None = None) -> Output:
+    """Find the tensor of rows: box, objectness, classes.
+
+    Args:
+        network: with its manifest.
+        labels: of the classes.
+        may_be: whether there can be so many rows, where that is known.
+
+    """
     network.check_roles("predictions")
     output = network.need("predictions", [(1, None, None)], names=("output", "output0"))
-    width = output.spec.shape[2]
+    _, rows, width = output.spec.shape
+    known = None if labels.classes is None else 5 + labels.classes
+    turned = rows is not None and width is not None and rows < width and width != known
+    odd = labels.classes is not None if may_be is None else not may_be(rows or 0)
+    if turned and odd:
+        # Classes are few and boxes many: these are columns, and no number of labels would do.
+        hint = "; decoder 'yolov8' takes such" if (rows or 0) > 4 else ""
+        raise ModelError(
+            f"output.decoder: {network.manifest.decoder!r} expects predictions of shape "
+            f"[1, N, {known or '5 + classes'}], a row for each box, found {output.spec}{hint}"
+        )
     if width is not None and width < 6:
         raise ModelError(
             f"output {output.spec}: expected rows of 5 numbers and at least 1 class, found {width}"
         )
     check_classes(labels, None if width is None else width - 5, f"output {output.spec}")
-    known = None if labels.classes is None else 5 + labels.classes
     return replace(output, patterns=((1, None, known),))
 
 
@@ -153,6 +170,11 @@ def _is_transposed(output: Output, labels: Labels) -> bool:
             return False
         if second in {width, None}:
             return True
+        if sizes[0] == width + 1:
+            raise ModelError(
+                f"output {output.spec}: expected [1, {width}, N] for {labels.classes} classes, "
+                "found one number more for each box, as decoders 'yolox' and 'yolov5' take"
+            )
         if sizes[0] > 4:
             check_classes(labels, sizes[0] - 4, f"output {output.spec}")
     elif len(sizes) == 2 and 4 < sizes[0] < sizes[1]:

@@ -40,6 +40,10 @@ from .form import FOLDER, FORMAT, Form, FormError, processor, read
 POLL_SECONDS = 0.1
 
 
+class StoppedError(FormError):
+    """Making a form was broken off because it need not go on: nothing is wrong."""
+
+
 def key_of(state: Path, folder: Path, choice: EngineChoice, kind: str, budget_mb: int = 0) -> str:
     """Give the key of the form that fits a model here and now.
 
@@ -110,6 +114,7 @@ def prepare(
         stopped: says why it need not go on; None: it shall.
 
     Raises:
+        StoppedError: it was told not to go on; nothing has changed.
         FormError: it cannot be made; nothing has changed.
 
     """
@@ -127,7 +132,13 @@ def prepare(
         with store.stage() as staged:
             made = staged / key
             made.mkdir()
+            # Not begun where the files have only just been read for the key.
+            why = stopped()
+            if why is not None:
+                raise StoppedError(f"{model.manifest.id}: cannot be prepared: {why}")
             answer = _ask({**question, "folder": str(made)}, timeout_s, stopped)
+            if "stopped" in answer:
+                raise StoppedError(f"{model.manifest.id}: cannot be prepared: {answer['stopped']}")
             if "problem" in answer:
                 raise FormError(f"{model.manifest.id}: cannot be prepared: {answer['problem']}")
             return read(str(_commit(store, made, key)))
@@ -169,7 +180,7 @@ def _commit(store: Store, made: Path, key: str) -> Path:
 def _ask(
     question: dict[str, Any], timeout_s: float, stopped: Callable[[], str | None]
 ) -> dict[str, Any]:
-    """Have the child make it; give its answer."""
+    """Have the child make it; give its answer: a problem, why it was stopped, or neither."""
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     child = subprocess.Popen(
@@ -182,16 +193,17 @@ def _ask(
         start_new_session=True,
     )
     ended = threading.Event()
-    why: list[str] = []
+    why: dict[str, str] = {}
 
     def watch() -> None:
         deadline = time.monotonic() + timeout_s
         while not ended.wait(POLL_SECONDS):
             reason = stopped()
-            if time.monotonic() > deadline:
-                reason = f"not done within {timeout_s:g} s"
             if reason is not None:
-                why.append(reason)
+                why["stopped"] = reason
+            elif time.monotonic() > deadline:
+                why["problem"] = f"not done within {timeout_s:g} s"
+            if why:
                 with suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
                 return
@@ -204,7 +216,7 @@ def _ask(
         ended.set()
         watcher.join()
     if why:
-        return {"problem": why[0]}
+        return dict(why)
     try:
         answer: dict[str, Any] = json.loads(output.splitlines()[-1])
         return answer

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..durable import sync_folder, write_new
 from ..errors import UsageError
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         Ed25519PrivateKey,
         Ed25519PublicKey,
     )
+
+    PrivateKey: TypeAlias = Ed25519PrivateKey
 
 SIGNATURE_BYTES = 64
 _MAX_KEY_BYTES = 16 * 1024
@@ -151,6 +153,24 @@ class TrustedKeys:
     """
 
     paths: Sequence[Path]
+
+    @property
+    def mend(self) -> str:
+        """Say in words how a key comes to be trusted here."""
+        # One that is not there yet goes by its name.
+        folders = [
+            str(path)
+            for path in self.paths
+            if path.is_dir() or not (path.exists() or path.suffix == ".pub")
+        ]
+        if folders:
+            return f"put its .pub file into {' or '.join(folders)}"
+        if self.paths:
+            return "add its .pub file to [trust] keys"
+        return (
+            "put its .pub file into a folder that the settings name, as in "
+            'trust.keys = ["/etc/edge-agent/trust.d"]'
+        )
 
     def read(self) -> Keyring:
         """Read all keys there are now."""

@@ -207,15 +207,12 @@ def verify_header(
     """
     if len(header) > MAX_HEADER:
         raise ModelError(f"{HEADER}: {len(header)} bytes, at most {MAX_HEADER}")
-    places = ", ".join(str(path) for path in trusted.paths) or (
-        'a folder that the settings name, as in trust.keys = ["/etc/edge-agent/trust.d"]'
-    )
     if signature is None:
         if allow_unsigned:
             return None
         raise ModelError(
-            "the package is unsigned; to trust a signer put its .pub file into"
-            f" {places} and pack with --key, or set trust.allow_unsigned = true"
+            f"the package is unsigned; to trust a signer {trusted.mend} and pack with --key,"
+            " or set trust.allow_unsigned = true"
         )
     if len(signature) != SIGNATURE_BYTES:
         raise ModelError(
@@ -229,7 +226,7 @@ def verify_header(
     trouble = f" ({'; '.join(ring.problems)})" if ring.problems else ""
     raise ModelError(
         "the package is signed by no key that this device trusts, or was altered"
-        f" (trusted: {known}); to trust the signer put its .pub file into {places}{trouble}"
+        f" (trusted: {known}); to trust the signer {trusted.mend}{trouble}"
     )
 
 

@@ -170,5 +170,10 @@ def _ready(
     """Give mean or scale of ready inputs: one number, or one along the network's last axis."""
     given = getattr(spec, name)
     several = not isinstance(given, int | float) and len(given) > 1
+    if several and not spec.is_signal and len(shape) > 2 and len(given) != shape[-1]:
+        raise ModelError(
+            "input: the source gives rows of numbers, but the manifest describes pictures "
+            f"({name} of {len(given)} colors)"
+        )
     values = np.array(spec.per_channel(name, shape[-1] if several and shape else 1), np.float32)
     return values if several else values[0].reshape(())

@@ -17,7 +17,7 @@ MAX_LINE = 1024 * 1024
 _LARGEST = float(np.finfo(np.float32).max)
 
 Record = tuple[int, list[str]]
-"""Number of a line, and its cells."""
+"""Number of a line, and its cells; none: it is the last of empty lines between two rows."""
 
 
 class CsvRows:
@@ -25,7 +25,9 @@ class CsvRows:
 
     The first line is a header when it has a text where the second has a number, or no number at
     all. A column that does not begin with a number (a time stamp, remarks) is text: its values are
-    NaN, and the others can be used.
+    NaN, and the others can be used. A row of empty cells, or empty lines between two rows, are a
+    reading that is missing: the next row does not follow on the one before. Empty lines before the
+    first row and behind the last one are nothing.
     """
 
     columns: tuple[str, ...] = ()
@@ -79,16 +81,24 @@ class CsvRows:
         self._bad = None
         self._file.seek(0)
         records = self._read_records()
-        first = next(records, None)
+        first = next((record for record in records if _says(record[1])), None)
         if first is None:
             raise SourceError(f"{self._name}: is empty, expected rows of numbers")
-        second = next(records, None)
+        gaps: list[Record] = []
+        second = None
+        for record in records:
+            if _says(record[1]):
+                second = record
+                break
+            gaps.append(record)
         header = _is_header(first[1], second[1] if second else [])
-        ahead = [record for record in ([second] if header else [first, second]) if record]
-        if not ahead:
+        if header and second is None:
             raise SourceError(f"{self._name}: has a header and no rows of numbers")
         self.columns = tuple(cell.strip().lstrip("# ") for cell in first[1]) if header else ()
-        line, cells = ahead[0]
+        # An empty line below a header parts it from the rows.
+        ahead = [gap for gap in gaps if gap[1]] if header else [first, *gaps]
+        ahead += [second] if second is not None else []
+        line, cells = second if header and second is not None else first
         self._numeric = [_number(cell) is not None for cell in cells]
         self._all_numeric = all(self._numeric)
         if not any(self._numeric):
@@ -108,18 +118,26 @@ class CsvRows:
         # The first of these, where none occurs.
         delimiter = max((",", ";", "\t"), key=first.count)
         reader = csv.reader(chain((first,), lines), delimiter=delimiter)
+        empty: Record | None = None
         while True:
             try:
                 cells = next(reader)
             except StopIteration:
-                return
+                return  # empty lines at the end are none between two rows
             except csv.Error as problem:
                 raise SourceError(f"{self._name}: line {self._line}: {problem}") from None
-            if cells and any(cell.strip() for cell in cells):
-                yield self._line, cells
+            if len(cells) > 1 or _says(cells):
+                line = self._line
+                if empty is not None:
+                    yield empty
+                    empty = None
+                yield line, cells
+            else:
+                empty = (self._line, [])
 
     def _lines(self) -> Iterator[str]:
         self._line = 0
+        before = ""
         while True:
             try:
                 line = self._file.readline(MAX_LINE)
@@ -132,7 +150,10 @@ class CsvRows:
                 raise SourceError(
                     f"{self._name}: line {self._line} is longer than {MAX_LINE} characters, not CSV"
                 )
-            yield line
+            # "\r\r\n" is one end of a line, as programs on Windows write it by mistake.
+            if not (line == "\r\n" and before.endswith("\r")):
+                yield line
+            before = line
 
     def _numbers(self, record: Record) -> list[float]:
         """Make numbers of a row's cells.
@@ -142,6 +163,8 @@ class CsvRows:
 
         """
         line, cells = record
+        if not cells:
+            raise SampleError(f"{self._name}: line {line} is empty, expected a row of numbers")
         if len(cells) != len(self._numeric):
             raise SampleError(
                 f"{self._name}: line {line}: expected {len(self._numeric)} cells, "
@@ -177,6 +200,11 @@ class CsvRows:
                     f"{self._name}: line {line}, column {column}: expected a number, found {found}"
                 )
         raise AssertionError("a row was refused that has no bad cell")
+
+
+def _says(cells: list[str]) -> bool:
+    """Whether a row has anything in it."""
+    return any(cell.strip() for cell in cells)
 
 
 def _number(cell: str) -> float | None:

@@ -288,9 +288,10 @@ def _rate(options: Mapping[str, str], shown: str) -> float | None:
         rate = float(options["rate"])
     except ValueError:
         rate = math.nan
-    if not 0 < rate <= 1e6:
+    # From one a day: no clock waits for what a slip of the finger could ask for.
+    if not 1e-5 <= rate <= 1e6:
         raise UsageError(
-            f"source {shown!r}: rate: expected readings a second, above 0 and up to 1000000, "
+            f"source {shown!r}: rate: expected readings a second, from 0.00001 to 1000000, "
             f"found {options['rate']!r}"
         )
     return rate

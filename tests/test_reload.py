@@ -1,0 +1,276 @@
+"""Settings read again (SIGHUP): the broker, the metrics port, and files that are not whole."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from tests.small_models import brightness, plain, write_clip, write_pictures
+from tests.support import (
+    AgentProcess,
+    Listener,
+    Mosquitto,
+    agent_settings,
+    free_port,
+    run_cli,
+    wait_until,
+)
+from tests.test_access import Guarded, TlsBroker, guarded, tls
+from tests.test_metrics import scrape
+
+__all__ = ["guarded", "tls"]
+
+Agents = Callable[..., AgentProcess]
+Listeners = Callable[..., Listener]
+D = "edge/box"
+
+
+def reload(running: AgentProcess, **tables: Any) -> None:
+    """Change settings, table by table and key by key, and have them read again."""
+    settings = tomllib.loads(running.config.read_text())
+    for key, value in tables.items():
+        settings[key] = settings[key] | value if isinstance(value, dict) else value
+    running.config.write_text(tomli_w.dumps(settings))
+    running.signal(signal.SIGHUP)
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> list[str]:
+    """Make the one model that these tests need; as `models_dirs`."""
+    brightness(tmp_path / "models" / "light")
+    return [str(tmp_path / "models")]
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> dict[str, Any]:
+    """Give a pipeline that goes on for ever."""
+    path = write_clip(tmp_path / "clip.avi", [plain(i) for i in range(25)])
+    return {"name": "p", "source": f"file:{path}?loop=1", "model": "light"}
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Mosquitto]:
+    """Run a second broker."""
+    broker = Mosquitto(tmp_path / "other")
+    yield broker
+    broker.stop()
+
+
+def wait_results(listener: Listener) -> None:
+    """Wait until results come, from now on."""
+    before = len(listener.on(f"{D}/result/p"))
+    listener.wait_for(lambda _: len(listener.on(f"{D}/result/p")) > before, "results")
+
+
+# The broker
+
+
+def test_another_broker_is_moved_to_and_nothing_promised_is_lost(
+    broker: Mosquitto,
+    other: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    tmp_path: Path,
+) -> None:
+    """A new `broker.url` holds at once: goodbye to the one, hello and all state to the other.
+
+    Of the results that were promised (QoS 1), each arrives at one of them at least.
+    """
+    pictures = write_pictures(tmp_path / "in", [plain(i % 200) for i in range(120)])
+    promised = {"name": "p", "source": f"{pictures}?rate=60", "model": "light", "qos": 1}
+    first, second = listen(broker.port), listen(other.port)
+    running = agent(agent_settings("box", broker.url, [promised], models_dirs=models))
+    first.wait_for(lambda _: len(first.on(f"{D}/result/p")) > 20, "some results")
+    reload(running, broker={"url": other.url})
+    second.wait_state(f"{D}/status", state="online")
+    first.wait_state(f"{D}/status", state="offline", reason="stopped")
+    second.wait_state(f"{D}/source/p", state="ended")
+    assert second.last(f"{D}/info") is not None
+    assert second.last(f"{D}/model/light") is not None
+    second.publish(f"{D}/in/command/ping", b'{"id": "hello"}')
+    second.wait_state(f"{D}/reply/hello", ok=True)
+
+    def arrived() -> set[int]:
+        return {each["seq"] for ear in (first, second) for each in ear.on(f"{D}/result/p")}
+
+    second.wait_for(lambda _: arrived() == set(range(120)), "all that was promised")
+    assert "takes effect at the next start" not in running.words()
+    assert running.stop() == 0
+
+
+def test_a_password_that_is_mended_counts_at_once(
+    guarded: Guarded,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    pipeline: dict[str, Any],
+) -> None:
+    """A broker that has refused us is tried again with the new password, without a pause."""
+    listener = listen(guarded.broker.port)
+    entries = {"username": "box", "password": "mistaken"}
+    url = f"mqtt://127.0.0.1:{guarded.port}"
+    running = agent(agent_settings("box", url, [pipeline], models_dirs=models, broker=entries))
+    wait_until(lambda: running.words().count("refuses us") == 1, "a word about it")
+    wait_until(lambda: "is live" in running.words(), "the rest of the agent")
+    reload(running, broker={"password": "wrong again"})
+    # The same refusal of another password is said anew.
+    wait_until(lambda: running.words().count("refuses us") == 2, "another word about it")
+    reload(running, broker={"password": "p@ss:word"})
+    listener.wait_state(f"{D}/status", state="online")
+    wait_results(listener)
+    assert running.stop() == 0
+
+
+def test_a_plain_connection_becomes_one_with_certificates(
+    tls: TlsBroker,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    pipeline: dict[str, Any],
+) -> None:
+    """TLS and certificates may be brought in by a reload, at an agent that began without."""
+    listener = listen(tls.broker.port)
+    running = agent(agent_settings("box", tls.broker.url, [pipeline], models_dirs=models))
+    listener.wait_state(f"{D}/model/light", live="1")
+    reload(running, broker=tls.settings(None))
+    mend = "; it may want a client certificate: set broker.cert_file and broker.key_file"
+    wait_until(lambda: mend in running.words(), "the mend")
+    reload(running, broker=tls.settings(tls.client))
+    listener.wait_state(f"{D}/status", state="online", reason="reconnected")
+    said = f"connected to mqtts://127.0.0.1:{tls.port}"
+    wait_until(lambda: said in running.words(), "a word about it")
+    wait_results(listener)
+    assert running.stop() == 0
+
+
+def test_a_broker_that_cannot_be_used_changes_nothing(
+    broker: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    pipeline: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    """Certificates that are none, on a reload: the log names them, and the connection stays."""
+    listener = listen(broker.port)
+    running = agent(agent_settings("box", broker.url, [pipeline], models_dirs=models))
+    listener.wait_state(f"{D}/model/light", live="1")
+    broken = tmp_path / "broken.pem"
+    broken.write_text("no certificate")
+    reload(running, broker={"url": "mqtts://127.0.0.1:1", "ca_file": str(broken)})
+    said = f"the settings stay as they were: broker.ca_file: {broken}: holds no certificate"
+    wait_until(lambda: said in running.words(), "a word about it")
+    wait_results(listener)
+    assert [status["state"] for status in listener.on(f"{D}/status")] == ["online"]
+    assert running.stop() == 0
+
+
+def test_the_names_of_the_device_wait_for_a_start(
+    broker: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    pipeline: dict[str, Any],
+) -> None:
+    """A changed `topic_root` is said to wait, also where a new url is taken up."""
+    listener = listen(broker.port, "#")
+    running = agent(agent_settings("box", broker.url, [pipeline], models_dirs=models))
+    listener.wait_state(f"{D}/model/light", live="1")
+    reload(running, broker={"topic_root": "rand", "url": f"mqtt://localhost:{broker.port}"})
+    listener.wait_state(f"{D}/status", state="online", reason="reconnected")
+    words = "broker.topic_root: changed, takes effect at the next start"
+    assert words in running.words()
+    wait_results(listener)
+    assert not any(heard.topic.startswith("rand/") for heard in listener.heard)
+    assert running.stop() == 0
+    running.restart()
+    listener.wait_state("rand/box/status", state="online")
+
+
+# Metrics
+
+
+def test_the_port_for_metrics_opens_moves_and_closes(
+    broker: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    pipeline: dict[str, Any],
+) -> None:
+    """A changed `metrics_port` holds at once; one that is taken is said, and the old one stays."""
+    listener = listen(broker.port)
+    running = agent(agent_settings("box", broker.url, [pipeline], models_dirs=models))
+    listener.wait_state(f"{D}/model/light", live="1")
+    port, later = free_port(), free_port()
+
+    def answers(on: int) -> Callable[[], bool]:
+        def look() -> bool:
+            try:
+                return bool(scrape(on))
+            except OSError:
+                return False
+
+        return look
+
+    reload(running, health={"metrics_port": port})
+    wait_until(answers(port), "the port to open")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        reload(running, health={"metrics_port": taken.getsockname()[1]})
+        listener.wait_why(f"health.metrics_port: {taken.getsockname()[1]}: Address already in use")
+        assert answers(port)()
+    reload(running, health={"metrics_port": later})
+    wait_until(answers(later), "the port to move")
+    wait_until(lambda: not answers(port)(), "the old one to be closed")
+    listener.wait_state(f"{D}/health", state="ok")
+    reload(running, health={"metrics_port": 0})
+    wait_until(lambda: not answers(later)(), "the port to close")
+    assert running.stop() == 0
+
+
+# Files that are not whole
+
+
+def test_settings_without_pipelines_are_warned_of(
+    broker: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    pipeline: dict[str, Any],
+) -> None:
+    """A file that has lost its pipelines is named in a warning, with how many are gone."""
+    listener = listen(broker.port)
+    pipelines = [pipeline, {**pipeline, "name": "q"}]
+    running = agent(agent_settings("box", broker.url, pipelines, models_dirs=models))
+    listener.wait_state(f"{D}/model/light", live="1")
+    whole = running.config.read_text()
+    running.config.write_text(whole[: whole.index("[[pipelines]]")])
+    running.signal(signal.SIGHUP)
+    said = f"WARNING {running.config}: names no pipeline any more, so all 2 are gone; is it whole?"
+    wait_until(lambda: said in running.words(), "a warning")
+    wait_until(lambda: "settings read again: 0 pipelines" in running.words(), "the end of it")
+    running.config.write_text(whole)
+    running.signal(signal.SIGHUP)
+    wait_results(listener)
+    assert running.stop() == 0
+
+
+def test_check_notes_a_file_with_nothing_in_it(broker: Mosquitto, tmp_path: Path) -> None:
+    """`check` names settings of 0 bytes, which a torn write leaves, and those without pipelines."""
+    config = tmp_path / "config.toml"
+    config.write_bytes(b"")
+    environ = {"EDGE_AGENT_BROKER__URL": broker.url, "EDGE_AGENT_STATE_DIR": str(tmp_path / "s")}
+    done = run_cli("check", "--config", str(config), environ=environ)
+    assert f"note  settings: {config} is empty; is it whole?" in done.stdout
+    assert f"note  pipelines: {config} names none" in done.stdout
+    config.write_text("groups = []\n")
+    done = run_cli("check", "--config", str(config), environ=environ)
+    assert "is empty" not in done.stdout
+    assert f"note  pipelines: {config} names none" in done.stdout
