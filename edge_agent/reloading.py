@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FIXED = (*("device_id", "state_dir", "profile", "engine", "models_dirs", "batching", "decode"),)
+_FIXED = ("device_id", "state_dir", "profile", "engine", "models_dirs", "batching", "decode")
 """Settings that take effect at the next start only; so does `broker.topic_root`."""
 
 

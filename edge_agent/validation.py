@@ -39,7 +39,7 @@ def read_toml(path: Path, error: type[AgentError]) -> dict[str, Any]:
         if path.stat().st_size > MAX_TOML_BYTES:
             raise error(f"{path}: larger than {MAX_TOML_BYTES // 1024} KiB, not a settings file")
         # Editors on Windows begin a file with a mark that is no part of it.
-        text = path.read_text(encoding="utf-8-sig")
+        text = path.read_text(encoding="utf-8").removeprefix("\ufeff")
         if (long := _LONG_KEY.search(text)) is not None:
             line = text.count("\n", 0, long.start()) + 1
             raise error(f"{path}: line {line}: a key of more than {MAX_KEY_PARTS} parts")
