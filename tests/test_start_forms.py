@@ -136,15 +136,18 @@ def test_a_streaming_form_that_is_damaged_while_it_runs(small: Box) -> None:
         words = "model numbers@1 runs in streaming mode, slowly: it is larger than memory_budget_mb"
         assert start.words().count(f"{words} = 6") == 1
         before = (form / "weights.bin").stat().st_ino
+        good = start.results()
         damage(form / "weights.bin", (form / "weights.bin").stat().st_size - 4096 + 3)
-        start.listener.wait_for(lambda _: "it is prepared anew" in start.words(), "the damage")
+        wait_until(lambda: "it is prepared anew" in start.words(), "the damage to be noticed")
         wait_until(
             lambda: [path.stat().st_ino for path in form.glob("weights.bin")] not in ([], [before]),
             "a new form",
         )
+        # What a run had checked already when the file was changed under it is not judged: the
+        # pages are the writer's own. Damage comes from the disk, which is read before the check.
         count = len(start.results())
         start.listener.wait_for(lambda _: len(start.results()) >= count + 20, "more results")
-        for says in start.results():
+        for says in [*good, *start.results()[count:]]:
             assert np.allclose([*says["values"].values()], right[says["file"]], atol=1e-4)
 
 
