@@ -75,10 +75,9 @@ systemctl start edge-agent || fail "the service does not start"
 await running "the hardened service ($(systemctl show edge-agent --value -p User), DevicePolicy=$(systemctl show edge-agent --value -p DevicePolicy)) reads /dev/video0"
 results
 
-# Somebody holds the old device open while the camera comes back: its number is not free.
-# shellcheck disable=SC2217  # it is to be held, not read
-sleep 900 </dev/video0 &
-holder=$!
+# Somebody holds the old device open while the camera comes back: its number is not free. Opened
+# here, not by whoever is started behind: that may come too late.
+exec 9</dev/video0
 unplug
 await lost "unplugged during capture"
 plug
@@ -86,7 +85,7 @@ plug
 await running "plugged in again as $(node)"
 results
 journalctl -u edge-agent --no-pager -o cat | grep "is now /dev/$(node)" || fail "the journal does not say where it is"
-kill "$holder"
+exec 9<&-
 
 # And back under the number of the settings.
 unplug
