@@ -23,14 +23,15 @@ from .opening import Engines
 from .quick import QuickEngine
 from .records import Tensors
 from .serving import Serving, Servings
-from .understudy import STOPPED, Decision, name_of, rehearse, remember, turned
+from .understudy import Decision, name_of, rehearse, remember, turned
 
 log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 5.0
 """Until a form is looked at again whose model has no frames, or is on probation."""
 FRAMES_SECONDS = 30.0
-"""For the frames on which a form has to agree; others may wait."""
+"""For the frames on which a form has to agree. Where so few come, nobody waits for a faster way:
+it is not built again and again."""
 
 
 class Offer(NamedTuple):
@@ -183,8 +184,6 @@ class Steady:
             tolerance=model.manifest.trial.tolerance,
             stopped=lambda seconds: self._closing.wait(seconds) or time.monotonic() > until,
         )
-        if decision.why == STOPPED:
-            return False
         _say(model, f"its prepared form on {form.table['label']}", decision)
         known = turned(decision, model.engine.label)
         if known is not None and model.choice.place != choice.place:

@@ -33,8 +33,6 @@ DOUBT = 0.05
 RUNS = 15
 """Of each engine, in turns."""
 POLL_SECONDS = 0.05
-STOPPED = "stopped before it was tried"
-"""Why there is no decision."""
 
 
 class Role(Protocol):
@@ -111,7 +109,9 @@ def rehearse(
         if decision is None or not decision.takes_over:
             model.close()
     if decision is None:
-        return Decision(engine=model.engine.label, takes_over=False, why=STOPPED)
+        return Decision(
+            engine=model.engine.label, takes_over=False, why="stopped before it was tried"
+        )
     if faster is None or not decision.takes_over:
         # What a tune says is asked of the tune again.
         remember(notes, name, decision)
