@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +50,11 @@ class Oversize:
 
     def words(self) -> dict[str, Any]:
         """Give it as JSON, for another process."""
-        choice = {**asdict(self.choice), "options": dict(self.choice.options)}
-        return {"state": str(self.state), "choice": choice, "budget_mb": self.budget_mb}
+        return {
+            "state": str(self.state),
+            "choice": self.choice.words(),
+            "budget_mb": self.budget_mb,
+        }
 
 
 def from_words(words: Mapping[str, Any]) -> Oversize:

@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -319,7 +318,7 @@ def run_trial(
         "folder": str(folder),
         "kind": kind,
         "golden": golden,
-        "choices": [asdict(choice) for choice in choices],
+        "choices": [choice.words() for choice in choices],
         "oversize": None if oversize is None else oversize.words(),
     }
     if oversize is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import asdict, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -39,6 +39,10 @@ class EngineChoice:
     """How many threads will call `infer` at the same time."""
     precision: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def words(self) -> dict[str, Any]:
+        """Give it as JSON, for another process or a key; the constructor takes it back."""
+        return {**asdict(self), "options": dict(self.options)}
 
     @property
     def place(self) -> tuple[EngineName, str]:

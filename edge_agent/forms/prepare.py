@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ def key_of(state: Path, folder: Path, choice: EngineChoice, kind: str, budget_mb
         "engine": choice.engine,
         "version": installed().get(choice.engine),
         "cpu": processor(),
-        "choice": {**asdict(choice), "options": dict(choice.options)},
+        "choice": choice.words(),
         "kind": kind,
         "budget_mb": budget_mb,
         "cpus": usable_cpus(),
@@ -121,7 +120,7 @@ def prepare(
     key = key_of(store.root, model.path, choice, kind, budget_mb)
     question = {
         "model": str(model.path),
-        "choice": {**asdict(choice), "options": dict(choice.options)},
+        "choice": choice.words(),
         "kind": kind,
         "key": key,
         "head_ms": head_ms,
