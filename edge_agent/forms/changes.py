@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..engines.ort import OrtEngine
 from ..engines.ortcut import fitting
@@ -18,10 +18,14 @@ from ..errors import EngineError
 from ..folding.cut import InputCut
 from ..folding.fold import Fold
 from ..records import TensorSpec
+from .centred import centred
 from .optimise import Outside
 from .options import Words
-from .signs import pays_here, signed
+from .signs import exact_here, signed
 from .trying import Trial
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +38,14 @@ Ends = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 """Inputs and outputs."""
 
 
-def sign(
+def change(
     outside: Outside,
     folder: Path,
     words: Words,
     trial: Trial,
     ends: Ends,
-) -> bool:
-    """Give weights a sign, if the numbers stay as they are and come more quickly.
+) -> list[str]:
+    """Change weights in each way there is, if the numbers stay as they are and come more quickly.
 
     Args:
         outside: the network; changed, or as it was.
@@ -50,8 +54,26 @@ def sign(
         trial: has the network's own numbers.
         ends: inputs and outputs of the network.
 
+    Returns:
+        What has been changed.
+
     """
-    changed = signed(outside, folder) if pays_here() else None
+    if not exact_here():
+        return []
+    ways = {"signed": signed, "centred": centred}
+    return [name for name, way in ways.items() if _kept(way, outside, folder, words, trial, ends)]
+
+
+def _kept(
+    way: Callable[[Outside, Path], ModelProto | None],
+    outside: Outside,
+    folder: Path,
+    words: Words,
+    trial: Trial,
+    ends: Ends,
+) -> bool:
+    """Make a change; take it back if numbers differ or it is no gain."""
+    changed = way(outside, folder)
     if changed is None:
         return False
     itself = outside.model
@@ -64,7 +86,7 @@ def sign(
         ):
             return True
     except EngineError as problem:
-        log.info("%s: its weights stay without a sign: %s", outside.network.name, problem)
+        log.info("%s: its weights stay as they are: %s", outside.network.name, problem)
     outside.model = itself
     return False
 

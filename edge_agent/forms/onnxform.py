@@ -19,7 +19,8 @@ from ..model import assemble
 from ..preprocess import fixed_shapes
 from ..records import Tensors, TensorSpec
 from ..sources import Kind
-from .changes import fold, sign
+from .centred import FILE as CENTRED
+from .changes import change, fold
 from .cutting import Cut, plan_cuts
 from .form import FORMAT, GRAPH, WEIGHTS, Form, processor
 from .ladder import choose
@@ -96,7 +97,7 @@ def make_onnx(
     del session
 
     outside.fix({spec.name: _whole(spec) for spec in inputs})
-    has_signs = roomy and sign(outside, folder, words, trial, (inputs, outputs))
+    changes = change(outside, folder, words, trial, (inputs, outputs)) if roomy else []
     folded = fold(
         outside,
         cut_for(model, kind),
@@ -106,7 +107,7 @@ def make_onnx(
         (inputs, outputs),
     )
     optimised = optimise(outside, words, folder)
-    for written in (ALIGNED, SIGNED):
+    for written in (ALIGNED, SIGNED, CENTRED):
         (folder / written).unlink(missing_ok=True)
     ways, laid, weights = _write(optimised, words, folder, None if roomy else budget_mb)
     table: dict[str, Any] = {
@@ -120,7 +121,7 @@ def make_onnx(
         "inputs": [listed(spec) for spec in inputs],
         "outputs": [listed(spec) for spec in outputs],
         "fold": note(folded),
-        "signed": has_signs,
+        "changes": changes,
         "head_ms": head_ms,
         # Whoever wonders about the figures sees what else was going on.
         "load": round(os.getloadavg()[0], 2),

@@ -8,6 +8,7 @@ changes no result, where the processor does not saturate in between: with VNNI.
 
 from __future__ import annotations
 
+import platform
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,22 +17,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..machine import instructions
-from ..records import Array
-from .optimise import Outside, whereabouts
-from .skeleton import LEAST, map_file
+from .constants import Constants
+from .optimise import Outside
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+    from onnx import GraphProto, ModelProto, NodeProto
 
 FILE = "signed.bin"
 _TAKES_WEIGHTS_SECOND = frozenset({"Conv", "Gemm", "MatMul"})
 _INSTRUCTIONS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
-_UINT8, _INT8 = 2, 3
+_UINT8 = 2
 
 
-def pays_here() -> bool:
+def exact_here() -> bool:
     """Whether this processor multiplies eight bits without saturating in between."""
-    return not _INSTRUCTIONS.isdisjoint(instructions().split())
+    return platform.machine() != "x86_64" or not _INSTRUCTIONS.isdisjoint(instructions().split())
 
 
 def signed(outside: Outside, folder: Path) -> ModelProto | None:
@@ -46,32 +46,18 @@ def signed(outside: Outside, folder: Path) -> ModelProto | None:
 
     model = ModelProto()
     model.CopyFrom(outside.model)
-    graph = model.graph
-    known = {tensor.name: tensor for tensor in graph.initializer}
-    made: dict[str, str] = {}
-    with (folder / FILE).open("wb") as file:
-        for node, weights, zero in list(_places(graph, known)):
-            for index in (weights, zero):
-                name = node.input[index]
-                if name not in made:
-                    made[name] = f"signed/{name}"
-                    data = (_array(outside, known[name]) ^ 0x80).view(np.int8)
-                    _add(graph, made[name], data, file.tell())
-                    if data.nbytes >= LEAST:
-                        file.write(data.tobytes())
-                node.input[index] = made[name]
-    if not made:
-        (folder / FILE).unlink()
-        return None
-    if (folder / FILE).stat().st_size:
-        outside.files[FILE] = map_file(folder / FILE)
-    _forget_unused(graph, made)
-    return model
+    constants = Constants(outside, model.graph, folder / FILE)
+    for node, weights, zero in list(_places(model.graph, constants)):
+        for index in (weights, zero):
+            name = node.input[index]
+            made = f"signed/{name}"
+            if made not in constants:
+                constants.replace(name, made, (constants.array(name) ^ 0x80).view(np.int8))
+            node.input[index] = made
+    return model if constants.finish() else None
 
 
-def _places(
-    graph: GraphProto, known: dict[str, TensorProto]
-) -> Iterator[tuple[NodeProto, int, int]]:
+def _places(graph: GraphProto, constants: Constants) -> Iterator[tuple[NodeProto, int, int]]:
     """Give each node that takes such weights, and as which of its inputs weights and zero point."""
     users: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for node in graph.node:
@@ -81,7 +67,7 @@ def _places(
         users[value.name].append(("", 0))
 
     def bare(name: str) -> bool:
-        return name in known and known[name].data_type == _UINT8
+        return constants.kind(name) == _UINT8
 
     for node in graph.node:
         if node.op_type == "DequantizeLinear" and len(node.input) == 3:
@@ -93,37 +79,3 @@ def _places(
                 yield node, 0, 2
         elif node.op_type == "QLinearConv" and bare(node.input[3]) and bare(node.input[5]):
             yield node, 3, 5
-
-
-def _array(outside: Outside, tensor: TensorProto) -> Array:
-    location, offset, length = whereabouts(tensor)
-    if not location:
-        from onnx.numpy_helper import to_array
-
-        array: Array = to_array(tensor)
-        return array
-    count = length or int(np.prod(tensor.dims))
-    return np.frombuffer(outside.files[location], np.uint8, count, offset).reshape(tensor.dims)
-
-
-def _add(graph: GraphProto, name: str, data: Array, offset: int) -> None:
-    """Add a constant; a large one lies in the file."""
-    tensor = graph.initializer.add()
-    tensor.name, tensor.data_type = name, _INT8
-    tensor.dims.extend(data.shape)
-    if data.nbytes < LEAST:
-        tensor.raw_data = data.tobytes()
-        return
-    tensor.data_location = 1  # EXTERNAL
-    for key, text in (("location", FILE), ("offset", offset), ("length", data.nbytes)):
-        entry = tensor.external_data.add()
-        entry.key, entry.value = key, str(text)
-
-
-def _forget_unused(graph: GraphProto, made: dict[str, str]) -> None:
-    """Take out the constants that nobody takes any more."""
-    taken = {name for node in graph.node for name in node.input}
-    for index in reversed(range(len(graph.initializer))):
-        name = graph.initializer[index].name
-        if name in made and name not in taken:
-            del graph.initializer[index]
