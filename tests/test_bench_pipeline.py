@@ -45,6 +45,7 @@ def test_measures_agent_scripts_and_engine(clip: Path, tmp_path: Path) -> None:
     assert figures["step_ms"].keys() == {
         *("decode", "preprocess", "infer", "postprocess", "publish")
     }
+    assert figures["usual_preprocess_ms"] > 0
     assert figures["cpu_s_per_1000"].keys() == {AGENT, PLAIN, HANDMADE, "decode_and_engine"}
     assert figures["age_ms"]["p99"] >= figures["age_ms"]["p50"] > 0
     assert figures.keys().isdisjoint({"scaling", "idle_pipeline", "streams"})
@@ -92,6 +93,7 @@ def test_ratios_are_of_the_same_round() -> None:
     report.turns[AGENT] += [Turn(100.0, 2.0), Turn(10.0, 3.0)]
     report.turns[PLAIN] += [Turn(50.0), Turn(5.0)]
     report.floor_ms += [1.0, 2.0]
+    report.usual_ms += [0.5, 0.9]
     assert report.ratios(PLAIN) == [2.0, 2.0]
     assert report.cpu_ratios() == [2.0, 1.5]
 

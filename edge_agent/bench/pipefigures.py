@@ -90,6 +90,8 @@ class Report:
     )
     steps: list[Mapping[str, float]] = field(default_factory=list)
     """Of a frame, one at a time with nothing else running, ms."""
+    usual_ms: list[float] = field(default_factory=list)
+    """Of preprocessing alone, by the lines that a plain script has for it."""
     floor_ms: list[float] = field(default_factory=list)
     """Processor time of decoding and of the engine on one thread, for a frame."""
     scaling: dict[int, list[Turn]] = field(default_factory=dict)
@@ -136,6 +138,7 @@ class Report:
             "cpu_ratio": spread(self.cpu_ratios()),
             "age_ms": wire.percentiles(ages),
             "step_ms": self.step_ms(),
+            "usual_preprocess_ms": round(statistics.median(self.usual_ms), 4),
         }
         if self.scaling:
             figures["scaling"] = [

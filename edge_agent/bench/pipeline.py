@@ -133,6 +133,7 @@ def _round(folder: ModelFolder, place: Place, report: Report, setup: Setup) -> N
     report.lanes, report.threads = alone["lanes"], alone["threads"]
     report.turns[ENGINE].append(Turn(alone["raw_fps"]))
     report.floor_ms.append(alone["decode_cpu_ms"] + alone["engine_cpu_ms"])
+    report.usual_ms.append(alone["usual_preprocess_ms"])
     report.steps.append({**alone["step_ms"], "publish": overhead(place.loopback)})
 
 

@@ -22,11 +22,13 @@ from ..opening import Engines
 from ..profile import choose, default_dirs, load_profiles
 from ..records import Reading, Sample, Tensors, Timing
 from ..sources import open_source, parse_source
+from .plain import prepare
 
 KEPT = 48
 """Frames to go round in while engine and steps are measured."""
-SHARE = 4
-"""Parts that the time is split into: decoding, the steps, the engine alone, all lanes."""
+SHARE = 5
+"""Parts that the time is split into: decoding, the usual preprocessing, the steps, the engine
+alone, all lanes."""
 
 
 def measure(model: str, source: str, engine: str, seconds: float) -> dict[str, Any]:
@@ -39,7 +41,8 @@ def measure(model: str, source: str, engine: str, seconds: float) -> dict[str, A
         seconds: for all of it, without loading.
 
     Returns:
-        `step_ms`, medians of decode, preprocess, infer and postprocess; `decode_cpu_ms` and
+        `step_ms`, medians of decode, preprocess, infer and postprocess; `usual_preprocess_ms`, of
+        the usual lines that do the same; `decode_cpu_ms` and
         `engine_cpu_ms`, processor time of a frame, single-threaded; `raw_fps` of the engine on
         ready tensors, with the `lanes` and `threads` of the agent.
 
@@ -54,6 +57,7 @@ def measure(model: str, source: str, engine: str, seconds: float) -> dict[str, A
     steps = _steps(single, kept, each)
     tensors = single.last
     assert tensors is not None  # noqa: S101 - it has just been used
+    usual_ms = _usual(single, kept, each)
     _, engine_cpu = _lanes(single, 1, each, tensors)
     single.close()
     loaded = _open(model, choice)
@@ -61,6 +65,7 @@ def measure(model: str, source: str, engine: str, seconds: float) -> dict[str, A
     loaded.close()
     return {
         "step_ms": {"decode": decode_ms, **steps},
+        "usual_preprocess_ms": usual_ms,
         "decode_cpu_ms": decode_cpu,
         "engine_cpu_ms": engine_cpu,
         "raw_fps": raw_fps,
@@ -120,6 +125,18 @@ def _steps(model: Model, kept: list[Reading], seconds: float) -> dict[str, float
         "infer": statistics.median(t.infer_ms for t in warm),
         "postprocess": statistics.median(t.postprocess_ms for t in warm),
     }
+
+
+def _usual(model: Model, kept: list[Reading], seconds: float) -> float:
+    """Give the median of what the plain script does to a picture before inference, ms."""
+    took: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while time.perf_counter() < deadline or len(took) < 2:
+        frame = kept[len(took) % len(kept)].data
+        begin = time.perf_counter()
+        prepare(frame, model.folder, model.engine.inputs[0])
+        took.append(time.perf_counter() - begin)
+    return statistics.median(took[1:]) * 1e3
 
 
 def _lanes(model: Model, lanes: int, seconds: float, tensors: Tensors) -> tuple[float, float]:

@@ -122,6 +122,10 @@ def _print(report: Report) -> None:
     print(f"the script pipelined by hand ran on {report.handmade.replace(':', ', threads: ')}")
     steps = ", ".join(f"{name} {took:.3f}" for name, took in figures["step_ms"].items())
     print(f"one frame, one at a time with nothing else running, ms: {steps}")
+    print(
+        "preprocessing by the usual lines (resize, colours, float, mean and scale, planes), ms: "
+        f"{figures['usual_preprocess_ms']:.3f}"
+    )
     age = figures["age_ms"]
     print(
         f"age at full speed, with the wait in the queue of a lossless source: "
