@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
-from .batching import Batch, open_batch
+from .batching import Batch, open_batch, seconds_alone
 from .board import Board
 from .durable import size_of
 from .engines.formed import specs_of
@@ -50,6 +50,8 @@ class Batcher:
         self._board = board
         self._after = after
         self._seen: WeakSet[Model] = WeakSet()
+        self._before: WeakKeyDictionary[Model, float] = WeakKeyDictionary()
+        """What a sample took of that in whose place a model was loaded whole, seconds."""
         self._closing = False
         self._changed = threading.Event()
 
@@ -89,10 +91,18 @@ class Batcher:
             if asked > 1:
                 log.info("%s", problem)
             return
-        if asked < 2 and not batch.pays():
+        pays = batch.pays(self._before.get(model, float("inf")))
+        if asked < 2 and not pays:
             log.info("model %s: crops go one by one, which is faster", model.id)
             batch.close()
             return
+        if not pays and self._engines.batching.max_batch > 1:
+            log.warning(
+                "model %s: up to %d samples go together as [batching] max_batch says, though one "
+                "by one is faster here; leave it at 0 to have a tune decide",
+                model.id,
+                batch.most,
+            )
         self._give(model, batch, asked)
 
     def _give(self, model: Model, batch: Batch, asked: int) -> None:
@@ -120,7 +130,9 @@ class Batcher:
             raise EngineError(f"{model.id}: is larger than the memory budget")
         choices = self._engines.choices_for(model.folder)
         own = [choice for choice in choices if choice.engine == model.choice.engine]
+        before = seconds_alone(model)
         whole, _ = open_model(model.folder, own, serving.kind, checked=True)
+        self._before[whole] = before
         if not self._servings.replace(model, whole):
             whole.close()  # another one has come meanwhile
 

@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 
 from edge_agent import cascade
-from edge_agent.batching import Batch, open_batch, sizes
+from edge_agent.batching import Batch, open_batch, seconds_alone, sizes
 from edge_agent.board import Job
 from edge_agent.engines import EngineChoice, EngineName
 from edge_agent.errors import AgentError, EngineError, SampleError
@@ -158,6 +158,15 @@ def test_the_sizes_that_are_compiled() -> None:
         [2, 4, 6],
         [2, 4, 8],
     ]
+
+
+@pytest.mark.parametrize("engine", BOTH)
+def test_it_pays_only_against_what_was_there_before(tmp_path: Path, engine: EngineName) -> None:
+    """What took no time at all before is not bettered by any number together."""
+    model = batched(inverse(tmp_path / "m"), engine, "signal")
+    assert isinstance(model.batch, Batch)
+    assert not model.batch.pays(alone_s=0.0)
+    assert seconds_alone(model) > 0
 
 
 @pytest.mark.parametrize("engine", BOTH)
