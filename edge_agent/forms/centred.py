@@ -17,6 +17,7 @@ inferences a second of two cores).
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -117,12 +118,16 @@ class _Layer:
         return excess
 
 
-def centred(outside: Outside, folder: Path) -> ModelProto | None:
+def centred(
+    outside: Outside, folder: Path, in_floats: Callable[[], Container[str]]
+) -> ModelProto | None:
     """Give a network's graph with weights about zero; None: they are already, or cannot be put.
 
     Args:
         outside: the network; gets one more file, with the changed weights.
         folder: where that file is written.
+        in_floats: names the weights of layers that the engine computes in floats all the same, of
+            which one more to add up may round otherwise.
 
     """
     from onnx import ModelProto
@@ -133,6 +138,8 @@ def centred(outside: Outside, folder: Path) -> ModelProto | None:
         return None
     constants = Constants(outside, model.graph, folder / FILE)
     channels = _Channels(model, constants)
+    if any(layer.zero.any() for layer in channels.layers.values()):
+        channels.leave(in_floats())
     for layer in channels.layers.values():
         if layer.zero.any():
             layer.centred = channels.make_room(layer)
@@ -162,6 +169,14 @@ class _Channels:
             if node.op_type == "Conv" and (layer := self._layer(node)) is not None:
                 self.layers[node.output[0]] = layer
         self._found: dict[str, _Space | None] = {}
+
+    def leave(self, weights: Container[str]) -> None:
+        """Take some layers for what nothing is known of."""
+        self.layers = {
+            name: layer
+            for name, layer in self.layers.items()
+            if layer.weights.input[0] not in weights
+        }
 
     @property
     def spaces(self) -> list[_Space]:

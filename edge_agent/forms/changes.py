@@ -19,7 +19,7 @@ from ..folding.cut import InputCut
 from ..folding.fold import Fold
 from ..records import TensorSpec
 from .centred import centred
-from .optimise import Outside
+from .optimise import Outside, optimise
 from .options import Words
 from .signs import exact_here, signed
 from .trying import Trial
@@ -60,12 +60,21 @@ def change(
     """
     if not exact_here():
         return []
-    ways = {"signed": signed, "centred": centred}
+    ways = {
+        "signed": lambda: signed(outside, folder),
+        "centred": lambda: centred(outside, folder, lambda: _in_floats(outside, folder, words)),
+    }
     return [name for name, way in ways.items() if _kept(way, outside, folder, words, trial, ends)]
 
 
+def _in_floats(outside: Outside, folder: Path, words: Words) -> set[str]:
+    """Name the constants that the engine makes floats of while the network runs."""
+    graph = optimise(outside, words, folder).graph
+    return {node.input[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+
+
 def _kept(
-    way: Callable[[Outside, Path], ModelProto | None],
+    way: Callable[[], ModelProto | None],
     outside: Outside,
     folder: Path,
     words: Words,
@@ -73,7 +82,7 @@ def _kept(
     ends: Ends,
 ) -> bool:
     """Make a change; take it back if numbers differ or it is no gain."""
-    changed = way(outside, folder)
+    changed = way()
     if changed is None:
         return False
     itself = outside.model
