@@ -29,6 +29,8 @@ REMEMBERED = 256
 MAX_COMMAND_BYTES = 64 * 1024
 MAX_AGE_SECONDS = 60.0
 IDLE_SECONDS = 0.25
+HARMLESS = frozenset({"ping", "snapshot"})
+"""Verbs that change nothing: many at once are written down together."""
 
 Verb = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
 """Does what is asked; its result goes into the reply, an AgentError's text too."""
@@ -48,6 +50,7 @@ class Memory:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._replies: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._unwritten = False
         try:
             entries = json.loads(path.read_text(encoding="utf-8"))
             for entry in entries:
@@ -61,9 +64,17 @@ class Memory:
         return self._replies.get(request)
 
     def remember(self, reply: dict[str, Any]) -> None:
+        """Keep a reply; over a restart, once it is written."""
         self._replies[reply["id"]] = reply
         while len(self._replies) > REMEMBERED:
             self._replies.popitem(last=False)
+        self._unwritten = True
+
+    def write(self) -> None:
+        """Write down what is not written yet."""
+        if not self._unwritten:
+            return
+        self._unwritten = False
         try:
             replace_file(self._path, json.dumps(list(self._replies.values())).encode())
         except OSError as problem:
@@ -121,9 +132,11 @@ class Orders:
                 message = self._inbox.get(timeout=0.0 if self._behind else IDLE_SECONDS)
             except Empty:
                 self._behind = False
+                self._memory.write()
                 self.idle()
                 continue
             if message is None:
+                self._memory.write()
                 return
             self._behind = True
             kept = False
@@ -201,8 +214,10 @@ class Orders:
             reply |= {"ok": False, "error": str(problem)}
         else:
             reply |= {"ok": True, "result": dict(result or {})}
-        # Remembered before it is answered: who got no answer asks again.
         self._memory.remember(reply)
+        if name not in HARMLESS:
+            # Before it is answered: who got no answer asks again.
+            self._memory.write()
         self._answer(reply, message)
 
     def _answer(self, reply: Mapping[str, Any], message: Message) -> None:

@@ -87,6 +87,11 @@ class Device:
         """Give all results of a pipeline."""
         return self.heard.on(f"{D}/result/{pipeline}")
 
+    def started(self) -> int:
+        """Count the agent's starts."""
+        says = self.heard.on(f"{D}/status")
+        return len({each["session"] for each in says if each["state"] == "online"})
+
     def more_results(self, pipeline: str, number: int = 5) -> list[dict[str, Any]]:
         """Wait for further results; gives those."""
         topic = f"{D}/result/{pipeline}"
@@ -466,6 +471,29 @@ def test_the_same_request_is_done_once(device: Device) -> None:
     assert [s["session"] for s in device.heard.on(f"{D}/status")] == [first, first, second]
     assert device.agent.process.poll() is None, "a restart is not the end of the process"
     assert device.agent.stop() == 0
+
+
+def test_many_requests_are_remembered_across_a_restart(device: Device) -> None:
+    """Those that change nothing, too, though they are not written down one by one."""
+    topic = f"{D}/snapshot/live"
+    for number in range(30):
+        device.ask("ping", {"id": f"many{number}"})
+    device.ask("snapshot", {"id": "many", "pipeline": "live"})
+    device.reply("many29")
+    first = device.reply("many")
+    device.heard.wait_for(lambda heard: any(h.topic == topic for h in heard), topic)
+    kept = device.agent.folder / "state" / "requests.json"
+    wait_until(lambda: kept.exists() and '"many"' in kept.read_text(), "written down")
+    device.agent.signal(signal.SIGKILL)
+    device.agent.wait()
+    device.agent.restart()
+    device.heard.wait_for(lambda _: device.started() == 2, "a second start")
+    device.ask("snapshot", {"id": "many", "pipeline": "live"})
+    assert device.reply("many", 2) == first
+    device.ask("ping", {"id": "after"})
+    device.reply("after")
+    device.more_results("live", 5)
+    assert sum(h.topic == topic for h in device.heard.heard) == 1
 
 
 def test_a_snapshot_is_made_when_asked_for(device: Device) -> None:
