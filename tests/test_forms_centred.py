@@ -305,7 +305,8 @@ def grown(path: Path, seed: int) -> Path:
         elif kind == "both":
             given, width = join("Add", *(add(given, 24, width, size) for size in (1, 3))), 24
         elif kind == "pool":
-            given = join("AveragePool", given, kernel_shape=[3, 3], pads=[1] * 4)
+            operator = lot.choice(["AveragePool", "MaxPool"])
+            given = join(operator, given, kernel_shape=[3, 3], pads=[1] * 4)
         else:
             outputs = [(given, "float32", (1, None, None, None))]
     return save(path, *parts, given=given, outputs=outputs)

@@ -34,21 +34,10 @@ if TYPE_CHECKING:
 
 FILE = "centred.bin"
 _SAME_CHANNELS = frozenset(
-    {
-        "AveragePool",
-        "Clip",
-        "DequantizeLinear",
-        "GlobalAveragePool",
-        "HardSigmoid",
-        "HardSwish",
-        "LeakyRelu",
-        "MaxPool",
-        "QuantizeLinear",
-        "Relu",
-        "Sigmoid",
-    }
+    {"Clip", "DequantizeLinear", "LeakyRelu", "MaxPool", "QuantizeLinear", "Relu"}
 )
-"""Operations that do the same to each channel of their first input."""
+"""Operations that do the same to each channel of their first input, and round nothing: what sums up
+or approximates may do so in another order where there are more channels."""
 _JOIN = frozenset({"Add", "Mul"})
 """Operations on channels of the same number of two inputs."""
 _LEAST, _MOST = -128, 127
