@@ -12,8 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from edge_agent.engines import EngineChoice
@@ -523,3 +525,21 @@ def test_skeleton_of_garbage(tmp_path: Path) -> None:
     assert refused >= 35
     model.write_bytes(good)
     assert len(Outside(model).model.SerializeToString()) < 10_000 < len(good)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_tensor_that_says_where_its_bytes_lie(tmp_path: Path, elsewhere: bool) -> None:
+    """Quantisers, and whoever saves again what lay in files, say it of bytes in the graph, too."""
+    how: dict[str, Any] = {"external": "weights.data"} if elsewhere else {}
+    model = chain(tmp_path / "told", 3, **how)
+    path = model / "model.onnx"
+    network = onnx.load(path)
+    for tensor in network.graph.initializer:
+        tensor.data_location = onnx.TensorProto.DEFAULT
+    onnx.save(network, path)
+    assert b"\x70\x00" in path.read_bytes(), "it is written, though it is nothing new"
+    form = prepare(Store(tmp_path / "state"), load(model), CPU, "signal")
+    x = {"x0": noise(1, 4, WIDTH)}
+    np.testing.assert_array_equal(
+        engine_of(form, "whole").infer(x)["x3"], plain(model).infer(x)["x3"]
+    )

@@ -76,21 +76,29 @@ def _graph(data: Data, start: int, end: int, location: str, elsewhere: set[str] 
 
 def _tensor(data: Data, start: int, end: int, location: str, elsewhere: set[str] | None) -> bytes:
     """Copy a tensor; in the place of its bytes, where they are many, say where they lie."""
-    parts = []
-    for number, first, last, begin, _ in fields(data, start, end):
-        if number == _TENSOR_RAW_DATA and last - begin >= LEAST:
-            for key, value in (
-                ("location", location),
-                ("offset", str(begin)),
-                ("length", str(last - begin)),
-            ):
-                entry = message(1, key.encode()) + message(2, value.encode())
-                parts.append(message(_TENSOR_EXTERNAL_DATA, entry))
-            parts.append(numeral(_TENSOR_DATA_LOCATION, _EXTERNAL))
-        else:
-            parts.append(data[first:last])
-            if number == _TENSOR_EXTERNAL_DATA and elsewhere is not None:
-                elsewhere |= _location(data, begin, last)
+    raw, outside = None, False
+    for each in fields(data, start, end):
+        if each.number == _TENSOR_RAW_DATA:
+            raw = each
+        elif each.number == _TENSOR_DATA_LOCATION:
+            outside = each.value == _EXTERNAL
+    if raw is None or outside or raw.end - raw.begin < LEAST:
+        if elsewhere is not None:
+            for each in fields(data, start, end):
+                if each.number == _TENSOR_EXTERNAL_DATA:
+                    elsewhere |= _location(data, each.begin, each.end)
+        return data[start:end]
+    # Quantisers leave word of where the bytes lie also where they lie here: the last word counts.
+    told = {_TENSOR_RAW_DATA, _TENSOR_EXTERNAL_DATA, _TENSOR_DATA_LOCATION}
+    parts = [data[f.start : f.end] for f in fields(data, start, end) if f.number not in told]
+    for key, value in (
+        ("location", location),
+        ("offset", str(raw.begin)),
+        ("length", str(raw.end - raw.begin)),
+    ):
+        entry = message(1, key.encode()) + message(2, value.encode())
+        parts.append(message(_TENSOR_EXTERNAL_DATA, entry))
+    parts.append(numeral(_TENSOR_DATA_LOCATION, _EXTERNAL))
     return b"".join(parts)
 
 
