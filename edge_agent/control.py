@@ -372,6 +372,7 @@ class Control:
             pipeline.threshold = change.threshold
         if change.rate is not None:
             pipeline.change_rate(change.rate)
+        self._frames.overrides.note(pipeline.name, change)
         if change.persist:
             self._frames.overrides.keep(pipeline.name, threshold=change.threshold, rate=change.rate)
         return {"pipeline": pipeline.name, "threshold": pipeline.threshold, "rate": pipeline.rate}

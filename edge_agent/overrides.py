@@ -99,6 +99,9 @@ class Overrides:
         """Read the file; what the settings would refuse is passed over, and that is said."""
         self._path = path
         self._changes: dict[str, dict[str, float]] = {}
+        self._until_restart: dict[str, dict[str, float]] = {}
+        self._given: dict[str, Pipeline] = {}
+        """What the settings said of each pipeline when it was last made."""
         try:
             read = json.loads(path.read_text(encoding="utf-8"))
             given = {
@@ -121,7 +124,21 @@ class Overrides:
     def applied(self, settings: Pipeline) -> Pipeline:
         """Give a pipeline's settings with what has been changed since."""
         change: dict[str, Any] = dict(self._changes.get(settings.name, {}))
-        return replace(settings, **change)
+        before = self._given.get(settings.name, settings)
+        passing = self._until_restart.get(settings.name, {})
+        for key in list(passing):
+            # Settings that were written again with another value are the later word.
+            if getattr(before, key) != getattr(settings, key):
+                del passing[key]
+        self._given[settings.name] = settings
+        return replace(settings, **(change | passing))
+
+    def note(self, name: str, change: Change) -> None:
+        """Remember a change until the restart, whatever becomes of the pipeline meanwhile."""
+        passing = self._until_restart.setdefault(name, {})
+        for key in _BOUNDS:
+            if (value := getattr(change, key)) is not None:
+                passing[key] = value
 
     def pass_over_threshold(self, name: str, why: str) -> bool:
         """Forget, until the next start, a threshold that was kept; False: there is none."""

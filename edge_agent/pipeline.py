@@ -64,6 +64,8 @@ class Pipeline:
         if any(settings.roi):
             x1, y1, x2, y2 = settings.roi
             self._region = (x1, y1, x2, y2)
+        # Its own: others split their frames between the same models otherwise.
+        self._shares = [arm.weight for arm in settings.arms]
         self._credit = [0] * len(servings)
         self._loaded = False
         """Every model has been loaded once, or could not be."""
@@ -128,7 +130,7 @@ class Pipeline:
         there = [index for index, serving in enumerate(self.servings) if serving.model is not None]
         return max(
             there,
-            key=lambda index: self._credit[index] + self.servings[index].arm.weight,
+            key=lambda index: self._credit[index] + self._shares[index],
             default=None,
         )
 
@@ -139,8 +141,8 @@ class Pipeline:
         best = self._best()
         for index, serving in enumerate(self.servings):
             if serving.model is not None and best is not None:
-                self._credit[index] += serving.arm.weight
-                self._credit[best] -= serving.arm.weight
+                self._credit[index] += self._shares[index]
+                self._credit[best] -= self._shares[index]
 
     def unfit(self) -> str | None:
         """Say why the threshold does not fit what its models find; None: it does."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -236,6 +238,83 @@ def test_the_port_for_metrics_opens_moves_and_closes(
 
 
 # Files that are not whole
+
+
+def test_shares_belong_to_the_pipeline_and_change_by_a_reload(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """Two pipelines split their frames between the same versions, each as its settings say."""
+    for version in ("3", "4", "6"):
+        brightness(tmp_path / "models" / f"light-{version}", version)
+    pictures = write_pictures(tmp_path / "in", [plain(i) for i in range(10)]) + "?loop=1"
+    routes = {"a": "light@3:90,light@4:10", "b": "light@3:1,light@4:1"}
+    pipelines = [{"name": n, "source": pictures, "model": m, "rate": 40} for n, m in routes.items()]
+    listener = listen(broker.port)
+    settings = agent_settings("box", broker.url, pipelines, models_dirs=[str(tmp_path / "models")])
+    running = agent(settings)
+
+    def shares(name: str, after: int, number: int) -> Counter[str]:
+        def look(_: object) -> list[dict[str, Any]] | None:
+            later = [r for r in listener.on(f"{D}/result/{name}") if r["seq"] > after]
+            return later[:number] if len(later) >= number else None
+
+        results: list[dict[str, Any]] = listener.wait_for(look, f"results of {name}")
+        return Counter(result["model"] for result in results)
+
+    assert shares("a", -1, 20) == {"light@3": 18, "light@4": 2}
+    assert shares("b", -1, 20) == {"light@3": 10, "light@4": 10}
+    routes["a"] = "light@3:1,light@4:1,light@6:2"
+    pipelines[0]["model"] = routes["a"]
+    reload(running, pipelines=pipelines)
+    after = listener.wait_for(
+        lambda _: next((r for r in listener.on(f"{D}/result/a") if r["model"] == "light@6"), None),
+        "a result of the third version",
+    )["seq"]
+    assert shares("a", after, 20) == {"light@3": 5, "light@4": 5, "light@6": 10}
+    last = listener.on(f"{D}/result/b")[-1]["seq"]
+    assert shares("b", last, 20) == {"light@3": 10, "light@4": 10}
+    pipelines[0]["model"] = "light@3:10,light@4:90"
+    reload(running, pipelines=pipelines)
+    wait_until(lambda: running.words().count("settings read again") == 2, "the second reload")
+    last = listener.on(f"{D}/result/a")[-1]["seq"] + 5
+    assert shares("a", last, 20) == {"light@3": 2, "light@4": 18}
+    assert running.stop() == 0
+
+
+def test_what_was_set_holds_over_a_reload(
+    broker: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    pipeline: dict[str, Any],
+) -> None:
+    """Until the restart, or until the settings say something else of the very same."""
+    listener = listen(broker.port)
+    running = agent(agent_settings("box", broker.url, [pipeline], models_dirs=models))
+
+    def ask(number: int, **what: float) -> dict[str, Any]:
+        listener.publish(
+            f"{D}/in/command/set",
+            json.dumps({"id": f"s{number}", "pipeline": "p", **what}).encode(),
+        )
+        topic = f"{D}/reply/s{number}"
+        reply: dict[str, Any] = listener.wait_for(lambda _: listener.last(topic), topic)["result"]
+        return reply
+
+    def read_again(number: int, **change: Any) -> None:
+        pipeline.update(change)
+        reload(running, pipelines=[pipeline])
+        wait_until(lambda: running.words().count("settings read again") == number, "a reload")
+
+    wait_results(listener)
+    assert ask(1, rate=7.0)["rate"] == 7.0
+    read_again(1, roi=[0, 0, 8, 8])
+    assert ask(2, threshold=100.0) == {"pipeline": "p", "threshold": 100.0, "rate": 7.0}
+    read_again(2, rate=9.0)
+    assert ask(3, threshold=101.0)["rate"] == 9.0
+    read_again(3, roi=[0, 0, 16, 16])
+    assert ask(4, rate=8.0) == {"pipeline": "p", "threshold": 101.0, "rate": 8.0}
+    assert running.stop() == 0
 
 
 def test_settings_without_pipelines_are_warned_of(
