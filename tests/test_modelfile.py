@@ -404,6 +404,7 @@ def test_ir_with_short_weights(xml: Path) -> None:
         ('offset="0"', 'offset="zero"', ["whole numbers"]),
         ('size="48"', 'size="44"', ["expected 48 bytes", "found 44"]),
         ('type="Result"', 'type="Relu"', ["no results"]),
+        ('version="11"', 'version="7"', ["IR of version 7", "10 and later", "convert"]),
         ('version="opset1"', 'version="extension"', ["extension"]),
     ],
 )

@@ -161,7 +161,7 @@ def settle_shapes(
 # Where in its sources an engine found the trouble: for its makers, not for the user.
 _WHEREABOUTS = re.compile(
     r"^(Exception from |Check '.*' failed at |FrontEnd API failed with "
-    r"|Model wasn't fully converted|While validating |.*:$)"
+    r"|Model wasn't fully converted|While validating |Loading input model$|.*:$)"
 )
 _PREFIXES = re.compile(
     r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : |Load model from .*? failed:\s*"

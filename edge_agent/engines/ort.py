@@ -278,4 +278,7 @@ def _dtype(native: str, where: str) -> str:
     try:
         return np.dtype(name).name
     except TypeError:
-        raise EngineError(f"{where}: type {native} has no counterpart in NumPy") from None
+        raise EngineError(
+            f"{where}: type {native}: only tensors of numbers are read; export it without texts "
+            "and maps (skl2onnx: integer labels, zipmap=False)"
+        ) from None

@@ -14,6 +14,8 @@ from ..errors import ModelError
 from ..records import TensorSpec
 from .networkfacts import NEUTRAL, OPENVINO_TYPES, NetworkFacts, ensure_finite
 
+LEAST_VERSION = 10
+"""Of OpenVINO 2020 and later; nothing reads older ones any more."""
 MAX_XML_BYTES = 64 * 1024 * 1024
 MAX_LAYERS = 200_000
 MAX_REMEMBERED = 500_000
@@ -132,6 +134,8 @@ class _Reader:
         self._path.append(tag)
         if len(self._path) == 1 and tag != "net":
             raise ModelError(f"{self._network}: not an IR: its root is <{tag}>, expected <net>")
+        if len(self._path) == 1:
+            self._need_version(attributes.get("version", ""))
         if len(self._path) > _MAX_DEPTH:
             raise ModelError(f"{self._network}: not a valid IR: nested {_MAX_DEPTH} levels deep")
         if len(self.sources) + len(self.metadata) > MAX_REMEMBERED:
@@ -146,6 +150,13 @@ class _Reader:
             self.sources[attributes.get("to-layer", "")] = source
         elif self._open:
             self._start_part(self._open[-1], tag, attributes)
+
+    def _need_version(self, version: str) -> None:
+        if version.isdecimal() and int(version) < LEAST_VERSION:
+            raise ModelError(
+                f"{self._network}: IR of version {version}, OpenVINO reads {LEAST_VERSION} and "
+                "later; convert the original model again"
+            )
 
     def _start_layer(self, attributes: dict[str, str]) -> None:
         self.count += 1
