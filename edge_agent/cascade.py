@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 from .errors import AgentError
 from .model import Model, Region, outside
-from .records import Detections, Findings, Request, Sample
+from .records import Detections, Findings, Request, Sample, Second
 from .settings import SecondStage
 
 
@@ -16,18 +17,14 @@ def concerns(stage: SecondStage, found: Detections) -> bool:
     return any(not stage.labels or label in stage.labels for label in found.labels)
 
 
-def look(
-    stage: SecondStage, model: Model, sample: Sample, first: Detections
-) -> tuple[Findings | None, ...]:
+def look(stage: SecondStage, model: Model, sample: Sample, first: Detections) -> Second:
     """Look at each detection that the stage concerns; the crops go through the model together.
-
-    Returns:
-        For each detection what was found there; None: it was not looked at.
 
     Raises:
         SampleError, EngineError, ModelError: the first crop on which the model failed.
 
     """
+    begin = time.perf_counter()
     # What was found beyond the picture's edge cannot be looked at.
     crops = [
         None if crop is None or outside(sample.data, crop) else crop
@@ -36,12 +33,16 @@ def look(
     asked = [Request(sample, stage.threshold, crop) for crop in crops if crop is not None]
     answers = iter(model.infer_all(asked))
     found: list[Findings | None] = []
+    together = 1
     for crop in crops:
         answer = next(answers) if crop is not None else None
         if isinstance(answer, AgentError):
             raise answer
+        if answer is not None:
+            together = max(together, answer.timing.together)
         found.append(None if answer is None else answer.findings)
-    return tuple(found)
+    took_ms = (time.perf_counter() - begin) * 1e3
+    return Second(tuple(found), len(asked), together, took_ms)
 
 
 def regions(stage: SecondStage, first: Detections) -> Sequence[Region | None]:

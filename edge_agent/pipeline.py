@@ -15,7 +15,7 @@ from .errors import AgentError, EngineError, ModelError, SampleError
 from .link import Channel, Link, Parcel
 from .manifest import threshold_trouble
 from .model import Model, Region
-from .records import Detections, Findings, Outcome, Request, Sample
+from .records import Detections, Findings, Outcome, Request, Sample, Second
 from .serving import Serving
 from .settings import Pipeline as PipelineSettings
 from .settings import SecondStage
@@ -240,7 +240,7 @@ class Pipeline:
             return outcome
         from . import cascade
 
-        then: dict[str, tuple[Findings | None, ...]] = {}
+        then: dict[str, Second] = {}
         for stage, serving in self.seconds:
             asleep = serving.lazy and serving.model is None and serving.problem is None
             if asleep and cascade.concerns(stage, outcome.findings):

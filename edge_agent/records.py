@@ -143,6 +143,20 @@ class Timing:
 
 
 @record(quick=True, eq=False)
+class Second:
+    """What a second stage found."""
+
+    found: tuple[Findings | None, ...]
+    """On each detection of the first; None: it was not looked at."""
+    crops: int
+    """How many were looked at …"""
+    together: int
+    """… of which so many at a time, at most …"""
+    took_ms: float
+    """… in so many milliseconds, preparing and decoding included."""
+
+
+@record(quick=True, eq=False)
 class Outcome:
     """What one model found in one sample."""
 
@@ -152,5 +166,5 @@ class Outcome:
     """openvino:<DEVICE> or onnxruntime:<Provider>"""
     findings: Findings
     timing: Timing
-    then: Mapping[str, tuple[Findings | None, ...]] = field(default_factory=dict)
-    """By name of the second stage: what it found on each detection (None: not asked)."""
+    then: Mapping[str, Second] = field(default_factory=dict)
+    """By name of the second stage."""

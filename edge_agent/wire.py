@@ -152,10 +152,10 @@ def result(
         payload["file"] = sample.file
     payload.update(findings(outcome.findings))
     if outcome.then and "detections" in payload:
-        for stage, found in outcome.then.items():
-            for entry, second in zip(payload["detections"], found, strict=True):
-                if second is not None:
-                    entry.setdefault("then", {})[stage] = findings(second)
+        for stage, second in outcome.then.items():
+            for entry, found in zip(payload["detections"], second.found, strict=True):
+                if found is not None:
+                    entry.setdefault("then", {})[stage] = findings(found)
     payload["timing"] = {
         "age_ms": number(age_ms, 2),
         "preprocess_ms": number(outcome.timing.preprocess_ms, 3),
@@ -164,6 +164,15 @@ def result(
     }
     if outcome.timing.together > 1:
         payload["timing"]["together"] = outcome.timing.together
+    if outcome.then:
+        payload["timing"]["then"] = {
+            stage: {
+                "crops": second.crops,
+                "together": second.together,
+                "ms": number(second.took_ms, 3),
+            }
+            for stage, second in outcome.then.items()
+        }
     return payload
 
 

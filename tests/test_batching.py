@@ -426,11 +426,13 @@ def test_crops_go_together_and_give_the_same(tmp_path: Path, engine: EngineName)
     first = found(*((8.0 * i, 0.0, 8.0 * i + 8, 16.0) for i in range(5)))
     alone = cascade.look(stage, opened(tmp_path / "m", engine), sample, first)
     together = cascade.look(stage, model, sample, first)
-    assert [None if one is None else values_of(one) for one in together] == [
+    assert [None if one is None else values_of(one) for one in together.found] == [
         *([pytest.approx(value)] for value in (10, 60, 110, 160)),
         None,
     ]
-    assert str(together) == str(alone)
+    assert str(together.found) == str(alone.found)
+    assert (alone.crops, alone.together) == (4, 1)
+    assert (together.crops, together.together) == (4, 4)
     assert max(model.infer_ms) > 0
     assert model.inferred == 4
 
@@ -474,8 +476,10 @@ def test_yolox_and_a_classifier_of_its_crops(tmp_path: Path, engine: EngineName)
     alone = cascade.look(stage, second, sample, first)
     second.batch = open_batch(second, "picture", 8)
     together = cascade.look(stage, second, sample, first)
-    assert str(together) == str(alone)
-    best = [one.labels[0] for one in together if isinstance(one, Classes)]
+    assert str(together.found) == str(alone.found)
+    assert alone.together == 1 < together.together
+    assert together.crops == alone.crops >= 2
+    best = [one.labels[0] for one in together.found if isinstance(one, Classes)]
     assert "person" in best
 
 

@@ -246,9 +246,14 @@ def test_a_threshold_replaces_the_manifests(heard: Heard) -> None:
 
 def test_second_stages_nest_under_what_the_first_found(heard: Heard) -> None:
     """A stage looks at its labels only, at most at `limit` of them, with its margin around."""
-    first, dot, second = heard.only("then")["detections"]
+    result = heard.only("then")
+    first, dot, second = result["detections"]
     assert [first["label"], dot["label"], second["label"]] == ["box", "dot", "box"]
     # The boxes of `inside` are exactly the black half and the white half.
+    for stage, took in result["timing"]["then"].items():
+        seen = [found for found in result["detections"] if stage in found["then"]]
+        assert took["crops"] == len(seen) >= took["together"] == 1
+        assert took["ms"] > 0
     assert first["then"]["inside"] == {"values": {"light": pytest.approx(0, abs=1)}}
     assert second["then"]["inside"] == {"values": {"light": pytest.approx(255, abs=1)}}
     assert "inside" not in dot["then"]
