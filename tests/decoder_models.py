@@ -7,7 +7,7 @@ and 64 high, so that a mix-up of x and y shows; its cells are 12x8 of stride 8, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import log
 from pathlib import Path
@@ -36,6 +36,8 @@ class Case:
     threshold: float = 0.5
     points: tuple[tuple[float, float], ...] | None = None
     """Of the best detection."""
+    by_size: bool = False
+    """Only its sizes tell what an output is."""
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def write_constant_model(
     outputs: Mapping[str, NDArray[Any]],
     *,
     shape: tuple[int | str, ...] = (1, 3, HEIGHT, WIDTH),
-    declared: Mapping[str, tuple[int | str, ...]] | None = None,
+    unknown: Collection[str] = (),
 ) -> Path:
     """Write an ONNX model that gives *outputs* whatever picture it is fed.
 
@@ -63,7 +65,7 @@ def write_constant_model(
         path: where to.
         outputs: name = tensor; integers up to 2**24 pass exactly.
         shape: of the float32 input "images"; a word leaves a size open.
-        declared: shapes that the outputs declare, where they are to leave sizes open.
+        unknown: outputs whose sizes, though not their rank, only a run shows.
 
     """
     import onnx
@@ -79,13 +81,24 @@ def write_constant_model(
     for place, (name, tensor) in enumerate(outputs.items()):
         kind = helper.np_dtype_to_tensor_dtype(tensor.dtype)
         constants.append(numpy_helper.from_array(tensor.astype(np.float32), f"constant{place}"))
+        sizes: list[int | str] = list(tensor.shape)
+        source = f"constant{place}"
+        if name in unknown:
+            sizes = [f"{name}{axis}" for axis in range(tensor.ndim)]
+            constants.append(
+                numpy_helper.from_array(np.array(tensor.shape, np.float32), f"{name}?")
+            )
+            nodes += [
+                helper.make_node("Add", [f"{name}?", "zero"], [f"{name}??"]),
+                helper.make_node("Cast", [f"{name}??"], [f"{name}!"], to=TensorProto.INT64),
+                helper.make_node("Reshape", [source, f"{name}!"], [f"{source}!"]),
+            ]
+            source += "!"
         nodes += [
-            helper.make_node("Add", [f"constant{place}", "zero"], [f"sum{place}"]),
+            helper.make_node("Add", [source, "zero"], [f"sum{place}"]),
             helper.make_node("Cast", [f"sum{place}"], [name], to=kind),
         ]
-        ends.append(
-            helper.make_tensor_value_info(name, kind, (declared or {}).get(name, tensor.shape))
-        )
+        ends.append(helper.make_tensor_value_info(name, kind, sizes))
     start = helper.make_tensor_value_info("images", TensorProto.FLOAT, shape)
     graph = helper.make_graph(nodes, "constant", [start], ends, constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -161,6 +174,28 @@ def bins(*peaks: float) -> list[float]:
     return out
 
 
+def nanodet_levels(classes: int = 2) -> dict[str, NDArray[np.float32]]:
+    """NanoDet's six outputs before -Plus, under its exporter's names, with a box in two of them."""
+    out: dict[str, NDArray[np.float32]] = {}
+    for stride, rows in ((8, 96), (16, 24), (32, 6)):
+        out[f"cls_pred_stride_{stride}"] = np.zeros((1, rows, classes), np.float32)
+        out[f"dis_pred_stride_{stride}"] = np.zeros((1, rows, 32), np.float32)
+    # Stride 16, row 1, column 2: the middle of the cell is (40, 24).
+    out["cls_pred_stride_16"][0, 8, :2] = [0.2, 0.9]
+    out["dis_pred_stride_16"][0, 8] = bins(1, 0.5, 2, 1)
+    # Stride 32, row 0, column 1: the middle of the cell is (48, 16).
+    out["cls_pred_stride_32"][0, 1, :2] = [0.6, 0.1]
+    out["dis_pred_stride_32"][0, 1] = bins(0.5, 0, 1, 0.5)
+    return out
+
+
+def nanodet_numbers() -> dict[str, NDArray[np.float32]]:
+    """Shuffle and rename them, without the axis of 1, so that only sizes tell what is what."""
+    tensors = [tensor[0] for tensor in nanodet_levels().values()]
+    names = ("792", "bbox_pred1", "dis_8", "cls_pred_stride_8", "814", "cls_score2")
+    return dict(zip(names, [tensors[place] for place in (4, 1, 2, 5, 0, 3)], strict=True))
+
+
 def detr_boxes() -> NDArray[np.float32]:
     """Three queries: center x, center y, width, height in 0..1."""
     return table(3, 4, {0: [0.5, 0.5, 0.5, 0.25], 1: [0.25, 0.5, 0.5, 1.0], 2: [0.5, 0.5, 1, 1]})
@@ -185,6 +220,10 @@ SCORES, CLASSES = np.array([[0.9, 0.6, 0.4]], np.float32), np.array([[1, 0, 1]])
 YOLOX_FOUND = (
     ("dog", 0.72, (56.0, 8.0, 88.0, 32.0)),
     ("cat", 0.6, (56.0, 8.0, 88.0, 32.0)),
+)
+NANODET_FOUND = (
+    ("dog", 0.9, (24.0, 16.0, 72.0, 40.0)),
+    ("cat", 0.6, (32.0, 16.0, 80.0, 32.0)),
 )
 YOLOV8_FOUND = (
     ("dog", 0.9, (30.0, 25.0, 50.0, 35.0)),
@@ -279,6 +318,26 @@ CASES = (
         (("dog", 0.9, (16.0, 8.0, 64.0, 32.0)),),
         TWO,
     ),
+    Case("nanodet-levels", "nanodet", nanodet_levels(), NANODET_FOUND, TWO),
+    Case("nanodet-levels-numbers", "nanodet", nanodet_numbers(), NANODET_FOUND, TWO, by_size=True),
+    Case(
+        "nanodet-levels-roles",
+        "nanodet",
+        # As many classes as 4 * bins, and another tensor beside them.
+        dict(zip("abcdef", nanodet_levels(32).values(), strict=True))
+        | {"more": np.zeros((1, 96, 32), np.float32)},
+        NANODET_FOUND,
+        {
+            "labels": ("cat", "dog", *map(str, range(2, 32))),
+            "names": dict(
+                zip(
+                    ("cls_8", "dis_8", "cls_16", "dis_16", "cls_32", "dis_32"),
+                    "abcdef",
+                    strict=True,
+                )
+            ),
+        },
+    ),
     Case(
         "ssd-detection-output",
         "ssd",
@@ -367,10 +426,15 @@ CASES = (
         "detr-sigmoid",
         "detr",
         {
-            "logits": np.array([[[-9, log(4)], [log(1.5), -9], [-9, -9]]], np.float32),
+            # The second query is both: its two labels have the same box.
+            "logits": np.array([[[-9, log(4)], [log(1.5), log(2.4)], [-9, log(0.6)]]], np.float32),
             "pred_boxes": detr_boxes(),
         },
-        (("dog", 0.8, (24.0, 24.0, 72.0, 40.0)), ("cat", 0.6, (0.0, 0.0, 48.0, 64.0))),
+        (
+            ("dog", 0.8, (24.0, 24.0, 72.0, 40.0)),
+            ("dog", 2.4 / 3.4, (0.0, 0.0, 48.0, 64.0)),
+            ("cat", 0.6, (0.0, 0.0, 48.0, 64.0)),
+        ),
         TWO,
     ),
 )

@@ -19,6 +19,15 @@ from edge_agent.records import Anomaly, Classes, Detections, RawTensors, TensorS
 
 Shape = tuple[int | None, ...]
 SIZE = (96, 64)
+LEVELS: dict[str, Shape] = {
+    f"{part}_{stride}": (1, rows, width)
+    for stride, rows in ((8, 96), (16, 24), (32, 6))
+    for part, width in (("a", 2), ("b", 32))
+}
+"""NanoDet's outputs of two classes, as they were before -Plus; their names say nothing."""
+LEVELS_BY_NAME: dict[str, Any] = {
+    name.replace("a_", "cls_").replace("b_", "dis_"): shape for name, shape in LEVELS.items()
+}
 TASKS = {
     "softmax": "classification",
     "logits": "classification",
@@ -274,6 +283,69 @@ def test_boxes_of_the_background_are_left_out() -> None:
     assert_allclose(found.scores, [0.8])
 
 
+def test_a_query_has_each_class_that_reaches_the_threshold() -> None:
+    """With sigmoid a box may have several labels, with softmax one; the threshold itself counts."""
+    boxes = [[[0.5, 0.5, 0.5, 0.5]]]
+    outputs: dict[str, Any] = {"pred_boxes": (1, 1, 4), "logits": (1, 1, 3)}
+    sigmoid = build("detr", outputs, labels=("a", "b", "c"))
+    found = read(sigmoid, {"pred_boxes": boxes, "logits": [[[0.0, 2.0, -0.1]]]}, threshold=0.5)
+    assert found.labels == ("b", "a")
+    assert_allclose(found.boxes, [[24, 16, 72, 48]] * 2)
+    softmax = build("detr", outputs, labels=("a", "b"))
+    found = read(softmax, {"pred_boxes": boxes, "logits": [[[2.0, 2.1, 0.0]]]}, threshold=0.1)
+    assert found.labels == ("b",)
+
+
+def test_the_best_of_all_queries_and_classes_are_kept() -> None:
+    """A threshold of 0 gives the best 300 labels of all, as the published post-processing does."""
+    logits = np.random.default_rng(2).normal(size=(1, 200, 7)).astype(np.float32)
+    outputs: dict[str, Any] = {"pred_boxes": (1, 200, 4), "logits": (1, 200, 7)}
+    decoder = build("detr", outputs, labels=tuple("abcdefg"))
+    found = read(decoder, {"pred_boxes": np.ones((1, 200, 4), np.float32), "logits": logits})
+    best = np.argsort(-logits.reshape(-1), kind="stable")[:300]
+    assert found.labels == tuple("abcdefg"[place % 7] for place in best)
+    assert_allclose(found.scores, 1 / (1 + np.exp(-logits.reshape(-1)[best])), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("names", "classes"), [({}, "labels"), ({"boxes": "b", "classes": "c"}, "c")]
+)
+@pytest.mark.parametrize("kind", ["int64", "float32"])
+def test_boxes_of_open_rows_are_settled_by_what_lies_beside_them(
+    names: dict[str, str], classes: str, kind: str
+) -> None:
+    """Named boxes float32[?, ?] are of 4 where there are scores beside them, else of 5."""
+    boxes = names.get("boxes", "boxes")
+    open_rows: dict[str, Any] = {boxes: (None, None), classes: ((None,), kind)}
+    settings: dict[str, Any] = {"labels": ("a", "b"), "names": names}
+    indices = np.array([1, 0], kind)
+    found = [[0, 0, 48, 32, 0.9], [24, 32, 48, 64, 0.6]]
+    of_five = build("ssd", open_rows, **settings)
+    five = read(of_five, {boxes: found, classes: indices}, threshold=0.5)
+    of_four = build("ssd", open_rows | {"scores": (None,)}, **settings)
+    corners, scores = [row[:4] for row in found], [row[4] for row in found]
+    four = read(of_four, {boxes: corners, classes: indices, "scores": scores}, threshold=0.5)
+    for detections_ in (five, four):
+        assert detections_.labels == ("b", "a")
+        assert_allclose(detections_.boxes, corners)
+    with pytest.raises(SampleError, match=rf"output {boxes}: expected .*\[\?, 4\], found \[2, 5\]"):
+        read(of_four, {boxes: found, classes: indices, "scores": scores})
+    with pytest.raises(SampleError, match=rf"output {boxes}: expected .*\[\?, 5\], found \[2, 4\]"):
+        read(of_five, {boxes: corners, classes: indices})
+
+
+def test_levels_are_found_without_labels() -> None:
+    """Without labels, 8 bins tell distances from class scores, and classes are numbers."""
+    tensors = {
+        name: np.zeros([n or 1 for n in shape], np.float32) for name, shape in LEVELS.items()
+    }
+    tensors["a_32"][0, 5, 1] = 0.75
+    found = read(build("nanodet", LEVELS), tensors, threshold=0.5)
+    assert found.labels == ("1",)
+    # Bins of equal weight have a mean of 3.5 strides; row 1, column 2 has its middle at (80, 48).
+    assert_allclose(found.boxes, [[80 - 112, 48 - 112, 80 + 112, 48 + 112]])
+
+
 NAN, INF = float("nan"), float("inf")
 
 
@@ -294,6 +366,7 @@ def spoilt(shape: tuple[int, ...], at: tuple[int, ...], value: float) -> NDArray
         ("yolov8", {"y": (1, 9, 6)}, "y", (0, 5, 4)),
         ("yolo-e2e", {"y": (1, 9, 6)}, "y", (0, 5, 4)),
         ("nanodet", {"y": (1, 126, 34)}, "y", (0, 5, 1)),
+        ("nanodet", LEVELS, "a_16", (0, 5, 1)),
         ("ssd", {"y": (1, 1, 9, 7)}, "y", (0, 0, 5, 2)),
         ("ssd", {"boxes": (1, 9, 5)}, "boxes", (0, 5, 4)),
         ("ssd", {"boxes": (1, 9, 4), "scores": (1, 9, 2)}, "scores", (0, 5, 1)),
@@ -413,6 +486,42 @@ def test_an_absurd_yolox_size_is_an_error_and_no_warning() -> None:
         ("nanodet", {"y": (1, 126, 33)}, {"labels": ("a", "b")}, "has rows of 33, expected"),
         ("nanodet", {"y": (1, 100, 34)}, {}, "expected 126 .* or 128 .* found 100"),
         (
+            "nanodet",
+            LEVELS,
+            {"labels": ("a", "b", "c")},
+            "output.labels: 3 labels, .* expect class scores in rows of 3, found a_8 ",
+        ),
+        (
+            "nanodet",
+            {name: (1, shape[1], 32) for name, shape in LEVELS.items()},
+            {"labels": tuple(map(str, range(32)))},
+            r"expects cls_8 of shape \[1, 96, 32\] or \[96, 32\], .*; .*output.names.cls_8",
+        ),
+        (
+            "nanodet",
+            {name: (1, shape[1], 2 if shape[2] == 2 else 30) for name, shape in LEVELS.items()},
+            {"labels": ("a", "b")},
+            r"output b_8: expected rows of 4 \* \(at least 2\) numbers, .*, found 30",
+        ),
+        (
+            "nanodet",
+            LEVELS | {"a_16": (1, 24, 3)},
+            {},
+            r"expects class scores of one width, found a_8 float32\[1, 96, 2\], a_16 .*3\]",
+        ),
+        (
+            "nanodet",
+            LEVELS | {"a_64": (1, 2, 2), "b_64": (1, 2, 32)},
+            {"labels": ("a", "b")},
+            "strides 8, 16 and 32, found also a_64 .*, b_64 .*; .* output.names.cls_8",
+        ),
+        (
+            "nanodet",
+            {name: (1, None, shape[2]) for name, shape in LEVELS.items()},
+            {"labels": ("a", "b")},
+            "if one of them is it, name it: output.names.cls_8",
+        ),
+        (
             "ultraface",
             {"scores": (1, 9, 3), "boxes": (1, 9, 4)},
             {"labels": ("a",)},
@@ -434,6 +543,18 @@ def test_an_absurd_yolox_size_is_an_error_and_no_warning() -> None:
         ),
         ("ssd", {"boxes": (1, 9, 4)}, {}, "expects scores of shape"),
         ("ssd", {"y": (1, 9, 8)}, {}, "expects boxes of shape"),
+        (
+            "ssd",
+            {"y": (None, None), "scores": (None,)},
+            {},
+            "rows of 4 or 5 numbers, found an open size; .* name them: output.names.boxes",
+        ),
+        (
+            "ssd",
+            {"boxes": (None, None), "p": (None,), "q": (None,)},
+            {},
+            r"expects scores of shape \[\?\] .*; if .* is it, name it: output.names.scores",
+        ),
         (
             "ssd",
             {"detection_boxes": (1, 9, 4), "detection_scores": (1, 9)},
@@ -546,6 +667,13 @@ def test_names_choose_between_outputs_of_one_shape() -> None:
             {"scores": (1, None, 3), "boxes": (1, None, 4)},
             {"scores": np.zeros((1, 5, 3)), "boxes": np.zeros((1, 4, 4))},
             "output boxes: expected 5 rows as output scores has, found 4",
+        ),
+        (
+            "nanodet",
+            LEVELS_BY_NAME | {"dis_16": (1, 24, None)},
+            {name: np.zeros((1, *shape[1:])) for name, shape in LEVELS_BY_NAME.items()}
+            | {"dis_16": np.zeros((1, 24, 30))},
+            r"output dis_16: expected rows of 4 \* \(at least 2\) numbers, .*, found 30",
         ),
         ("softmax", {"y": (1, None)}, {"y": np.zeros((1, 3))}, "expected 2 classes .*, found 3"),
         (

@@ -9,7 +9,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 from edge_agent.decode import DECODERS, build_decoder
+from edge_agent.engines import EngineChoice, EngineName, open_engine
 from edge_agent.manifest import DECODERS_OF, parse
+from edge_agent.preprocess import fixed_shapes
 from edge_agent.records import Detections, Tensors, TensorSpec
 from tests.decoder_models import CASES, HEIGHT, WIDTH, Case, write_constant_model
 
@@ -80,11 +82,36 @@ def test_family_is_read_as_computed_by_hand(case: Case, runtime: str, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if "labels" in case.output], ids=lambda case: case.name
+    "case",
+    [case for case in CASES if "labels" in case.output and not case.by_size],
+    ids=lambda case: case.name,
 )
 def test_family_is_read_where_sizes_are_open(case: Case) -> None:
     """A network that leaves batch and count open is decoded alike, where it has labels."""
     check(decode(case, case.outputs, open_sizes=True), case)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("name", ["ssd-three-tensors-pixels", "ssd-model-api"])
+def test_boxes_whose_sizes_only_a_run_shows_are_read(
+    name: str, engine: EngineName, tmp_path: Path
+) -> None:
+    """Boxes that an engine declares as float32[?, ?] are read by their name, on each engine."""
+    case = next(case for case in CASES if case.name == name)
+    path = write_constant_model(tmp_path / "model.onnx", case.outputs, unknown=case.outputs)
+    manifest = parse(case.manifest, case.name)
+    assert isinstance(manifest.output.labels, tuple)
+    opened = open_engine(
+        EngineChoice(engine, threads=1), path, fixed_shapes(manifest.input, "picture")
+    )
+    shapes = {output.name: output.shape for output in opened.outputs}
+    assert shapes["boxes"] == (None, None)
+    decoder = build_decoder(
+        manifest, manifest.output.labels, opened.inputs, opened.outputs, (WIDTH, HEIGHT)
+    )
+    found = decoder(opened.infer(FED), FED, case.threshold)
+    assert isinstance(found, Detections)
+    check(found, case)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -325,8 +325,12 @@ def test_other_inputs_get_their_constants() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({}, "input.tensor: expected 1 input .* found 2: images .*, size"),
-        ({"tensor": "images"}, r"input.fixed: input size int64\[1, 2\] needs a constant value"),
+        (
+            {},
+            r"input size int64\[1, 2\] needs a constant value; .* \[\[8, 8\]\] \}, the network's",
+        ),
+        ({"tensor": "images"}, r"input.fixed: input size .* write fixed = \{ size = \[\[8, 8\]\]"),
+        ({"tensor": "size"}, r"input.fixed: input images uint8.* needs a constant value$"),
         ({"fixed": {"size": [1, 2, 3]}}, r"size: expected .*\[1, 2\], found an array \[3\]"),
         ({"fixed": {"size": [1.5, 2]}}, "does not fit int64"),
         ({"fixed": {"size": [[1], [2, 3]]}}, "nested lists of equal length"),
@@ -337,6 +341,40 @@ def test_wrong_constants_are_refused(spec: dict[str, Any], message: str) -> None
     """Several inputs need `tensor` or `fixed`, of the right size and type."""
     with pytest.raises(ModelError, match=message):
         plan(InputSpec(**spec), BOTH, "picture")
+
+
+SIZED = {"width": 96, "height": 64}
+OPEN = (
+    TensorSpec("images", (None, 3, None, None), "float32"),
+    TensorSpec("a.b", (None, 2), "int64"),
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (SIZED, r"write fixed = \{ \"a.b\" = \[\[96, 64\]\] \}"),
+        ({}, r"give .* input.width and input.height, and as fixed = .* \[\[width, height\]\]"),
+        ({**SIZED, "fixed": {"a.b": [96, 64]}}, r"input a.b .* of 2 dimensions, found one of 1"),
+        ({**SIZED, "fixed": {"a.b": 640}}, r"input a.b .* of 2 dimensions, found a single number"),
+    ],
+)
+def test_what_to_write_for_the_size_of_the_picture_is_said(
+    spec: dict[str, Any], message: str
+) -> None:
+    """A second input for the picture's size is recognised, and its value given in TOML's form."""
+    with pytest.raises(ModelError, match=message) as caught:
+        fixed_shapes(InputSpec(**spec), "picture")(OPEN)
+    assert "\n" not in str(caught.value)
+
+
+def test_inputs_that_could_both_take_the_sample_are_named() -> None:
+    """Two inputs of which neither is a size: which one takes the sample has to be said."""
+    two = (BOTH[0], TensorSpec("mask", (1, 1, 8, 8), "float32"))
+    with pytest.raises(
+        ModelError, match=r"input.tensor: expected 1 input .* found 2: images .*, mask"
+    ):
+        plan(InputSpec(), two, "picture")
 
 
 def shapes(shape: tuple[int | None, ...], kind: Literal["picture", "signal"], **spec: Any) -> Any:

@@ -19,7 +19,7 @@ MOST_CANDIDATES = 3000
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Rows of a score table that reach the threshold, each with its best class."""
+    """Rows of a score table that reach the threshold, each with a class, most often its best."""
 
     rows: Indices
     classes: Indices
@@ -37,6 +37,20 @@ def best_classes(scores: Floats, threshold: float) -> Hits:
     kept = scores[rows]
     classes = kept.argmax(axis=1)
     return Hits(rows, classes, kept[np.arange(len(rows)), classes])
+
+
+def single_scores(scores: Floats, threshold: float, most: int) -> Hits:
+    """Find the single scores of (n, classes) that reach the threshold; a row may have several.
+
+    At most the best *most*; of equal ones the first.
+    """
+    places = np.flatnonzero(scores >= threshold)
+    kept = scores.reshape(-1)[places]
+    if len(places) > most:
+        best = np.sort(np.argsort(-kept, kind="stable")[:most])
+        places, kept = places[best], kept[best]
+    rows, classes = np.divmod(places, scores.shape[1])
+    return Hits(rows, classes, kept)
 
 
 def corners(centers: Floats) -> Floats:

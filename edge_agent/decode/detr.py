@@ -7,9 +7,12 @@ import numpy as np
 from ..errors import ModelError
 from ..records import Detections, Tensors
 from .activations import sigmoid, softmax
-from .boxes import best_classes, corners, detections
+from .boxes import best_classes, corners, detections, single_scores
 from .labels import labels_of
 from .network import Decoder, Network, check_rows, ensure_finite
+
+# What RT-DETR, RF-DETR, D-FINE and DEIM keep of a picture (`num_top_queries`, `num_select`).
+MOST_OF_SIGMOID = 300
 
 
 def detr(network: Network) -> Decoder:
@@ -18,7 +21,9 @@ def detr(network: Network) -> Decoder:
     Roles `boxes`: [1, N, 4] center x, center y, width, height in 0..1 of the input; `logits`:
     [1, N, C]. The labels tell which kind it is: as many as C, sigmoid; one less, softmax whose last
     class is "no object" (DETR's own 92 logits go with the 91 of COCO's numbering). Without labels
-    it cannot be told. Nothing is suppressed: these networks need no suppression.
+    it cannot be told. Softmax gives a query its best class; sigmoid gives it each class that
+    reaches the threshold, the best 300 of all, as the published post-processings have it. Nothing
+    is suppressed: these networks need no suppression.
     """
     width, height = network.picture_size()
     labels = labels_of(network)
@@ -52,8 +57,10 @@ def detr(network: Network) -> Decoder:
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
         table = logits.read(outputs)[0]
         ensure_finite(logits.spec.name, table)
-        chances = sigmoid(table) if table.shape[1] == classes else softmax(table)[:, :-1]
-        hits = best_classes(chances, threshold)
+        if table.shape[1] == classes:
+            hits = single_scores(sigmoid(table), threshold, MOST_OF_SIGMOID)
+        else:
+            hits = best_classes(softmax(table)[:, :-1], threshold)
         placed = boxes.read(outputs)[0]
         check_rows(boxes, len(placed), logits, len(table))
         placed = corners(placed[hits.rows]) * scale

@@ -7,12 +7,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import ModelError
-from ..records import Detections, Tensors
+from ..records import Detections, Tensors, TensorSpec
 from .boxes import Hits, best_classes, detections
 from .labels import Labels, check_classes, labels_of
-from .network import Decoder, Floats, Network, Output, check_rows, ensure_finite
+from .network import (
+    Decoder,
+    Floats,
+    Network,
+    Output,
+    Pattern,
+    check_rows,
+    ensure_finite,
+    fits,
+)
 
 ROLES = ("detections", "boxes", "boxes_yxyx", "scores", "classes")
+BOXES = ("boxes", "bboxes", "detection_boxes")
+SCORES = ("scores", "detection_scores", "confidences")
+CLASSES = ("labels", "classes", "class_ids", "detection_classes")
 INDEX_TYPES = ("int32", "int64")
 
 # A kept box beyond this cannot be in 0..1 of the input, and no real box is this few pixels.
@@ -27,7 +39,9 @@ def ssd(network: Network) -> Decoder:
     [1, N, 5] x1, y1, x2, y2 in input pixels and score (Model API), else [N, 4] or [1, N, 4], in
     input pixels where any box that reaches the threshold goes beyond 2, else in 0..1; with
     `scores` [N], [1, N] or [1, N, classes]; and `classes` [N] or [1, N] where there are any.
-    TensorFlow's order y1, x1, y2, x2 is only taken where it is named: role `boxes_yxyx`.
+    TensorFlow's order y1, x1, y2, x2 is only taken where it is named: role `boxes_yxyx`. Boxes
+    whose rows the network leaves open must have their role or their usual name; they are of 4
+    where there are scores beside them, else of 5, which each result has to keep.
 
     Suppression runs only where nothing says it has been: scores for every class, or no classes.
     """
@@ -38,7 +52,11 @@ def ssd(network: Network) -> Decoder:
         if rows is not None:
             return _detection_output(network, rows)
     boxes, flipped = _find_boxes(network)
-    if boxes.spec.shape[-1] == 5:
+    width = boxes.spec.shape[-1] or _width_by_scores(network, boxes)
+    # Where the network leaves the rows open, the results have to have this width.
+    patterns = tuple(pattern for pattern in boxes.patterns if pattern[-1] == width)
+    boxes = Output(boxes.spec, patterns, boxes.scale, boxes.zero_point)
+    if width == 5:
         return _scored_boxes(network, boxes)
     return _parallel(network, boxes, flipped=flipped)
 
@@ -119,27 +137,50 @@ def _find_boxes(network: Network) -> tuple[Output, bool]:
     if "boxes_yxyx" in named:
         return network.need("boxes_yxyx", [(1, None, 4), (None, 4)]), True
     patterns = [(1, None, 5), (None, 5), (1, None, 4), (None, 4)]
-    boxes = network.need("boxes", patterns, names=("boxes", "bboxes", "detection_boxes"))
+    boxes = network.need("boxes", patterns, names=BOXES)
     if boxes.spec.name.startswith("detection_boxes") and "boxes" not in named:
         raise ModelError(
             f"output.names: {boxes.spec.name!r} is TensorFlow's name for boxes in the order y1, "
             "x1, y2, x2; say which it is: output.names.boxes_yxyx or output.names.boxes"
         )
-    if boxes.spec.shape[-1] is None:
+    if boxes.spec.shape[-1] is None and "boxes" not in named and not _is_called(boxes.spec, BOXES):
         raise ModelError(
-            f"output {boxes.spec}: expected rows of 4 or 5 numbers, found an open size"
+            f"output {boxes.spec}: expected rows of 4 or 5 numbers, found an open size; if these "
+            "are the boxes, name them: output.names.boxes"
         )
     return boxes, False
 
 
-def _find_scores(network: Network, boxes: Output, labels: Labels) -> _Scores:
+def _width_by_scores(network: Network, boxes: Output) -> int:
+    """Tell from the other outputs how wide boxes are whose rows the network leaves open."""
+    if boxes.spec.name == network.manifest.output.names.get("boxes_yxyx"):
+        return 4
+    patterns = _score_patterns(boxes)
+    named_classes = network.manifest.output.names.get("classes")
+    for output in network.outputs:
+        is_classes = output.name == named_classes or _is_called(output, CLASSES)
+        if output.name == boxes.spec.name or output.dtype in INDEX_TYPES or is_classes:
+            continue
+        if any(fits(output.shape, pattern) for pattern in patterns):
+            return 4
+    return 5
+
+
+def _is_called(output: TensorSpec, names: tuple[str, ...]) -> bool:
+    return output.name.lower().removesuffix(":0") in names
+
+
+def _score_patterns(boxes: Output) -> list[Pattern]:
     count = boxes.spec.shape[-2]
+    return [(1, count) if len(boxes.spec.shape) == 3 else (count,), (1, count, None)]
+
+
+def _find_scores(network: Network, boxes: Output, labels: Labels) -> _Scores:
     indices = [output for output in network.outputs if output.dtype in INDEX_TYPES]
-    flat = (1, count) if len(boxes.spec.shape) == 3 else (count,)
     scores = network.need(
         "scores",
-        [flat, (1, count, None)],
-        names=("scores", "detection_scores", "confidences"),
+        _score_patterns(boxes),
+        names=SCORES,
         without=(boxes.spec, *indices),
     )
     if len(scores.spec.shape) < 3:
@@ -152,11 +193,10 @@ def _find_scores(network: Network, boxes: Output, labels: Labels) -> _Scores:
 
 
 def _find_classes(network: Network, boxes: Output, without: tuple[Output, ...]) -> Output | None:
-    count = boxes.spec.shape[-2]
     return network.find(
         "classes",
-        [(1, count) if len(boxes.spec.shape) == 3 else (count,)],
-        names=("labels", "classes", "class_ids", "detection_classes"),
+        _score_patterns(boxes)[:1],
+        names=CLASSES,
         without=tuple(output.spec for output in without),
     )
 

@@ -41,6 +41,10 @@ def sample_input(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> TensorSpec:
         chosen = known[spec.tensor]
     else:
         free = [tensor for tensor in inputs if tensor.name not in spec.fixed]
+        pictures = [tensor for tensor in free if not _takes_a_size(tensor)]
+        if len(pictures) == 1 and len(free) > 1:
+            size = next(tensor for tensor in free if _takes_a_size(tensor))
+            raise ModelError(_needs_a_constant(spec, size, pictures[0]))
         if len(free) != 1:
             raise ModelError(
                 f"input.tensor: expected 1 input that is not in input.fixed, found {len(free)}: "
@@ -49,8 +53,38 @@ def sample_input(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> TensorSpec:
         chosen = free[0]
     for tensor in inputs:
         if tensor is not chosen and tensor.name not in spec.fixed:
-            raise ModelError(f"input.fixed: input {tensor} needs a constant value")
+            raise ModelError(_needs_a_constant(spec, tensor, chosen))
     return chosen
+
+
+def _takes_a_size(tensor: TensorSpec) -> bool:
+    """Whether an input is made as DETR's descendants make the one for the size of the picture."""
+    return (
+        tensor.dtype in {"int32", "int64"}
+        and len(tensor.shape) == 2
+        and tensor.shape[0] in {1, None}
+        and tensor.shape[1] == 2
+    )
+
+
+def _needs_a_constant(spec: InputSpec, tensor: TensorSpec, picture: TensorSpec) -> str:
+    """Say that an input's value is missing, and what to write where that can be told."""
+    text = f"input.fixed: input {tensor} needs a constant value"
+    if not _takes_a_size(tensor) or len(picture.shape) != 4:
+        return text
+    axes = picture.shape[1:3] if spec.layout == "nhwc" else picture.shape[2:4]
+    height, width = axes[0] or spec.height, axes[1] or spec.width
+    bare = tensor.name.replace("_", "a").replace("-", "a")  # what TOML takes without quotes
+    key = tensor.name if bare.isascii() and bare.isalnum() else f'"{tensor.name}"'
+    if width and height:
+        return (
+            f"{text}; if it is the size of the picture, write fixed = {{ {key} = [[{width}, "
+            f"{height}]] }}, the network's own width and height: boxes come in its pixels"
+        )
+    return (
+        f"{text}; if it is the size of the picture, give the network's own as input.width and "
+        f"input.height, and as fixed = {{ {key} = [[width, height]] }}: boxes come in its pixels"
+    )
 
 
 def constants(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> dict[str, Array]:
@@ -140,8 +174,9 @@ def _open_signal(spec: InputSpec, tensor: TensorSpec) -> Shape:
 def _fill(tensor: TensorSpec, wanted: OpenShape, key: str) -> Shape:
     """Take each size from the network, and where it is open from *wanted*."""
     if len(wanted) != len(tensor.shape):
+        found = f"one of {len(wanted)}" if wanted else "a single number"
         raise ModelError(
-            f"{key}: input {tensor} does not take an array of {len(wanted)} dimensions"
+            f"{key}: input {tensor} takes an array of {len(tensor.shape)} dimensions, found {found}"
         )
     sizes = [
         want if have is None else have for have, want in zip(tensor.shape, wanted, strict=True)
