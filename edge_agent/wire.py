@@ -165,7 +165,8 @@ def result(
     if outcome.timing.together > 1:
         payload["timing"]["together"] = outcome.timing.together
     if outcome.then:
-        payload["timing"]["then"] = {
+        # Not within `timing`: those are numbers, all of them.
+        payload["stages"] = {
             stage: {
                 "crops": second.crops,
                 "together": second.together,

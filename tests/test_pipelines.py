@@ -250,7 +250,7 @@ def test_second_stages_nest_under_what_the_first_found(heard: Heard) -> None:
     first, dot, second = result["detections"]
     assert [first["label"], dot["label"], second["label"]] == ["box", "dot", "box"]
     # The boxes of `inside` are exactly the black half and the white half.
-    for stage, took in result["timing"]["then"].items():
+    for stage, took in result["stages"].items():
         seen = [found for found in result["detections"] if stage in found["then"]]
         assert took["crops"] == len(seen) >= took["together"] == 1
         assert took["ms"] > 0
