@@ -220,6 +220,17 @@ def test_a_score_is_an_anomaly_or_a_value() -> None:
     assert read(named, number) == Values({"pitch": 12.5})
 
 
+def test_a_class_beside_a_score_is_not_taken_for_it() -> None:
+    """As scikit-learn's detectors give both; an integer can be named, and one alone is the score."""
+    outputs: dict[str, Any] = {"label": ((None, 1), "int64"), "x": (None, 1)}
+    both = {"label": np.array([[-1]], np.int64), "x": [[0.25]]}
+    assert read(build("score", outputs), both, threshold=0.5) == Anomaly(0.25, 0.5)
+    named = build("score", outputs, names={"score": "label"})
+    assert read(named, both, threshold=0.5) == Anomaly(-1.0, 0.5)
+    alone = build("score", {"label": ((1, 1), "int64")})
+    assert read(alone, {"label": np.array([[3]], np.int64)}, threshold=0.5) == Anomaly(3.0, 0.5)
+
+
 def test_raw_gives_tensors_as_they_are() -> None:
     """Task raw passes every output on, integers neither shifted nor scaled."""
     decoder = build("raw", {"mask": ((1, 2), "int64"), "y": (1, 1)}, scale=0.5, zero_point=1.0)

@@ -16,7 +16,16 @@ def score(network: Network) -> Decoder:
     the output's name.
     """
     network.check_roles("score")
-    output = network.need("score", [(1,) * rank for rank in range(6)], names=("score", "output"))
+    # Beside a score of floats, an integer is the class that somebody else's threshold makes of it.
+    classes = [spec for spec in network.outputs if not spec.dtype.startswith("float")]
+    if len(classes) == len(network.outputs) or "score" in network.manifest.output.names:
+        classes = []
+    output = network.need(
+        "score",
+        [(1,) * rank for rank in range(6)],
+        names=("score", "scores", "output"),
+        without=classes,
+    )
     task, labels = network.manifest.task, network.labels
     if len(labels) > 1:
         raise ModelError(
