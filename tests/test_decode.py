@@ -221,7 +221,7 @@ def test_a_score_is_an_anomaly_or_a_value() -> None:
 
 
 def test_a_class_beside_a_score_is_not_taken_for_it() -> None:
-    """As scikit-learn's detectors give both; an integer can be named, and one alone is the score."""
+    """Detectors of scikit-learn give both; an integer can be named, and one alone is the score."""
     outputs: dict[str, Any] = {"label": ((None, 1), "int64"), "x": (None, 1)}
     both = {"label": np.array([[-1]], np.int64), "x": [[0.25]]}
     assert read(build("score", outputs), both, threshold=0.5) == Anomaly(0.25, 0.5)
