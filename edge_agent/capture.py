@@ -18,7 +18,7 @@ from .board import Board, Slot
 from .crew import Crew
 from .errors import ModelError, SampleError, SourceError
 from .link import Backoff, Channel, Link
-from .model import Model, Region, outside
+from .model import Model, Region, cut, outside
 from .record import record
 from .records import Array, Reading, Sample
 from .serving import Serving
@@ -86,6 +86,7 @@ class Capture:
         board: Board[Model],
         link: Link,
         report: Callable[[Exception], None],
+        wanted: Callable[[Array], bool],
     ) -> None:
         """Prepare.
 
@@ -102,6 +103,7 @@ class Capture:
             board: whose slot it is.
             link: where the source's state is said.
             report: told of captures that cannot be used.
+            wanted: whether a picture is to be looked at even if nothing moves in it.
 
         """
         self.name = name
@@ -118,6 +120,7 @@ class Capture:
         self._region = region
         self._identity = identity
         self._report = report
+        self._wanted = wanted
         self._gate: MotionGate | None = None
         self._due = 0.0
         self._misfit = False
@@ -171,10 +174,11 @@ class Capture:
                 with closing(open_source(self.spec, attempt.closing)) as source:
                     attempt.limit = STALL_SECONDS
                     self._read(source, attempt)
+                    trouble = source.trouble
                 # Said after the last result, for those who wait for it.
                 self.board.settled(self.slot, attempt.closing)
                 if not attempt.closing.is_set():
-                    self._set_state("ended", None)
+                    self._set_state("ended", trouble)
                 return
             except SourceError as problem:
                 if attempt.closing.is_set():
@@ -241,7 +245,9 @@ class Capture:
             raise SampleError(why)
 
     def _put_picture(self, reading: Reading) -> bool:
-        if self._motion and not self._moved(reading.data):
+        wanted = self._wanted(reading.data)
+        # It looks at each one, to know the background.
+        if self._motion and not self._moved(reading.data) and not wanted:
             self.board.skip(self.slot, "still")
             return True
         return self.board.put(
@@ -254,7 +260,9 @@ class Capture:
             from .motion import MotionGate
 
             self._gate = MotionGate()
-        return self._gate.moved(picture)
+        # Nothing that moves elsewhere can be found.
+        looked_at = picture if self._region is None else cut(picture, self._region)[0]
+        return self._gate.moved(looked_at)
 
     def _is_due(self, now: float) -> bool:
         """Whether `rate` allows another capture now."""
@@ -283,6 +291,8 @@ class Capture:
         self.state, self.error = state, error
         if state == "lost":
             log.warning("source of %s: %s", self.name, error)
+        elif error is not None:
+            log.warning("source of %s: %s: %s", self.name, state, error)
         else:
             log.info("source of %s: %s", self.name, state)
         payload = {"schema": wire.SCHEMA, "state": state, "time": wire.iso(time.time_ns())}

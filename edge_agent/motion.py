@@ -21,6 +21,10 @@ class MotionGate:
     """Background subtraction by OpenCV's MOG2 (Zivkovic 2004) on a small grey picture."""
 
     def __init__(self) -> None:
+        self._size = (0, 0)
+        self._begin()
+
+    def _begin(self) -> None:
         self._background = cv2.createBackgroundSubtractorMOG2(
             history=120, varThreshold=25, detectShadows=False
         )
@@ -28,9 +32,17 @@ class MotionGate:
         self._linger = 0
 
     def moved(self, picture: Array) -> bool:
-        """Whether something moves in *picture*, uint8 (height, width, 3)."""
+        """Whether something moves in *picture*, uint8 (height, width, 3).
+
+        Of pictures of another size nothing is known yet: it begins anew.
+        """
         height, width = picture.shape[:2]
-        size = (WIDTH, max(1, round(height * WIDTH / width)))
+        if (height, width) != self._size:
+            self._size = (height, width)
+            self._begin()
+        # Never enlarged: of a narrow and high region nothing is gained, and much to compute.
+        scale = min(1.0, WIDTH / width)
+        size = (max(1, round(width * scale)), max(1, round(height * scale)))
         small = cv2.resize(picture, size, interpolation=cv2.INTER_AREA)
         grey = cv2.cvtColor(small, cv2.COLOR_BGR2GRAY)
         mask = self._background.apply(cv2.GaussianBlur(grey, (3, 3), 0))

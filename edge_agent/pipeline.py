@@ -15,7 +15,7 @@ from .errors import AgentError, EngineError, ModelError, SampleError
 from .link import Channel, Link, Parcel
 from .manifest import threshold_trouble
 from .model import Model, Region
-from .records import Detections, Findings, Outcome, Request, Sample, Second
+from .records import Array, Detections, Findings, Outcome, Request, Sample, Second
 from .serving import Serving
 from .settings import Pipeline as PipelineSettings
 from .settings import SecondStage
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 LOSSLESS_ROOM = 4
 """Enough to keep two lanes busy while the source decodes the next."""
+SNAPSHOT_SECONDS = 2.0
+"""A snapshot that was asked for waits so long for a frame that is not dropped by its deadline."""
 
 
 class Pipeline:
@@ -53,6 +55,8 @@ class Pipeline:
         self.seconds = seconds
         self.threshold = settings.threshold
         self.snapshot_wanted = False
+        self._wanted_since: tuple[float, int] | None = None
+        """When the first frame came that it could be made of, and how many were late before."""
         self.latency_ms: deque[float] = deque(maxlen=1000)
         self.last_problem: tuple[float, str] | None = None
         """When and why a frame was last dropped by an error."""
@@ -98,6 +102,7 @@ class Pipeline:
             board=board,
             link=link,
             report=self._report,
+            wanted=self._wanted,
         )
 
     @property
@@ -273,14 +278,27 @@ class Pipeline:
 
         self._link.send(Parcel(self.channel, self._topic, encode, sent))
         if sample.picture and (self.settings.snapshot or self.snapshot_wanted):
-            self.snapshot_wanted = False
-            self._snapshot(sample, outcome.findings)
+            self._snapshot(sample.data, outcome.findings)
 
-    def _snapshot(self, sample: Sample, found: Findings) -> None:
+    def _wanted(self, picture: Array) -> bool:
+        """Whether a snapshot was asked for, so that a frame is looked at though it is still.
+
+        Where frames come only too late to be looked at, it is made of this one, without boxes.
+        """
+        if not self.snapshot_wanted:
+            return False
+        now, late = time.monotonic(), self.slot.account.dropped["deadline"]
+        since, before = self._wanted_since = self._wanted_since or (now, late)
+        if late > before and now - since > SNAPSHOT_SECONDS:
+            self._snapshot(picture, None)
+        return self.snapshot_wanted
+
+    def _snapshot(self, data: Array, found: Findings | None) -> None:
         from .annotate import annotate, jpeg
 
+        self.snapshot_wanted, self._wanted_since = False, None
         try:
-            picture = jpeg(annotate(sample.data, found))
+            picture = jpeg(data if found is None else annotate(data, found))
         except SampleError as problem:
             self._report(problem)
             return

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import paho.mqtt.client as mqtt
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
@@ -505,6 +506,49 @@ def test_a_snapshot_is_made_when_asked_for(device: Device) -> None:
     device.more_results("live", 5)
     (picture,) = [h.payload for h in device.heard.heard if h.topic == topic]
     assert decode_picture(picture).shape == (48, 64, 3)
+
+
+def test_a_snapshot_of_a_still_scene_comes(
+    broker: Mosquitto, listen: Listeners, agent: Agents, models: list[str], tmp_path: Path
+) -> None:
+    """With `motion` and nothing that moves, a frame is inferred for it all the same."""
+    still = f"{write_folder(tmp_path / 'still', [plain(90)])}?loop=1&rate=50"
+    pipeline = {"name": "still", "source": still, "model": "finder", "motion": True}
+    settings = agent_settings("box", broker.url, [pipeline], models_dirs=models)
+    device = Device(listen(broker.port), agent(settings))
+    before = device.health(lambda h: h["pipelines"]["still"]["dropped"]["still"] > 20)
+
+    device.ask("snapshot", {"id": "cheese", "pipeline": "still"})
+
+    topic = f"{D}/snapshot/still"
+    device.heard.wait_for(lambda heard: any(h.topic == topic for h in heard), topic)
+    after = device.health(lambda h: h["pipelines"]["still"]["dropped"]["still"] > 80)
+    (picture,) = [h.payload for h in device.heard.heard if h.topic == topic]
+    assert np.ptp(decode_picture(picture).astype(int)) > 40, "nothing is drawn"
+    for health in (before, after):
+        check_account(health["pipelines"]["still"])
+    assert after["pipelines"]["still"]["inferred"] > before["pipelines"]["still"]["inferred"]
+
+
+def test_a_snapshot_comes_though_every_frame_is_late(
+    broker: Mosquitto, listen: Listeners, agent: Agents, models: list[str], tmp_path: Path
+) -> None:
+    """Where each frame is dropped by its deadline, the picture comes without boxes."""
+    source = f"{write_folder(tmp_path / 'one', [plain(90)])}?loop=1&rate=50"
+    pipeline = {"name": "late", "source": source, "model": "finder", "deadline_ms": 0.001}
+    settings = agent_settings("box", broker.url, [pipeline], models_dirs=models)
+    device = Device(listen(broker.port), agent(settings))
+    device.health(lambda h: h["pipelines"]["late"]["dropped"]["deadline"] > 20)
+
+    device.ask("snapshot", {"id": "cheese", "pipeline": "late"})
+
+    topic = f"{D}/snapshot/late"
+    device.heard.wait_for(lambda heard: any(h.topic == topic for h in heard), topic)
+    health = device.health(lambda _: True)["pipelines"]["late"]
+    (picture,) = [h.payload for h in device.heard.heard if h.topic == topic]
+    assert np.ptp(decode_picture(picture).astype(int)) < 10, "something is drawn"
+    assert health["inferred"] == 0
+    check_account(health)
 
 
 def test_a_snapshot_that_cannot_come_is_refused(

@@ -43,6 +43,11 @@ def square_at(place: int) -> Picture:
     return picture
 
 
+def moving_beside() -> list[Picture]:
+    """Make a scene of which only the right half moves, but for the last five pictures."""
+    return [square_at(24 + i % 24) for i in range(40)] + [square_at(i) for i in range(5)]
+
+
 def write_models(folder: Path) -> Path:
     """Make the models that the pipelines use."""
     brightness(folder / "light-1", "1")
@@ -113,6 +118,13 @@ def plan_pipelines(folder: Path) -> list[dict[str, Any]]:
             "source": write_pictures(folder / "moving", moving),
             "model": "light",
             "motion": True,
+        },
+        {
+            "name": "roi-moving",
+            "source": write_pictures(folder / "beside", moving_beside()),
+            "model": "light",
+            "motion": True,
+            "roi": [0, 0, 24, 48],
         },
         {"name": "shown", "source": large, "model": "finder", "snapshot": True},
         {"name": "raw", "source": one, "model": "numbers"},
@@ -305,6 +317,15 @@ def test_a_still_scene_is_not_looked_at(heard: Heard) -> None:
     assert account["captured"] == 35
     assert account["dropped"]["still"] == 35 - len(seen) >= 20
     assert {30, 31, 32, 33, 34} <= set(seen)
+
+
+def test_what_moves_beside_a_region_is_not_looked_at(heard: Heard) -> None:
+    """With `motion` and `roi` only what moves inside the region counts."""
+    account = heard.account("roi-moving")
+    seen = [result["seq"] for result in heard.results["roi-moving"]]
+    assert account["captured"] == 45
+    assert account["dropped"]["still"] == 45 - len(seen) >= 30
+    assert {40, 41, 42, 43, 44} <= set(seen)
 
 
 def test_a_snapshot_shows_the_boxes(heard: Heard) -> None:

@@ -44,6 +44,10 @@ class Source(Protocol):
     lossless: bool
     """Whether every reading counts: the source waits for its consumer instead of dropping."""
 
+    @property
+    def trouble(self) -> str | None:
+        """What was wrong with it so far, though it could go on; None: nothing."""
+
     def grab(self) -> bool:
         """Wait for the next reading; False when the source has ended or is to be closed.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..errors import SourceError
+from ..errors import SampleError, SourceError
 from ..records import Reading
 from .hardware import HARDWARE
 from .opencv import check_size, open_camera, open_device
@@ -21,6 +21,13 @@ from .spec import Kind, SourceSpec
 # How long a stream may be silent before it counts as lost. FFmpeg has been seen to take twice as
 # long over a server that stalls, so whoever needs a bound keeps a clock of their own.
 TIMEOUT_MS = 5000
+# Failures in a row that a network camera may have: one damaged picture is not its end.
+# A stream that is closed fails as often within a millisecond.
+FAILURES = 25
+# What is silent for so long is not asked again; the time-out may come a little early, seconds.
+SILENCE = 0.9 * TIMEOUT_MS / 1000
+# After the first failure, seconds.
+PATIENCE = 2.0
 PORTS = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443}
 
 
@@ -29,29 +36,77 @@ class Camera:
 
     kind: Kind = "picture"
     lossless = False
+    trouble = None
 
-    def __init__(self, name: str, capture: Any, closing: threading.Event) -> None:
-        """Take over an opened cv2.VideoCapture; *name* is what errors call it."""
+    def __init__(
+        self, name: str, capture: Any, closing: threading.Event, failures: int = 1
+    ) -> None:
+        """Take over an opened cv2.VideoCapture.
+
+        Args:
+            name: what errors call it.
+            capture: the stream or device.
+            closing: once set, nothing more is read.
+            failures: so many reads in a row that give no picture mean that it is lost.
+
+        """
         self._name = name
         self._capture = capture
         self._closing = closing
+        self._failures = failures
+        self._failed = 0
+        """Pictures that could not be decoded, before the one that is ahead, not told of yet."""
+        self._ahead = False
+        self._whole = True
         self._time_ns, self._since = 0, 0.0
 
     def grab(self) -> bool:
         """Wait for the next picture."""
         if self._closing.is_set():
             return False
-        if not self._capture.grab():
-            HARDWARE.need_no_doubt(self._name)
-            raise SourceError(
-                f"{self._name}: the camera stopped sending pictures "
-                "(connection closed, device unplugged, or silent for too long)"
-            )
-        self._time_ns, self._since = time.time_ns(), time.monotonic()
+        if not self._ahead and not self._find():
+            return False
+        # First those that were damaged, each for itself.
+        self._whole = self._failed == 0
+        if self._whole:
+            self._ahead = False
+        else:
+            self._failed -= 1
         return True
+
+    def _find(self) -> bool:
+        """Wait for the next picture that can be decoded, and note how many before it cannot.
+
+        Returns:
+            False once the source is to be closed.
+
+        Raises:
+            SourceError: there is none.
+
+        """
+        patience = 0.0
+        for failed in range(self._failures):
+            began = time.monotonic()
+            if self._capture.grab():
+                self._time_ns, self._since = time.time_ns(), time.monotonic()
+                self._failed, self._ahead = failed, True
+                return True
+            HARDWARE.need_no_doubt(self._name)
+            if self._closing.is_set():
+                return False
+            now = time.monotonic()
+            patience = patience or now + PATIENCE
+            if now > patience or now - began > SILENCE:
+                break
+        raise SourceError(
+            f"{self._name}: the camera stopped sending pictures "
+            "(connection closed, device unplugged, or silent for too long)"
+        )
 
     def retrieve(self) -> Reading:
         """Convert the picture that was grabbed."""
+        if not self._whole:
+            raise SampleError(f"{self._name}: a picture could not be decoded")
         problem = "a picture could not be converted to BGR"
         picture = HARDWARE.picture(self._capture, self._name, problem)
         return Reading(picture, self._time_ns, self._since)
@@ -75,7 +130,7 @@ def open_source(spec: SourceSpec, closing: threading.Event) -> Camera:
         capture.release()
         raise SourceError(f"{spec.redacted}: {_why_closed(spec.text)}")
     check_size(capture, spec.redacted)
-    return Camera(spec.redacted, capture, closing)
+    return Camera(spec.redacted, capture, closing, FAILURES)
 
 
 def _open_device(spec: SourceSpec, path: Path, closing: threading.Event) -> Camera:

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from ..errors import SourceError
+from ..errors import SampleError, SourceError
 from ..records import Reading
 from .hardware import HARDWARE
 from .opencv import check_size, load, open_clip
@@ -21,6 +21,12 @@ log = logging.getLogger(__name__)
 USUAL_RATE = 25.0
 # A longer pause between two frames is a damaged time stamp, which would freeze the picture.
 LONGEST_PAUSE = 10.0
+# OpenCV says the same of a frame that cannot be decoded and of the end. Asked again, it goes on
+# with the next frame, or says so again: within 4 us at the end (OpenCV 5, MPEG-TS; 0.2 us others).
+# So often where fewer frames have come than the header promises …
+TRIES = 1000
+# … and so often where all have: the number may be an estimate, or nonsense.
+TRIES_AT_END = 100
 
 
 class Clip:
@@ -37,8 +43,16 @@ class Clip:
         self._cv2 = load()
         self._capture: Any = None
         self._due: float | None = None
-        self._told = False
+        self._short: str | None = None
+        """Where it ended well before the number of frames that its header promises."""
         self._ahead = False
+        self._failed = 0
+        """Frames that could not be decoded, before the one that is ahead, not told of yet."""
+        self._whole = True
+        """Whether what `grab` told of last can be decoded."""
+        self._first = 0
+        """Number of the first frame that could not be decoded; 0: all could."""
+        self._damaged = 0
         self._count = 0
         self._rewind()
 
@@ -46,13 +60,21 @@ class Clip:
         """Wait for the next frame, at `pace=real` until it is due."""
         if self._closing.is_set():
             return False
-        if not self._ahead and not self._capture.grab():
+        if not self._ahead and not self._find():
+            if self._closing.is_set():
+                return False
             self._tell_if_short()
             if not self._spec.loop:
                 return False
             self._rewind()
-        self._ahead = False
         self._count += 1
+        self._whole = self._failed == 0
+        if not self._whole:
+            # At once: only what can be shown has a time at which it is due.
+            self._failed -= 1
+            self._time_ns, self._since = time.time_ns(), time.monotonic()
+            return True
+        self._ahead = False
         if not self.lossless and not wait_until(self._next_due(), self._closing):
             return False
         self._time_ns, self._since = time.time_ns(), time.monotonic()
@@ -60,9 +82,26 @@ class Clip:
 
     def retrieve(self) -> Reading:
         """Convert the frame that was grabbed."""
-        problem = f"frame {self._count} cannot be decoded"
-        picture = HARDWARE.picture(self._capture, self._name, problem)
+        if not self._whole:
+            raise self._damage()
+        try:
+            picture = HARDWARE.picture(self._capture, self._name, "cannot be decoded")
+        except SampleError:
+            raise self._damage() from None
         return Reading(picture, self._time_ns, self._since)
+
+    @property
+    def trouble(self) -> str | None:
+        """Say what was wrong with the file, of which some frames may have come; None: nothing."""
+        said = []
+        if self._damaged:
+            said.append(
+                f"{self._damaged} of the frames could not be decoded, the first is "
+                f"number {self._first}"
+            )
+        if self._short is not None:
+            said.append(self._short)
+        return "; ".join(said) or None
 
     def close(self) -> None:
         """Close the file."""
@@ -82,17 +121,51 @@ class Clip:
                 f"unknown format); look at it with `ffprobe`"
             )
         check_size(self._capture, name)
-        if not self._capture.grab():
+        self._count = 0
+        self._failed = 0
+        self._ahead = self._capture.grab()
+        if not self._ahead and HARDWARE.doubt(name):
             self._capture.release()
-            if HARDWARE.doubt(name):
-                self._rewind()
-                return
+            self._rewind()
+            return
+        if not self._ahead and not self._find(1):
+            self._capture.release()
             raise SourceError(f"{name}: holds no frame that can be decoded")
         rate = self._capture.get(self._cv2.CAP_PROP_FPS)
         self._period = 1.0 / (rate if math.isfinite(rate) and 0.01 < rate <= 1000 else USUAL_RATE)
-        self._ahead = True
-        self._count = 0
         self._stamp = math.inf
+
+    def _find(self, failed: int = 0) -> bool:
+        """Grab the next frame that can be decoded, and note how many before it cannot.
+
+        Args:
+            failed: how many have been met already.
+
+        Returns:
+            False at the end, or once the source is to be closed.
+
+        """
+        capture, tries = self._capture, 0
+        self._ahead = capture.grab()
+        while not self._ahead:
+            if not tries:
+                more = self._count < capture.get(self._cv2.CAP_PROP_FRAME_COUNT)
+                tries = TRIES if more else TRIES_AT_END
+            failed += 1
+            if failed >= tries or self._closing.is_set():
+                return False
+            self._ahead = capture.grab()
+        self._failed = failed
+        return True
+
+    def _damage(self) -> SampleError:
+        """Note a frame that cannot be decoded; the same words for all, so that logs say it once."""
+        self._damaged += 1
+        self._first = self._first or self._count
+        return SampleError(
+            f"{self._name}: the file is damaged: frames of it cannot be decoded, the first is "
+            f"number {self._first}"
+        )
 
     def _next_due(self) -> float:
         """Say when the frame just grabbed is due, on the monotonic clock.
@@ -113,12 +186,12 @@ class Clip:
         """Say when a clip ended well before the number of frames that its header promises."""
         promised = self._capture.get(self._cv2.CAP_PROP_FRAME_COUNT)
         # Some containers only estimate the number, from their duration.
-        if self._count < 0.95 * promised - 2 and not self._told:
-            self._told = True
-            log.warning(
-                "%s: ended after %d of %d frames; the file is damaged or cut short",
-                self._spec.redacted, self._count, promised,
-            )  # fmt: skip
+        if self._count < 0.95 * promised - 2 and self._short is None:
+            self._short = (
+                f"ended after {self._count} of {promised:.0f} frames; "
+                "the file is damaged or cut short"
+            )
+            log.warning("%s: %s", self._spec.redacted, self._short)
 
 
 def open_source(spec: SourceSpec, closing: threading.Event) -> Clip:

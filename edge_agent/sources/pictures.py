@@ -24,6 +24,7 @@ class PictureFolder:
 
     kind: Kind = "picture"
     lossless = True
+    trouble = None
 
     def __init__(self, spec: SourceSpec, closing: threading.Event) -> None:
         """List the folder."""

@@ -49,6 +49,7 @@ class Recording:
 
     kind: Kind = "signal"
     lossless = True
+    trouble = None
 
     def __init__(self, spec: SourceSpec, rows: Rows, closing: threading.Event) -> None:
         """Take over an opened file."""
