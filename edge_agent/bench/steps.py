@@ -9,12 +9,13 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..engines import EngineChoice
-from ..errors import AgentError
+from ..errors import AgentError, SampleError
 from ..facts import read_facts
 from ..manifest import load
 from ..model import Model, open_model
@@ -99,10 +100,12 @@ def _decode(source: str, seconds: float) -> tuple[list[Reading], float, float]:
     try:
         start = time.perf_counter()
         while start < deadline and opened.grab():
-            reading = opened.retrieve()
-            took.append(time.perf_counter() - start)
-            if len(kept) < KEPT:
-                kept.append(reading)
+            # Of a damaged clip, what can be decoded counts.
+            with suppress(SampleError):
+                reading = opened.retrieve()
+                took.append(time.perf_counter() - start)
+                if len(kept) < KEPT:
+                    kept.append(reading)
             start = time.perf_counter()
     finally:
         opened.close()
