@@ -127,7 +127,7 @@ def _environment(env: Mapping[str, str]) -> _Layer:
                 ) from None
             if is_dataclass(hint) and not isinstance(value, dict):
                 raise UsageError(f"environment {variable}: expected a table as JSON object")
-        layer.put(path, _read_flag(hint, value), f"environment {variable}")
+        layer.put(path, _read_single(hint, value), f"environment {variable}")
     return layer
 
 
@@ -151,7 +151,7 @@ def _credentials(env: Mapping[str, str]) -> _Layer:
             raise UsageError(f"credential {name}: cannot be read: {problem.strerror}") from None
         except UnicodeDecodeError:
             raise UsageError(f"credential {name}: is not UTF-8 text") from None
-        layer.put(path, _read_flag(hint, text.rstrip("\r\n")), f"credential {name}")
+        layer.put(path, _read_single(hint, text.rstrip("\r\n")), f"credential {name}")
     return layer
 
 
@@ -190,11 +190,18 @@ def _is_single(hint: Any) -> bool:
     return hint in {str, int, float, bool, types.NoneType} or get_origin(hint) is Literal
 
 
-def _read_flag(hint: Any, value: Any) -> Any:
-    """Read a boolean written as text, as environments have it; anything else stays as it is."""
-    if not isinstance(value, str) or (hint is not bool and get_args(hint)[:1] != (bool,)):
+def _read_single(hint: Any, value: Any) -> Any:
+    """Read a boolean or number written as text, as environments have it; else leave it as it is."""
+    while get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if not isinstance(value, str):
         return value
-    return _FLAGS.get(value.strip().lower(), value)
+    if hint is bool:
+        return _FLAGS.get(value.strip().lower(), value)
+    try:
+        return hint(value) if hint in {int, float} else value
+    except ValueError:
+        return value  # the check will say what was expected
 
 
 def _validated(layers: list[_Layer], origins: Origins) -> Settings:
@@ -273,7 +280,8 @@ def _check(settings: Settings, origins: Origins) -> None:
     if settings.profile != "auto":
         from .profile import default_dirs
 
-        known = {path.stem for folder in default_dirs() for path in folder.glob("*.toml")}
+        stems = {path.stem for folder in default_dirs() for path in folder.glob("*.toml")}
+        known = {stem for stem in stems if is_name(stem)}
         if settings.profile not in known:
             hint = nearest(settings.profile, [*known, "auto"])
             raise wrong(f"there is no profile {settings.profile!r}{hint}", "profile")

@@ -14,13 +14,13 @@ from typing import Any
 
 from . import limits, wire
 from .board import Account, Board
+from .lateness import Lateness
 from .link import Counters, Link
 from .machine import ROOT
 from .model import Model
 from .pipeline import Pipeline
 from .serving import Serving
 from .thermal import Thermometer
-from .throughput import Throughput
 
 RECENT_SECONDS = 60.0
 """How long an error keeps the device degraded."""
@@ -61,7 +61,7 @@ class Health:
         self._began = time.monotonic()
         self._root = root
         self._thermometer = Thermometer(root)
-        self._throughput = Throughput()
+        self._lateness = Lateness()
         self._lost: dict[str, tuple[float, int, int]] = {}
         """Of pipelines whose results are promised: when, how many since when it began, how many."""
         self._last: dict[str, tuple[float, int]] = {}
@@ -108,7 +108,11 @@ class Health:
             if unfit is not None:
                 reasons.append(f"pipeline {pipeline.name}: {unfit}")
             reasons += self._broken_promises(pipeline, now)
-        reasons += self._throughput.why(self._expected())
+        deadlines = {one.name: one.settings.deadline_ms for one in self._pipelines()}
+        expected = self._expected()
+        reasons += self._lateness.why(
+            {name: account for name, account in expected.items() if name in deadlines}, deadlines
+        )
         link = self._link.counters()
         if not link.connected:
             reasons.append(f"broker: {link.problem or 'not connected yet'}")

@@ -12,18 +12,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le, Len
+from annotated_types import Len
 
+from .bounds import Ge, Le, Plain
 from .bundled import bundled
 from .engines import EngineChoice, EngineName
 from .engines.probe import Probe, installed
 from .errors import UsageError
 from .facts import Facts
+from .names import NAME_RULE, is_name
 from .validation import build, nearest, read_toml
 
 OWN_PROFILES = Path("/etc/edge-agent/device_profiles")
 
 _STRICT: Any = {"extra": "forbid"}
+Precision = Literal["f32", "f16", "bf16", "i8", "dynamic"]
+"""Of OpenVINO's `INFERENCE_PRECISION_HINT`; "i8" is for ONNX Runtime's TensorRT."""
+Flag = Annotated[bool, Plain()]
+Count = Annotated[int, Plain(), Ge(0)]
+Threads = Annotated[int, Plain(), Ge(0), Le(1024)]
+Lanes = Annotated[int, Plain(), Ge(0), Le(64)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +45,9 @@ class MatchRule:
     flags_any: tuple[str, ...] = ()
     flags_none: tuple[str, ...] = ()
     gpu: Literal["intel", "nvidia", "amd", "any"] | None = None
-    npu: bool | None = None
-    min_memory_mb: Annotated[int, Ge(0)] = 0
-    max_memory_mb: Annotated[int, Ge(0)] = 0
+    npu: Flag | None = None
+    min_memory_mb: Count = 0
+    max_memory_mb: Count = 0
     """0: no bound."""
     board: str = ""
     """A regular expression, found anywhere in the board's name, in any case."""
@@ -52,10 +60,10 @@ class EngineLine:
     __pydantic_config__ = _STRICT
     engine: EngineName
     device: str = "CPU"
-    threads: Annotated[int, Ge(0), Le(1024)] | None = None
-    lanes: Annotated[int, Ge(0), Le(64)] | None = None
+    threads: Threads | None = None
+    lanes: Lanes | None = None
     """None: as the profile says."""
-    precision: str | None = None
+    precision: Precision | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -68,17 +76,17 @@ class DeviceProfile:
     engines: Annotated[tuple[EngineLine, ...], Len(1)]
     """In order of preference."""
     match: MatchRule = field(default_factory=MatchRule)
-    priority: Annotated[int, Ge(-1000), Le(1000)] = 0
+    priority: Annotated[int, Plain(), Ge(-1000), Le(1000)] = 0
     """Of all profiles that match, the highest is taken."""
-    lanes: Annotated[int, Ge(0), Le(64)] = 0
+    lanes: Lanes = 0
     """Inferences at the same time; 0: two where there are two cores."""
-    threads: Annotated[int, Ge(0), Le(1024)] = 0
+    threads: Threads = 0
     """Of one inference; 0: the cores shared out over the lanes."""
-    tune: bool = False
+    tune: Flag = False
     """Whether the agent itself finds out, behind, which engine and threads suit a new model."""
-    memory_budget_mb: Annotated[int, Ge(0)] = 0
+    memory_budget_mb: Count = 0
     """What all models together may take; 0: no bound."""
-    unload_idle_s: Annotated[float, Ge(0), Le(366 * 86400)] = 0.0
+    unload_idle_s: Annotated[float, Plain(), Ge(0), Le(366 * 86400)] = 0.0
     """Second-stage models are loaded when first needed, and unloaded when they have had nothing to
     do for so many seconds; 0: they are always loaded."""
     swap: Literal["overlap", "replace"] = "overlap"
@@ -102,6 +110,8 @@ class Lineup:
 
     choices: tuple[EngineChoice, ...]
     absent: tuple[tuple[EngineChoice, str], ...]
+    notes: tuple[str, ...] = ()
+    """What of the profile this machine cannot follow."""
 
 
 def default_dirs() -> tuple[Path, ...]:
@@ -112,6 +122,8 @@ def default_dirs() -> tuple[Path, ...]:
 def load_profiles(dirs: Sequence[Path]) -> dict[str, DeviceProfile]:
     """Read every profile; one in a later folder replaces one of the same name before it.
 
+    What has no name for one (see `strays`) is left out.
+
     Raises:
         UsageError: a file that is not a profile, by file and key.
 
@@ -119,8 +131,19 @@ def load_profiles(dirs: Sequence[Path]) -> dict[str, DeviceProfile]:
     profiles = {}
     for folder in dirs:
         for path in sorted(folder.glob("*.toml")):
-            profiles[path.stem] = _load(path)
+            if is_name(path.stem):
+                profiles[path.stem] = _load(path)
     return profiles
+
+
+def strays(dirs: Sequence[Path]) -> list[str]:
+    """Say of each file that was meant to be a profile, by its looks, why it is not read."""
+    return [
+        f"{path}: is not read; a profile's file is NAME.toml, its name of {NAME_RULE}"
+        for folder in dirs
+        for path in sorted(folder.glob("*.[tT][oO][mM][lL]"))
+        if path.suffix != ".toml" or not is_name(path.stem)
+    ]
 
 
 def _load(path: Path) -> DeviceProfile:
@@ -251,9 +274,16 @@ def lineup(
         lines = [EngineLine(engine=engine)]
     versions = installed()
     found: Probe | None = None
-    choices, absent = [], []
+    choices, absent, notes = [], [], []
     for line in lines:
         choice = _choice(profile, line, facts)
+        asked = profile.threads if line.threads is None else line.threads
+        if asked > choice.threads:
+            notes.append(
+                f"threads = {asked} of {line.engine}:{line.device}: more than this machine's "
+                f"{facts.cpus} core(s); at most {choice.threads} are used, and fewer where lanes "
+                "share them"
+            )
         why = None
         if line.engine not in versions:
             why = f"{line.engine} is not installed"
@@ -269,7 +299,7 @@ def lineup(
             choices.append(choice)
         else:
             absent.append((choice, why))
-    return Lineup(tuple(choices), tuple(absent))
+    return Lineup(tuple(choices), tuple(absent), tuple(notes))
 
 
 def _choice(profile: DeviceProfile, line: EngineLine, facts: Facts) -> EngineChoice:
@@ -279,10 +309,33 @@ def _choice(profile: DeviceProfile, line: EngineLine, facts: Facts) -> EngineCho
     return EngineChoice(
         engine=line.engine,
         device=line.device,
-        threads=threads or max(1, facts.cpus // lanes),
+        # More than there are cores would only wait for each other.
+        threads=min(threads, facts.cpus) or max(1, facts.cpus // lanes),
         lanes=lanes,
         precision=line.precision,
         options=line.options,
+    )
+
+
+def unlisted(
+    profile: DeviceProfile, engine: EngineName, wanted: EngineName | Literal["auto"]
+) -> str | None:
+    """Say that a model runs on an engine that the profile does not list; None: it lists it.
+
+    So OpenVINO IR does, which no other engine reads.
+
+    Args:
+        profile: of this device.
+        engine: that serves the model.
+        wanted: by the settings, whose word counts more than the profile's list.
+
+    """
+    if wanted == engine or any(line.engine == engine for line in profile.engines):
+        return None
+    first = profile.engines[0]
+    return (
+        f"{first.engine}:{first.device}: cannot read such a file, and the profile does not list "
+        f"{engine}; list it, or use the .onnx"
     )
 
 

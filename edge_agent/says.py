@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from . import __version__, wire
 from .announced import Announced
+from .doubts import doubts
 from .errors import ModelError
 from .facts import Facts
-from .profile import Match
+from .profile import Match, unlisted
 from .quick import streams
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from .deploy.transfers import Transfers
     from .frames import Frames
     from .model import Model
+    from .serving import Serving
     from .store.catalog import Library
     from .store.store import Store
 
@@ -50,6 +52,10 @@ class Says:
         """What was last said on each retained topic of a model."""
         self._streaming: set[str] = set()
         """Models of which it has been said that they are in streaming mode."""
+        self._unlisted: dict[str, str] = {}
+        """By reference: what serves on an engine that the profile does not list, and the words."""
+        self._doubted: set[str] = set()
+        """What has been said of pipelines that ask for what cannot come about."""
         self._said_info: dict[str, Any] = {}
         self._saying = threading.RLock()
         self.deployer: Deployer
@@ -117,6 +123,9 @@ class Says:
         """Say what is live, and clear the topics of models that are gone."""
         frames = self._frames
         with self._saying:
+            for serving in frames.servings.all():
+                self._see_engine(serving)
+            self._see_doubts()
             names = {serving.arm.name for serving in frames.servings.all()}
             names |= {*self._store.names(), *self.transfers.progress(), *self.deployer.names()}
             now = {
@@ -178,6 +187,41 @@ class Says:
             state["candidate"] = {"version": candidate, "phase": "receiving", "percent": percent}
         state |= self.deployer.state(name)
         return state
+
+    def _see_engine(self, serving: Serving) -> None:
+        """Note, and say in the log once, that a model runs on no engine of the profile."""
+        model, reference = serving.model, serving.reference
+        why = None
+        if model is not None:
+            wanted = self._frames.settings.engine
+            why = unlisted(self._match.profile, model.choice.engine, wanted)
+        before = self._unlisted.get(reference)
+        if before is not None and before != why:
+            del self._unlisted[reference]
+            serving.passed = [words for words in serving.passed if words != before]
+        if model is None or why is None:
+            return
+        if why not in serving.passed:
+            serving.passed = [*serving.passed, why]
+        if before != why:
+            self._unlisted[reference] = why
+            log.warning("model %s: on %s, because %s", reference, model.engine.label, why)
+
+    def _see_doubts(self) -> None:
+        """Say in the log, once, what pipelines ask for that cannot come about."""
+        now = set()
+        for pipeline in list(self._frames.pipelines.values()):
+            firsts = [serving.model for serving in pipeline.servings]
+            seconds = [serving.model for _, serving in pipeline.seconds]
+            for line in doubts(
+                pipeline.settings,
+                [None if model is None else model.folder for model in firsts],
+                [None if model is None else model.folder for model in seconds],
+            ):
+                now.add(f"pipeline {pipeline.name}: {line}")
+        for line in sorted(now - self._doubted):
+            log.warning("%s", line)
+        self._doubted = now
 
     def _say_streaming(self, model: Model) -> None:
         """Say in the log, once, why a model is slow."""

@@ -12,21 +12,21 @@ from urllib.parse import unquote, urlsplit
 
 from .bounds import Ge, Gt, Le, Plain
 from .errors import UsageError
-from .names import default_device_id, is_name, is_version
+from .names import default_device_id, is_name, is_version, version_key
 from .record import record
 
 _STRICT: Any = {"extra": "forbid"}
 # Bounded so that neither infinity nor a slip of the finger gets through; NaN is within no bounds.
-Seconds = Annotated[float, Ge(0), Le(366 * 86400)]
-Milliseconds = Annotated[float, Ge(0), Le(1e9)]
-Share = Annotated[float, Ge(0), Le(1)]
+Seconds = Annotated[float, Plain(), Ge(0), Le(366 * 86400)]
+Milliseconds = Annotated[float, Plain(), Ge(0), Le(1e9)]
+Share = Annotated[float, Plain(), Ge(0), Le(1)]
 THRESHOLDS = (-1e9, 1e9)
 """Of whatever task; of what gives scores from 0 to 1, see `manifest.threshold_trouble`."""
 RATES = (1e-5, 100_000.0)
 """From one a day."""
-Threshold = Annotated[float, Ge(THRESHOLDS[0]), Le(THRESHOLDS[1])]
+Threshold = Annotated[float, Plain(), Ge(THRESHOLDS[0]), Le(THRESHOLDS[1])]
 Flag = Annotated[bool, Plain()]
-Pixels = Annotated[int, Ge(0), Le(1_000_000)]
+Pixels = Annotated[int, Plain(), Ge(0), Le(1_000_000)]
 
 
 @record(kw_only=True)
@@ -43,7 +43,7 @@ class Broker:
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
-    protocol: Annotated[int, Ge(4), Le(5)] = 5
+    protocol: Annotated[int, Plain(), Ge(4), Le(5)] = 5
     """4 is MQTT 3.1.1; a broker that refuses 5 is tried with 4."""
 
     @property
@@ -71,8 +71,8 @@ class Health:
     """How often the device says how it is."""
 
     __pydantic_config__ = _STRICT
-    interval_s: Annotated[float, Ge(0.1), Le(86400)] = 10.0
-    metrics_port: Annotated[int, Ge(0), Le(65535)] = 0
+    interval_s: Annotated[float, Plain(), Ge(0.1), Le(86400)] = 10.0
+    metrics_port: Annotated[int, Plain(), Ge(0), Le(65535)] = 0
     """Of loopback, for Prometheus; 0: none."""
 
 
@@ -91,7 +91,7 @@ class Trial:
 
     __pydantic_config__ = _STRICT
     golden: Flag = True
-    shadow_frames: Annotated[int, Ge(0), Le(1_000_000)] = 30
+    shadow_frames: Annotated[int, Plain(), Ge(0), Le(1_000_000)] = 30
     min_agreement: Share = 0.0
     max_infer_ms: Milliseconds = 0.0
     probation_s: Seconds = 30.0
@@ -103,9 +103,9 @@ class Batching:
     """Frames of several pipelines through one model at a time."""
 
     __pydantic_config__ = _STRICT
-    max_batch: Annotated[int, Ge(0), Le(256)] = 0
+    max_batch: Annotated[int, Plain(), Ge(0), Le(256)] = 0
     """0: as the tune of this device says, else one by one; 1: one by one; more: up to so many."""
-    max_delay_ms: Annotated[float, Ge(0), Le(1000)] = 2.0
+    max_delay_ms: Annotated[float, Plain(), Ge(0), Le(1000)] = 2.0
     """How long the first of them waits for others."""
 
 
@@ -118,9 +118,9 @@ class SecondStage:
     model: str
     labels: tuple[str, ...] = ()
     """Only detections of these; empty: of all."""
-    margin: Annotated[float, Ge(0), Le(10)] = 0.0
+    margin: Annotated[float, Plain(), Ge(0), Le(10)] = 0.0
     """Share of the box's size added on each side."""
-    limit: Annotated[int, Ge(1), Le(1000)] = 8
+    limit: Annotated[int, Plain(), Ge(1), Le(1000)] = 8
     threshold: Threshold | None = None
 
 
@@ -132,10 +132,10 @@ class Pipeline:
     name: str
     source: str
     model: str
-    rate: Annotated[float, Ge(RATES[0]), Le(RATES[1])] | None = None
+    rate: Annotated[float, Plain(), Ge(RATES[0]), Le(RATES[1])] | None = None
     threshold: Threshold | None = None
-    qos: Annotated[int, Ge(0), Le(1)] = 0
-    priority: Annotated[int, Ge(-1000), Le(1000)] = 0
+    qos: Annotated[int, Plain(), Ge(0), Le(1)] = 0
+    priority: Annotated[int, Plain(), Ge(-1000), Le(1000)] = 0
     deadline_ms: Milliseconds = 0.0
     motion: Flag = False
     roi: tuple[Pixels, ...] = (0, 0, 0, 0)
@@ -173,7 +173,7 @@ class Settings:
     """Of cameras and clips: on a hardware decoder where there is one, or never."""
     state_dir: str = ""
     models_dirs: tuple[str, ...] = ()
-    quota_mb: Annotated[int, Gt(0), Le(2**30)] = 2048
+    quota_mb: Annotated[int, Plain(), Gt(0), Le(2**30)] = 2048
     broker: Broker = field(default_factory=Broker)
     health: Health = field(default_factory=Health)
     trust: Trust = field(default_factory=Trust)
@@ -204,17 +204,31 @@ def parse_route(text: str) -> tuple[Arm, ...]:
             raise UsageError(
                 f'{part.strip()!r} is not a model; write "name", "name@3" or "name@3:90,name@4:10"'
             )
-        if bool(colon) != (len(parts) > 1) or (
-            colon and not (share.isdecimal() and 0 < int(share) <= 1000)
-        ):
+        if colon and not _is_share(share):
             raise UsageError(
-                f"{text!r}: each of several models takes a share of the frames, as in "
-                '"a@3:90,a@4:10"'
+                f"{text!r}: a share of the frames is a whole number from 1 to 1000, as in "
+                f'"a@3:90,a@4:10"; found {share!r}'
+            )
+        if colon and len(parts) == 1:
+            raise UsageError(
+                f"{text!r}: a share is for one of several models; write {reference!r}, or name "
+                'another one, as in "a@3:90,a@4:10"'
+            )
+        if not colon and len(parts) > 1:
+            raise UsageError(
+                f"{text!r}: each of several models takes a share of the frames, a whole number "
+                'from 1 to 1000, as in "a@3:90,a@4:10"'
             )
         arms.append(Arm(name, version if at else None, int(share) if colon else 1))
-    if len({arm.reference for arm in arms}) != len(arms):
+    # Versions are numbers: 1 and 1.0 are the same one.
+    named = {(arm.name, arm.version and version_key(arm.version)) for arm in arms}
+    if len(named) != len(arms):
         raise UsageError(f"{text!r} names a model twice")
     return tuple(arms)
+
+
+def _is_share(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 9 and 1 <= int(text) <= 1000
 
 
 def parse_url(url: str) -> Address:

@@ -28,8 +28,8 @@ LAYERS: Mapping[str, str] = {
         "control reloading says planning preparing scrub steady batcher demoting thrift"
     ),
     "work: what goes on in a running agent": (
-        "frames pipeline capture cascade health throughput serving opening deploy orders overrides "
-        "quick oversize tuning tuner contest"
+        "frames pipeline capture cascade doubts health lateness throughput serving opening deploy "
+        "orders overrides quick oversize tuning tuner contest"
     ),
     "models: opened, kept, packed, looked into": (
         "model batching golden store packages networks added forms understudy"

@@ -247,6 +247,32 @@ def test_a_network_that_mixes_samples_is_found_out(tmp_path: Path, engine: Engin
         open_batch(opened(folder, engine), "picture", 4)
 
 
+def test_a_network_that_mixes_only_many_samples_is_found_out(tmp_path: Path) -> None:
+    """Two samples may keep to themselves where four do not: the most are looked at, too."""
+    folder = tmp_path / "m"
+    folder.mkdir()
+    save_onnx(
+        folder / "model.onnx",
+        [
+            node("ReduceMean", ["picture"], ["own"], axes=[1, 2, 3], keepdims=0),
+            node("Slice", ["picture", "third", "fourth", "first"], ["other"]),
+            node("ReduceSum", ["other"], ["strange"], keepdims=0),
+            node("Add", ["own", "strange"], ["light"]),
+        ],
+        [("picture", "float32", ("n", 3, 16, 16))],
+        [("light", "float32", ("n",))],
+        {
+            "third": np.array([2], np.int64),
+            "fourth": np.array([3], np.int64),
+            "first": np.array([0], np.int64),
+        },
+    )
+    write_manifest(folder, "1", "regression", output={"decoder": "raw"})
+    open_batch(opened(folder, "onnxruntime"), "picture", 2).close()
+    with pytest.raises(EngineError, match="gives something else than alone"):
+        open_batch(opened(folder, "onnxruntime"), "picture", 4)
+
+
 @pytest.mark.parametrize("engine", BOTH)
 def test_a_network_with_one_output_for_all_is_found_out(tmp_path: Path, engine: EngineName) -> None:
     """Where the output has no place for each sample, as with boxes of all in one list, likewise."""

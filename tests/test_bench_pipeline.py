@@ -10,8 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_agent.bench.pipefigures import AGENT, ENGINE, HANDMADE, PLAIN, Report, Setup, Turn
-from edge_agent.bench.streams import MOST, Place, attempt, most_served, together
+from edge_agent.bench.pipefigures import (
+    AGENT,
+    ENGINE,
+    HANDMADE,
+    PLAIN,
+    Idle,
+    Report,
+    Setup,
+    Turn,
+)
+from edge_agent.bench.streams import (
+    IDLE,
+    MOST,
+    Place,
+    attempt,
+    cost_of_each,
+    most_served,
+    together,
+)
 from edge_agent.cli.loopback import broker
 from edge_agent.errors import AgentError
 from tests.small_models import brightness, decode_picture, plain, write_clip
@@ -103,6 +120,7 @@ def test_ratios_are_of_the_same_round() -> None:
     [
         (["--source", "nowhere.mp4"], "--source: nowhere.mp4: no such clip"),
         (["--pipelines", "1,many"], "--pipelines: expected whole numbers"),
+        (["--pipelines", "1,,2"], "--pipelines: expected whole numbers"),
         (["--picture", "bars.jpg"], "--picture: bars.jpg: expected a name that ends in .png"),
         (["--rate", "-1"], "--rate"),
     ],
@@ -124,3 +142,11 @@ def test_a_program_that_ends_is_told(clip: Path, tmp_path: Path) -> None:
         script("plain", [clip, tmp_path / "absent"], loopback),
     ):
         pass
+
+
+def test_an_idle_pipeline_never_costs_less_than_nothing() -> None:
+    """What is measured of two agents differs by noise; a cost is shared out, and not below 0."""
+    found = cost_of_each((0.25, 100.0), (0.5, 132.0))
+    assert (found.pipelines, found.memory_mb) == (IDLE, 32 / IDLE)
+    assert found.cpu_percent == pytest.approx(25 / IDLE)
+    assert cost_of_each((0.012, 100.0), (0.008, 99.0)) == Idle(IDLE, 0.0, 0.0)

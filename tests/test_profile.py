@@ -13,7 +13,7 @@ from edge_agent.engines import EngineChoice, EngineName
 from edge_agent.engines.probe import EngineFacts, Probe, installed, probe
 from edge_agent.errors import UsageError
 from edge_agent.facts import Facts, read_facts
-from edge_agent.profile import DeviceProfile, choose, lineup, load_profiles
+from edge_agent.profile import DeviceProfile, choose, lineup, load_profiles, strays
 
 PROFILES = Path(__file__).resolve().parents[1] / "device_profiles"
 
@@ -342,6 +342,14 @@ PLAIN = 'description = "x"\n[[engines]]\nengine = "openvino"\n'
         (PLAIN + "[match]\nflag_all = []\n", ["match.flag_all", "flags_all"]),
         (PLAIN + '[match]\nboard = "("\n', ["match.board", "regular expression"]),
         ("description = ", ["TOML"]),
+        ('tune = "yes"\n' + PLAIN, ["tune", "true or false", "'yes'"]),
+        ("tune = 1\n" + PLAIN, ["tune", "true or false"]),
+        (PLAIN + "[match]\nnpu = 1\n", ["match.npu", "true or false"]),
+        ("lanes = true\n" + PLAIN, ["lanes", "a whole number"]),
+        ('threads = "2"\n' + PLAIN, ["threads", "a whole number", "'2'"]),
+        ("unload_idle_s = true\n" + PLAIN, ["unload_idle_s", "a number"]),
+        ("memory_budget_mb = 1.0\n" + PLAIN, ["memory_budget_mb", "a whole number"]),
+        (PLAIN + 'precision = "f8"\n', ["engines[0].precision", "'f8'", "'bf16'"]),
     ],
 )
 def test_broken_profile(text: str, words: list[str], tmp_path: Path) -> None:
@@ -363,6 +371,18 @@ def test_own_profile_replaces_a_bundled_one(
     found = load_profiles([PROFILES, tmp_path, tmp_path / "none"])
     assert set(found) == set(profiles)
     assert found["generic"].description == "x"
+
+
+def test_a_file_whose_name_is_none_is_said(tmp_path: Path) -> None:
+    """A profile's name is a name; a file that has another one is not read, and that is said."""
+    for name in ("good.toml", "bad name.toml", "LOUD.TOML", "notes.txt"):
+        (tmp_path / name).write_text(PLAIN, encoding="utf-8")
+    assert list(load_profiles([tmp_path])) == ["good"]
+    said = strays([tmp_path, tmp_path / "none"])
+    assert [line.split(": ")[0] for line in said] == [
+        str(tmp_path / name) for name in ("LOUD.TOML", "bad name.toml")
+    ]
+    assert "NAME.toml" in said[0]
 
 
 def test_named_profile_is_taken_with_a_doubt(
@@ -406,6 +426,19 @@ def test_lanes_share_the_cores(
     """Left open, there are two lanes where there are two cores, which they share."""
     found = lineup(profiles["intel-cpu"], pc(tmp_path, cores), never)
     assert {(choice.lanes, choice.threads) for choice in found.choices} == {(lanes, threads)}
+
+
+def test_threads_are_bounded_to_the_cores(tmp_path: Path) -> None:
+    """More threads than cores are cut down to them, and it is said which were asked for."""
+    text = f"threads = 64\n{PLAIN}[[engines]]\nengine = 'onnxruntime'\nthreads = 4\n"
+    (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+    found = lineup(load_profiles([tmp_path])["mine"], pc(tmp_path, 4), never)
+    assert [choice.threads for choice in found.choices] == [4, 4]
+    (note,) = found.notes
+    assert note == (
+        "threads = 64 of openvino:CPU: more than this machine's 4 core(s); at most 4 "
+        "are used, and fewer where lanes share them"
+    )
 
 
 def test_gpu_that_openvino_does_not_find(

@@ -151,6 +151,22 @@ def test_a_boolean_in_the_environment_is_a_word(text: str, tmp_path: Path) -> No
         read(tmp_path, "", EDGE_AGENT_TRUST__ALLOW_UNSIGNED="perhaps")
 
 
+def test_numbers_in_the_environment_are_text(tmp_path: Path) -> None:
+    """A variable has no types: numbers are read from their digits, within the same bounds."""
+    env = {
+        "EDGE_AGENT_QUOTA_MB": "100",
+        "EDGE_AGENT_HEALTH__INTERVAL_S": "0.5",
+        "EDGE_AGENT_TRIAL__TIMEOUT_S": "5",
+    }
+    settings = load(write(tmp_path, ""), env)
+    assert settings.quota_mb == 100
+    assert settings.health.interval_s == 0.5
+    assert settings.trial.timeout_s == 5
+    for text in ("many", "true", "0.5", "0", ""):
+        with pytest.raises(UsageError, match="environment EDGE_AGENT_QUOTA_MB: quota_mb: expected"):
+            load(write(tmp_path, ""), {"EDGE_AGENT_QUOTA_MB": text})
+
+
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     """Settings that an editor on Windows has saved are read."""
     file = write(tmp_path, b'\xef\xbb\xbfdevice_id = "box"\n')
@@ -255,6 +271,9 @@ WRONG: dict[str, tuple[str | bytes, str, str]] = {
     "rate of too much": (PIPELINE + "rate = 1e308\n", "pipelines[door].rate", "at most 100000"),
     "yes for true": (PIPELINE + 'motion = "yes"\n', "pipelines[door].motion", "found 'yes'"),
     "1 for true": ("[trust]\nallow_unsigned = 1\n", "trust.allow_unsigned", "true or false"),
+    "true for a number": ("[batching]\nmax_batch = true\n", "batching.max_batch", "found True"),
+    "text of digits": (PIPELINE + 'rate = "5"\n', "pipelines[door].rate", "a number, found '5'"),
+    "5.0 for 5": (PIPELINE + "priority = 5.0\n", "pipelines[door].priority", "a whole number"),
     "too large": (f"quota_mb = {10**30}\n", "quota_mb", "at most"),
     "missing key": (
         '[[pipelines]]\nname = "a"\nsource = "file:x"\n',
@@ -480,12 +499,26 @@ def test_a_password_in_a_url_may_hold_anything_percent_encoded() -> None:
         "a,b",
         "a:1,,b:1",
         "a:1,b:-1",
+        "face@1.0:50,face@1:50",
     ],
 )
 def test_a_route_that_cannot_be_split_is_refused(text: str) -> None:
     """Shares are whole numbers above 0, for each of several models, none of them twice."""
     with pytest.raises(UsageError):
         parse_route(text)
+
+
+@pytest.mark.parametrize("text", ["a:5000,b:1", "a:0.5,b:0.5", "a:0,b:1", "a:-1,b:1", "a:²,b:1"])
+def test_what_a_share_may_be_is_said(text: str) -> None:
+    """The error names the bounds of a share, whatever is wrong with it."""
+    with pytest.raises(UsageError, match="a share of the frames is a whole number from 1 to 1000"):
+        parse_route(text)
+
+
+def test_a_share_of_a_lone_model_is_said() -> None:
+    """There is nothing to share with; the mend is to leave it out."""
+    with pytest.raises(UsageError, match=r"one of several models; write 'face@3'"):
+        parse_route("face@3:90")
 
 
 # Any settings at all

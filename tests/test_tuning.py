@@ -339,7 +339,8 @@ def test_a_tune_settles_a_quick_start(tmp_path: Path, shared_broker: Mosquitto) 
     with box.start() as start:
         assert start.from_plan()
         start.wait("result", "p", engine="openvino:CPU")
-        assert "openvino:CPU takes over: tuned:" in start.words()
+        # Said when the exchange is done, which the first result of it may come before.
+        wait_until(lambda: "openvino:CPU takes over: tuned:" in start.words(), "the word of it")
         assert start.all_right()
 
 

@@ -52,13 +52,14 @@ WARM_RUNS = 3
 """Of the best whole-model load, for the floor."""
 
 
-def measure(models: list[str], setup: Setup, say: Say) -> list[Report]:
+def measure(models: list[str], setup: Setup, say: Say, config: str | None = None) -> list[Report]:
     """Measure each model.
 
     Args:
-        models: folders, or names of bundled or generated models.
+        models: folders, or names of the agent's or of generated models.
         setup: what is the same for all.
         say: takes a line about how far it is.
+        config: settings of the agent whose models they are; None: the usual ones.
 
     Raises:
         UsageError: a model, or a right that is asked for, is not there.
@@ -78,7 +79,7 @@ def measure(models: list[str], setup: Setup, say: Say) -> list[Report]:
         if setup.disk_mbps is not None:
             with slow_disk([Path(name), *LIBRARY_PLACES], setup.disk_mbps * 1e6):
                 pass  # what cannot be is said before minutes have passed
-        found = apart.call("readying", "look", models=models, place=name)
+        found = apart.call("readying", "look", models=models, place=name, config=config)
         return [_Bench(model, loopback, setup, say).measure() for model in found]
 
 

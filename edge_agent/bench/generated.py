@@ -19,6 +19,7 @@ from ..bundled import bundled
 from ..errors import UsageError
 from ..manifest import MANIFEST
 from ..records import Array
+from ..store.catalog import Library
 from . import layers
 from .places import cache_folder
 from .qdq import activations, quantize
@@ -81,22 +82,32 @@ def generated(name: str, say: Callable[[str], None]) -> Path:
     return folder
 
 
-def find_model(text: str, say: Callable[[str], None]) -> Path:
-    """Find the folder of what a user names: a folder, a bundled model or a generated one.
+def find_model(text: str, say: Callable[[str], None], library: Library | None = None) -> Path:
+    """Find the folder of what a user names: a folder, a model of an agent's, or a generated one.
+
+    Args:
+        text: a folder, "face", "face@3" or one of `NAMES`.
+        say: takes a line when a model has to be made.
+        library: of the agent, whose live versions count; None: only bundled models do.
 
     Raises:
         UsageError: there is none such.
+        ModelError: the agent has it, and it is broken.
 
     """
-    places = (Path(text), bundled("models") / text) if text else ()
-    for place in places:
-        if (place / MANIFEST).is_file():
-            return place
+    if text and (Path(text) / MANIFEST).is_file():
+        return Path(text)
+    name, at, version = text.partition("@")
+    if library is not None and library.entries(name):
+        return library.find(name, version if at else None).path
+    if text and (bundled("models") / text / MANIFEST).is_file():
+        return bundled("models") / text
     if text in NAMES:
         return generated(text, say)
+    known = f" (there are {', '.join(library.names())})" if library is not None else ""
     raise UsageError(
         f"{text!r}: no model folder (one with {MANIFEST}; `edge-agent try … --save` makes one), "
-        f"no bundled model, and none of the generated ones: {', '.join(NAMES)}"
+        f"no model of the agent's{known}, and none of the generated ones: {', '.join(NAMES)}"
     )
 
 

@@ -15,16 +15,17 @@ from ..manifest import ModelFolder, load
 from ..model import default_threshold
 from ..networks.modelfile import inspect
 from ..networks.networkfacts import NetworkFacts
-from .generated import find_model
+from .models import find_models
 from .start_script import CLASSIFIERS, DETECTORS
 
 
-def look(models: list[str], place: str) -> list[dict[str, Any]]:
+def look(models: list[str], place: str, config: str | None = None) -> list[dict[str, Any]]:
     """Find or make each model, and its form that was optimised in advance.
 
     Args:
-        models: folders, or names of bundled or generated models.
+        models: folders, or names of the agent's or of generated models.
         place: a folder for what is made.
+        config: settings of the agent whose models they are; None: the usual ones.
 
     Returns:
         Of each: id, name, folder, network, the best form's network, the place for what belongs to
@@ -36,7 +37,7 @@ def look(models: list[str], place: str) -> list[dict[str, Any]]:
         EngineError: one that ONNX Runtime cannot load.
 
     """
-    folders = [load(find_model(name, _say)) for name in models]
+    folders = [load(path) for path in find_models(models, config, _say)]
     looked = [(folder, _facts(folder)) for folder in folders]
     return [
         _prepared(folder, facts, Path(place) / str(number))

@@ -13,6 +13,9 @@ from .pipefigures import Carried, Idle, Setup, Turn, p99
 from .players import Line, SilentError, agent, endless, resident_mb
 
 IDLE = 16
+IDLE_SECONDS = 10.0
+"""For which idle pipelines are watched at least: the kernel counts processor time in hundredths of
+a second, and what the agent does by itself comes and goes."""
 MOST = 256
 """Streams that are tried."""
 SERVED = 0.95
@@ -46,7 +49,7 @@ def idle(place: Place, setup: Setup, pictures: Path) -> Idle:
 
     Args:
         place: where.
-        setup: how long.
+        setup: how long, but at least `IDLE_SECONDS`.
         pictures: a folder with one picture, which each shows once and then not for an hour.
 
     """
@@ -55,10 +58,26 @@ def idle(place: Place, setup: Setup, pictures: Path) -> Idle:
     for count in (1, 1 + IDLE):
         with agent(place.model, [line] * count, place.loopback, place.folder) as player:
             player.settle()
-            window = player.watch(setup.seconds)
+            window = player.watch(idle_seconds(setup))
             costs.append((window.cpu_seconds / window.seconds, resident_mb(player.process.pid)))
-    (cpu, memory), (cpu_more, memory_more) = costs
-    return Idle(IDLE, (cpu_more - cpu) * 100 / IDLE, (memory_more - memory) / IDLE)
+    return cost_of_each(costs[0], costs[1])
+
+
+def idle_seconds(setup: Setup) -> float:
+    """Say for how long idle pipelines are watched."""
+    return max(setup.seconds, IDLE_SECONDS)
+
+
+def cost_of_each(alone: tuple[float, float], crowded: tuple[float, float]) -> Idle:
+    """Share what further pipelines cost out among them; less than nothing is noise, and nothing.
+
+    Args:
+        alone: processor time, as a share of a core, and memory, MB, of an agent with one pipeline.
+        crowded: likewise, with `IDLE` more.
+
+    """
+    cpu, memory = (max(0.0, more - one) / IDLE for one, more in zip(alone, crowded, strict=True))
+    return Idle(IDLE, cpu * 100, memory)
 
 
 def carried(place: Place, setup: Setup, guess: int, say: Say) -> Carried:

@@ -262,7 +262,7 @@ def parser() -> argparse.ArgumentParser:
         "models",
         nargs="+",
         metavar="MODEL",
-        help="model folder, bundled model, or one of random weights: "
+        help="model folder, model of the agent's (NAME or NAME@VERSION), or one of random weights: "
         "resnet50-fp32, resnet50-int8, vit-b16-fp32, vit-b16-int8",
     )
     cold.add_argument(
@@ -282,6 +282,7 @@ def parser() -> argparse.ArgumentParser:
     cold.add_argument("--source", metavar="CLIP", help="default: the bundled clip")
     cold.add_argument("--picture", metavar="FILE.png", help="draw where the time goes")
     cold.add_argument("--json", action="store_true", help="figures as JSON")
+    config(cold)
     return top
 
 

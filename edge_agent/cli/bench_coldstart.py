@@ -25,7 +25,12 @@ def main(options: Options) -> int:
     elif options.no_model_cache or options.disk_mbps is not None:
         cold = "model"  # of a limited disk nothing is to be seen where nothing is read
     setup = Setup(options.runs, clip.resolve(), cold, options.disk_mbps)
-    reports = measure(options.models, setup, lambda text: print(text, file=sys.stderr, flush=True))
+    reports = measure(
+        options.models,
+        setup,
+        lambda text: print(text, file=sys.stderr, flush=True),
+        options.config,
+    )
     if picture is not None:
         from ..bench.bars import draw
 

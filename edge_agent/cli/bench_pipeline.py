@@ -23,9 +23,9 @@ MOST_PIPELINES = 256
 
 def main(options: Options) -> int:
     """Measure and print; with `--tune` only tune."""
-    from ..bench.generated import find_model
+    from ..bench.models import find_models
 
-    models = [find_model(name, _say) for name in options.models]
+    models = find_models(options.models, options.config, _say)
     if options.tune:
         return _tune(models, options)
     clip, picture = clip_and_picture(options)
@@ -100,7 +100,7 @@ def _tune(models: list[Path], options: Options) -> int:
 
 def _pipelines(text: str) -> tuple[int, ...]:
     """Read the numbers of the scaling table."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
+    words = [word.strip() for word in text.split(",")] if text.strip() else []
     if not all(word.isdecimal() and 0 < int(word) <= MOST_PIPELINES for word in words):
         raise UsageError(
             f"--pipelines: expected whole numbers from 1 to {MOST_PIPELINES} with commas between "
@@ -134,9 +134,11 @@ def _print(report: Report) -> None:
     if report.scaling:
         console.print(_scaling(report, figures))
     if report.idle is not None:
+        from ..bench.streams import idle_seconds
+
         print(
             f"an idle pipeline costs {report.idle.cpu_percent:.3f} % of a core and "
-            f"{report.idle.memory_mb:.2f} MB"
+            f"{report.idle.memory_mb:.2f} MB (watched for {idle_seconds(report.setup):g} s)"
         )
     if report.carried is not None:
         found = report.carried

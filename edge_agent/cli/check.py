@@ -43,6 +43,7 @@ def main(options: Options) -> int:
     settings = load_settings(options, needed=True)
     from ..config import find_file
     from ..opening import Engines, library_of, match_profile, open_store
+    from ..profile import default_dirs, strays
     from ..sources.hardware import HARDWARE
     from ..tuning import Tuning
     from .profile import tuned
@@ -56,9 +57,13 @@ def main(options: Options) -> int:
         report.line("ok", "settings", str(file))
     match, facts = match_profile(settings)
     report.line("ok", "profile", f"{match.name} ({match.reason}) on {facts}")
+    for line in strays(default_dirs()):
+        report.line("note", "profile", line)
     engines = Engines(match.profile, facts, settings.engine)
     for choice, why in engines.lineup.absent:
         report.line("note", "engine", f"{choice.engine}:{choice.device} is passed over: {why}")
+    for line in engines.lineup.notes:
+        report.line("note", "profile", line)
     for choice in engines.lineup.choices:
         report.line("ok", "engine", f"{choice.engine}:{choice.device}")
     store = open_store(settings)
@@ -88,8 +93,10 @@ def main(options: Options) -> int:
 
 def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, engines: Any) -> None:
     """Check the source of one pipeline and each of its models."""
+    from ..doubts import doubts
     from ..golden import compare_golden
     from ..model import outside
+    from ..profile import unlisted
     from ..settings import parse_route
     from ..sources import open_source, parse_source
 
@@ -116,10 +123,12 @@ def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, engin
     report.tried(f"{subject} source", source)
     wanted = [(arm, spec.kind, pipeline.threshold) for arm in pipeline.arms]
     wanted += [(parse_route(stage.model)[0], "picture", stage.threshold) for stage in pipeline.then]
+    folders: dict[str, Any] = {}
     for arm, kind, threshold in wanted:
 
         def model(arm: Any = arm, kind: Any = kind, threshold: float | None = threshold) -> str:
-            loaded, passed = engines.open(library.find(arm.name, arm.version), kind)
+            folder = folders[arm.reference] = library.find(arm.name, arm.version)
+            loaded, passed = engines.open(folder, kind)
             try:
                 agreement = compare_golden(loaded)
             finally:
@@ -130,10 +139,17 @@ def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, engin
             if agreement is not None and not agreement.passed:
                 raise ModelError(f"{loaded.id}: golden: {agreement.why}")
             golden = "" if agreement is None else f", golden: {agreement.why}"
+            other = unlisted(engines.profile, loaded.choice.engine, settings.engine)
+            passed = passed if other is None else [*passed, other]
             over = f" (passed over {'; '.join(passed)})" if passed else ""
             return f"{loaded.id} runs on {loaded.engine.label}{golden}{over}"
 
         report.tried(f"{subject} model {arm.reference}", model)
+    references = [arm.reference for arm, _, _ in wanted]
+    found = [folders.get(reference) for reference in references]
+    count = len(pipeline.arms)
+    for line in doubts(pipeline, found[:count], found[count:]):
+        report.line("note", subject, line)
 
 
 def _models_dir(folder: Path) -> str:

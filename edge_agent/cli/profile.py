@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from ..engines import EngineChoice
 from ..engines.probe import installed, probe
 from ..facts import read_facts
-from ..profile import choose, default_dirs, lineup, load_profiles
+from ..profile import choose, default_dirs, lineup, load_profiles, strays, unlisted
 from ..tuning import FILE, Tuning
 from . import Options, load_settings
 
@@ -36,6 +36,14 @@ def main(options: Options) -> int:
             f"{role:9} {choice.engine}:{choice.device}, {choice.lanes} lane(s) of "
             f"{choice.threads} thread(s)"
         )
+    for line in found.notes:
+        print(f"note      {line}")
+    strange = unlisted(match.profile, "openvino", settings.engine) is not None
+    if strange and settings.engine == "auto" and "openvino" in installed():
+        print(
+            "note      OpenVINO IR (.xml) runs on openvino:CPU, which the profile does not list: "
+            "health is degraded while such a model serves"
+        )
     if settings.engine != "auto":
         print(f'forced    engine = "{settings.engine}" in the settings')
     for line in tuned(Tuning(settings.state, match.profile, facts), found.choices):
@@ -44,6 +52,8 @@ def main(options: Options) -> int:
         print(f"budget    {match.profile.memory_budget_mb} MiB for models")
     if options.list:
         print()
+        for line in strays(default_dirs()):
+            print(f"note: {line}")
         for name, why in match.rejected:
             print(f"{name:18} no: {why}")
         print(f"{match.name:18} yes: {match.reason}")
