@@ -91,12 +91,14 @@ class Batcher:
             if asked > 1:
                 log.info("%s", problem)
             return
-        pays = batch.pays(self._before.get(model, float("inf")))
+        # What a tune has decided is not measured again.
+        settled = asked > 1 and self._engines.batching.max_batch == 0
+        pays = settled or batch.pays(self._before.get(model, float("inf")))
         if asked < 2 and not pays:
             log.info("model %s: crops go one by one, which is faster", model.id)
             batch.close()
             return
-        if not pays and self._engines.batching.max_batch > 1:
+        if not pays:
             log.warning(
                 "model %s: up to %d samples go together as [batching] max_batch says, though one "
                 "by one is faster here; leave it at 0 to have a tune decide",
