@@ -153,8 +153,7 @@ class Network:
             found = next(output for output in self.outputs if output.name == given)
             raise ModelError(f"output.names.{role}: expected {_or(patterns)}, found {found}")
         if len(fitting) > 1:
-            usual = {name.lower() for name in names}
-            fitting = [o for o in fitting if o.name.lower().removesuffix(":0") in usual]
+            fitting = [output for output in fitting if is_called(output, names)]
         return self._output(fitting[0], patterns) if len(fitting) == 1 else None
 
     def need(
@@ -183,6 +182,11 @@ class Network:
     def _output(self, spec: TensorSpec, patterns: Sequence[Pattern]) -> Output:
         scale, zero_point = self.manifest.output.scale, self.manifest.output.zero_point
         return Output(spec, tuple(patterns), scale, zero_point)
+
+
+def is_called(output: TensorSpec, names: Sequence[str]) -> bool:
+    """Whether an output has one of these names: without case, and without TensorFlow's ":0"."""
+    return output.name.lower().removesuffix(":0") in {name.lower() for name in names}
 
 
 def fits(shape: tuple[int | None, ...], pattern: Pattern) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import ModelError
-from ..records import Detections, Tensors, TensorSpec
+from ..records import Detections, Tensors
 from .boxes import Hits, best_classes, detections
 from .labels import Labels, check_classes, labels_of
 from .network import (
@@ -19,6 +19,7 @@ from .network import (
     check_rows,
     ensure_finite,
     fits,
+    is_called,
 )
 
 ROLES = ("detections", "boxes", "boxes_yxyx", "scores", "classes")
@@ -143,7 +144,7 @@ def _find_boxes(network: Network) -> tuple[Output, bool]:
             f"output.names: {boxes.spec.name!r} is TensorFlow's name for boxes in the order y1, "
             "x1, y2, x2; say which it is: output.names.boxes_yxyx or output.names.boxes"
         )
-    if boxes.spec.shape[-1] is None and "boxes" not in named and not _is_called(boxes.spec, BOXES):
+    if boxes.spec.shape[-1] is None and "boxes" not in named and not is_called(boxes.spec, BOXES):
         raise ModelError(
             f"output {boxes.spec}: expected rows of 4 or 5 numbers, found an open size; if these "
             "are the boxes, name them: output.names.boxes"
@@ -158,16 +159,12 @@ def _width_by_scores(network: Network, boxes: Output) -> int:
     patterns = _score_patterns(boxes)
     named_classes = network.manifest.output.names.get("classes")
     for output in network.outputs:
-        is_classes = output.name == named_classes or _is_called(output, CLASSES)
+        is_classes = output.name == named_classes or is_called(output, CLASSES)
         if output.name == boxes.spec.name or output.dtype in INDEX_TYPES or is_classes:
             continue
         if any(fits(output.shape, pattern) for pattern in patterns):
             return 4
     return 5
-
-
-def _is_called(output: TensorSpec, names: tuple[str, ...]) -> bool:
-    return output.name.lower().removesuffix(":0") in names
 
 
 def _score_patterns(boxes: Output) -> list[Pattern]:
