@@ -6,6 +6,7 @@ Knows no manifest and no profile.
 from __future__ import annotations
 
 import logging
+import platform
 from collections import deque
 from collections.abc import Mapping
 from itertools import cycle
@@ -180,6 +181,10 @@ def compile_network(
         if inputs != declared:
             model.reshape({spec.name: list(spec.shape) for spec in inputs})
         fold = _folded(model, cut) if is_cpu(choice) else None
+        if _joins(choice):
+            from .ovjoin import join
+
+            join(model)
         compiled = [
             core.compile_model(model, choice.device, properties(choice)) for _ in range(copies)
         ]
@@ -194,6 +199,12 @@ def compile_network(
             f"{where}: {network.name}: {native_reason(problem, network)}"
         ) from problem
     return Compiled(compiled, declared, inputs, outputs, fold)
+
+
+def _joins(choice: EngineChoice) -> bool:
+    """Whether convolutions take along what is written into them: seen on x86, in f32."""
+    precision = properties(choice)["INFERENCE_PRECISION_HINT"] if is_cpu(choice) else None
+    return precision == "f32" and platform.machine() == "x86_64"
 
 
 def _folded(model: ov.Model, cut: InputCut | None) -> Fold | None:

@@ -24,7 +24,7 @@ from ..machine import instructions
 if TYPE_CHECKING:
     from ..folding.fold import Fold
 
-FORMAT = 3
+FORMAT = 4
 """Of the form: raised with every change of what is written or how it is read."""
 FOLDER = "prepared"
 FILE = "form.json"
