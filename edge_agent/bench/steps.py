@@ -9,8 +9,10 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,9 @@ from ..manifest import load
 from ..model import Model, open_model
 from ..opening import Engines
 from ..profile import choose, default_dirs, load_profiles
-from ..records import Reading, Sample, Tensors, Timing
+from ..records import Reading, Sample, Timing
 from ..sources import open_source, parse_source
+from .handmade import ENGINES
 from .plain import prepare
 
 KEPT = 48
@@ -44,8 +47,9 @@ def measure(model: str, source: str, engine: str, seconds: float) -> dict[str, A
     Returns:
         `step_ms`, medians of decode, preprocess, infer and postprocess; `usual_preprocess_ms`, of
         the usual lines that do the same; `decode_cpu_ms` and
-        `engine_cpu_ms`, processor time of a frame, single-threaded; `raw_fps` of the engine on
-        ready tensors, with the `lanes` and `threads` of the agent.
+        `engine_cpu_ms`, processor time of a frame, single-threaded, of the engine as a script
+        loads it, without what the agent does to a network; `raw_fps` of the agent's own engine
+        on ready tensors, with its `lanes` and `threads`.
 
     Raises:
         AgentError: the engine cannot be used here, or the clip gives nothing.
@@ -56,13 +60,19 @@ def measure(model: str, source: str, engine: str, seconds: float) -> dict[str, A
     kept, decode_ms, decode_cpu = _decode(source, each)
     single = _open(model, replace(choice, threads=1, lanes=1))
     steps = _steps(single, kept, each)
+    usual_ms = _usual(single, kept, each)
+    given = single.engine.inputs[0]
+    tensor = prepare(kept[0].data, single.folder, given)
     tensors = single.last
     assert tensors is not None  # noqa: S101 - it has just been used
-    usual_ms = _usual(single, kept, each)
-    _, engine_cpu = _lanes(single, 1, each, tensors)
+    if choice.device.upper() == "CPU":
+        _, _, plain = ENGINES[choice.engine](single.folder.network, 1)
+        _, engine_cpu = _lanes(partial(plain, tensor), 1, each)
+    else:
+        _, engine_cpu = _lanes(partial(single.raw, tensors), 1, each)
     single.close()
     loaded = _open(model, choice)
-    raw_fps, _ = _lanes(loaded, choice.lanes, each, tensors)
+    raw_fps, _ = _lanes(partial(loaded.raw, tensors), choice.lanes, each)
     loaded.close()
     return {
         "step_ms": {"decode": decode_ms, **steps},
@@ -142,14 +152,15 @@ def _usual(model: Model, kept: list[Reading], seconds: float) -> float:
     return statistics.median(took[1:]) * 1e3
 
 
-def _lanes(model: Model, lanes: int, seconds: float, tensors: Tensors) -> tuple[float, float]:
-    """Run the engine alone on ready tensors; gives runs a second and processor ms of a run."""
+def _lanes(infer: Callable[[], object], lanes: int, seconds: float) -> tuple[float, float]:
+    """Run the engine alone in so many threads; gives runs a second and processor ms of a run."""
     counts = [0] * lanes
+    infer()
     deadline = time.perf_counter() + seconds
 
     def lane(number: int) -> None:
         while time.perf_counter() < deadline:
-            model.raw(tensors)
+            infer()
             counts[number] += 1
 
     threads = [threading.Thread(target=lane, args=(number,)) for number in range(lanes)]
