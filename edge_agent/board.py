@@ -19,6 +19,9 @@ from .slots import REASONS, Account, Job, Reason, Slot, W
 
 __all__ = ["REASONS", "Account", "Board", "Job", "Slot"]
 
+CROWD = 8
+"""More captures than these that wait do not fit into a processor's cache."""
+
 
 class Board(Generic[W]):
     """Any number of pipelines put captures on it, any number of lanes take them off."""
@@ -83,10 +86,8 @@ class Board(Generic[W]):
 
         """
         with self._lock:
-            if slot.lossless:
-                slot._room.wait_for(  # noqa: SLF001
-                    lambda: len(slot.queue) < slot.room or self._closed or slot.gone
-                )
+            if slot.lossless and len(slot.queue) >= slot.room:
+                slot._room.wait_for(lambda: self._goes_on(slot))  # noqa: SLF001
             if self._closed or slot.gone:
                 return False
             if len(slot.queue) >= slot.room:
@@ -104,6 +105,24 @@ class Board(Generic[W]):
             else:
                 self._work.notify()
             return True
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a capture will wait behind so many others that it has left the cache then."""
+        with self._lock:
+            return self._crowded()
+
+    def _crowded(self) -> bool:
+        return sum(len(slot.queue) for slot in self._slots) > CROWD
+
+    def _goes_on(self, slot: Slot[W]) -> bool:
+        """Whether a lossless source that had to wait for room shall give more.
+
+        In a crowd several at a time: what it needs to decode has left the cache meanwhile, too.
+        """
+        if self._closed or slot.gone or not slot.queue:
+            return True
+        return len(slot.queue) < slot.room and not self._crowded()
 
     # Lane side
 
@@ -178,7 +197,7 @@ class Board(Generic[W]):
             self._shares.went(slot.share, waiting, now, charged)
             sample = slot.queue.popleft()
             slot._taken += 1  # noqa: SLF001
-            if slot.lossless:
+            if slot.lossless and self._goes_on(slot):
                 slot._room.notify()  # noqa: SLF001
             return Job(slot, sample, model, slot._taken - 1, now, charged)  # noqa: SLF001
         return None

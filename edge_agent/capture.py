@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from . import wire
 from .board import Board, Slot
 from .crew import Crew
-from .errors import ModelError, SampleError, SourceError
+from .errors import AgentError, ModelError, SampleError, SourceError
 from .link import Backoff, Channel, Link
-from .model import Model, Region, cut, outside
+from .model import Model, Prepared, Region, cut, outside
 from .record import record
 from .records import Array, Reading, Sample
 from .serving import Serving
@@ -250,10 +250,29 @@ class Capture:
         if self._motion and not self._moved(reading.data) and not wanted:
             self.board.skip(self.slot, "still")
             return True
+        early = self._early(reading.data)
         return self.board.put(
             self.slot,
-            lambda seq: Sample(reading.data, seq, reading.time_ns, reading.since, reading.file),
+            lambda seq: Sample(
+                reading.data, seq, reading.time_ns, reading.since, reading.file, early=early
+            ),
         )
+
+    def _early(self, picture: Array) -> Prepared | None:
+        """Prepare a picture that will wait: it is in the processor's cache now, and not then.
+
+        One that will not wait is left to its lane, beside which the next can be decoded meanwhile;
+        and one that may give way to a newer one is not worth it.
+        """
+        if len(self.servings) > 1 or not (self.spec.lossless and self.board.crowded):
+            return None
+        model = self.servings[0].model
+        if model is None or model.together > 1:
+            return None
+        try:
+            return model.make_ready(picture, self._region)
+        except AgentError:
+            return None  # the lane meets the same, and says so
 
     def _moved(self, picture: Array) -> bool:
         if self._gate is None:

@@ -63,6 +63,8 @@ class Sample:
     since: float
     file: str | None = None
     picture: bool = True
+    early: object | None = None
+    """What a model has made of it already, `model.Prepared`; whoever cannot use it does it anew."""
 
 
 @record(quick=True, eq=False)

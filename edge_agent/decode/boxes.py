@@ -31,6 +31,9 @@ def best_classes(scores: Floats, threshold: float) -> Hits:
 
     Looks for the few single scores first: the best of every row cost three times as much.
     """
+    if scores.shape[1] == 1:
+        rows = np.flatnonzero(scores[:, 0] >= threshold)
+        return Hits(rows, np.zeros(len(rows), np.intp), scores[rows, 0])
     rows = np.flatnonzero(scores >= threshold) // scores.shape[1]
     # Sorted already, so a row of several hits is next to itself.
     rows = rows[np.flatnonzero(np.diff(rows, prepend=-1))]

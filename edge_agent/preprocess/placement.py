@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ class Placement:
     def back(self, boxes: NDArray[np.float32]) -> NDArray[np.float32]:
         """Carry boxes (n, 4) x1, y1, x2, y2 from input pixels to source pixels, clipped there."""
         carried = (boxes - self._offsets(2)) / self._scales(2)
-        frame = np.array([self.source_width, self.source_height] * 2, np.float64)
+        frame = _repeated(self.source_width, self.source_height, 2)
         return np.clip(carried, 0.0, frame).astype(np.float32)
 
     def back_points(self, points: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -44,7 +45,15 @@ class Placement:
         return ((points - self._offsets(1)) / self._scales(1)).astype(np.float32)
 
     def _scales(self, times: int) -> NDArray[np.float64]:
-        return np.array([self.scale_x, self.scale_y] * times)
+        return _repeated(self.scale_x, self.scale_y, times)
 
     def _offsets(self, times: int) -> NDArray[np.float64]:
-        return np.array([self.offset_x, self.offset_y] * times)
+        return _repeated(self.offset_x, self.offset_y, times)
+
+
+@lru_cache(maxsize=64)
+def _repeated(x: float, y: float, times: int) -> NDArray[np.float64]:
+    """Give x, y, x, y, …: most frames have the size of the one before."""
+    row = np.array([x, y] * times, np.float64)
+    row.flags.writeable = False
+    return row
