@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from edge_agent.deploy.judge import judge
 from edge_agent.engines import EngineChoice, EngineName, open_engine
 from edge_agent.engines.ort import settle
 from edge_agent.engines.ortcut import fitting
+from edge_agent.engines.ov import compile_network
 from edge_agent.folding.find import cut_for, find
 from edge_agent.folding.fold import Fold
 from edge_agent.forms.form import WEIGHTS, Form, read
@@ -245,6 +247,30 @@ def test_colours_last_where_they_are_convolved(built: str, turned: bool, tmp_pat
 
         kinds = [each.op_type for each in onnx.load(tmp_path / "optimised.onnx").graph.node]
         assert kinds[0] == "QLinearConv"
+
+
+@pytest.mark.parametrize("built", FOLDABLE)
+def test_openvino_gets_the_colours_last_too(built: str, tmp_path: Path) -> None:
+    """Where it convolves the steps at once, in eight bits; it still does so then."""
+    cut = find(FOLDABLE[built](tmp_path / "model.onnx"))
+    assert not isinstance(cut, str), cut
+    made = compile_network(choice_of("openvino"), cut.network, one_sample, 1, cut)
+    assert made.fold is not None
+    wanted = cut.convolved and cut.fold.dtype == "uint8" and platform.machine() == "x86_64"
+    assert made.fold.turned == wanted
+    if wanted:
+        nodes = made.networks[0].get_runtime_model().get_ordered_ops()
+        done = [str(each.get_rt_info()["primitiveType"].astype(str)) for each in nodes]
+        kinds = [str(each.get_rt_info()["layerType"].astype(str)) for each in nodes]
+        assert "Transpose" not in kinds
+        assert done[kinds.index("Convolution")].upper().endswith("I8")
+
+
+def one_sample(inputs: tuple[TensorSpec, ...]) -> dict[str, tuple[int, ...]]:
+    """Settle an open batch."""
+    return {
+        spec.name: tuple(size or 1 for size in spec.shape) for spec in inputs if None in spec.shape
+    }
 
 
 # --- networks that cannot
@@ -709,8 +735,7 @@ def test_form_is_made_of_the_folded_network(made: Made) -> None:
         "dtype": "uint8",
         "scale": float(STEP),
         "zero_point": int(ZERO),
-        # ONNX Runtime convolves with the colours last, OpenVINO with the colours first.
-        "turned": made.choice.engine == "onnxruntime",
+        "turned": made.choice.engine == "onnxruntime" or platform.machine() == "x86_64",
     }
     folder = load(made.place)
     itself = unfolded(folder, made.choice.engine)

@@ -36,6 +36,8 @@ VERSION = str(ov.__version__)
 # Devices that only choose others; what serves is asked of the compiled network.
 _BROKERS = ("AUTO", "MULTI", "HETERO", "BATCH")
 
+_ON_X86 = platform.machine() == "x86_64"
+
 
 class Compiled(NamedTuple):
     """What came of compiling a network."""
@@ -204,7 +206,7 @@ def compile_network(
 def _joins(choice: EngineChoice) -> bool:
     """Whether convolutions take along what is written into them: seen on x86, in f32."""
     precision = properties(choice)["INFERENCE_PRECISION_HINT"] if is_cpu(choice) else None
-    return precision == "f32" and platform.machine() == "x86_64"
+    return precision == "f32" and _ON_X86
 
 
 def _folded(model: ov.Model, cut: InputCut | None) -> Fold | None:
@@ -213,8 +215,11 @@ def _folded(model: ov.Model, cut: InputCut | None) -> Fold | None:
         return None
     from .ovcut import cut_quantiser
 
-    if cut_quantiser(model, cut.fold):
-        return cut.fold
+    # Steps with a sign are convolved as floats; and on other processors it has not been seen.
+    last = cut.turned() if _ON_X86 and cut.fold.dtype == "uint8" else cut
+    for fold in dict.fromkeys((last.fold, cut.fold)):
+        if cut_quantiser(model, fold):
+            return fold
     log.debug("%s: not folded: OpenVINO has made another graph of it", cut.network)
     return None
 

@@ -12,7 +12,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13
 
-from ..folding.fold import Fold
+from ..folding.fold import FIRST, LAST, Fold
 
 _MOVERS = frozenset(
     {"Concat", "Reshape", "Slice", "Squeeze", "StridedSlice", "Transpose", "Unsqueeze"}
@@ -38,9 +38,20 @@ def cut_quantiser(model: ov.Model, fold: Fold) -> bool:
     quantisers = _quantisers(given, fold)
     if not quantisers:
         return False
+    shape = given.get_partial_shape()
+    if fold.turned:
+        floats = _floats(given, quantisers)
+        if floats is None:
+            return False
+        # Behind what makes floats of the bytes: in front of it, OpenVINO convolves floats.
+        turned = opset13.transpose(floats.output(0), opset13.constant(list(FIRST)))
+        for user in floats.output(0).get_target_inputs():
+            if user.get_node() != turned:
+                user.replace_source_output(turned.output(0))
+        shape = ov.PartialShape([shape[axis] for axis in LAST])
     for rounded, made in quantisers:
         made.output(0).replace(rounded.input_value(0))
-    taken = opset13.parameter(given.get_partial_shape(), _TYPES[fold.dtype])
+    taken = opset13.parameter(shape, _TYPES[fold.dtype])
     taken.set_friendly_name(given.get_friendly_name())
     taken.output(0).set_names(given.output(0).get_names())
     given.output(0).replace(taken.output(0))
@@ -70,6 +81,25 @@ def _quantisers(given: Any, fold: Fold) -> list[tuple[Any, Any]] | None:
         if len(ways) > MOST:
             return None
     return found
+
+
+def _floats(given: Any, quantisers: list[tuple[Any, Any]]) -> Any | None:
+    """Find what makes floats of the bytes, where that is all that is done with the input."""
+    if len(quantisers) > 1 or len(list(_users(given.output(0)))) > 1:
+        return None
+    node = quantisers[0][1]
+    for wanted in ("Convert", "Subtract", "Multiply"):
+        users = list(_users(node.output(0)))
+        if len(users) != 1:
+            return None
+        if users[0].get_type_name() == wanted:
+            (node,) = users
+        elif wanted != "Subtract":  # which a zero point of 0 does without
+            return None
+        # A number for each channel would lie along another axis then.
+        if any(np.prod(each.get_shape()) != 1 for each in node.input_values()[1:]):
+            return None
+    return node
 
 
 def _users(output: Any) -> Iterator[Any]:

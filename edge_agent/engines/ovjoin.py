@@ -20,7 +20,8 @@ import openvino as ov
 from openvino import opset13
 
 _CONVOLUTIONS = frozenset({"Convolution", "GroupConvolution", "MatMul"})
-_ACTIVATIONS = frozenset({"Clamp", "Elu", "HSwish", "PRelu", "Relu", "Sigmoid", "Tanh"})
+# Not Clamp, which OpenVINO takes along by itself.
+_ACTIVATIONS = frozenset({"Elu", "HSwish", "PRelu", "Relu", "Sigmoid", "Tanh"})
 _STEPS = {ov.Type.u8: (0, 255), ov.Type.i8: (-128, 127)}
 FEW = 8
 """Classes; of 12 and more the gain is less than half, of 90 it is a loss."""
@@ -69,16 +70,11 @@ def _join_rounding(node: Any) -> bool:
     if not after or any(each.get_type_name() != "FakeQuantize" for each in after):
         return False
     scale, zero, (low, high) = rounding[:3]
-    if activation.get_type_name() == "Relu":
-        low = max(low, zero)
     steps = opset13.multiply(node.input_value(0), _constant(np.float32(1) / scale))
     steps = opset13.round(steps, "half_to_even")
     steps = opset13.clamp(steps, float(low - zero), float(high - zero))
     floats = opset13.multiply(steps, _constant(scale))
-    # The first is what the rest of the network gets, under the same name, should anyone ask.
-    gone = activation if activation.get_type_name() == "Relu" else rounding.back
-    floats.set_friendly_name(gone.get_friendly_name())
-    gone.output(0).replace(floats.output(0))
+    rounding.back.output(0).replace(floats.output(0))
     return True
 
 
