@@ -19,8 +19,9 @@ from .slots import REASONS, Account, Job, Reason, Slot, W
 
 __all__ = ["REASONS", "Account", "Board", "Job", "Slot"]
 
-CROWD = 8
-"""More captures than these that wait do not fit into a processor's cache."""
+CROWD = 2
+"""Where more captures of others wait, what a pipeline works with has left the processor's cache
+when it has its turn again."""
 
 
 class Board(Generic[W]):
@@ -106,14 +107,13 @@ class Board(Generic[W]):
                 self._work.notify()
             return True
 
-    @property
-    def crowded(self) -> bool:
-        """Whether a capture will wait behind so many others that it has left the cache then."""
+    def crowded(self, slot: Slot[W]) -> bool:
+        """Whether so much of others waits that a capture has left the cache when its turn comes."""
         with self._lock:
-            return self._crowded()
+            return self._crowded(slot)
 
-    def _crowded(self) -> bool:
-        return sum(len(slot.queue) for slot in self._slots) > CROWD
+    def _crowded(self, slot: Slot[W]) -> bool:
+        return sum(len(other.queue) for other in self._slots if other is not slot) > CROWD
 
     def _goes_on(self, slot: Slot[W]) -> bool:
         """Whether a lossless source that had to wait for room shall give more.
@@ -122,7 +122,7 @@ class Board(Generic[W]):
         """
         if self._closed or slot.gone or not slot.queue:
             return True
-        return len(slot.queue) < slot.room and not self._crowded()
+        return len(slot.queue) < slot.room and not self._crowded(slot)
 
     # Lane side
 

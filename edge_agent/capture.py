@@ -264,7 +264,7 @@ class Capture:
         One that will not wait is left to its lane, beside which the next can be decoded meanwhile;
         and one that may give way to a newer one is not worth it.
         """
-        if len(self.servings) > 1 or not (self.spec.lossless and self.board.crowded):
+        if len(self.servings) > 1 or not (self.spec.lossless and self.board.crowded(self.slot)):
             return None
         model = self.servings[0].model
         if model is None or model.together > 1:
