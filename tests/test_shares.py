@@ -200,6 +200,13 @@ def test_who_was_held_up_by_others_does_not_pay_for_it() -> None:
     assert min(found) > 0.95 * max(found)
 
 
+def test_what_is_charged_does_not_depend_on_the_moment() -> None:
+    """On a device that is held up again and again, 120 pipelines of one model stay together."""
+    found = served(Box(phased(120, 5, 0.005), held_up=0.3).run(60.0))
+    mean = sum(found) / len(found)
+    assert mean * 0.95 < min(found) <= max(found) < mean * 1.05
+
+
 def test_with_second_stages_frames_count_for_what_they_took() -> None:
     """Where frames of a pipeline differ, it is lane time that is shared alike all the same."""
     box = Box([Camera(30, 0.1), Camera(200, 0.01)], lanes=1, cascades=True)
