@@ -113,7 +113,9 @@ class Board(Generic[W]):
             return self._crowded(slot)
 
     def _crowded(self, slot: Slot[W]) -> bool:
-        return sum(len(other.queue) for other in self._slots if other is not slot) > CROWD
+        # Who goes before others must not run out of captures while they wait.
+        others = (other for other in self._slots if other.share.priority >= slot.share.priority)
+        return sum(len(other.queue) for other in others if other is not slot) > CROWD
 
     def _goes_on(self, slot: Slot[W]) -> bool:
         """Whether a lossless source that had to wait for room shall give more.

@@ -90,6 +90,22 @@ def test_a_clip_in_a_crowd_gives_several_at_a_time() -> None:
     board.close()
 
 
+def test_a_clip_of_higher_priority_gives_one_for_one() -> None:
+    """Others that wait behind it are no crowd."""
+    board, slots = crowd(4)
+    first = slots[0]
+    first.share.priority = 1
+    assert not board.crowded(first)
+    assert board.crowded(slots[1])
+    giver = in_thread(lambda: put(board, first))
+    job = board.take()
+    assert job is not None
+    assert job.slot is first
+    giver.join(20)
+    assert captured(board, first) == ROOM + 1
+    board.close()
+
+
 def test_a_clip_alone_gives_one_for_one() -> None:
     """Two lanes must not wait for it while there is room."""
     board, (slot,) = crowd(1)
