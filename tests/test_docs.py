@@ -24,6 +24,7 @@ from tests.support import (
     CHECKOUT,
     PATIENCE,
     AgentProcess,
+    Heard,
     Listener,
     Mosquitto,
     agent_settings,
@@ -296,8 +297,13 @@ def test_a_device_may_say_all_it_has_to(box: Box) -> None:
     listener.publish("edge/@lab/in/command/ping", '{"id": "two"}')
     listener.wait_state("edge/edge-01/reply/two", ok=True)
     health = listener.wait_state("edge/edge-01/health", schema=1)
-    levels = {h.topic.split("/")[2] for h in listener.heard if h.topic.startswith("edge/edge-01/")}
-    assert {"status", "info", "health", "result", "snapshot", "source", "model", "reply"} <= levels
+    wanted = {"status", "info", "health", "result", "snapshot", "source", "model", "reply"}
+
+    def said(heard: list[Heard]) -> bool:
+        own = (h.topic.split("/") for h in heard if h.topic.startswith("edge/edge-01/"))
+        return wanted <= {levels[2] for levels in own}
+
+    listener.wait_for(said, f"{sorted(wanted)}")
     assert not any("broker" in why for why in health["why"]), health["why"]
     assert "refuses what we publish" not in box.process.words()
 
