@@ -56,8 +56,10 @@ LAYERS: Mapping[str, str] = {
 # Who may import a library. Names as above; a library that is not here may be used anywhere.
 HOMES: Mapping[str, str] = {
     "paho": "mqtt bench.plain bench.handmade bench.raw bench.start_script",
-    "openvino": "engines.ov engines.ovcut engines.ovform engines.ovjoin engines.probe bench.start_script "
-    "bench.handmade",
+    "openvino": (
+        "engines.ov engines.ovcut engines.ovform engines.ovjoin engines.probe bench.start_script "
+        "bench.handmade"
+    ),
     "onnxruntime": (
         "deploy.arriving.stages engines.ort engines.ortcut engines.formed engines.streaming "
         "engines.probe forms bench.plain bench.handmade bench.start_script bench.readying "
