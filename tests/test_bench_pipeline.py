@@ -132,6 +132,24 @@ def test_wrong_options_are_told_in_a_line(options: list[str], words: str, tmp_pa
     assert words in done.error
 
 
+@pytest.mark.parametrize(("data", "words"), [(b"no clip", "not a video"), (b"", "is empty")])
+def test_a_clip_that_cannot_be_played_is_told_at_once(
+    data: bytes, words: str, tmp_path: Path
+) -> None:
+    """Nobody waits for results of it."""
+    (tmp_path / "bad.mp4").write_bytes(data)
+    done = call_cli(
+        "bench",
+        "pipeline",
+        str(brightness(tmp_path / "light")),
+        "--source",
+        str(tmp_path / "bad.mp4"),
+    )
+    assert done.code == 2
+    assert "bad.mp4" in done.error
+    assert words in done.error
+
+
 def test_a_program_that_ends_is_told(clip: Path, tmp_path: Path) -> None:
     """A model that the scripts cannot take ends the command in a line, not in a wait."""
     from edge_agent.bench.players import script

@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime as ort
 import openvino as ov
 import pytest
+from openvino import opset13
 
 from edge_agent.engines import EngineChoice
 from edge_agent.engines.ov import core, open_network
@@ -201,6 +202,26 @@ def test_a_step_for_each_channel_stays(tmp_path: Path) -> None:
         step=np.linspace(0.02, 0.04, WIDTH, dtype=np.float32),
     )
     assert places_joined(path) == 0
+
+
+def test_a_scale_of_more_dimensions_stays(tmp_path: Path) -> None:
+    """It gives the numbers its dimensions, which an output may show."""
+
+    def rounded(value: Any, step: float, shape: tuple[int, ...]) -> Any:
+        bounds = [opset13.constant(np.float32(bound)) for bound in (0, 255 * step, 0, 255)]
+        levels = opset13.fake_quantize(value, *bounds, 256)
+        floats = opset13.convert(opset13.convert(levels, "u8"), "f32")
+        return opset13.multiply(floats, opset13.constant(np.full(shape, step, np.float32)))
+
+    given = opset13.parameter([3, 8], np.float32, name="x")
+    given.output(0).set_names({"x"})
+    summed = opset13.matmul(given, opset13.constant(noise(1, (8, 4))), False, False)
+    active = opset13.relu(rounded(summed, 0.05, (1, 1, 1)))
+    path = tmp_path / "n.xml"
+    turned = opset13.transpose(rounded(active, 0.02, (1,)), opset13.constant([2, 0, 1]))
+    ov.save_model(ov.Model([turned], [given], "odd"), path)
+    (found,) = open_network(CHOICE, path, kept).infer({"x": noise(2, (3, 8))}).values()
+    assert found.shape == (4, 1, 3)
 
 
 def test_other_precisions_are_left_alone(tmp_path: Path) -> None:

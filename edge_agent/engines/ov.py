@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import openvino as ov
 
-from ..errors import EngineError
+from ..errors import AgentError, EngineError
 from ..machine import usable_cpus
 from ..networks.networkfacts import OPENVINO_TYPES
 from ..records import Array, Tensors, TensorSpec
@@ -175,31 +175,49 @@ def compile_network(
     """
     where = f"openvino:{choice.device}"
     try:
-        # By path: IR weights are then mapped, not copied, and the GIL is not held.
-        model = core.read_model(str(network))
-        names = [_result_name(port) for port in model.outputs]
-        declared = tuple(_spec(port, port.get_any_name(), network) for port in model.inputs)
-        inputs = settle_shapes(declared, fix_shapes, network)
-        if inputs != declared:
-            model.reshape({spec.name: list(spec.shape) for spec in inputs})
-        fold = _folded(model, cut) if is_cpu(choice) else None
-        if _joins(choice):
-            from .ovjoin import join
-
-            join(model)
-        compiled = [
-            core.compile_model(model, choice.device, properties(choice)) for _ in range(copies)
-        ]
-        outputs = tuple(
-            _spec(port, name, network)
-            for port, name in zip(compiled[0].outputs, names, strict=True)
-        )
-    except EngineError:
+        if not _joins(choice):
+            return _compile(choice, network, fix_shapes, copies, cut, joined=False)
+        try:
+            return _compile(choice, network, fix_shapes, copies, cut, joined=True)
+        except RuntimeError as problem:
+            # Is it the network, or what was written into it?
+            compiled = _compile(choice, network, fix_shapes, copies, cut, joined=False)
+            log.info("%s: compiled as it is: %s", network, native_reason(problem, network))
+            return compiled
+    except AgentError:
         raise
     except Exception as problem:  # RuntimeError mostly, but plugins raise others
         raise EngineError(
             f"{where}: {network.name}: {native_reason(problem, network)}"
         ) from problem
+
+
+def _compile(
+    choice: EngineChoice,
+    network: Path,
+    fix_shapes: FixShapes,
+    copies: int,
+    cut: InputCut | None,
+    *,
+    joined: bool,
+) -> Compiled:
+    """Read and compile a network; raises what OpenVINO raises."""
+    # By path: IR weights are then mapped, not copied, and the GIL is not held.
+    model = core.read_model(str(network))
+    names = [_result_name(port) for port in model.outputs]
+    declared = tuple(_spec(port, port.get_any_name(), network) for port in model.inputs)
+    inputs = settle_shapes(declared, fix_shapes, network)
+    if inputs != declared:
+        model.reshape({spec.name: list(spec.shape) for spec in inputs})
+    fold = _folded(model, cut) if is_cpu(choice) else None
+    if joined:
+        from .ovjoin import join
+
+        join(model)
+    compiled = [core.compile_model(model, choice.device, properties(choice)) for _ in range(copies)]
+    outputs = tuple(
+        _spec(port, name, network) for port, name in zip(compiled[0].outputs, names, strict=True)
+    )
     return Compiled(compiled, declared, inputs, outputs, fold)
 
 

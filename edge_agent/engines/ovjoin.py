@@ -62,6 +62,9 @@ def _join_rounding(node: Any) -> bool:
     rounding = _rounding(node)
     if rounding is None or not _convolved(node.input_value(0)):
         return False
+    # A scale of more dimensions than the numbers have gives them these.
+    if rounding.back.get_output_partial_shape(0) != node.input_value(0).get_partial_shape():
+        return False
     activation = _only(_users(rounding.back.output(0)))
     if activation is None or activation.get_type_name() not in _ACTIVATIONS:
         return False
