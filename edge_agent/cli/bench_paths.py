@@ -20,7 +20,6 @@ def clip_and_picture(options: Options) -> tuple[Path, Path | None]:
     clip = Path(options.source or bundled("models") / "media" / "conveyor.mp4")
     if not clip.is_file():
         raise UsageError(f"--source: {options.source or clip}: no such clip")
-    _play(clip)
     picture = None if options.picture is None else Path(options.picture)
     if picture is not None and (picture.suffix != ".png" or not picture.parent.is_dir()):
         raise UsageError(
@@ -29,7 +28,7 @@ def clip_and_picture(options: Options) -> tuple[Path, Path | None]:
     return clip, picture
 
 
-def _play(clip: Path) -> None:
+def need_playable(clip: Path) -> None:
     """See that a clip can be played: agents and scripts would be waited for in vain.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import AgentError, UsageError
 from . import Options, load_settings
-from .bench_paths import clip_and_picture
+from .bench_paths import clip_and_picture, need_playable
 
 if TYPE_CHECKING:
     from ..bench.pipefigures import Report
@@ -29,6 +29,7 @@ def main(options: Options) -> int:
     if options.tune:
         return _tune(models, options)
     clip, picture = clip_and_picture(options)
+    need_playable(clip)
     from ..bench.pipefigures import Setup
     from ..bench.pipeline import measure
 
