@@ -10,14 +10,15 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ..engines import EngineChoice
-from ..errors import AgentError, SampleError
+from ..errors import AgentError, SampleError, SourceError, UsageError
 from ..facts import read_facts
 from ..manifest import load
 from ..model import Model, open_model
@@ -33,6 +34,22 @@ KEPT = 48
 SHARE = 5
 """Parts that the time is split into: decoding, the usual preprocessing, the steps, the engine
 alone, all lanes."""
+
+
+def need_playable(clip: str) -> None:
+    """See that a clip can be played: agents and scripts would be waited for in vain.
+
+    Raises:
+        UsageError: it cannot.
+
+    """
+    try:
+        with closing(open_source(parse_source(f"file:{quote(clip)}", Path.cwd()))) as source:
+            played = source.grab()
+    except SourceError as problem:
+        raise UsageError(f"--source: {problem}") from None
+    if not played:
+        raise UsageError(f"--source: {clip}: gives no frame")
 
 
 def measure(model: str, source: str, engine: str, seconds: float) -> dict[str, Any]:

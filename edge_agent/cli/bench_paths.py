@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 from ..bundled import bundled
-from ..errors import SourceError, UsageError
+from ..errors import UsageError
 from . import Options
 
 
@@ -26,22 +25,3 @@ def clip_and_picture(options: Options) -> tuple[Path, Path | None]:
             f"--picture: {picture}: expected a name that ends in .png, in a folder that is there"
         )
     return clip, picture
-
-
-def need_playable(clip: Path) -> None:
-    """See that a clip can be played: agents and scripts would be waited for in vain.
-
-    Raises:
-        UsageError: it cannot.
-
-    """
-    from ..bench.players import endless
-    from ..sources import open_source, parse_source
-
-    try:
-        with closing(open_source(parse_source(endless(clip), Path.cwd()))) as source:
-            played = source.grab()
-    except SourceError as problem:
-        raise UsageError(f"--source: {problem}") from None
-    if not played:
-        raise UsageError(f"--source: {clip}: gives no frame")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import AgentError, UsageError
 from . import Options, load_settings
-from .bench_paths import clip_and_picture, need_playable
+from .bench_paths import clip_and_picture
 
 if TYPE_CHECKING:
     from ..bench.pipefigures import Report
@@ -28,8 +28,11 @@ def main(options: Options) -> int:
     models = find_models(options.models, options.config, _say)
     if options.tune:
         return _tune(models, options)
+    from ..bench.apart import call
+
     clip, picture = clip_and_picture(options)
-    need_playable(clip)
+    # Apart: what opens a clip leaves words for FFmpeg in the environment, which scripts inherit.
+    call("steps", "need_playable", clip=str(clip))
     from ..bench.pipefigures import Setup
     from ..bench.pipeline import measure
 
