@@ -433,6 +433,20 @@ def yielded(thing: Any, close: Callable[[], object]) -> Iterator[Any]:
         close()
 
 
+def health_at_rest(listener: Listener, device: str, pipelines: Sequence[str]) -> dict[str, Any]:
+    """Wait until all sources of a device have ended; give the health that says so."""
+    for name in pipelines:
+        listener.wait_state(f"edge/{device}/source/{name}", state="ended")
+
+    def at_rest(_: object) -> dict[str, Any] | None:
+        health = listener.last(f"edge/{device}/health")
+        done = health and all(p["source"] == "ended" for p in health["pipelines"].values())
+        return health if done else None
+
+    health: dict[str, Any] = listener.wait_for(at_rest, "health after the end")
+    return health
+
+
 def agent_settings(
     device: str, url: str, pipelines: Sequence[Mapping[str, Any]], **more: Any
 ) -> str:

@@ -25,6 +25,7 @@ from tests.support import (
     Mosquitto,
     agent_settings,
     check_account,
+    health_at_rest,
 )
 from tests.test_board import in_thread
 
@@ -190,15 +191,7 @@ def play(
     settings = agent_settings(device, broker.url, pipelines, models_dirs=[str(CHECKOUT / "models")])
     agent = AgentProcess(folder / device, settings)
     try:
-        for name in names:
-            listener.wait_state(f"edge/{device}/source/{name}", state="ended")
-
-        def at_rest(_: object) -> dict[str, Any] | None:
-            health = listener.last(f"edge/{device}/health")
-            done = health and all(p["source"] == "ended" for p in health["pipelines"].values())
-            return health if done else None
-
-        health = listener.wait_for(at_rest, "health after the end")
+        health = health_at_rest(listener, device, names)
         for name in names:
             check_account(health["pipelines"][name])
             topic, count = f"edge/{device}/result/{name}", health["pipelines"][name]["published"]

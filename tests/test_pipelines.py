@@ -23,7 +23,14 @@ from tests.small_models import (
     write_manifest,
     write_pictures,
 )
-from tests.support import AgentProcess, Listener, Mosquitto, agent_settings, check_account
+from tests.support import (
+    AgentProcess,
+    Listener,
+    Mosquitto,
+    agent_settings,
+    check_account,
+    health_at_rest,
+)
 
 DEVICE = "features"
 RATE = 20.0
@@ -166,15 +173,7 @@ def heard(shared_broker: Mosquitto, tmp_path_factory: pytest.TempPathFactory) ->
     settings = agent_settings(DEVICE, shared_broker.url, planned, models_dirs=[str(library)])
     agent = AgentProcess(folder / "agent", settings)
     try:
-        for name in names:
-            listener.wait_state(f"edge/{DEVICE}/source/{name}", state="ended")
-
-        def at_rest(_: object) -> dict[str, Any] | None:
-            health = listener.last(f"edge/{DEVICE}/health")
-            done = health and all(p["source"] == "ended" for p in health["pipelines"].values())
-            return health if done else None
-
-        health = listener.wait_for(at_rest, "health after the end")
+        health = health_at_rest(listener, DEVICE, names)
         results = {name: listener.on(f"edge/{DEVICE}/result/{name}") for name in names}
         shown = f"edge/{DEVICE}/snapshot/shown"
         listener.wait_for(lambda all_: any(h.topic == shown for h in all_), "a snapshot")
