@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import SampleError, SourceError
 from ..records import Array
+from .canvases import CANVASES
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ class Hardware:
         self.kind = kind
         self._nodes = nodes
         self._failed: set[str] = set()
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        """Of each stream's latest picture."""
         self._trying: dict[str, float] = {}
         """Since when, of streams of which no picture has come yet."""
 
@@ -105,10 +108,13 @@ class Hardware:
             SourceError: the hardware decoder cannot take this stream; it is to be opened again.
 
         """
-        good, picture = capture.retrieve()
+        # Most are as large as the one before; of another size, OpenCV gives one of its own.
+        shape = self._shapes.get(name)
+        good, picture = capture.retrieve(None if shape is None else CANVASES.lend(shape))
         if not good or picture is None or picture.ndim != 3:
             self.need_no_doubt(name)
             raise SampleError(f"{name}: {problem}")
+        self._shapes[name] = picture.shape
         if name in self._trying:
             self.works(name)
         converted: Array = picture
