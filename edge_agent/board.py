@@ -13,28 +13,33 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic
 
+from . import turns
 from .records import Sample
 from .shares import Shares
 from .slots import REASONS, Account, Job, Reason, Slot, W
 
 __all__ = ["REASONS", "Account", "Board", "Job", "Slot"]
 
-CROWD = 2
-"""Where more captures of others wait, what a pipeline works with has left the processor's cache
-when it has its turn again."""
+PATIENCE = 0.02
+"""Seconds that a lane with nothing to do waits before one more recording goes on."""
 
 
 class Board(Generic[W]):
     """Any number of pipelines put captures on it, any number of lanes take them off."""
 
     def __init__(
-        self, *, max_delay: float = 0.0, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        max_delay: float = 0.0,
+        lanes: int = 2,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin empty.
 
         Args:
             max_delay: how long a lane waits for frames that may go together with what it has,
                 seconds.
+            lanes: how many will take captures off.
             clock: monotonic seconds, as captures have them.
 
         """
@@ -48,6 +53,9 @@ class Board(Generic[W]):
         self._shares = Shares()
         self._gathering: list[W] = []
         """Models that a lane waits for more frames for: no other lane takes theirs."""
+        self._ahead = lanes * turns.AHEAD
+        self._resting = 0
+        """Recordings that wait for their turn."""
         self._idle = 0
         """Lanes that have nothing to do."""
         self._closed = False
@@ -65,12 +73,15 @@ class Board(Generic[W]):
             slot.gone = True
             slot.queue.clear()
             self._slots.remove(slot)
+            self._resting -= slot.turn.rests
+            self._call()
             slot._room.notify_all()  # noqa: SLF001
             self._changed.notify_all()
 
     def skip(self, slot: Slot[W], reason: Reason) -> None:
         """Count a capture that goes no further."""
         with self._lock:
+            slot.turn.gave()
             slot.seq += 1
             slot.account.captured += 1
             slot.account.dropped[reason] += 1
@@ -87,15 +98,18 @@ class Board(Generic[W]):
 
         """
         with self._lock:
-            if slot.lossless and len(slot.queue) >= slot.room:
-                slot._room.wait_for(lambda: self._goes_on(slot))  # noqa: SLF001
+            slot.turn.gave()
+            if slot.lossless and not slot.turn.asks and len(slot.queue) >= slot.room:
+                slot._room.wait_for(  # noqa: SLF001
+                    lambda: self._closed or slot.gone or len(slot.queue) < slot.room
+                )
             if self._closed or slot.gone:
                 return False
-            if len(slot.queue) >= slot.room:
+            if not slot.lossless and len(slot.queue) >= slot.room:
                 slot.queue.popleft()
                 slot.account.dropped["superseded"] += 1
                 slot.account.waiting -= 1
-            elif not slot.queue:
+            elif not slot.queue and not slot.turn.asks:
                 self._shares.arrive(slot.share)
             slot.queue.append(make(slot.seq))
             slot.seq += 1
@@ -107,24 +121,44 @@ class Board(Generic[W]):
                 self._work.notify()
             return True
 
-    def crowded(self, slot: Slot[W]) -> bool:
-        """Whether so much of others waits that a capture has left the cache when its turn comes."""
-        with self._lock:
-            return self._crowded(slot)
+    def turn(self, slot: Slot[W], *, several: bool = True, timeout: float | None = None) -> bool:
+        """Wait until a recording shall give its next capture; see `turns`.
 
-    def _crowded(self, slot: Slot[W]) -> bool:
-        # Who goes before others must not run out of captures while they wait.
-        others = (other for other in self._slots if other.share.priority >= slot.share.priority)
-        return sum(len(other.queue) for other in others if other is not slot) > CROWD
+        Args:
+            slot: the recording's.
+            several: whether it could give several in a row.
+            timeout: seconds; None: as long as it takes.
 
-    def _goes_on(self, slot: Slot[W]) -> bool:
-        """Whether a lossless source that had to wait for room shall give more.
+        Returns:
+            False once nobody will come for it, or when the time is over.
 
-        In a crowd several at a time: what it needs to decode has left the cache meanwhile, too.
         """
-        if self._closed or slot.gone or not slot.queue:
-            return True
-        return len(slot.queue) < slot.room and not self._crowded(slot)
+        with self._lock:
+            turn = slot.turn
+            if not turn.left:
+                if not turn.rests:
+                    turn.rests, turn.several, turn.asks = True, several, True
+                    self._resting += 1
+                    if not slot.queue:
+                        self._shares.arrive(slot.share)
+                self._call()
+                slot._room.wait_for(  # noqa: SLF001
+                    lambda: self._closed or slot.gone or not turn.rests, timeout
+                )
+            return not (self._closed or slot.gone or turn.rests)
+
+    def pass_on(self, slot: Slot[W]) -> None:
+        """Leave the rest of a recording's turn to others: it has ended, or cannot be read now."""
+        with self._lock:
+            slot.turn.left = 0
+            self._call()
+
+    def _call(self) -> None:
+        """Let recordings go on whose turn it is."""
+        if self._resting:
+            for slot in turns.call(self._slots, self._ahead, idle=self._idle > 0):
+                self._resting -= 1
+                slot._room.notify()  # noqa: SLF001
 
     # Lane side
 
@@ -136,7 +170,8 @@ class Board(Generic[W]):
                 if job is not None:
                     return job
                 self._idle += 1
-                self._work.wait()
+                self._call()
+                self._work.wait(PATIENCE if self._resting else None)
                 self._idle -= 1
             return None
 
@@ -199,8 +234,9 @@ class Board(Generic[W]):
             self._shares.went(slot.share, waiting, now, charged)
             sample = slot.queue.popleft()
             slot._taken += 1  # noqa: SLF001
-            if slot.lossless and self._goes_on(slot):
+            if slot.lossless and not slot.turn.rests:
                 slot._room.notify()  # noqa: SLF001
+            self._call()
             return Job(slot, sample, model, slot._taken - 1, now, charged)  # noqa: SLF001
         return None
 

@@ -173,7 +173,10 @@ class Capture:
             try:
                 with closing(open_source(self.spec, attempt.closing)) as source:
                     attempt.limit = STALL_SECONDS
-                    self._read(source, attempt)
+                    try:
+                        self._read(source, attempt)
+                    finally:
+                        self.board.pass_on(self.slot)
                     trouble = source.trouble
                 # Said after the last result, for those who wait for it.
                 self.board.settled(self.slot, attempt.closing)
@@ -194,11 +197,14 @@ class Capture:
     def _read(self, source: Source, attempt: Attempt) -> None:
         lossless = self.spec.lossless
         windows = Windows(self) if source.kind == "signal" else None
+        # A signal is slowed down window by window.
+        recorded = lossless and windows is None
         while not attempt.closing.is_set():
             if lossless and not self.link.ready(self.channel, attempt.closing):
                 return
-            # A signal is slowed down window by window.
-            if lossless and windows is None and not self.pace(attempt):
+            if recorded and not self.pace(attempt):
+                return
+            if recorded and not self.board.turn(self.slot, several=self.rate is None):
                 return
             attempt.beat = time.monotonic()
             if not source.grab():
@@ -264,7 +270,7 @@ class Capture:
         One that will not wait is left to its lane, beside which the next can be decoded meanwhile;
         and one that may give way to a newer one is not worth it.
         """
-        if len(self.servings) > 1 or not (self.spec.lossless and self.board.crowded(self.slot)):
+        if len(self.servings) > 1 or not self.slot.turn.row:
             return None
         model = self.servings[0].model
         if model is None or model.together > 1:

@@ -80,7 +80,9 @@ class Frames:
         self.wall = WallClock(str(settings.state))
         self.session = str(uuid.uuid4())
         self.topics = wire.Topics(settings.broker.topic_root, settings.device_id)
-        self.board: Board[Model] = Board(max_delay=settings.batching.max_delay_ms / 1e3)
+        self.board: Board[Model] = Board(
+            max_delay=settings.batching.max_delay_ms / 1e3, lanes=lanes
+        )
         self.servings = Servings(self.board, library, engines)
         self.pipelines: dict[str, Pipeline] = {}
         self.inbox = Inbox()

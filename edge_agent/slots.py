@@ -11,6 +11,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 from .errors import AgentError
 from .records import Outcome, Request, Sample
 from .shares import Cost, Share
+from .turns import Turn
 
 Reason = Literal["superseded", "rate", "deadline", "still", "partial", "error"]
 REASONS: tuple[Reason, ...] = ("superseded", "rate", "deadline", "still", "partial", "error")
@@ -50,6 +51,7 @@ class Slot(Generic[W]):
         self.room = room
         self.lossless = lossless
         self.share = Share(priority)
+        self.turn = Turn()
         self.cost: Cost | None = None
         """What its frames take, where that is not what its model's take; then each counts for what
         it took itself."""
@@ -76,6 +78,22 @@ class Slot(Generic[W]):
         self._given = 0
         self._done: dict[int, Callable[[], None]] = {}
         self._delivering = False
+
+    def wanted(self) -> bool:
+        """Whether a lane could take what waits."""
+        return self.pick() is not None
+
+    def needs(self) -> tuple[float, int]:
+        """Say what a frame usually takes of a lane, and how many go together.
+
+        Returns:
+            Seconds, 0 where nobody knows yet; and frames that a lane takes at a time, at most.
+
+        """
+        model = self.pick()
+        if model is None:
+            return 0.0, 1
+        return (self.cost or model.cost).seconds, model.together
 
     @property
     def head(self) -> float:

@@ -48,7 +48,7 @@ LAYERS: Mapping[str, str] = {
     "ground: knows nothing of the rest": (
         "errors names bounds record records protobuf "
         "crew systemd durable machine facts networks.networkfacts "
-        "bundled start.clock shares limits thermal journal breaker flight crashes hangs "
+        "bundled start.clock shares turns limits thermal journal breaker flight crashes hangs "
         "wallclock"
     ),
 }

@@ -1,7 +1,8 @@
-"""Many clips at full pace: decoded several frames at a time, prepared early, the same results."""
+"""Many clips at full pace: read a few at a time, prepared early, the same results."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,11 @@ from edge_agent.manifest import load
 from edge_agent.model import Model, Prepared, open_model
 from edge_agent.records import Request, Sample
 from edge_agent.shares import Cost
+from edge_agent.turns import AHEAD, ROW, ROW_SECONDS
 from tests.quantised_models import SIZE, model
 from tests.support import (
     CHECKOUT,
+    PATIENCE,
     AgentProcess,
     Heard,
     Listener,
@@ -44,93 +47,195 @@ class Served:
     cost: Cost = field(default_factory=Cost)
 
 
-def crowd(pipelines: int) -> tuple[Board[Served], list[Slot[Served]]]:
-    """Make a board on which so many clips have put all that there is room for."""
-    board: Board[Served] = Board()
-    served = Served()
-    slots = []
-    for number in range(pipelines):
-        slot: Slot[Served] = Slot(f"p{number}", room=ROOM, lossless=True)
-        slot.pick = lambda: served
-        board.add(slot)
-        slots.append(slot)
-    for slot in slots:
-        for _ in range(ROOM):
-            put(board, slot)
-    return board, slots
+@dataclass
+class Crowd:
+    """A board, and clips at full pace that put what they may whenever they are asked to."""
+
+    clips: int
+    lanes: int = 2
+    cost: float = 0.001
+    """Seconds of a lane that a frame usually takes; 0: nobody knows."""
+    several: bool = True
+    board: Board[Served] = field(init=False)
+    slots: list[Slot[Served]] = field(default_factory=list)
+    model: Served = field(default_factory=Served)
+
+    def __post_init__(self) -> None:
+        self.board = Board(lanes=self.lanes)
+        self.model.cost.seconds = self.cost
+        for number in range(self.clips):
+            self.add(f"p{number}")
+
+    def add(self, name: str, *, lossless: bool = True, priority: int = 0) -> Slot[Served]:
+        """Add a pipeline."""
+        slot: Slot[Served] = Slot(
+            name, room=ROOM if lossless else 1, lossless=lossless, priority=priority
+        )
+        slot.pick = lambda: self.model
+        self.board.add(slot)
+        self.slots.append(slot)
+        return slot
+
+    def give(self, slot: Slot[Served]) -> int:
+        """Have a clip give all that it may now; says how many."""
+        gave = 0
+        while self.board.turn(slot, several=self.several, timeout=0):
+            assert put(self.board, slot)
+            gave += 1
+        return gave
+
+    def fill(self) -> list[int]:
+        """Have each give what it may."""
+        return [self.give(slot) for slot in self.slots if slot.lossless]
+
+    def take(self) -> str:
+        """Have a lane take what is next, and finish it; says whose it was."""
+        job = self.board.take()
+        assert job is not None
+        self.board.finish(job, lambda: None)
+        self.model.cost.seconds = self.cost  # as if it had taken what it usually takes
+        return job.slot.name
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return sum(len(slot.queue) for slot in self.slots)
 
 
 def put(board: Board[Served], slot: Slot[Served]) -> bool:
     """Put a capture."""
-    return board.put(slot, lambda seq: Sample(np.zeros(1, np.float32), seq, 0, 0.0))
-
-
-def captured(board: Board[Served], slot: Slot[Served]) -> int:
-    """Say how many a pipeline has put."""
-    return board.accounts()[slot.name].captured
-
-
-def test_a_clip_in_a_crowd_gives_several_at_a_time() -> None:
-    """It waits until nothing of its own is left, and then gives what there is room for."""
-    board, slots = crowd(4)
-    first = slots[0]
-
-    def give_more() -> None:
-        for _ in range(ROOM):
-            assert put(board, first)
-
-    giver = in_thread(give_more)
-    while len(first.queue) > 0 and board.crowded(first):
-        assert captured(board, first) == ROOM
-        job = board.take()
-        assert job is not None
-        board.finish(job, lambda: None)
-    giver.join(20)
-    assert not giver.is_alive()
-    assert captured(board, first) == 2 * ROOM
-    board.close()
-
-
-def test_a_clip_of_higher_priority_gives_one_for_one() -> None:
-    """Others that wait behind it are no crowd."""
-    board, slots = crowd(4)
-    first = slots[0]
-    first.share.priority = 1
-    assert not board.crowded(first)
-    assert board.crowded(slots[1])
-    giver = in_thread(lambda: put(board, first))
-    job = board.take()
-    assert job is not None
-    assert job.slot is first
-    giver.join(20)
-    assert captured(board, first) == ROOM + 1
-    board.close()
+    return board.put(slot, lambda seq: Sample(np.zeros(1, np.float32), seq, 0, time.monotonic()))
 
 
 def test_a_clip_alone_gives_one_for_one() -> None:
-    """Two lanes must not wait for it while there is room."""
-    board, (slot,) = crowd(1)
-    assert not board.crowded(slot)
-    giver = in_thread(lambda: put(board, slot))
-    job = board.take()
-    assert job is not None
-    giver.join(20)
-    assert captured(board, slot) == ROOM + 1
-    board.close()
+    """Two lanes must not wait for it while there is room, and each is prepared by its lane."""
+    crowd = Crowd(1)
+    assert crowd.fill() == [ROOM]
+    assert not crowd.slots[0].turn.row
+    crowd.take()
+    assert crowd.fill() == [1]
 
 
-def test_a_clip_goes_on_when_the_crowd_has_gone() -> None:
-    """Others that have ended do not keep it waiting."""
-    board, slots = crowd(3)
-    assert board.crowded(slots[0])
-    giver = in_thread(lambda: put(board, slots[0]))
-    for slot in slots[1:]:
-        board.remove(slot)
-    assert not board.crowded(slots[0])
-    assert board.take() is not None
-    giver.join(20)
-    assert captured(board, slots[0]) == ROOM + 1
-    board.close()
+def test_in_a_crowd_each_gives_several_in_a_row_and_little_waits() -> None:
+    """Of 16 clips at most what the lanes need soon waits, and every one has its turn."""
+    crowd = Crowd(16)
+    crowd.fill()
+    rows: list[tuple[str, int]] = []
+    for _ in range(600):
+        crowd.take()
+        rows += [(s.name, gave) for s in crowd.slots if (gave := crowd.give(s)) and s.turn.row]
+        assert 0 < crowd.waiting <= AHEAD * crowd.lanes + ROW
+    assert {count for _, count in rows} == {ROW}
+    assert len({name for name, _ in rows}) == 16
+    # In turn: between two rows of one come those of all others.
+    names = [name for name, _ in rows]
+    assert all(len(set(names[i : i + 16])) == 16 for i in range(len(names) - 16))
+
+
+@pytest.mark.parametrize("cost", [0.0, ROW_SECONDS])
+def test_where_frames_take_long_each_gives_one(cost: float) -> None:
+    """Nobody shall wait for a row of them; nor where nobody knows yet how long they take."""
+    crowd = Crowd(16, cost=cost)
+    crowd.fill()
+    for _ in range(100):
+        crowd.take()
+        assert all(gave <= 1 for gave in crowd.fill())
+        assert not any(slot.turn.row for slot in crowd.slots)
+
+
+def test_a_clip_that_is_slowed_down_gives_one_at_a_time() -> None:
+    """It sleeps between two, and shall not keep a turn meanwhile."""
+    crowd = Crowd(16, several=False)
+    crowd.fill()
+    for _ in range(50):
+        crowd.take()
+        assert all(gave <= 1 for gave in crowd.fill())
+
+
+def test_clips_of_another_priority_are_no_crowd() -> None:
+    """What waits behind is in nobody's way, and who waits behind must be there to be let in."""
+    crowd = Crowd(8)
+    crowd.fill()
+    first = crowd.add("first", priority=1)
+    assert crowd.give(first) == ROOM
+    assert crowd.take() == "first"
+    assert crowd.give(first) == 1
+    assert not first.turn.row
+
+
+def test_what_leaves_its_turn_lets_others_go_on() -> None:
+    """A clip that ends, or is taken away, in the middle of a row."""
+    crowd = Crowd(3)
+    crowd.fill()
+    for leave in (crowd.board.pass_on, crowd.board.remove):
+        while not any(slot.turn.left > 1 and slot.turn.row for slot in crowd.slots):
+            crowd.take()
+            for slot in crowd.slots:
+                # Each reads one, and is in the middle of its row then.
+                if crowd.board.turn(slot, timeout=0):
+                    put(crowd.board, slot)
+        leaving = next(slot for slot in crowd.slots if slot.turn.left > 1)
+        leave(leaving)
+        crowd.slots.remove(leaving)
+        gone = leaving.name
+        served = set()
+        for _ in range(40):
+            served.add(crowd.take())
+            crowd.fill()
+        assert served - {gone} == {slot.name for slot in crowd.slots}
+
+
+def test_whoever_holds_up_its_turn_holds_up_nobody() -> None:
+    """Clips on a disk that hangs have been asked for frames; a lane asks others before it waits."""
+    crowd = Crowd(12)
+    crowd.fill()
+    # As many as may go on are asked, and do not give.
+    hanging = [slot for slot in crowd.slots if not slot.queue][:3]
+    taken = {slot.name for slot in crowd.slots if slot not in hanging}
+    for slot in hanging:
+        slot.turn.left, slot.turn.rests = ROW, False
+    given: list[str] = []
+
+    def feed(slot: Slot[Served]) -> None:
+        while crowd.board.turn(slot):
+            if not put(crowd.board, slot):
+                return
+
+    for slot in crowd.slots:
+        if slot not in hanging:
+            in_thread(partial(feed, slot))
+    deadline = time.monotonic() + PATIENCE
+    while set(given) != taken:
+        assert time.monotonic() < deadline, f"only {set(given)}"
+        given.append(crowd.take())
+    crowd.board.close()
+
+
+def test_a_signal_asks_nobody() -> None:
+    """Recordings of signals give window by window; they are no crowd to pictures."""
+    crowd = Crowd(1)
+    for number in range(4):
+        signal = crowd.add(f"s{number}")
+        for _ in range(ROOM):
+            put(crowd.board, signal)
+    assert crowd.give(crowd.slots[0]) == ROOM
+
+
+def test_closing_lets_everyone_go() -> None:
+    """Who waits for its turn is told that nobody will come."""
+    crowd = Crowd(6)
+    crowd.fill()
+    answers: list[bool] = []
+    resting = [slot for slot in crowd.slots if slot.turn.rests]
+    assert resting
+    threads = [
+        in_thread(lambda slot=slot: answers.append(crowd.board.turn(slot)))  # type: ignore[misc]
+        for slot in resting
+    ]
+    crowd.board.close()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert answers == [False] * len(resting)
 
 
 @pytest.fixture

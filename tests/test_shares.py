@@ -124,7 +124,7 @@ class Box:
     def refill(self) -> None:
         """Have lossless sources fill their room."""
         for slot in self.slots:
-            while slot.lossless and len(slot.queue) < slot.room:
+            while slot.lossless and self.board.turn(slot, timeout=0):
                 self.board.put(slot, lambda seq: Sample(NOTHING, seq, 0, self.now))
 
 
@@ -184,6 +184,21 @@ def test_recorded_and_live_share_alike() -> None:
     cameras = [Camera(1, 0.02, lossless=True), *phased(3, 50, 0.02)]
     found = served(Box(cameras, lanes=1).run())
     assert found == [pytest.approx(SECONDS / 0.02 / 4, rel=0.1)] * 4
+
+
+def test_many_recordings_and_cameras_share_alike() -> None:
+    """Twelve clips that always have more, of which few may wait, and four busy cameras."""
+    cameras = [Camera(1, 0.004, lossless=True) for _ in range(12)] + phased(4, 100, 0.004)
+    found = served(Box(cameras).run(20.0))
+    assert found == [pytest.approx(20.0 * 2 / 0.004 / 16, rel=0.1)] * 16
+
+
+def test_recordings_of_slow_and_quick_models_get_the_same_time() -> None:
+    """Also where each gives several in a row, and whose turn it is decides who gives."""
+    costs = [0.002, 0.05] * 6
+    found = served(Box([Camera(1, cost, lossless=True) for cost in costs]).run())
+    spent = [frames * cost for frames, cost in zip(found, costs, strict=True)]
+    assert spent == [pytest.approx(SECONDS * 2 / 12, rel=0.1)] * 12
 
 
 def test_a_slow_model_gets_time_not_frames() -> None:
