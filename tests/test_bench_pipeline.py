@@ -80,10 +80,12 @@ def test_streams_are_counted_as_carried_only_if_served(clip: Path, tmp_path: Pat
         assert age > 0
         assert problem == ""
         assert "p99" in attempt(place, replace(setup, p99_ms=age / 1e6), 2)[1]
-        both = together(place, setup, 2)
-        assert both.fps > 0
-        assert both.cpu_ms > 0
-        assert len(both.ages) > 2
+        rounds = list(together(place, replace(setup, runs=2, seconds=1.0), 2))
+        assert len(rounds) == 2
+        for turn in (turn for both in rounds for turn in both):
+            assert turn.fps > 0
+            assert turn.cpu_ms > 0
+            assert len(turn.ages) > 2
 
 
 @given(capacity=st.integers(0, 2 * MOST), guess=st.integers(0, 2 * MOST))
@@ -113,6 +115,20 @@ def test_ratios_are_of_the_same_round() -> None:
     report.usual_ms += [0.5, 0.9]
     assert report.ratios(PLAIN) == [2.0, 2.0]
     assert report.cpu_ratios() == [2.0, 1.5]
+    report.handmade = "openvino:1"
+    report.turns[HANDMADE] += [Turn(50.0), Turn(5.0)]
+    report.turns[ENGINE] += [Turn(200.0), Turn(20.0)]
+    report.steps.append({"decode": 1.0})
+    report.scaling[16] = [
+        (Turn(100.0), Turn(80.0, 1.5, (3.0,))),
+        (Turn(10.0), Turn(9.0, 2.5, (4.0,))),
+        (Turn(50.0), Turn(50.0, 2.0, (5.0,))),
+    ]
+    (row,) = report.json()["scaling"]
+    assert row["ratio"] == {"min": 0.8, "median": 0.9, "max": 1.0}
+    assert row["fps"]["median"] == 50.0
+    assert row["cpu_s_per_1000"]["max"] == 2.5
+    assert row["age_ms"]["p50"] == 4.0
 
 
 @pytest.mark.parametrize(

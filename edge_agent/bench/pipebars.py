@@ -59,8 +59,8 @@ def _model(canvas: Any, report: Report, top: int) -> None:
         (name, report.turns[name], name == AGENT) for name in NAMES
     ]
     rows += [
-        (f"{count} pipeline{'s' if count > 1 else ''}", turns, True)
-        for count, turns in sorted(report.scaling.items())
+        (f"{count} pipeline{'s' if count > 1 else ''}", [many for _, many in rounds], True)
+        for count, rounds in sorted(report.scaling.items())
     ]
     most = max(turn.fps for _, turns, _ in rows for turn in turns)
     scale = (WIDTH - LEFT - RIGHT) / most

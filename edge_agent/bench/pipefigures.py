@@ -94,7 +94,8 @@ class Report:
     """Of preprocessing alone, by the lines that a plain script has for it."""
     floor_ms: list[float] = field(default_factory=list)
     """Processor time of decoding and of the engine on one thread, for a frame."""
-    scaling: dict[int, list[Turn]] = field(default_factory=dict)
+    scaling: dict[int, list[tuple[Turn, Turn]]] = field(default_factory=dict)
+    """By number of pipelines, round by round: what one did, and then so many."""
     idle: Idle | None = None
     carried: Carried | None = None
 
@@ -144,10 +145,12 @@ class Report:
             figures["scaling"] = [
                 {
                     "pipelines": count,
-                    "fps": spread(turn.fps for turn in turns),
-                    "cpu_s_per_1000": spread(turn.cpu_ms for turn in turns),
+                    "fps": spread(many.fps for _, many in rounds),
+                    "ratio": spread(many.fps / one.fps for one, many in rounds),
+                    "cpu_s_per_1000": spread(many.cpu_ms for _, many in rounds),
+                    "age_ms": wire.percentiles([age for _, many in rounds for age in many.ages]),
                 }
-                for count, turns in sorted(self.scaling.items())
+                for count, rounds in sorted(self.scaling.items())
             ]
         if self.idle is not None:
             figures["idle_pipeline"] = {

@@ -7,6 +7,7 @@ round, so that what disturbs the device disturbs them alike.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -70,11 +71,10 @@ def _model(folder: ModelFolder, place: Place, setup: Setup, pictures: Path, say:
         fps = {name: turns[-1].fps for name, turns in report.turns.items()}
         shown = ", ".join(f"{name} {value:.1f}" for name, value in fps.items())
         say(f"{report.model} round {number + 1} of {setup.runs}, frames a second: {shown}")
-    for _ in range(max(1, setup.runs // 2) if setup.pipelines else 0):
-        for count in setup.pipelines:
-            turn = together(place, setup, count)
-            report.scaling.setdefault(count, []).append(turn)
-            say(f"{report.model} {count} pipelines together: {turn.fps:.1f} frames a second")
+    for count in setup.pipelines:
+        rounds = report.scaling[count] = list(together(place, setup, count))
+        one, many = (statistics.median(both[who].fps for both in rounds) for who in (0, 1))
+        say(f"{report.model} pipelines together: {count} give {many:.1f} a second, one {one:.1f}")
     if setup.pipelines:
         report.idle = idle(place, setup, pictures)
     if setup.rate:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -146,6 +147,15 @@ class Player:
         elif "engine" in payload:
             self.engine = payload["engine"]
 
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Have it use no processor time meanwhile: it goes on afterwards where it was."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
     def watch(self, seconds: float) -> Window:
         """Count what comes from now on.
 
@@ -199,7 +209,9 @@ def endless(clip: Path, pace: str = "max") -> str:
 
 
 @contextmanager
-def agent(model: Path, lines: Sequence[Line], loopback: Loopback, place: Path) -> Iterator[Player]:
+def agent(
+    model: Path, lines: Sequence[Line], loopback: Loopback, place: Path, device: str = DEVICE
+) -> Iterator[Player]:
     """Run the daemon, one pipeline for each line, all through one model.
 
     Args:
@@ -207,13 +219,14 @@ def agent(model: Path, lines: Sequence[Line], loopback: Loopback, place: Path) -
         lines: what the pipelines play.
         loopback: the broker.
         place: keeps settings and state from run to run, so that forms are prepared once.
+        device: its name on the broker.
 
     Raises:
         AgentError: it gives no results.
 
     """
     name = load(model).manifest.name
-    blocks = [f'device_id = "{DEVICE}"\nstate_dir = "state"\nmodels_dirs = ["models"]\n']
+    blocks = [f'device_id = "{device}"\nstate_dir = "state"\nmodels_dirs = ["models"]\n']
     blocks.append(f'[broker]\nurl = "{loopback.url}"\nprotocol = {loopback.protocol}\n')
     for number, line in enumerate(lines):
         rate = "" if line.rate is None else f"rate = {line.rate}\n"
@@ -231,8 +244,8 @@ def agent(model: Path, lines: Sequence[Line], loopback: Loopback, place: Path) -
     if not link.exists():
         link.symlink_to(model.resolve(), target_is_directory=True)
     command = [sys.executable, "-m", "edge_agent", "run", "--config", str(settings)]
-    topics = [f"edge/{DEVICE}/result/p{number}" for number in range(len(lines))]
-    filters = [f"edge/{DEVICE}/{kind}/#" for kind in ("result", "model")]
+    topics = [f"edge/{device}/result/p{number}" for number in range(len(lines))]
+    filters = [f"edge/{device}/{kind}/#" for kind in ("result", "model")]
     with _playing("the agent", command, filters, loopback) as player:
         player.begin(topics)
         yield player

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copytree
 
 from ..cli.loopback import Loopback
 from ..errors import AgentError
@@ -22,6 +23,12 @@ SERVED = 0.95
 """Share of its rate that every stream must get: what is missing at the window's ends is not lost,
 what was displaced is."""
 
+FELLOW = "fellow"
+"""The one beside the many: its name on the broker, and its folder."""
+TURN_SECONDS = 1.0
+WARM_SECONDS = 0.2
+"""For what stood still to fill its queues again."""
+
 Say = Callable[[str], None]
 
 
@@ -35,13 +42,39 @@ class Place:
     """Keeps state from run to run."""
 
 
-def together(place: Place, setup: Setup, count: int) -> Turn:
-    """Let so many pipelines play the clip at full pace through one model."""
-    lines = [Line(endless(setup.clip))] * count
-    with agent(place.model, lines, place.loopback, place.folder) as player:
-        player.settle()
-        window = player.watch(setup.seconds)
-    return Turn(window.fps, window.cpu_per_1000, tuple(window.of("timing", "age_ms")))
+def together(place: Place, setup: Setup, count: int) -> Iterator[tuple[Turn, Turn]]:
+    """Let so many pipelines play the clip at full pace through one model, and one beside them.
+
+    Both are there all the time and take turns of a second, in which the other stands still: what
+    disturbs the device for longer disturbs both.
+
+    Returns:
+        The turn of the one, and that of the many, round by round.
+
+    """
+    line = Line(endless(setup.clip))
+    other = place.folder / FELLOW
+    if not other.exists():
+        # With the prepared form and the choice of engine.
+        copytree(place.folder / "state", other / "state")
+    rounds = max(1, round(setup.runs * setup.seconds / TURN_SECONDS))
+    with (
+        agent(place.model, [line], place.loopback, other, FELLOW) as one,
+        agent(place.model, [line] * count, place.loopback, place.folder) as many,
+    ):
+        with one.standing_still():
+            many.settle()
+        with many.standing_still():
+            one.settle()
+        for _ in range(rounds):
+            turns = []
+            for player, fellow in ((one, many), (many, one)):
+                with fellow.standing_still():
+                    player.watch(WARM_SECONDS)
+                    window = player.watch(TURN_SECONDS)
+                ages = tuple(window.of("timing", "age_ms"))
+                turns.append(Turn(window.fps, window.cpu_per_1000, ages))
+            yield turns[0], turns[1]
 
 
 def idle(place: Place, setup: Setup, pictures: Path) -> Idle:

@@ -179,11 +179,21 @@ def _scaling(report: Report, figures: dict[str, Any]) -> Any:
     from rich.table import Table
 
     table = Table(title=f"{report.model}: pipelines at full pace through one model")
-    for heading in ("pipelines", "frames a second together", "CPU s per 1000 frames"):
+    for heading in (
+        "pipelines",
+        "frames a second together",
+        "over one beside them",
+        "CPU s per 1000 frames",
+        "age ms, p50",
+    ):
         table.add_column(heading, justify="right")
     for row in figures["scaling"]:
         table.add_row(
-            str(row["pipelines"]), _spread(row["fps"], 1), _spread(row["cpu_s_per_1000"], 2)
+            str(row["pipelines"]),
+            _spread(row["fps"], 1),
+            _spread(row["ratio"], 3),
+            _spread(row["cpu_s_per_1000"], 2),
+            f"{row['age_ms']['p50']:.1f}",
         )
     return table
 
