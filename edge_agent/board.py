@@ -160,6 +160,10 @@ class Board(Generic[W]):
                 self._resting -= 1
                 slot._room.notify()  # noqa: SLF001
 
+    def _asked_for(self) -> bool:
+        """Whether a recording would give something if it were let."""
+        return self._resting > 0 and any(s.turn.rests and not s.queue for s in self._slots)
+
     # Lane side
 
     def take(self) -> Job[W] | None:
@@ -171,7 +175,7 @@ class Board(Generic[W]):
                     return job
                 self._idle += 1
                 self._call()
-                self._work.wait(PATIENCE if self._resting else None)
+                self._work.wait(PATIENCE if self._asked_for() else None)
                 self._idle -= 1
             return None
 
