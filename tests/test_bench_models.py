@@ -53,6 +53,18 @@ def test_what_is_not_there_names_what_is(tmp_path: Path) -> None:
         find_models(["lihgt"], str(config(tmp_path)), nothing)
 
 
+def test_settings_that_are_named_must_be_there(tmp_path: Path) -> None:
+    """Also where every model is a folder, so that nothing of them is needed."""
+    file = config(tmp_path)
+    folder = str(tmp_path / "library" / "light-1")
+    assert find_models([folder], str(file), nothing) == [Path(folder)]
+    with pytest.raises(UsageError, match="no such settings file"):
+        find_models([folder], str(tmp_path / "missing.toml"), nothing)
+    file.write_text("bogus = 1")
+    with pytest.raises(UsageError, match="bogus"):
+        find_models([folder], str(file), nothing)
+
+
 def test_a_tune_finds_the_models_of_its_settings(tmp_path: Path) -> None:
     """`bench pipeline NAME --tune --config FILE` measures what an agent with FILE runs."""
     file = config(tmp_path)

@@ -29,15 +29,17 @@ def find_models(names: Sequence[str], config: str | None, say: Callable[[str], N
 
     """
     named = any(not (name and (Path(name) / MANIFEST).is_file()) for name in names)
-    known = _library(config) if named else None
+    file = find_file(config)
+    if config is not None and file is not None:
+        load(file)  # who names settings is told what is wrong with them, needed or not
+    known = _library(file, config) if named else None
     return [find_model(name, say, known) for name in names]
 
 
-def _library(config: str | None) -> Library | None:
+def _library(file: Path | None, config: str | None) -> Library | None:
     """Open the models of the agent whose settings these are; None: there is none to be seen."""
     from ..opening import library_of, open_store
 
-    file = find_file(config)
     if file is None or (config is None and not os.access(file, os.R_OK)):
         return None  # the service's own, for it and root alone
     settings = load(file)
