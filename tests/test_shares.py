@@ -44,6 +44,8 @@ class Camera:
     deadline: float = 0.0
     lossless: bool = False
     """It gives whenever there is room."""
+    cascade: bool = False
+    """Its frames count for what each took itself."""
     phase: float = 0.0
 
 
@@ -56,8 +58,6 @@ class Box:
     now: float = 1000.0
     held_up: float = 0.0
     """Share of frames that take ten times as long, for reasons of others."""
-    cascades: bool = False
-    """Frames count for what each took itself."""
     ages: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class Box:
                 deadline=camera.deadline,
             )
             slot.pick = lambda cost=camera.cost: self.models[cost]  # type: ignore[misc]
-            slot.cost = Cost() if self.cascades else None
+            slot.cost = Cost() if camera.cascade else None
             self.board.add(slot)
             self.slots.append(slot)
             self.costs[slot.name] = camera.cost
@@ -224,10 +224,20 @@ def test_what_is_charged_does_not_depend_on_the_moment() -> None:
 
 def test_with_second_stages_frames_count_for_what_they_took() -> None:
     """Where frames of a pipeline differ, it is lane time that is shared alike all the same."""
-    box = Box([Camera(30, 0.1), Camera(200, 0.01)], lanes=1, cascades=True)
-    slow, quick = served(box.run())
+    cameras = [Camera(30, 0.1, cascade=True), Camera(200, 0.01, cascade=True)]
+    slow, quick = served(Box(cameras, lanes=1).run())
     assert slow * 0.1 == pytest.approx(SECONDS / 2, rel=0.1)
     assert quick * 0.01 == pytest.approx(SECONDS / 2, rel=0.1)
+
+
+def test_cascades_beside_single_models_get_the_same_time() -> None:
+    """Also on a device that is held up now and then, which both sorts pay for alike."""
+    cameras = [Camera(1, cost, lossless=True, cascade=cost > 0.01) for cost in [0.003, 0.03] * 4]
+    box = Box(cameras, held_up=0.1)
+    found = served(box.run(60.0))
+    spent = [frames * camera.cost for frames, camera in zip(found, cameras, strict=True)]
+    mean = sum(spent) / len(spent)
+    assert spent == [pytest.approx(mean, rel=0.1)] * 8
 
 
 def test_one_that_comes_later_takes_no_more_than_its_share() -> None:
