@@ -26,6 +26,7 @@ from .errors import ModelError, UsageError
 from .flight import recorder
 from .frames import Frames
 from .health import Health
+from .machine import give_back_large_blocks, trim_memory
 from .opening import Engines, library_of, match_profile, open_store
 from .orders import Memory, Orders, text
 from .overrides import read_change
@@ -38,6 +39,7 @@ from .says import Says
 from .scrub import Scrub
 from .serving import unusable
 from .settings import Settings
+from .sources.canvases import CANVASES
 from .steady import Steady
 from .store.housekeeping import clean_leftovers
 from .thrift import Thrift
@@ -71,6 +73,12 @@ class Opened:
         if last is not None:
             self.crashes.add(last)
         self.engines.crashes = self.crashes
+
+
+def _give_back() -> None:
+    """Give back what nobody needs any more."""
+    CANVASES.forget()
+    trim_memory()
 
 
 class Control:
@@ -113,7 +121,10 @@ class Control:
         )
         self._batcher = Batcher(frames.servings, opened.engines, frames.board, self._steady.done)
         self._demoter = Demoter(frames.servings, opened.engines)
-        self._thrift = Thrift(frames.servings, self._idle_s)
+        give_back_large_blocks()
+        self._thrift = Thrift(
+            frames.servings, self._idle_s, present=frames.present, trim=_give_back
+        )
         self._scrub = Scrub(frames.settings.state, frames.servings, self._preparer.wake)
         self._planner = Planner(
             frames,

@@ -194,6 +194,13 @@ class Frames:
             found += [*pipeline.servings, *(serving for _, serving in pipeline.seconds)]
         return found
 
+    def present(self) -> frozenset[object]:
+        """Name what takes memory while it is there: sources that give, and models."""
+        pipelines = list(self.pipelines.values())
+        running = {("source", id(p)) for p in pipelines if p.state in {None, "running"}}
+        models = {("model", id(serving.model)) for serving in self.servings.all()}
+        return frozenset(running | models)
+
     def flows(self, name: str) -> bool:
         """Whether a source that feeds the live version of a model may still give something."""
         return any(

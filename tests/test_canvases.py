@@ -6,9 +6,10 @@ import threading
 from functools import partial
 
 import numpy as np
+import pytest
 
 from edge_agent.records import Array
-from edge_agent.sources.canvases import KEPT_BYTES, Canvases
+from edge_agent.sources.canvases import KEPT, KEPT_BYTES, Canvases
 from tests.support import PATIENCE
 
 SHAPE = (48, 64, 3)
@@ -62,16 +63,20 @@ def test_sizes_are_kept_apart() -> None:
     assert pictures.lend(SHAPE).shape == SHAPE
 
 
-def test_no_more_is_kept_than_is_good_for_anything() -> None:
-    """After many pictures at a time their memory goes back to the system."""
-    pictures = Canvases()
-    many = [pictures.lend((1024, 1024, 3)) for _ in range(20)]
+@pytest.mark.parametrize(("side", "kept"), [(1024, KEPT_BYTES // (3 * 1024**2)), (4096, KEPT)])
+def test_no_more_is_kept_than_is_good_for_anything(side: int, kept: int) -> None:
+    """After many pictures at a time their memory goes back to the system, all of it if wanted."""
+    canvases = Canvases()
+    many = [canvases.lend((side, side, 3)) for _ in range(20)]
     many.clear()
-    (idle,) = pictures._idle.values()
-    assert 0 < sum(memory.nbytes for memory in idle) <= KEPT_BYTES
-    huge = pictures.lend((4096, 4096, 3))
-    del huge
-    assert not pictures._idle[4096, 4096, 3]
+    (idle,) = canvases._idle.values()
+    assert len(idle) == kept
+    lent = canvases.lend((side, side, 3))
+    canvases.forget()
+    assert not idle
+    place = address(lent)
+    del lent
+    assert address(canvases.lend((side, side, 3))) == place
 
 
 def test_no_two_threads_are_lent_the_same() -> None:

@@ -12,7 +12,7 @@ from edge_agent.manifest import load
 from edge_agent.model import Model, open_model
 from edge_agent.serving import Servings
 from edge_agent.settings import Arm
-from edge_agent.thrift import EVERY, SHORT_IDLE, Thrift
+from edge_agent.thrift import EVERY, GONE_SECONDS, SHORT_IDLE, Thrift
 from tests.small_models import brightness
 
 
@@ -46,3 +46,40 @@ def test_models_that_may_go_do_so_early_when_memory_is_short(
     assert first.model is not None
     assert [r.message for r in caplog.records if r.levelname == "WARNING"] == words
     servings.close()
+
+
+def test_what_has_gone_gives_its_memory_back() -> None:
+    """Once, after its threads have ended; what comes, and what stays, is no reason."""
+    board: Board[Model] = Board()
+    servings = Servings(board, lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
+    there: set[object] = set()
+    trimmed: list[float] = []
+    now = 100.0
+    thrift = Thrift(
+        servings,
+        idle_s=0.0,
+        present=lambda: frozenset(there),
+        short=list,
+        trim=lambda: trimmed.append(now),
+    )
+
+    def wait(seconds: float) -> None:
+        nonlocal now
+        for _ in range(int(seconds)):
+            now += 1.0
+            thrift.look(now)
+
+    there |= {"a", "b", "c"}
+    wait(60)
+    assert not trimmed
+    there.remove("a")
+    wait(GONE_SECONDS)
+    there.remove("b")  # in a reload many go, one after the other
+    wait(GONE_SECONDS)
+    assert not trimmed
+    wait(60)
+    assert len(trimmed) == 1
+    there.remove("c")
+    there.add("d")
+    wait(60)
+    assert len(trimmed) == 2

@@ -15,7 +15,9 @@ import numpy as np
 from ..records import Array
 
 KEPT_BYTES = 16 * 2**20
-"""Free memory that is kept for pictures of one size; the rest goes back to the system."""
+"""Free memory that is kept for pictures of one size; the rest goes back to the system …"""
+KEPT = 4
+"""… but for so many, however large they are: new memory has to be cleared first."""
 
 
 class _Lease:
@@ -30,7 +32,8 @@ class _Lease:
 
     def __del__(self) -> None:
         # A deque's ends are thread-safe: this may run in any thread, at any moment.
-        if (len(self._idle) + 1) * self._memory.nbytes <= KEPT_BYTES:
+        kept = len(self._idle)
+        if kept < KEPT or (kept + 1) * self._memory.nbytes <= KEPT_BYTES:
             self._idle.append(self._memory)
 
 
@@ -48,6 +51,11 @@ class Canvases:
         except IndexError:
             memory = np.empty(shape, np.uint8)
         return np.asarray(_Lease(memory, idle))
+
+    def forget(self) -> None:
+        """Let go of all that nobody has at the moment."""
+        for idle in list(self._idle.values()):
+            idle.clear()
 
 
 CANVASES = Canvases()
