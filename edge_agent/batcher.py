@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from .batching import Batch, open_batch, seconds_alone
 from .board import Board
 from .durable import size_of
-from .engines.formed import specs_of
+from .engines.formed import takes_several
 from .errors import AgentError, EngineError
 from .model import Model, open_model
 from .opening import Engines
@@ -125,8 +125,7 @@ class Batcher:
             ModelError: the model is damaged meanwhile.
 
         """
-        declared = specs_of(engine.form.form, "declared")
-        if not any(len(spec.shape) > 1 and spec.shape[0] is None for spec in declared):
+        if not takes_several(engine.form.form):
             raise EngineError(f"{model.id}: the network takes one sample at a time")
         if self._engines.exceeds_budget(model.folder):
             raise EngineError(f"{model.id}: is larger than the memory budget")

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 from .engines import EngineChoice
+from .engines.formed import takes_several
 from .errors import AgentError, EngineError
 from .forms.form import Form
 from .model import Model, open_model
@@ -153,13 +154,16 @@ class Steady:
 
     def _may_improve(self, offer: Offer) -> bool:
         """Whether a form could take over what serves."""
-        serving, model, _ = offer
+        serving, model, form = offer
         return (
             not self._closing.is_set()
             and serving.model is model
             and not isinstance(model.engine, QuickEngine)
             # A form takes one sample at a time.
-            and max(self._engines.max_batch(model.folder), serving.crops) == 1
+            and (
+                max(self._engines.max_batch(model.folder), serving.crops) == 1
+                or not takes_several(form)
+            )
             # A device that cannot hold two versions of a model does not hold one twice.
             and self._engines.profile.swap != "replace"
         )

@@ -187,3 +187,13 @@ def test_a_form_may_take_over_from_what_was_loaded_whole(own: Box) -> None:
         more_results(start)
         assert engines(start)[-1] == (QUICK if taken else PREFERRED)
     assert json.loads(notes(own).read_text()) == kept
+
+
+def test_a_form_may_take_over_where_nothing_can_go_together(own: Box) -> None:
+    """Batches were asked for, of a network that takes one sample: its form costs it nothing."""
+    own.more |= {"engine": "auto", "profile": "intel-cpu", "batching": {"max_batch": 4}}
+    with own.start() as start:
+        settled(start)
+        assert "the network takes one sample at a time" in start.words()
+        assert "its prepared form on onnxruntime:CPUExecutionProvider" in start.words()
+        assert start.all_right()

@@ -247,5 +247,10 @@ def specs_of(form: Form, key: str) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in form.table[key])
 
 
+def takes_several(form: Form) -> bool:
+    """Whether the network that a form was made of, which takes one sample, takes several too."""
+    return any(len(s.shape) > 1 and s.shape[0] is None for s in specs_of(form, "declared"))
+
+
 def _words(specs: tuple[TensorSpec, ...]) -> str:
     return ", ".join(str(spec) for spec in specs)
