@@ -156,6 +156,9 @@ class Health:
         """Gather everything."""
         import psutil
 
+        # In this order: of a source that is said to have ended all is counted, and no more is said
+        # to be published than to be inferred.
+        states = [(p, p.state, p.channel.published, p.channel.lost) for p in self._pipelines()]
         accounts = self._board.accounts()
         link = self._link.counters()
         why = self.why()
@@ -181,7 +184,7 @@ class Health:
         temperature = self._thermometer.read().celsius
         if temperature is not None:
             payload["temperature_c"] = round(temperature, 1)
-        for pipeline in self._pipelines():
+        for pipeline, state, published, lost in states:
             account = accounts.get(pipeline.name)
             if account is None:
                 continue
@@ -189,12 +192,12 @@ class Health:
                 "fps": self._fps(pipeline.name, account.inferred),
                 "captured": account.captured,
                 "inferred": account.inferred,
-                "published": pipeline.channel.published,
-                "lost": pipeline.channel.lost,
+                "published": published,
+                "lost": lost,
                 "waiting": account.waiting,
                 "dropped": dict(account.dropped),
                 "latency_ms": wire.percentiles(list(pipeline.latency_ms)),
-                "source": pipeline.state or "opening",
+                "source": state or "opening",
             }
         for model in {
             id(s.model): s.model for s in self._servings() if s.model is not None

@@ -29,6 +29,7 @@ class Device:
         self.now = 1000.0
         topics = Topics("edge", "box")
         board: Board[Model] = Board()
+        self.board = board
         link = Link(
             Broker(),
             "edge-agent-box",
@@ -74,6 +75,24 @@ def test_a_roomy_and_cool_machine_is_no_reason(device: Device) -> None:
     """Nothing is said of memory, disk and heat while they are well; there is no temperature."""
     assert device.why("memory", "disk", "hot", "throttled") == []
     assert "temperature_c" not in device.health.payload()
+
+
+def test_of_what_has_ended_all_is_counted(device: Device) -> None:
+    """A source that gives its last frame and ends while health is being gathered."""
+    kept = device.pipelines[0]
+    device.board.add(kept.slot)
+    kept._capture.state = "running"
+
+    def last_frame() -> list[str]:
+        device.board.skip(kept.slot, "still")
+        kept.channel.published += 1
+        kept._capture.state = "ended"
+        return []
+
+    device.health.others.append(last_frame)
+    for source, count in (("running", 0), ("ended", 1)):
+        seen = device.health.payload()["pipelines"]["kept"]
+        assert (seen["source"], seen["captured"], seen["published"]) == (source, count, count)
 
 
 def test_heat_and_throttling_are_said(tmp_path: Path, root: Path) -> None:
