@@ -85,6 +85,9 @@ class Reloading:
             systemd.notify("READY=1")
             return
         frames.settings = settings
+        if settings.groups != before.groups:
+            # First of all: what loads has `info` said, by which others know that we listen.
+            frames.link.listen()
         if settings.broker != before.broker:
             log.info("broker: changed, connecting to %s", settings.broker.address, extra=ANSWER)
             frames.link.move(settings.broker, tls)
@@ -93,8 +96,6 @@ class Reloading:
         self._arrange(before)
         self._says.clear_gone()
         frames.crew.spawn("loader", self._load)
-        if settings.groups != before.groups:
-            frames.link.listen()
         self._says.info()
         log.info("settings read again: %d pipelines", len(frames.pipelines), extra=ANSWER)
         systemd.notify("READY=1", f"STATUS={len(frames.pipelines)} pipelines")
