@@ -134,6 +134,8 @@ class Board(Generic[W]):
 
         """
         with self._lock:
+            if self._closed or slot.gone:
+                return False
             turn = slot.turn
             if not turn.left:
                 if not turn.rests:
@@ -238,7 +240,7 @@ class Board(Generic[W]):
             self._shares.went(slot.share, waiting, now, charged)
             sample = slot.queue.popleft()
             slot._taken += 1  # noqa: SLF001
-            if slot.lossless and not slot.turn.rests:
+            if slot.lossless and not slot.turn.asks:
                 slot._room.notify()  # noqa: SLF001
             self._call()
             return Job(slot, sample, model, slot._taken - 1, now, charged)  # noqa: SLF001

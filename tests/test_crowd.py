@@ -211,6 +211,15 @@ def test_whoever_holds_up_its_turn_holds_up_nobody() -> None:
     crowd.board.close()
 
 
+def test_who_asks_after_it_was_taken_away_does_not_wait() -> None:
+    """A capture that was reading meanwhile; no lane looks for it from then on."""
+    crowd = Crowd(1)
+    (slot,) = crowd.slots
+    crowd.board.remove(slot)
+    assert not crowd.board.turn(slot)
+    assert not crowd.board._resting
+
+
 def test_a_signal_asks_nobody() -> None:
     """Recordings of signals give window by window; they are no crowd to pictures."""
     crowd = Crowd(1)
