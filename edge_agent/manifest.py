@@ -36,6 +36,7 @@ DecoderName = Literal[
     "score",
     "raw",
 ]
+Interpolation = Literal["linear", "area", "cubic", "nearest"]
 PICTURE_LAYOUTS = ("nchw", "nhwc")
 SIGNAL_LAYOUTS = ("ct", "tc", "flat-ct", "flat-tc")
 
@@ -97,7 +98,7 @@ class InputSpec:
     """Only where the network leaves its size open."""
     resize: Literal["stretch", "letterbox", "crop"] = "stretch"
     crop_ratio: Annotated[float, Gt(0), Le(1)] = 1.0
-    interpolation: Literal["linear", "area", "cubic", "nearest"] = "linear"
+    interpolation: Interpolation = "linear"
     anchor: Literal["center", "top-left"] = "center"
     pad: Annotated[float, Ge(0), Le(255)] = 114.0
     # Signals

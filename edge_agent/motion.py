@@ -6,6 +6,7 @@ import cv2
 import numpy as np
 
 from .records import Array
+from .resizing import resize
 
 WIDTH = 160
 """Pixels; enough to see a person, few enough to cost a fraction of a millisecond."""
@@ -43,7 +44,7 @@ class MotionGate:
         # Never enlarged: of a narrow and high region nothing is gained, and much to compute.
         scale = min(1.0, WIDTH / width)
         size = (max(1, round(width * scale)), max(1, round(height * scale)))
-        small = cv2.resize(picture, size, interpolation=cv2.INTER_AREA)
+        small = resize(picture, size, "area")
         grey = cv2.cvtColor(small, cv2.COLOR_BGR2GRAY)
         mask = self._background.apply(cv2.GaussianBlur(grey, (3, 3), 0))
         self._seen += 1

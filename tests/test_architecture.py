@@ -39,7 +39,7 @@ LAYERS: Mapping[str, str] = {
         "tls refusals "
         "sources engines profile "
         "config start "
-        "preprocess folding decode window annotate motion board slots metrics inbox "
+        "preprocess resizing folding decode window annotate motion board slots metrics inbox "
         "forms.form forms.begin forms.ladder forms.mapped forms.options forms.skeleton"
     ),
     "words: what is said and set, without doing anything": (
@@ -71,7 +71,7 @@ HOMES: Mapping[str, str] = {
     ),
     "google": "networks.modelfile",
     "cv2": (
-        "sources.opencv preprocess decode.boxes annotate motion bench.plain "
+        "sources.opencv preprocess resizing decode.boxes annotate motion bench.plain "
         "bench.handmade bench.start_script bench.bars bench.pipebars"
     ),
     "cryptography": "packages.keys packages.packing",

@@ -23,11 +23,12 @@ import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
 from ..decode import build_decoder
-from ..manifest import ModelFolder, load
-from ..model import default_threshold
+from ..manifest import load
 from ..records import Array, Detections, TensorSpec
 from ..wire import findings
-from .plain import picture_size, prepare, specs
+from .plain import specs, to_frame
+from .recipe import recipe
+from .start_script import Way, prepare
 
 ROOM = 4
 """Frames decoded ahead."""
@@ -83,39 +84,38 @@ def main(clip: str, model: str, engine: str, threads: str, port: str, topic: str
     """Play the clip through the model and publish every result, for ever."""
     folder = load(Path(model))
     given, outputs, infer = ENGINES[engine](folder.network, int(threads))
-    size = picture_size(folder, given)
+    how = recipe(folder, given)
+    size = how["width"], how["height"]
     decode = build_decoder(folder.manifest, folder.labels, (given,), outputs, size)
-    threshold = default_threshold(folder)
     client = mqtt.Client(CallbackAPIVersion.VERSION2)
     client.connect("127.0.0.1", int(port))
     client.loop_start()
-    ahead: Queue[tuple[float, tuple[int, ...], Array]] = Queue(ROOM)
-    threading.Thread(target=_decode, args=(clip, folder, given, ahead), daemon=True).start()
+    ahead: Queue[tuple[float, Array, Way]] = Queue(ROOM)
+    threading.Thread(target=_decode, args=(clip, how, ahead), daemon=True).start()
     seq = 0
     while True:
-        taken, shape, tensor = ahead.get()
+        taken, tensor, way = ahead.get()
         results = infer(tensor)
         found = decode(
             {o.name: r for o, r in zip(outputs, results, strict=True)},
             {given.name: tensor},
-            threshold,
+            how["threshold"],
         )
         if isinstance(found, Detections):
-            found.boxes[:, 0::2] *= shape[1] / size[0]
-            found.boxes[:, 1::2] *= shape[0] / size[1]
+            to_frame(found, way)
         payload = {"seq": seq, "time": taken, "model": folder.manifest.id, **findings(found)}
         client.publish(topic, json.dumps(payload))
         seq += 1
 
 
-def _decode(clip: str, folder: ModelFolder, given: TensorSpec, ahead: Queue[Any]) -> None:
+def _decode(clip: str, how: dict[str, Any], ahead: Queue[tuple[float, Array, Way]]) -> None:
     while True:
         capture = cv2.VideoCapture(clip)
         while True:
             read, frame = capture.read()
             if not read:
                 break
-            ahead.put((time.time(), frame.shape, prepare(frame, folder, given)))
+            ahead.put((time.time(), *prepare(frame, how)))
 
 
 if __name__ == "__main__":

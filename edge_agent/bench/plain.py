@@ -20,17 +20,12 @@ import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
 from ..decode import build_decoder
-from ..manifest import ModelFolder, load
-from ..model import default_threshold
-from ..records import Array, Detections, TensorSpec
+from ..manifest import load
+from ..records import Detections, TensorSpec
 from ..wire import findings
+from .recipe import recipe
+from .start_script import Way, prepare
 
-INTERPOLATION = {
-    "linear": cv2.INTER_LINEAR,
-    "area": cv2.INTER_AREA,
-    "cubic": cv2.INTER_CUBIC,
-    "nearest": cv2.INTER_NEAREST,
-}
 TYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
@@ -52,42 +47,10 @@ def specs(values: Any) -> tuple[TensorSpec, ...]:
     )
 
 
-def prepare(frame: Array, folder: ModelFolder, spec: TensorSpec) -> Array:
-    """Resize, convert, normalise, transpose: the usual lines."""
-    wanted = folder.manifest.input
-    channels_first = wanted.layout != "nhwc"
-    width, height = picture_size(folder, spec)
-    picture: Array
-    tensor: Array
-    if wanted.resize == "letterbox":
-        scale = min(width / frame.shape[1], height / frame.shape[0])
-        small = cv2.resize(frame, (int(frame.shape[1] * scale), int(frame.shape[0] * scale)))
-        picture = np.full((height, width, 3), wanted.pad, np.uint8)
-        picture[: small.shape[0], : small.shape[1]] = small
-    else:
-        picture = cv2.resize(
-            frame, (width, height), interpolation=INTERPOLATION[wanted.interpolation]
-        )
-    if wanted.color == "rgb":
-        picture = cv2.cvtColor(picture, cv2.COLOR_BGR2RGB)
-    if spec.dtype == "uint8":
-        tensor = picture
-    else:
-        mean = np.array(wanted.per_channel("mean", 3), np.float32)
-        divisor = np.array(wanted.per_channel("scale", 3), np.float32)
-        tensor = ((picture.astype(np.float32) - mean) / divisor).astype(spec.dtype)
-    if channels_first:
-        tensor = tensor.transpose(2, 0, 1)
-    return np.ascontiguousarray(tensor[None])
-
-
-def picture_size(folder: ModelFolder, given: TensorSpec) -> tuple[int, int]:
-    """Give the width and height that a network takes."""
-    first = 2 if folder.manifest.input.layout != "nhwc" else 1
-    height, width = given.shape[first : first + 2]
-    assert height is not None  # noqa: S101 - sizes are settled by `specs`
-    assert width is not None  # noqa: S101
-    return width, height
+def to_frame(found: Detections, way: Way) -> None:
+    """Carry boxes from the network's pixels to the frame's."""
+    found.boxes[...] -= np.array(way[2:] * 2, np.float32)
+    found.boxes[...] /= np.array(way[:2] * 2, np.float32)
 
 
 def main(clip: str, model: str, port: str, topic: str) -> None:
@@ -97,9 +60,9 @@ def main(clip: str, model: str, port: str, topic: str) -> None:
     session = ort.InferenceSession(str(folder.network))
     (given,) = specs(session.get_inputs())
     outputs = specs(session.get_outputs())
-    size = picture_size(folder, given)
+    how = recipe(folder, given)
+    size = how["width"], how["height"]
     decode = build_decoder(folder.manifest, folder.labels, (given,), outputs, size)
-    threshold = default_threshold(folder)
     client = mqtt.Client(CallbackAPIVersion.VERSION2)
     client.connect("127.0.0.1", int(port))
     client.loop_start()
@@ -111,16 +74,15 @@ def main(clip: str, model: str, port: str, topic: str) -> None:
             capture = cv2.VideoCapture(clip)
             continue
         taken = time.time()
-        tensor = prepare(frame, folder, given)
+        tensor, way = prepare(frame, how)
         results = session.run(None, {given.name: tensor})
         found = decode(
             {o.name: r for o, r in zip(outputs, results, strict=True)},
             {given.name: tensor},
-            threshold,
+            how["threshold"],
         )
         if isinstance(found, Detections):
-            found.boxes[:, 0::2] *= frame.shape[1] / size[0]
-            found.boxes[:, 1::2] *= frame.shape[0] / size[1]
+            to_frame(found, way)
         payload = {"seq": seq, "time": taken, "model": folder.manifest.id, **findings(found)}
         client.publish(topic, json.dumps(payload))
         seq += 1

@@ -12,10 +12,10 @@ from typing import Any
 from ..engines import native_reason
 from ..errors import EngineError, ModelError, UsageError
 from ..manifest import ModelFolder, load
-from ..model import default_threshold
 from ..networks.modelfile import inspect
 from ..networks.networkfacts import NetworkFacts
 from .models import find_models
+from .recipe import recipe
 from .start_script import CLASSIFIERS, DETECTORS
 
 
@@ -46,7 +46,7 @@ def look(models: list[str], place: str, config: str | None = None) -> list[dict[
 
 
 def _prepared(folder: ModelFolder, facts: NetworkFacts, place: Path) -> dict[str, Any]:
-    how = _how(folder, facts)
+    how = recipe(folder, facts.inputs[0])
     best = place / "best" / "model.onnx"
     best.parent.mkdir(parents=True)
     _optimise(folder.network, best)
@@ -97,36 +97,6 @@ def _facts(folder: ModelFolder) -> NetworkFacts:
             f"this one has {', '.join(map(str, facts.inputs))}"
         )
     return facts
-
-
-def _how(folder: ModelFolder, facts: NetworkFacts) -> dict[str, Any]:
-    """Put what the manifest says into the plain script's words."""
-    wanted, (given,) = folder.manifest.input, facts.inputs
-    layout = wanted.layout or "nchw"
-    height, width = given.shape[2:] if layout == "nchw" else given.shape[1:3]
-    height, width = height or wanted.height, width or wanted.width
-    if height is None or width is None:
-        raise UsageError(
-            f"{folder.path}: input {given} leaves its size open; give input.width and input.height"
-        )
-    count = 1 if wanted.color == "gray" else 3
-    return {
-        "width": width,
-        "height": height,
-        "type": given.dtype,
-        "layout": layout,
-        "color": wanted.color,
-        "resize": wanted.resize,
-        "crop_ratio": wanted.crop_ratio,
-        "interpolation": wanted.interpolation,
-        "anchor": wanted.anchor,
-        "pad": round(wanted.pad),
-        "mean": wanted.per_channel("mean", count),
-        "scale": wanted.per_channel("scale", count),
-        "decoder": folder.manifest.decoder,
-        "threshold": default_threshold(folder),
-        "iou": folder.manifest.output.iou,
-    }
 
 
 def _first_label(folder: ModelFolder, facts: NetworkFacts) -> int:

@@ -33,11 +33,15 @@ CLASSIFIERS = ("softmax", "logits")
 DETECTORS = ("ultraface", "yolov8", "yolox", "ssd")
 
 
-def prepare(frame: Any, how: dict[str, Any]) -> tuple[Any, tuple[float, float, float, float]]:
+Way = tuple[float, float, float, float]
+"""Scale x and y, and offset x and y, from the frame to the network's input, pixels."""
+
+
+def prepare(frame: Any, how: dict[str, Any]) -> tuple[Any, Way]:
     """Resize, convert, normalise, transpose: the usual lines.
 
     Returns:
-        The input tensor; scale x and y and offset x and y from frame to network, pixels.
+        The input tensor, and the way there.
 
     """
     width, height = how["width"], how["height"]
@@ -68,13 +72,25 @@ def prepare(frame: Any, how: dict[str, Any]) -> tuple[Any, tuple[float, float, f
         frame = cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
     elif how["color"] == "gray":
         frame = cv2.cvtColor(frame, cv2.COLOR_BGR2GRAY)[..., None]
-    tensor = frame
-    if how["type"] != "uint8":
-        normal = (frame.astype(np.float32) - np.float32(how["mean"])) / np.float32(how["scale"])
-        tensor = normal.astype(how["type"])
-    if how["layout"] == "nchw":
-        tensor = tensor.transpose(2, 0, 1)
-    return np.ascontiguousarray(tensor[None]), way
+    planes = how["layout"] == "nchw"
+    if planes:
+        frame = frame.transpose(2, 0, 1)
+    if how["type"] == "uint8":
+        return np.ascontiguousarray(frame[None]), way
+    # Of the usual ways the quickest: planes first, and what is done to floats in place. Colours
+    # side by side, with a mean for each, take three times as long.
+    tensor = frame.astype(np.float32, order="C")
+    tensor -= _for_each(how["mean"], planes)
+    tensor *= 1 / _for_each(how["scale"], planes)
+    return tensor[None].astype(how["type"], copy=False), way
+
+
+def _for_each(values: list[float], planes: bool) -> Any:
+    """Shape a number for each colour as the picture is; one is enough where all are alike."""
+    numbers = np.array(values, np.float32)
+    if (numbers == numbers[0]).all():
+        return numbers[0]
+    return numbers[:, None, None] if planes else numbers
 
 
 def classify(outputs: list[Any], how: dict[str, Any]) -> tuple[int, float]:
@@ -87,7 +103,7 @@ def classify(outputs: list[Any], how: dict[str, Any]) -> tuple[int, float]:
 
 
 def detect(
-    outputs: list[Any], how: dict[str, Any], way: tuple[float, float, float, float]
+    outputs: list[Any], how: dict[str, Any], way: Way
 ) -> list[tuple[int, float, list[float]]]:
     """Find boxes: class, score, x1, y1, x2, y2 in pixels of the frame."""
     boxes, scores, classes = CANDIDATES[how["decoder"]](outputs, how)

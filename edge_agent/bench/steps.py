@@ -27,7 +27,8 @@ from ..profile import choose, default_dirs, load_profiles
 from ..records import Reading, Sample, Timing
 from ..sources import open_source, parse_source
 from .handmade import ENGINES
-from .plain import prepare
+from .recipe import recipe
+from .start_script import prepare
 
 KEPT = 48
 """Frames to go round in while engine and steps are measured."""
@@ -79,7 +80,7 @@ def measure(model: str, source: str, engine: str, seconds: float) -> dict[str, A
     steps = _steps(single, kept, each)
     usual_ms = _usual(single, kept, each)
     given = single.engine.inputs[0]
-    tensor = prepare(kept[0].data, single.folder, given)
+    tensor, _ = prepare(kept[0].data, recipe(single.folder, given))
     tensors = single.last
     assert tensors is not None  # noqa: S101 - it has just been used
     if choice.device.upper() == "CPU":
@@ -160,11 +161,12 @@ def _steps(model: Model, kept: list[Reading], seconds: float) -> dict[str, float
 def _usual(model: Model, kept: list[Reading], seconds: float) -> float:
     """Give the median of what the plain script does to a picture before inference, ms."""
     took: list[float] = []
+    how = recipe(model.folder, model.engine.inputs[0])
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline or len(took) < 2:
         frame = kept[len(took) % len(kept)].data
         begin = time.perf_counter()
-        prepare(frame, model.folder, model.engine.inputs[0])
+        prepare(frame, how)
         took.append(time.perf_counter() - begin)
     return statistics.median(took[1:]) * 1e3
 

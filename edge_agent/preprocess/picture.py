@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..errors import ModelError, SampleError
 from ..manifest import PICTURE_LAYOUTS, InputSpec
 from ..records import Array, TensorSpec
+from ..resizing import resize
 from .inputs import constants, sample_input
 from .placement import Placement
 from .tables import Tables, table_of
@@ -84,16 +85,9 @@ class PicturePlan:
 
     def _resize(self, data: Array, buffers: _Buffers) -> Placement:
         """Bring a picture to the network's size, as `input.resize` says."""
-        import cv2
-
         width, height = self.size
         source_height, source_width = data.shape[:2]
-        method = {
-            "linear": cv2.INTER_LINEAR,
-            "area": cv2.INTER_AREA,
-            "cubic": cv2.INTER_CUBIC,
-            "nearest": cv2.INTER_NEAREST,
-        }[self.spec.interpolation]
+        method = self.spec.interpolation
         picture = buffers.picture
         left = top = 0
         if self.spec.resize == "letterbox":
@@ -112,7 +106,7 @@ class PicturePlan:
                 picture[...] = round(self.spec.pad)
                 buffers.placed = placed
             place = picture[top : top + new_height, left : left + new_width]
-            cv2.resize(data, (new_width, new_height), dst=place, interpolation=method)
+            resize(data, (new_width, new_height), method, place)
             scale_x, scale_y = new_width / source_width, new_height / source_height
             offset_x, offset_y = float(left), float(top)
         elif self.spec.resize == "crop":
@@ -123,11 +117,11 @@ class PicturePlan:
             cut_height = min(source_height, max(1, round(height * part)))
             left, top = (source_width - cut_width) // 2, (source_height - cut_height) // 2
             cut = data[top : top + cut_height, left : left + cut_width]
-            cv2.resize(cut, self.size, dst=picture, interpolation=method)
+            resize(cut, self.size, method, picture)
             scale_x, scale_y = width / cut_width, height / cut_height
             offset_x, offset_y = -left * scale_x, -top * scale_y
         else:
-            cv2.resize(data, self.size, dst=picture, interpolation=method)
+            resize(data, self.size, method, picture)
             scale_x, scale_y = width / source_width, height / source_height
             offset_x = offset_y = 0.0
         return Placement(
