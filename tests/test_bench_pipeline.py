@@ -63,6 +63,8 @@ def test_measures_agent_scripts_and_engine(clip: Path, tmp_path: Path) -> None:
         *("decode", "preprocess", "infer", "postprocess", "publish")
     }
     assert figures["usual_preprocess_ms"] > 0
+    assert figures["cached_preprocess_ms"].keys() == {"agent", "usual"}
+    assert all(took > 0 for took in figures["cached_preprocess_ms"].values())
     assert figures["cpu_s_per_1000"].keys() == {AGENT, PLAIN, HANDMADE, "decode_and_engine"}
     assert figures["age_ms"]["p99"] >= figures["age_ms"]["p50"] > 0
     assert figures.keys().isdisjoint({"scaling", "idle_pipeline", "streams"})
@@ -113,6 +115,7 @@ def test_ratios_are_of_the_same_round() -> None:
     report.turns[PLAIN] += [Turn(50.0), Turn(5.0)]
     report.floor_ms += [1.0, 2.0]
     report.usual_ms += [0.5, 0.9]
+    report.cached_ms += [{"agent": 0.1, "usual": 0.3}, {"agent": 0.2, "usual": 0.4}]
     assert report.ratios(PLAIN) == [2.0, 2.0]
     assert report.cpu_ratios() == [2.0, 1.5]
     report.handmade = "openvino:1"

@@ -92,6 +92,8 @@ class Report:
     """Of a frame, one at a time with nothing else running, ms."""
     usual_ms: list[float] = field(default_factory=list)
     """Of preprocessing alone, by the lines that a plain script has for it."""
+    cached_ms: list[Mapping[str, float]] = field(default_factory=list)
+    """Likewise of the agent and by those lines, of a picture in the processor's cache."""
     floor_ms: list[float] = field(default_factory=list)
     """Processor time of decoding and of the engine on one thread, for a frame."""
     scaling: dict[int, list[tuple[Turn, Turn]]] = field(default_factory=dict)
@@ -111,10 +113,7 @@ class Report:
 
     def step_ms(self) -> dict[str, float]:
         """Give the median of each step, ms."""
-        return {
-            name: round(statistics.median(steps[name] for steps in self.steps), 4)
-            for name in self.steps[0]
-        }
+        return _medians(self.steps)
 
     def json(self) -> dict[str, Any]:
         """Give everything, as one object."""
@@ -140,6 +139,7 @@ class Report:
             "age_ms": wire.percentiles(ages),
             "step_ms": self.step_ms(),
             "usual_preprocess_ms": round(statistics.median(self.usual_ms), 4),
+            "cached_preprocess_ms": _medians(self.cached_ms),
         }
         if self.scaling:
             figures["scaling"] = [
@@ -168,6 +168,10 @@ class Report:
                 "why": self.carried.why,
             }
         return figures
+
+
+def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: round(statistics.median(r[name] for r in rounds), 4) for name in rounds[0]}
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:

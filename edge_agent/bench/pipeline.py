@@ -134,6 +134,7 @@ def _round(folder: ModelFolder, place: Place, report: Report, setup: Setup) -> N
     report.turns[ENGINE].append(Turn(alone["raw_fps"]))
     report.floor_ms.append(alone["decode_cpu_ms"] + alone["engine_cpu_ms"])
     report.usual_ms.append(alone["usual_preprocess_ms"])
+    report.cached_ms.append(alone["cached_preprocess_ms"])
     report.steps.append({**alone["step_ms"], "publish": overhead(place.loopback)})
 
 

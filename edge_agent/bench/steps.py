@@ -24,7 +24,7 @@ from ..manifest import load
 from ..model import Model, open_model
 from ..opening import Engines
 from ..profile import choose, default_dirs, load_profiles
-from ..records import Reading, Sample, Timing
+from ..records import Array, Reading, Sample, Timing
 from ..sources import open_source, parse_source
 from .handmade import ENGINES
 from .recipe import recipe
@@ -32,9 +32,9 @@ from .start_script import prepare
 
 KEPT = 48
 """Frames to go round in while engine and steps are measured."""
-SHARE = 5
-"""Parts that the time is split into: decoding, the usual preprocessing, the steps, the engine
-alone, all lanes."""
+SHARE = 6
+"""Parts that the time is split into: decoding, the steps, the usual preprocessing, both kinds of a
+picture in the cache, the engine alone, all lanes."""
 
 
 def need_playable(clip: str) -> None:
@@ -64,10 +64,11 @@ def measure(model: str, source: str, engine: str, seconds: float) -> dict[str, A
 
     Returns:
         `step_ms`, medians of decode, preprocess, infer and postprocess; `usual_preprocess_ms`, of
-        the usual lines that do the same; `decode_cpu_ms` and
-        `engine_cpu_ms`, processor time of a frame, single-threaded, of the engine as a script
-        loads it, without what the agent does to a network; `raw_fps` of the agent's own engine
-        on ready tensors, with its `lanes` and `threads`.
+        the usual lines that do the same; `cached_preprocess_ms`, of both for a picture that is in
+        the processor's cache; `decode_cpu_ms` and `engine_cpu_ms`, processor time of a frame,
+        single-threaded, of the engine as a script loads it, without what the agent does to a
+        network; `raw_fps` of the agent's own engine on ready tensors, with its `lanes` and
+        `threads`.
 
     Raises:
         AgentError: the engine cannot be used here, or the clip gives nothing.
@@ -78,9 +79,14 @@ def measure(model: str, source: str, engine: str, seconds: float) -> dict[str, A
     kept, decode_ms, decode_cpu = _decode(source, each)
     single = _open(model, replace(choice, threads=1, lanes=1))
     steps = _steps(single, kept, each)
-    usual_ms = _usual(single, kept, each)
-    given = single.engine.inputs[0]
-    tensor, _ = prepare(kept[0].data, recipe(single.folder, given))
+    how = recipe(single.folder, single.engine.inputs[0])
+    pictures = [reading.data for reading in kept]
+    usual_ms = _each(partial(prepare, how=how), pictures, each)
+    cached_ms = {
+        "agent": _each(single.make_ready, pictures[:1], each / 2),
+        "usual": _each(partial(prepare, how=how), pictures[:1], each / 2),
+    }
+    tensor, _ = prepare(pictures[0], how)
     tensors = single.last
     assert tensors is not None  # noqa: S101 - it has just been used
     if choice.device.upper() == "CPU":
@@ -95,6 +101,7 @@ def measure(model: str, source: str, engine: str, seconds: float) -> dict[str, A
     return {
         "step_ms": {"decode": decode_ms, **steps},
         "usual_preprocess_ms": usual_ms,
+        "cached_preprocess_ms": cached_ms,
         "decode_cpu_ms": decode_cpu,
         "engine_cpu_ms": engine_cpu,
         "raw_fps": raw_fps,
@@ -158,15 +165,14 @@ def _steps(model: Model, kept: list[Reading], seconds: float) -> dict[str, float
     }
 
 
-def _usual(model: Model, kept: list[Reading], seconds: float) -> float:
-    """Give the median of what the plain script does to a picture before inference, ms."""
+def _each(prepare: Callable[[Array], object], pictures: list[Array], seconds: float) -> float:
+    """Give the median of what it takes to prepare a picture, in turn, ms."""
     took: list[float] = []
-    how = recipe(model.folder, model.engine.inputs[0])
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline or len(took) < 2:
-        frame = kept[len(took) % len(kept)].data
+        picture = pictures[len(took) % len(pictures)]
         begin = time.perf_counter()
-        prepare(frame, how)
+        prepare(picture)
         took.append(time.perf_counter() - begin)
     return statistics.median(took[1:]) * 1e3
 

@@ -126,9 +126,11 @@ def _print(report: Report) -> None:
     print(f"the script pipelined by hand ran on {report.handmade.replace(':', ', threads: ')}")
     steps = ", ".join(f"{name} {took:.3f}" for name, took in figures["step_ms"].items())
     print(f"one frame, one at a time with nothing else running, ms: {steps}")
+    cached = figures["cached_preprocess_ms"]
     print(
         "preprocessing by the usual lines (resize, colours, float, mean and scale, planes), ms: "
-        f"{figures['usual_preprocess_ms']:.3f}"
+        f"{figures['usual_preprocess_ms']:.3f}; of a picture in the processor's cache: "
+        f"{cached['usual']:.3f}, the agent {cached['agent']:.3f}"
     )
     age = figures["age_ms"]
     print(
