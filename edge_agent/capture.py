@@ -256,7 +256,7 @@ class Capture:
         if self._motion and not self._moved(reading.data) and not wanted:
             self.board.skip(self.slot, "still")
             return True
-        early = self._early(reading.data)
+        early = self._early(reading)
         return self.board.put(
             self.slot,
             lambda seq: Sample(
@@ -264,7 +264,7 @@ class Capture:
             ),
         )
 
-    def _early(self, picture: Array) -> Prepared | None:
+    def _early(self, reading: Reading) -> Prepared | None:
         """Prepare a picture that will wait: it is in the processor's cache now, and not then.
 
         One that will not wait is left to its lane, beside which the next can be decoded meanwhile;
@@ -276,7 +276,7 @@ class Capture:
         if model is None or model.together > 1:
             return None
         try:
-            return model.make_ready(picture, self._region)
+            return model.make_ready(reading.data, self._region, stream=reading.file is None)
         except AgentError:
             return None  # the lane meets the same, and says so
 

@@ -145,16 +145,22 @@ class Model:
         if not isinstance(early, Prepared) or early.by is not self:
             early = None
         if early is None or early.region != request.region or out is not None:
-            return self.make_ready(request.sample.data, request.region, out)
+            sample = request.sample
+            return self.make_ready(sample.data, request.region, out, stream=sample.file is None)
         return early
 
     def make_ready(
-        self, data: Array, region: Region | None = None, out: Array | None = None
+        self,
+        data: Array,
+        region: Region | None = None,
+        out: Array | None = None,
+        *,
+        stream: bool = False,
     ) -> Prepared:
-        """Make the network's inputs of a picture or window, as for `prepare`."""
+        """Make the network's inputs of a picture or window, see `prepare` and `preprocess.Plan`."""
         start = time.perf_counter()
         seen, dx, dy = (data, 0, 0) if region is None else cut(data, region)
-        tensors, placement = self._prepare(seen, out)
+        tensors, placement = self._prepare(seen, out, stream=stream)
         took = (time.perf_counter() - start) * 1e3
         return Prepared(tensors, placement, dx, dy, took, self, region)
 

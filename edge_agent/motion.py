@@ -44,7 +44,7 @@ class MotionGate:
         # Never enlarged: of a narrow and high region nothing is gained, and much to compute.
         scale = min(1.0, WIDTH / width)
         size = (max(1, round(width * scale)), max(1, round(height * scale)))
-        small = resize(picture, size, "area")
+        small = resize(picture, size, "area", quick=True)
         grey = cv2.cvtColor(small, cv2.COLOR_BGR2GRAY)
         mask = self._background.apply(cv2.GaussianBlur(grey, (3, 3), 0))
         self._seen += 1

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 
@@ -260,7 +261,7 @@ def picture(number: int = 0) -> Any:
 
 def test_what_was_prepared_early_is_used(small: Model) -> None:
     """By the model that it was prepared for, for the same part of the picture; by nobody else."""
-    early = small.make_ready(picture())
+    early = small.make_ready(picture(), stream=True)
     sample = Sample(picture(), 0, 0, 0.0, early=early)
     assert small.prepare(Request(sample)) is early
     part = small.prepare(Request(sample, region=(0, 0, SIZE, SIZE)))
@@ -272,6 +273,19 @@ def test_what_was_prepared_early_is_used(small: Model) -> None:
     out = np.empty_like(early.tensors["picture"])
     small.prepare(Request(sample), out)
     assert np.array_equal(out, early.tensors["picture"])
+
+
+def test_only_pictures_of_streams_are_resized_in_the_quick_way(tmp_path: Path) -> None:
+    """Pictures of a folder are what somebody compares with; those of a codec are near enough."""
+    folder = model(tmp_path / "coarse", weights={"step": np.array(1 / 32, np.float32)})
+    coarse = open_model(load(folder), [EngineChoice("onnxruntime")], "picture")[0]
+    data = np.random.default_rng(0).integers(0, 256, (131, 173, 3)).astype(np.uint8)
+    ready = [coarse.prepare(Request(Sample(data, 0, 0, 0.0, file))) for file in (None, "cat.png")]
+    stream, still = (each.tensors["picture"] for each in ready)
+    assert stream.dtype.itemsize == 1
+    assert np.array_equal(still, coarse.make_ready(data).tensors["picture"])
+    assert np.array_equal(stream, coarse.make_ready(data, stream=True).tensors["picture"])
+    assert np.abs(stream.astype(int) - still).max() == (1 if cv2.ipp.useIPP() else 0)
 
 
 def test_threads_do_not_share_what_they_write_to(small: Model) -> None:

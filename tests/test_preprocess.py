@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -496,6 +497,39 @@ def test_a_ready_input_of_another_size_is_a_bad_sample() -> None:
     made = signal_plan("float32", (1, 6))
     with pytest.raises(SampleError, match=r"expected 6 numbers for input .*, found \[4, 2\]"):
         made(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "spec"),
+    [
+        ("float32", {}),
+        ("float32", {"mean": 127.0, "scale": 128.0}),
+        ("uint8", {"scale": 0.5}),
+        ("int8", {"mean": 128.0, "scale": 0.4}),
+        ("int16", {}),
+    ],
+)
+def test_a_stream_is_as_exact_where_a_level_is_more_than_a_step(
+    dtype: str, spec: dict[str, Any]
+) -> None:
+    """Only networks of bytes, and of no more than one step for a level, may be a level off."""
+    made = picture_plan(dtype, (1, 3, 48, 64), **spec)
+    data = picture(200, 150)
+    assert_array_equal(made(data, stream=True)[0]["images"], made(data)[0]["images"])
+
+
+@pytest.mark.parametrize("resize", get_args(Resize))
+@pytest.mark.parametrize(
+    ("dtype", "spec"),
+    [("uint8", {}), ("int8", {"mean": 128.0}), ("uint8", {"scale": 3.0, "mean": (9, 1, 5)})],
+)
+def test_a_stream_is_exact_to_one_step(dtype: str, spec: dict[str, Any], resize: Resize) -> None:
+    """However it is brought to the network's size."""
+    made = picture_plan(dtype, (1, 3, 48, 64), resize=resize, **spec)
+    data = picture(200, 150)
+    stream, still = (made(data, stream=stream)[0]["images"] for stream in (True, False))
+    apart = np.abs(stream.astype(int) - still)
+    assert apart.max() == (1 if cv2.ipp.useIPP() else 0)
 
 
 def test_half_floats_do_not_overflow_silently() -> None:

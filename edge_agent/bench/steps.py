@@ -83,7 +83,7 @@ def measure(model: str, source: str, engine: str, seconds: float) -> dict[str, A
     pictures = [reading.data for reading in kept]
     usual_ms = _each(partial(prepare, how=how), pictures, each)
     cached_ms = {
-        "agent": _each(single.make_ready, pictures[:1], each / 2),
+        "agent": _each(partial(single.make_ready, stream=True), pictures[:1], each / 2),
         "usual": _each(partial(prepare, how=how), pictures[:1], each / 2),
     }
     tensor, _ = prepare(pictures[0], how)

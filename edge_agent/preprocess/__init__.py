@@ -28,7 +28,7 @@ class Plan(Protocol):
         """Width and height of the network's picture; None where it takes no picture."""
 
     def __call__(
-        self, data: Array, out: Array | None = None
+        self, data: Array, out: Array | None = None, *, stream: bool = False
     ) -> tuple[dict[str, Array], Placement | None]:
         """Make the network's inputs of *data*.
 
@@ -36,6 +36,9 @@ class Plan(Protocol):
             data: as `records.Sample` has it.
             out: where the sample shall be put: an array of the shape and type that come out
                 without it, as a part of a larger one that holds several samples.
+            stream: it comes from a camera or a clip, whose pixels are what a codec left of them:
+                it may be resized in a quicker way where that is no more than a step of the
+                network's own quantisation.
 
         Returns:
             One C-contiguous array for each input, which the caller owns but for the manifest's

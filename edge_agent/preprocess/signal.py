@@ -41,12 +41,19 @@ class SignalPlan:
         """None: there is no picture."""
         return
 
-    def __call__(self, data: Array, out: Array | None = None) -> tuple[dict[str, Array], None]:
+    def __call__(
+        self,
+        data: Array,
+        out: Array | None = None,
+        *,
+        stream: bool = False,  # noqa: ARG002 - all the same here
+    ) -> tuple[dict[str, Array], None]:
         """Scale one sample and lay it into the network's shape.
 
         Args:
             data: (window, channels), or as many numbers as the network takes.
             out: where they shall be put.
+            stream: concerns pictures only.
 
         """
         if self.window is not None and data.shape != self.window:

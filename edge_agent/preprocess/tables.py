@@ -19,7 +19,7 @@ _TOP_BIT = 0x80
 class Tables:
     """The tables of a network's channels, and the cheapest way to apply them."""
 
-    __slots__ = ("_flip", "_whole", "same", "values")
+    __slots__ = ("_flip", "_whole", "gentle", "same", "values")
 
     def __init__(self, values: NDArray[np.generic]) -> None:
         """Prepare.
@@ -35,6 +35,8 @@ class Tables:
         """Whether pixels go in as they are."""
         self._flip = bits is not None and bool((bits == steps ^ _TOP_BIT).all())
         """Whether only the highest bit is another: signed bytes, the usual way to take pixels."""
+        self.gentle = bits is not None and bool((np.abs(np.diff(values.astype(int))) <= 1).all())
+        """Whether a level more or less is a step of the network's quantisation, at most."""
         one = bool((self.values == self.values[0]).all())
         # One table for all channels, or (1, 256, channels): one for each of interleaved pixels.
         self._whole = self.values[0] if one else np.ascontiguousarray(self.values.T)[None]
