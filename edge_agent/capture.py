@@ -60,6 +60,10 @@ class Attempt:
     beat: float = field(default_factory=time.monotonic)
     """When it last gave a sign of life."""
     limit: float = OPEN_SECONDS
+    opening: bool = False
+    """Whether it is at opening its source."""
+    late: bool = False
+    """Whether that took so long that it was told of."""
     began: float = field(default_factory=time.monotonic)
     thread: threading.Thread | None = None
 
@@ -145,14 +149,27 @@ class Capture:
         attempt.thread = crew.spawn(f"capture-{self.name}", lambda: self._capture(attempt))
 
     def watch(self, crew: Crew) -> None:
-        """Give up on a camera that hangs in its driver, where no time-out helps (opencv#22677)."""
+        """Give up on a camera that hangs in its driver, where no time-out helps (opencv#22677).
+
+        A file that does not open, as on a network disk that is gone, is only told of: the next
+        attempt would hang as well, and this one goes on once the disk is back.
+        """
         attempt = self._attempt
         self._stuck = [
             old for old in self._stuck if old.thread is not None and old.thread.is_alive()
         ]
-        if attempt is None or attempt.closing.is_set() or not self.spec.live:
+        if attempt is None or attempt.closing.is_set():
             return
         if time.monotonic() - attempt.beat < attempt.limit:
+            return
+        if not self.spec.live:
+            if attempt.opening:
+                attempt.late = True
+                self._set_state(
+                    "lost",
+                    f"{self.spec.redacted}: has not opened for {attempt.limit:.0f} s; "
+                    "is it a pipe, or on a disk that does not answer?",
+                )
             return
         self._set_state("lost", f"gave nothing for {attempt.limit:.0f} s")
         if len(self._stuck) >= STUCK_READS:
@@ -169,10 +186,13 @@ class Capture:
         while not attempt.closing.is_set():
             began = time.monotonic()
             pause = backoff.pause()
-            attempt.beat, attempt.limit = began, OPEN_SECONDS
+            attempt.beat, attempt.limit, attempt.opening = began, OPEN_SECONDS, True
             try:
                 with closing(open_source(self.spec, attempt.closing)) as source:
-                    attempt.limit = STALL_SECONDS
+                    attempt.limit, attempt.opening = STALL_SECONDS, False
+                    if attempt.late:
+                        attempt.late = False
+                        self._set_state("running", None)
                     try:
                         self._read(source, attempt)
                     finally:
@@ -190,6 +210,7 @@ class Capture:
                 self._set_state("lost", str(problem))
             if time.monotonic() - began > SOURCE_STABLE and not self._misfit:
                 backoff.reset()
+            attempt.opening = False
             deadline = time.monotonic() + pause
             while time.monotonic() < deadline and not attempt.closing.wait(0.25):
                 attempt.beat = time.monotonic()

@@ -86,6 +86,7 @@ class Thrift:
         if now - self._trimmed >= TRIM_EVERY:
             self._trimmed = now
             gc.collect()
+            self._trim()
             return_freed_memory()
 
     def _look_for_gone(self, now: float) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import stat
 import threading
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Protocol
 
+from ..errors import SourceError
 from ..records import Reading
 from .spec import Form, Kind, SourceSpec, guess_source, parse_source, redact
 
@@ -35,6 +37,14 @@ MODULES: Mapping[Form, str] = {
     "npy": "edge_agent.sources.recording",
     "f32": "edge_agent.sources.recording",
 }
+
+FILES: frozenset[Form] = frozenset({"file", "csv", "npy", "f32"})
+_OTHERS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
 class Source(Protocol):
@@ -83,6 +93,24 @@ def open_source(spec: SourceSpec, closing: threading.Event | None = None) -> Sou
         SourceError: it is not there, cannot be read, or gives nothing.
 
     """
+    if spec.form in FILES:
+        _need_file(spec)
     module = import_module(MODULES[spec.form])
     source: Source = module.open_source(spec, closing or threading.Event())
     return source
+
+
+def _need_file(spec: SourceSpec) -> None:
+    """See that a file is one: a pipe would be waited for without end, and has no beginning again.
+
+    Raises:
+        SourceError: it is something else. One that is missing is left to whoever opens it.
+
+    """
+    try:
+        mode = spec.local.stat().st_mode
+    except OSError:
+        return
+    for is_other, what in _OTHERS:
+        if is_other(mode):
+            raise SourceError(f"{spec.redacted}: {spec.local}: is {what}, expected a file")

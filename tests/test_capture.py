@@ -1,0 +1,84 @@
+"""A recording that does not open is told of, and is read once it does."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from edge_agent.board import Board
+from edge_agent.capture import OPEN_SECONDS
+from edge_agent.crew import Crew, Stops
+from edge_agent.errors import SourceError
+from edge_agent.link import Link
+from edge_agent.model import Model
+from edge_agent.pipeline import Identity, Pipeline
+from edge_agent.serving import Serving
+from edge_agent.settings import Arm, Broker
+from edge_agent.settings import Pipeline as PipelineSettings
+from edge_agent.sources import Source, SourceSpec, open_source, parse_source
+from edge_agent.start.clock import Clock
+from edge_agent.wire import Topics
+from tests.support import PATIENCE, wait_until
+
+
+def test_a_file_that_does_not_open_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a network disk that is gone; once it is back, it is read after all."""
+    gone = threading.Event()
+
+    def hang(spec: SourceSpec, closing: threading.Event) -> Source:
+        assert gone.wait(PATIENCE)
+        return open_source(spec, closing)
+
+    monkeypatch.setattr("edge_agent.capture.open_source", hang)
+    file = tmp_path / "rows.csv"
+    file.write_text("x,y\n1,2\n")
+    topics, board = Topics("edge", "box"), Board[Model]()
+    link = Link(
+        Broker(),
+        "edge-agent-box",
+        status_topic=topics.status,
+        status=lambda *_: b"{}",
+        inboxes=list,
+        inbox=SimpleQueue(),
+    )
+    capture = Pipeline(
+        PipelineSettings(name="p", source=f"csv:{file}", model="m", qos=1),
+        parse_source(f"csv:{file}", tmp_path),
+        [Serving(Arm("m", None, 1), "signal")],
+        [],
+        identity=Identity("box", "session", topics, Clock()),
+        board=board,
+        link=link,
+    )._capture
+    with Crew(Stops()) as crew:
+        capture.begin(crew)
+        attempt = capture._attempt
+        assert attempt is not None
+        wait_until(lambda: attempt.opening, "it is opened")
+        capture.watch(crew)
+        assert capture.state is None, "it has only just begun"
+        attempt.beat -= OPEN_SECONDS
+        capture.watch(crew)
+        assert capture.state == "lost"
+        assert "rows.csv: has not opened for 30 s" in str(capture.error)
+        assert capture._attempt is attempt, "another one would hang as well"
+        gone.set()
+        wait_until(lambda: capture.state == "running", "it was opened")
+        assert capture.error is None
+        capture.halt()
+        board.close()
+
+
+@pytest.mark.parametrize("form", ["file", "csv", "npy", "f32"])
+def test_a_pipe_is_no_file(form: str, tmp_path: Path) -> None:
+    """Opened, it would be waited for without end."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(SourceError, match="pipe: is a pipe, expected a file"):
+        open_source(parse_source(f"{form}:{pipe}", tmp_path))
