@@ -128,6 +128,7 @@ def _round(folder: ModelFolder, place: Place, report: Report, setup: Setup) -> N
         model=str(folder.path),
         source=source,
         engine=report.engine,
+        state=str(place.folder / "state"),
         seconds=setup.seconds,
     )
     report.lanes, report.threads = alone["lanes"], alone["threads"]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,8 +25,10 @@ from ..manifest import load
 from ..model import Model, open_model
 from ..opening import Engines
 from ..profile import choose, default_dirs, load_profiles
-from ..records import Array, Reading, Sample, Timing
+from ..quick import QuickEngine
+from ..records import Reading, Sample, Timing
 from ..sources import open_source, parse_source
+from ..store.store import Store
 from .handmade import ENGINES
 from .recipe import recipe
 from .start_script import prepare
@@ -33,8 +36,8 @@ from .start_script import prepare
 KEPT = 48
 """Frames to go round in while engine and steps are measured."""
 SHARE = 6
-"""Parts that the time is split into: decoding, the steps, the usual preprocessing, both kinds of a
-picture in the cache, the engine alone, all lanes."""
+"""Parts that the time is split into: decoding, the steps in turn with the usual preprocessing (two
+parts), both kinds of it in the cache, the engine alone, all lanes."""
 
 
 def need_playable(clip: str) -> None:
@@ -53,38 +56,38 @@ def need_playable(clip: str) -> None:
         raise UsageError(f"--source: {clip}: gives no frame")
 
 
-def measure(model: str, source: str, engine: str, seconds: float) -> dict[str, Any]:
+def measure(model: str, source: str, engine: str, state: str, seconds: float) -> dict[str, Any]:
     """Measure one model on one engine.
 
     Args:
         model: its folder.
         source: a clip at full pace.
         engine: the label of what the agent served with, as "openvino:CPU".
+        state: the agent's state folder, with the model's prepared form.
         seconds: for all of it, without loading.
 
     Returns:
         `step_ms`, medians of decode, preprocess, infer and postprocess; `usual_preprocess_ms`, of
-        the usual lines that do the same; `cached_preprocess_ms`, of both for a picture that is in
-        the processor's cache; `decode_cpu_ms` and `engine_cpu_ms`, processor time of a frame,
-        single-threaded, of the engine as a script loads it, without what the agent does to a
-        network; `raw_fps` of the agent's own engine on ready tensors, with its `lanes` and
-        `threads`.
+        the usual lines that do the same, in turn with it; `cached_preprocess_ms`, of both for a
+        picture that is in the processor's cache; `decode_cpu_ms` and `engine_cpu_ms`, processor
+        time of a frame, single-threaded, of the engine as a script loads it, without what the agent
+        does to a network; `raw_fps` of the agent's own engine on ready tensors, with its `lanes`
+        and `threads`.
 
     Raises:
         AgentError: the engine cannot be used here, or the clip gives nothing.
 
     """
     each = seconds / SHARE
-    choice = _choice(Path(model), engine)
+    engines, choice = _choice(Path(model), engine, Path(state))
     kept, decode_ms, decode_cpu = _decode(source, each)
-    single = _open(model, replace(choice, threads=1, lanes=1))
-    steps = _steps(single, kept, each)
+    single = _open(model, replace(choice, threads=1, lanes=1), engines)
     how = recipe(single.folder, single.engine.inputs[0])
+    steps, usual_ms = _steps(single, how, kept, 2 * each)
     pictures = [reading.data for reading in kept]
-    usual_ms = _each(partial(prepare, how=how), pictures, each)
     cached_ms = {
-        "agent": _each(partial(single.make_ready, stream=True), pictures[:1], each / 2),
-        "usual": _each(partial(prepare, how=how), pictures[:1], each / 2),
+        "agent": _again(partial(single.make_ready, pictures[0], stream=True), each / 2),
+        "usual": _again(partial(prepare, pictures[0], how), each / 2),
     }
     tensor, _ = prepare(pictures[0], how)
     tensors = single.last
@@ -95,7 +98,7 @@ def measure(model: str, source: str, engine: str, seconds: float) -> dict[str, A
     else:
         _, engine_cpu = _lanes(partial(single.raw, tensors), 1, each)
     single.close()
-    loaded = _open(model, choice)
+    loaded = _open(model, choice, engines)
     raw_fps, _ = _lanes(partial(loaded.raw, tensors), choice.lanes, each)
     loaded.close()
     return {
@@ -110,20 +113,31 @@ def measure(model: str, source: str, engine: str, seconds: float) -> dict[str, A
     }
 
 
-def _choice(model: Path, engine: str) -> EngineChoice:
+def _choice(model: Path, engine: str, state: Path) -> tuple[Engines, EngineChoice]:
     """Find the line of the device's profile that stands behind a label."""
     facts = read_facts()
     match = choose(load_profiles(default_dirs()), facts)
     name, _, device = engine.partition(":")
-    for choice in Engines(match.profile, facts, "auto").choices_for(load(model)):
+    engines = Engines(match.profile, facts, "auto", Store(state))
+    for choice in engines.choices_for(load(model)):
         alike = {choice.device.upper(), f"{choice.device}ExecutionProvider".upper()}
         if choice.engine == name and device.upper() in alike:
-            return choice
+            return engines, choice
     raise AgentError(f"{engine} served, but is not in profile {match.name}")
 
 
-def _open(model: str, choice: EngineChoice) -> Model:
-    return open_model(load(Path(model)), [choice], "picture")[0]
+def _open(model: str, choice: EngineChoice, engines: Engines) -> Model:
+    """Open a model as the agent does: from its prepared form, where that is of the engine."""
+    folder = load(Path(model))
+    quick = engines.quick_choice(folder)
+    if quick is not None and quick.place == choice.place and engines.best_way(folder) is None:
+        form = engines.form_of(folder, "picture")
+        if form is not None:
+            opened = engines.open_form(folder, form, "picture")
+            if isinstance(opened.engine, QuickEngine):
+                opened.engine.form.settle(choice.threads or None)
+            return opened
+    return open_model(folder, [choice], "picture")[0]
 
 
 def _decode(source: str, seconds: float) -> tuple[list[Reading], float, float]:
@@ -149,30 +163,44 @@ def _decode(source: str, seconds: float) -> tuple[list[Reading], float, float]:
     return kept, statistics.median(took) * 1e3, (time.process_time() - cpu) / len(took) * 1e3
 
 
-def _steps(model: Model, kept: list[Reading], seconds: float) -> dict[str, float]:
-    """Give the median of each step of `Model.infer`, ms."""
+def _steps(
+    model: Model, how: dict[str, Any], kept: list[Reading], seconds: float
+) -> tuple[dict[str, float], float]:
+    """Give the median of each step of `Model.infer`, and of the usual preprocessing, ms.
+
+    They take turns, with an inference after each, so that the cache is to both as inference
+    leaves it.
+    """
     timings: list[Timing] = []
+    usual: list[float] = []
+    frames = cycle(kept)
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline or len(timings) < 2:
-        reading = kept[len(timings) % len(kept)]
+        reading = next(frames)
         sample = Sample(reading.data, len(timings), reading.time_ns, reading.since)
         timings.append(model.infer(sample).timing)
+        picture = next(frames).data
+        begin = time.perf_counter()
+        prepare(picture, how)
+        usual.append((time.perf_counter() - begin) * 1e3)
+        if model.last is not None:
+            model.raw(model.last)
     warm = timings[1:]
-    return {
+    steps = {
         "preprocess": statistics.median(t.preprocess_ms for t in warm),
         "infer": statistics.median(t.infer_ms for t in warm),
         "postprocess": statistics.median(t.postprocess_ms for t in warm),
     }
+    return steps, statistics.median(usual[1:])
 
 
-def _each(prepare: Callable[[Array], object], pictures: list[Array], seconds: float) -> float:
-    """Give the median of what it takes to prepare a picture, in turn, ms."""
+def _again(prepare: Callable[[], object], seconds: float) -> float:
+    """Give the median of what it takes to prepare a picture again and again, ms."""
     took: list[float] = []
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline or len(took) < 2:
-        picture = pictures[len(took) % len(pictures)]
         begin = time.perf_counter()
-        prepare(picture)
+        prepare()
         took.append(time.perf_counter() - begin)
     return statistics.median(took[1:]) * 1e3
 
