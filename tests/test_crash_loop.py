@@ -324,6 +324,11 @@ def heard_of(manager: socket.socket) -> set[bytes]:
             return told
 
 
+DEATHS = {-signal.SIGFPE, -signal.SIGSEGV}
+"""Of a division that is refused. While the record of it is written other threads run on, whose
+frames it looks at: once in some hundred times that kills as well, after what counts is written."""
+
+
 def test_a_model_that_crashes_at_every_start_does_not_take_the_box_down(
     broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
 ) -> None:
@@ -342,7 +347,7 @@ def test_a_model_that_crashes_at_every_start_does_not_take_the_box_down(
     settings = agent_settings("box", broker.url, pipelines, models_dirs=[str(tmp_path / "models")])
     running = agent(settings)
     for _ in range(LIMIT):
-        assert running.wait() == -signal.SIGFPE
+        assert running.wait() in DEATHS
         running.restart()
     why = "crashed (Floating point exception)"
     listener.wait_for(
@@ -381,7 +386,7 @@ def test_a_box_whose_only_model_crashes_stays_reachable(
     settings = agent_settings("box", broker.url, [pipeline], models_dirs=[str(tmp_path / "models")])
     running = agent(settings)
     for _ in range(LIMIT):
-        assert running.wait() == -signal.SIGFPE
+        assert running.wait() in DEATHS
         running.restart()
     listener.wait_for(
         lambda _: (
