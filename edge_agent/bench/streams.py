@@ -130,12 +130,17 @@ def carried(place: Place, setup: Setup, guess: int, say: Say) -> Carried:
     problems: dict[int, str] = {}
 
     def served(count: int) -> bool:
-        ages[count], problems[count] = attempt(place, setup, count)
-        say(
-            f"{count} streams of {setup.rate:g} a second: p99 {ages[count]:.1f} ms, "
-            f"{problems[count] or 'served'}"
-        )
-        return not problems[count]
+        # Once more where it is too many: one hold-up of the device, of a tenth of a second, is more
+        # than the 99th percentile bears (65 streams were found so where there was room for 85).
+        for _ in range(2):
+            ages[count], problems[count] = attempt(place, setup, count)
+            say(
+                f"{count} streams of {setup.rate:g} a second: p99 {ages[count]:.1f} ms, "
+                f"{problems[count] or 'served'}"
+            )
+            if not problems[count]:
+                return True
+        return False
 
     most, refused = most_served(served, guess)
     return Carried(
