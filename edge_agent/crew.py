@@ -57,6 +57,8 @@ class Stops:
                 continue
             if isinstance(item, Stop):
                 return item
+            if self.signalled is not None:
+                return self.signalled  # it does not wait for what was asked for before it
             item()
 
 
@@ -108,7 +110,11 @@ class Crew:
 
 
 def stop_on_signals(stops: Stops, reload: Callable[[], None]) -> None:
-    """SIGTERM and SIGINT ask to stop, once; SIGHUP asks to read the settings again."""
+    """SIGTERM and SIGINT ask to stop, once; SIGHUP asks to read the settings again.
+
+    Many SIGHUPs are one, until the reading begins: what is read then is the newest.
+    """
+    waits = False
 
     def ask(number: int, _frame: object) -> None:
         # Whoever asks twice gets no more than that, and an end in the middle of goodbye would be
@@ -119,9 +125,20 @@ def stop_on_signals(stops: Stops, reload: Callable[[], None]) -> None:
             stops.signalled = Stop(signal.Signals(number).name, asked=True)
             stops.put(stops.signalled)
 
+    def again() -> None:
+        nonlocal waits
+        waits = False
+        reload()
+
+    def ask_again(_number: int, _frame: object) -> None:
+        nonlocal waits
+        if not waits:
+            waits = True
+            stops.call(again)
+
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask)
-    signal.signal(signal.SIGHUP, lambda *_: stops.call(reload))
+    signal.signal(signal.SIGHUP, ask_again)
 
 
 def stop_on_dead_threads(stops: Stops) -> None:

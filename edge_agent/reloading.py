@@ -151,5 +151,9 @@ class Reloading:
         servings = self._frames.servings
         servings.fill()
         with self._arranging:
-            servings.release({(s.reference, s.kind) for s in self._frames.used()})
+            gone = servings.release({(s.reference, s.kind) for s in self._frames.used()})
+        # Not while that is held: frames on their way through them may take long, and the next
+        # reading would wait, with all else that the main thread does.
+        for model in gone:
+            servings.retire(model)
         self._changed()

@@ -216,7 +216,12 @@ class Servings:
         for serving in self.all():
             with self._board.boundary():
                 model = serving.model
-                idle = model is not None and serving.lazy and model.used_at < before
+                idle = (
+                    model is not None
+                    and serving.lazy
+                    and not model.users
+                    and model.used_at < before
+                )
                 if idle:
                     serving.model = None
                     shared = any(other.model is model for other in self._all.values())
@@ -272,17 +277,13 @@ class Servings:
         accounts = self._board.accounts().values()
         return sum(a.dropped["superseded"] + a.dropped["error"] for a in accounts)
 
-    def release(self, used: set[tuple[str, Kind]]) -> None:
-        """Forget servings that no pipeline uses, and close their models."""
+    def release(self, used: set[tuple[str, Kind]]) -> list[Model]:
+        """Forget servings that no pipeline uses; gives their models, for `retire`."""
         with self._board.boundary():
             gone = [self._all.pop(key) for key in list(self._all) if key not in used]
             still = {id(serving.model) for serving in self._all.values()}
-        closed: set[int] = set()
-        for serving in gone:
-            model = serving.model
-            if model is not None and id(model) not in still and id(model) not in closed:
-                closed.add(id(model))
-                self.retire(model)
+        models = {id(s.model): s.model for s in gone if s.model is not None}
+        return [model for key, model in models.items() if key not in still]
 
     def retire(self, model: Model) -> None:
         """Close a model when the last frame has left it."""

@@ -83,3 +83,23 @@ def test_what_has_gone_gives_its_memory_back() -> None:
     there.add("d")
     wait(60)
     assert len(trimmed) == 2
+
+
+def test_models_are_let_go_of_without_waiting_for_their_last_frame(tmp_path: Path) -> None:
+    """Whoever reads the settings again goes on; a model with a frame in it is not idle either."""
+    board: Board[Model] = Board()
+    servings = Servings(board, lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
+    serving = servings.need(Arm("one", None, 1), "picture")
+    folder = load(brightness(tmp_path / "one"))
+    model = open_model(folder, [EngineChoice("onnxruntime")], "picture")[0]
+    for version in (None, "1"):
+        servings.put(Arm("one", version, 1), "picture", model)
+    serving.lazy = True
+    model.used_at -= 10.0
+    with board.using(lambda: [model]):
+        servings.unload_idle(5.0)
+        assert serving.model is model
+        assert servings.release({("one@1", "picture")}) == []
+        assert servings.release(set()) == [model]
+    assert servings.all() == []
+    servings.retire(model)

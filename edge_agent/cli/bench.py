@@ -6,8 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-from ..bundled import bundled
-from ..errors import UsageError
 from . import Options
 
 
@@ -27,13 +25,12 @@ def main(options: Options) -> int:
 def _push(options: Options) -> int:
     from ..bench.generated import find_model
     from ..bench.push import Setup, measure
+    from .bench_paths import clip_of
 
     models = [
         Path(name) if Path(name).exists() else find_model(name, _say) for name in options.models
     ]
-    clip = Path(options.source or bundled("models") / "media" / "conveyor.mp4")
-    if not clip.is_file():
-        raise UsageError(f"--source: {clip}: no such clip")
+    clip = clip_of(options)
     sizes = options.mb or ([] if models else [4, 100])
     setup = Setup(options.runs, int(options.protocol), options.max_packet, clip)
     reports = measure(models, sizes, setup, _say)

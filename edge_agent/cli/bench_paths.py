@@ -9,6 +9,20 @@ from ..errors import UsageError
 from . import Options
 
 
+def clip_of(options: Options) -> Path:
+    """Give `--source`, the bundled clip by default.
+
+    Raises:
+        UsageError: there is no such clip.
+
+    """
+    clip = Path(options.source or bundled("models") / "media" / "conveyor.mp4")
+    if not clip.is_file():
+        why = "is not a file" if clip.exists() else "no such clip"
+        raise UsageError(f"--source: {options.source or clip}: {why}")
+    return clip
+
+
 def clip_and_picture(options: Options) -> tuple[Path, Path | None]:
     """Give `--source`, the bundled clip by default, and `--picture`, if one is wanted.
 
@@ -16,9 +30,7 @@ def clip_and_picture(options: Options) -> tuple[Path, Path | None]:
         UsageError: there is no such clip, or the picture cannot be written.
 
     """
-    clip = Path(options.source or bundled("models") / "media" / "conveyor.mp4")
-    if not clip.is_file():
-        raise UsageError(f"--source: {options.source or clip}: no such clip")
+    clip = clip_of(options)
     picture = None if options.picture is None else Path(options.picture)
     if picture is not None and (picture.suffix != ".png" or not picture.parent.is_dir()):
         raise UsageError(

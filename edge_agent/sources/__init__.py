@@ -113,4 +113,4 @@ def _need_file(spec: SourceSpec) -> None:
         return
     for is_other, what in _OTHERS:
         if is_other(mode):
-            raise SourceError(f"{spec.redacted}: {spec.local}: is {what}, expected a file")
+            raise SourceError(f"{spec.redacted}: is {what}, expected a file")
