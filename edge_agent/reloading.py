@@ -94,9 +94,7 @@ class Reloading:
         if before.health.metrics_port or settings.health.metrics_port:
             self._exposed().answer_on(settings.health.metrics_port)
         self._arrange(before)
-        self._says.clear_gone()
         frames.crew.spawn("loader", self._load)
-        self._says.info()
         log.info("settings read again: %d pipelines", len(frames.pipelines), extra=ANSWER)
         systemd.notify("READY=1", f"STATUS={len(frames.pipelines)} pipelines")
 
@@ -147,7 +145,11 @@ class Reloading:
             frames.lazy(wanted=self._lazy)
 
     def _load(self) -> None:
-        """Load what is needed now, and let go of what is not."""
+        """Say what there is now, load what is needed, and let go of what is not."""
+        # Not in the main thread: somebody else may be at saying what models there are, which takes
+        # a while where they are many.
+        self._says.clear_gone()
+        self._says.info()
         servings = self._frames.servings
         servings.fill()
         with self._arranging:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -67,12 +68,17 @@ class Says:
 
     def info(self) -> None:
         """Say what this device is, if that has changed."""
-        info = self._info()
-        if info != self._said_info:
-            self._said_info = info
-            now = {**info, "time": wire.iso(time.time_ns())}
-            topic = self._frames.topics.info
-            self._frames.link.publish(topic, wire.encode(now), qos=1, retain=True)
+        with self._saying:
+            info = self._info()
+            if info != self._said_info:
+                self._said_info = info
+                now = {**info, "time": wire.iso(time.time_ns())}
+                topic = self._frames.topics.info
+                self._frames.link.publish(topic, wire.encode(now), qos=1, retain=True)
+
+    @cached_property
+    def _engines(self) -> dict[str, str]:
+        return {name: version(name) for name in ("openvino", "onnxruntime")}
 
     def _info(self) -> dict[str, Any]:
         frames = self._frames
@@ -94,7 +100,7 @@ class Says:
             },
             "groups": list(frames.settings.groups),
             "profile": {"name": self._match.name, "why": self._match.reason},
-            "engines": {name: version(name) for name in ("openvino", "onnxruntime")},
+            "engines": self._engines,
             "pipelines": [
                 {
                     "name": pipeline.name,
@@ -128,8 +134,9 @@ class Says:
             self._see_doubts()
             names = {serving.arm.name for serving in frames.servings.all()}
             names |= {*self._store.names(), *self.transfers.progress(), *self.deployer.names()}
+            library = self._library.now()
             now = {
-                frames.topics.model(name): wire.encode(self._model_state(name))
+                frames.topics.model(name): wire.encode(self._model_state(name, library))
                 for name in sorted(names)
             }
             for topic, payload in now.items():
@@ -147,14 +154,14 @@ class Says:
             for topic in self._announced.keep(sources | self._said.keys()):
                 frames.link.publish(topic, b"", qos=1, retain=True)
 
-    def _model_state(self, name: str) -> dict[str, Any]:
+    def _model_state(self, name: str, library: Library) -> dict[str, Any]:
         frames = self._frames
         state: dict[str, Any] = {
             "schema": wire.SCHEMA,
             "name": name,
             "live": None,
             "previous": self._store.pointers(name).previous,
-            "versions": [entry.version for entry in self._library.versions(name)],
+            "versions": [entry.version for entry in library.versions(name)],
         }
         serving = next((s for s in frames.servings.all() if s.reference == name and s.model), None)
         if serving is not None and serving.model is not None:
@@ -170,7 +177,7 @@ class Says:
                 state["cold_start"] = steps
         else:
             try:
-                state["live"] = self._library.live(name).manifest.version
+                state["live"] = library.live(name).manifest.version
             except ModelError:
                 state["live"] = None
         prepared = self.prepared(name)

@@ -156,3 +156,20 @@ def test_missing_models_dir_is_said(library: Library, tmp_path: Path) -> None:
     other = Library(library.store, [tmp_path / "absent"], None)
     assert other.entries() == ()
     assert other.problems() == (f"models_dirs: {tmp_path / 'absent'}: no such folder",)
+
+
+def test_many_questions_are_answered_from_one_look(library: Library) -> None:
+    """What is read once does not change meanwhile; which version is live does."""
+    put(library, "bundled", "9")
+    stored(library, "2")
+    library.store.activate("face", "2")
+    seen = library.now()
+    put(library, "models", "10")
+    assert [entry.version for entry in library.versions("face")] == ["10", "9", "2"]
+    assert [entry.version for entry in seen.versions("face")] == ["9", "2"]
+    assert seen.names() == ("face",)
+    assert seen.live("face").manifest.version == "2"
+    with pytest.raises(ModelError, match="face@10: not found; there is 9, 2"):
+        seen.find("face", "10")
+    library.store.activate("face", "9")
+    assert seen.live("face").manifest.version == "9"

@@ -41,11 +41,15 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Reads the folders at every question: they are few, and others change them."""
+    """Reads the folders at every question, as others change them; for many, there is `now`."""
 
     store: Store
     models_dirs: Sequence[Path] = ()
     bundled_dir: Path | None = None
+
+    def now(self) -> Library:
+        """Give the models as they are at this moment, read once for any number of questions."""
+        return _Snapshot(self.store, self.models_dirs, self.bundled_dir, tuple(self._all()))
 
     def entries(self, name: str | None = None) -> tuple[Entry, ...]:
         """List all versions, broken ones and those that another place hides included."""
@@ -184,6 +188,16 @@ class Library:
         if self.versions(name):
             return "no version has passed its trial yet"
         return f"no model of that name{nearest(name, self.names())}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot(Library):
+    """What has been read; which version is live is still the store's to say."""
+
+    found: tuple[Entry, ...] = ()
+
+    def _all(self) -> Iterator[Entry]:
+        return iter(self.found)
 
 
 def _stored(store: Store, name: str, version: str) -> Entry:
