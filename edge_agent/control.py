@@ -26,7 +26,7 @@ from .errors import ModelError, UsageError
 from .flight import recorder
 from .frames import Frames
 from .health import Health
-from .machine import give_back_large_blocks, trim_memory
+from .machine import give_back_large_blocks
 from .opening import Engines, library_of, match_profile, open_store
 from .orders import Memory, Orders, text
 from .overrides import read_change
@@ -75,12 +75,6 @@ class Opened:
         self.engines.crashes = self.crashes
 
 
-def _give_back() -> None:
-    """Give back what nobody needs any more."""
-    CANVASES.forget()
-    trim_memory()
-
-
 class Control:
     """Orders, pushes and health; settings that are read again are `reloading`'s."""
 
@@ -123,7 +117,7 @@ class Control:
         self._demoter = Demoter(frames.servings, opened.engines)
         give_back_large_blocks()
         self._thrift = Thrift(
-            frames.servings, self._idle_s, present=frames.present, trim=_give_back
+            frames.servings, self._idle_s, present=frames.present, forget=CANVASES.forget
         )
         self._scrub = Scrub(frames.settings.state, frames.servings, self._preparer.wake)
         self._planner = Planner(

@@ -240,8 +240,16 @@ class Engines:
                 log.warning("%s", problem)
         return form
 
-    def open_form(self, folder: ModelFolder, form: Form, kind: Kind) -> Model:
+    def open_form(
+        self, folder: ModelFolder, form: Form, kind: Kind, threads: int | None = None
+    ) -> Model:
         """Load a model from its prepared form, for the long run.
+
+        Args:
+            folder: of the model.
+            form: to load.
+            kind: of sample that it will be given.
+            threads: of one inference; None: as many as its engine has on this device.
 
         Raises:
             EngineError: it cannot be run so.
@@ -254,7 +262,7 @@ class Engines:
         model = quick_model(folder, quick, form, kind)
         try:
             if isinstance(model.engine, QuickEngine):
-                model.engine.form.settle(own.threads or None)
+                model.engine.form.settle(threads or own.threads or None)
             model.warm_up()
         except AgentError:
             model.close()

@@ -39,7 +39,7 @@ class Thrift:
         *,
         present: Callable[[], AbstractSet[object]] = frozenset,
         short: Callable[[], list[str]] = memory_why,
-        trim: Callable[[], None] = trim_memory,
+        forget: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare.
 
@@ -48,14 +48,14 @@ class Thrift:
             idle_s: after so many seconds a lazy model goes in any case; 0: none is lazy.
             present: names what takes memory as long as it is there.
             short: says in words that memory runs short; empty: it does not.
-            trim: gives back what is free.
+            forget: lets go of what is only kept to be used again.
 
         """
         self._servings = servings
         self._idle_s = idle_s
         self._present = present
         self._short = short
-        self._trim = trim
+        self._forget = forget
         self._there: AbstractSet[object] = frozenset()
         self._gone_at: float | None = None
         """When something was last missing that had been there; None: it has been dealt with."""
@@ -85,8 +85,8 @@ class Thrift:
             self._servings.unload_idle(min(self._idle_s, SHORT_IDLE))
         if now - self._trimmed >= TRIM_EVERY:
             self._trimmed = now
+            self._forget()
             gc.collect()
-            self._trim()
             return_freed_memory()
 
     def _look_for_gone(self, now: float) -> None:
@@ -96,4 +96,5 @@ class Thrift:
         self._there = there
         if self._gone_at is not None and now - self._gone_at >= GONE_SECONDS:
             self._gone_at = None
-            self._trim()
+            self._forget()
+            trim_memory()

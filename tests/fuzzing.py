@@ -32,7 +32,6 @@ from edge_agent.decode import build_decoder
 from edge_agent.deploy.transfers import Receiver, Transfers
 from edge_agent.errors import AgentError, ModelError, SampleError, UsageError
 from edge_agent.inbox import Inbox
-from edge_agent.link import Link
 from edge_agent.manifest import Manifest, ModelFolder
 from edge_agent.manifest import load as load_model
 from edge_agent.manifest import parse as parse_manifest
@@ -60,7 +59,7 @@ from edge_agent.records import (
     Values,
 )
 from edge_agent.sender import Sender
-from edge_agent.settings import Broker, Settings, parse_route, parse_url
+from edge_agent.settings import Settings, parse_route, parse_url
 from edge_agent.sources import parse_source
 from edge_agent.sources.spec import redact
 from edge_agent.store.catalog import Library
@@ -68,6 +67,7 @@ from edge_agent.store.store import Store
 from tests.decoder_models import CASES, HEIGHT, WIDTH
 from tests.model_folders import make_model
 from tests.networks import convolution, to_ir
+from tests.parts import TOPICS, offline_link
 
 T = TypeVar("T")
 
@@ -339,12 +339,9 @@ def _transfers(*, allow_unsigned: bool) -> Transfers:
 def check_topics(given: tuple[list[tuple[str, str, bytes, bool, str | None]], bool]) -> None:
     """Let a device take messages on any topic; it takes them all and goes on."""
     sent, allow_unsigned = given
-    topics = wire.Topics("edge", "box")
+    topics = TOPICS
     inbox = Inbox()
-    link = Link(
-        Broker(), "edge-agent-box", status_topic=topics.status, status=lambda *_: b"{}",
-        inboxes=list, inbox=inbox,
-    )  # fmt: skip
+    link = offline_link(inbox)
     taken: list[str] = []
     malformed: list[int] = []
     memory = Memory(_place() / "requests.json")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from queue import SimpleQueue
 
 import pytest
 
@@ -13,15 +12,9 @@ from edge_agent.board import Board
 from edge_agent.capture import OPEN_SECONDS
 from edge_agent.crew import Crew, Stops
 from edge_agent.errors import SourceError
-from edge_agent.link import Link
 from edge_agent.model import Model
-from edge_agent.pipeline import Identity, Pipeline
-from edge_agent.serving import Serving
-from edge_agent.settings import Arm, Broker
-from edge_agent.settings import Pipeline as PipelineSettings
 from edge_agent.sources import Source, SourceSpec, open_source, parse_source
-from edge_agent.start.clock import Clock
-from edge_agent.wire import Topics
+from tests.parts import idle_pipeline, offline_link
 from tests.support import PATIENCE, wait_until
 
 
@@ -38,24 +31,8 @@ def test_a_file_that_does_not_open_is_told_of(
     monkeypatch.setattr("edge_agent.capture.open_source", hang)
     file = tmp_path / "rows.csv"
     file.write_text("x,y\n1,2\n")
-    topics, board = Topics("edge", "box"), Board[Model]()
-    link = Link(
-        Broker(),
-        "edge-agent-box",
-        status_topic=topics.status,
-        status=lambda *_: b"{}",
-        inboxes=list,
-        inbox=SimpleQueue(),
-    )
-    capture = Pipeline(
-        PipelineSettings(name="p", source=f"csv:{file}", model="m", qos=1),
-        parse_source(f"csv:{file}", tmp_path),
-        [Serving(Arm("m", None, 1), "signal")],
-        [],
-        identity=Identity("box", "session", topics, Clock()),
-        board=board,
-        link=link,
-    )._capture
+    board: Board[Model] = Board()
+    capture = idle_pipeline("p", f"csv:{file}", tmp_path, board, offline_link())._capture
     with Crew(Stops()) as crew:
         capture.begin(crew)
         attempt = capture._attempt

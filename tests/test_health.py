@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from queue import SimpleQueue
 
 import pytest
 
 from edge_agent.board import Board
 from edge_agent.health import Health
-from edge_agent.link import Link
 from edge_agent.model import Model
-from edge_agent.pipeline import Identity, Pipeline
-from edge_agent.serving import Serving
-from edge_agent.settings import Arm, Broker
-from edge_agent.settings import Pipeline as PipelineSettings
-from edge_agent.sources import parse_source
-from edge_agent.start.clock import Clock
-from edge_agent.wire import Topics
+from tests.parts import idle_pipeline, offline_link
 from tests.test_limits import MIB, V2, group, proc
 from tests.test_thermal import tree, zone
 
@@ -27,27 +19,11 @@ class Device:
 
     def __init__(self, folder: Path, root: Path) -> None:
         self.now = 1000.0
-        topics = Topics("edge", "box")
         board: Board[Model] = Board()
         self.board = board
-        link = Link(
-            Broker(),
-            "edge-agent-box",
-            status_topic=topics.status,
-            status=lambda *_: b"{}",
-            inboxes=list,
-            inbox=SimpleQueue(),
-        )
+        link = offline_link()
         self.pipelines = [
-            Pipeline(
-                PipelineSettings(name=name, source="rtsp://camera/stream", model="m", qos=qos),
-                parse_source("rtsp://camera/stream", folder),
-                [Serving(Arm("m", None, 1), "picture")],
-                [],
-                identity=Identity("box", "session", topics, Clock()),
-                board=board,
-                link=link,
-            )
+            idle_pipeline(name, "rtsp://camera/stream", folder, board, link, qos=qos)
             for name, qos in (("kept", 1), ("live", 0))
         ]
         self.health = Health(

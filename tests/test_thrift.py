@@ -60,7 +60,7 @@ def test_what_has_gone_gives_its_memory_back() -> None:
         idle_s=0.0,
         present=lambda: frozenset(there),
         short=list,
-        trim=lambda: trimmed.append(now),
+        forget=lambda: trimmed.append(now),
     )
 
     def wait(seconds: float) -> None:

@@ -25,7 +25,6 @@ from ..manifest import load
 from ..model import Model, open_model
 from ..opening import Engines
 from ..profile import choose, default_dirs, load_profiles
-from ..quick import QuickEngine
 from ..records import Reading, Sample, Timing
 from ..sources import open_source, parse_source
 from ..store.store import Store
@@ -133,10 +132,7 @@ def _open(model: str, choice: EngineChoice, engines: Engines) -> Model:
     if quick is not None and quick.place == choice.place and engines.best_way(folder) is None:
         form = engines.form_of(folder, "picture")
         if form is not None:
-            opened = engines.open_form(folder, form, "picture")
-            if isinstance(opened.engine, QuickEngine):
-                opened.engine.form.settle(choice.threads or None)
-            return opened
+            return engines.open_form(folder, form, "picture", choice.threads)
     return open_model(folder, [choice], "picture")[0]
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ..errors import SourceError
 from ..records import Reading
-from .spec import Form, Kind, SourceSpec, guess_source, parse_source, redact
+from .spec import SIGNALS, Form, Kind, SourceSpec, guess_source, parse_source, redact
 
 __all__ = [
     "Form",
@@ -38,7 +38,7 @@ MODULES: Mapping[Form, str] = {
     "f32": "edge_agent.sources.recording",
 }
 
-FILES: frozenset[Form] = frozenset({"file", "csv", "npy", "f32"})
+FILES = SIGNALS | {"file"}
 _OTHERS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
