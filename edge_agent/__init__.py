@@ -7,7 +7,7 @@ Data flows one way, control the other, and they meet at a frame boundary::
                                   ^
     link --order--> deploy --> library.activate (swaps the model of a route)
 
-Start reading at `edge_agent.agent.run`, then `pipeline` and `board`.
+Start reading at `edge_agent.daemon.agent.run`, then `pipeline` and `board`.
 Imports point down only; `tests/test_architecture.py` holds the layers.
 """
 

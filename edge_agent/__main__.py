@@ -9,10 +9,10 @@ import sys
 def main() -> int:
     """Run the command line; gives the exit status."""
     _mind_signals(sys.argv[1:])
-    from .start.clock import Clock
+    from .core.timeline import Clock
 
     clock = Clock()
-    from .start.begin import begin
+    from .daemon.start import begin
 
     status = begin(sys.argv[1:], clock)
     if status is not None:
@@ -24,7 +24,7 @@ def main() -> int:
             "edge-agent: the working directory has been removed; change to another one, e.g. cd /\n"
         )
         return 2
-    from .cli import main as command_line
+    from .cli.main import main as command_line
 
     return command_line(sys.argv[1:], clock)
 
@@ -33,7 +33,7 @@ def _mind_signals(arguments: list[str]) -> None:
     """Be told to stop, in the very first moment of the daemon: that is no failure.
 
     The settings are yet to be read, so that there is nothing else that SIGHUP could ask for.
-    `start.begin` sees to signals as soon as it is there.
+    `daemon.start` sees to signals as soon as it is there.
     """
     if [word for word in arguments if word not in {"-v", "--verbose"}][:1] != ["run"]:
         return

@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import psutil
 
-from tests.small_models import brightness, plain, write_clip
-from tests.support import (
+from tests.helpers.small_models import brightness, plain, write_clip
+from tests.helpers.support import (
     AgentProcess,
     Heard,
     Listener,

@@ -5,7 +5,7 @@
 Every case has a real agent, a real mosquitto and a real `edge-agent push`, and ends with the same
 questions: did the device run the old version or the new one and nothing else; did the push complete
 when it was repeated, without sending again what was durable; is anything left that does not belong.
-The agent dies in the fault points of `edge_agent.durable`; pusher and broker die when a certain
+The agent dies in the fault points of `edge_agent.core.files`; pusher and broker die when a certain
 block or state is seen on the wire. One line a case; exit status 1 if any failed.
 """
 
@@ -35,15 +35,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import pytest
 
-from edge_agent.durable import DEPLOY_POINTS, STORE_POINTS
-from edge_agent.manifest import load
-from edge_agent.packages.blocks import BlockList
-from edge_agent.packages.packing import Package, open_package, pack
-from edge_agent.store.install import install_folder
-from edge_agent.store.known import read_front
-from edge_agent.store.store import NOTES, Store
-from tests.networks import node, save_onnx
-from tests.support import AgentProcess, Heard, Listener, Mosquitto, agent_settings
+from edge_agent.core.files import DEPLOY_POINTS, STORE_POINTS
+from edge_agent.models.manifest import load
+from edge_agent.models.packages.blocks import BlockList
+from edge_agent.models.packages.packing import Package, open_package, pack
+from edge_agent.models.store.install import install_folder
+from edge_agent.models.store.local_blocks import read_front
+from edge_agent.models.store.store import NOTES, Store
+from tests.helpers.support import AgentProcess, Heard, Listener, Mosquitto, agent_settings
+from tests.helpers.tiny_networks import node, save_onnx
 
 NAME = "part"
 MANIFEST = """\

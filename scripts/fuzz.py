@@ -2,7 +2,7 @@
 
     python scripts/fuzz.py [TARGET…] [--seconds N] [--seed N]
 
-The targets are those of `tests/fuzzing.py`; `tests/test_fuzz.py` runs them in short. One line a
+The targets are those of `tests/helpers/fuzzing.py`; `tests/end_to_end/test_fuzz.py` runs them in short. One line a
 target: how many cases, how many of them failed, and how fast. The smallest case of each failure is
 printed, with the seed that finds it again. Exit status 1 if any failed.
 """
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from tests.fuzzing import TARGETS, Target
+from tests.helpers.fuzzing import TARGETS, Target
 
 ROUND = 300
 """Cases of one seed; a failure ends its round, and the next seed goes on."""

@@ -39,10 +39,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import psutil
 
-from tests.push_support import clip, manifest, model_folder, plain_package, send
-from tests.servers import MjpegServer, RtspServer, free_port, rtsp_missing
-from tests.small_models import encode_jpeg, plain
-from tests.support import AgentProcess, Listener, Mosquitto, agent_settings, wait_until
+from tests.helpers.cameras import MjpegServer, RtspServer, free_port, rtsp_missing
+from tests.helpers.push import clip, manifest, model_folder, plain_package, send
+from tests.helpers.small_models import encode_jpeg, plain
+from tests.helpers.support import AgentProcess, Listener, Mosquitto, agent_settings, wait_until
 
 GROWTH = 1.05
 LOST_SECONDS = 90.0

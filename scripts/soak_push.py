@@ -17,15 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.push_support import (
-    Box,
-    manifest,
-    model_folder,
-    plain_package,
-    send,
-    start_box,
-)
-from tests.support import AgentProcess, Listener, Mosquitto
+from tests.helpers.push import Box, manifest, model_folder, plain_package, send, start_box
+from tests.helpers.support import AgentProcess, Listener, Mosquitto
 
 EARLY = 10
 GROWTH = 1.10

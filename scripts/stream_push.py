@@ -29,13 +29,13 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from edge_agent.bench.versions import versions
-from edge_agent.bundled import bundled
-from edge_agent.cli.loopback import Loopback, broker
-from edge_agent.client import BrokerClient
-from edge_agent.packages.packing import Package
-from edge_agent.sender import Sender
-from edge_agent.settings import Broker
+from edge_agent.bench.push.versions import versions
+from edge_agent.config.settings import Broker
+from edge_agent.core.bundled import bundled
+from edge_agent.delivery.sender import Sender
+from edge_agent.models.packages.packing import Package
+from edge_agent.mqtt.loopback import Loopback, broker
+from edge_agent.mqtt.one_shot import BrokerClient
 
 ROOT = Path(__file__).resolve().parents[1]
 DEVICE = "bench"
@@ -43,9 +43,10 @@ PATIENCE = 300.0
 QUIET_LOOKS = 15
 INFERENCES, EXTRA_MS = 1.3, 50.0
 # The agent as it is, and one that has never heard of a model that runs while it arrives.
-AGENT = "import sys; from edge_agent.cli import main; sys.exit(main(sys.argv[1:]))"
+AGENT = "import sys; from edge_agent.cli.main import main; sys.exit(main(sys.argv[1:]))"
 WITHOUT = (
-    "from edge_agent.deploy.deployer import Deployer; Deployer.expect = lambda *_: None;" + AGENT
+    "from edge_agent.delivery.rollout.deployer import Deployer; Deployer.expect = lambda *_: None;"
+    + AGENT
 )
 PROXY = """\
 import socket, sys, threading, time
@@ -219,7 +220,7 @@ class _Listening:
 
 @contextmanager
 def _proxy(target: int, rate: float) -> Iterator[int]:
-    from edge_agent.cli.loopback import free_port
+    from edge_agent.mqtt.loopback import free_port
 
     port = free_port(target + 1)
     command = [sys.executable, "-c", PROXY, str(port), str(target), str(rate * 1e6)]

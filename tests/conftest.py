@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import AgentProcess, Listener, Mosquitto
+from tests.helpers.support import AgentProcess, Listener, Mosquitto
 
 # A shell starts what runs in its background with SIGINT ignored, and children inherit that; the
 # commands under test are to be interrupted all the same.

@@ -16,73 +16,39 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import CHECKOUT
+from tests.helpers.support import CHECKOUT
 
 PACKAGE = CHECKOUT / "edge_agent"
 
-# From top to bottom. A name stands for the module and all within it; the longest name counts.
-LAYERS: Mapping[str, str] = {
-    "commands: what a user types": "__main__ cli bench sender start.begin",
-    "daemon: the only place that knows everybody": "agent",
-    "control: all that is not the way of a frame": (
-        "control reloading says planning preparing scrub steady batcher demoting thrift"
-    ),
-    "work: what goes on in a running agent": (
-        "frames pipeline capture cascade doubts health lateness throughput serving opening deploy "
-        "orders overrides quick oversize tuning tuner contest"
-    ),
-    "models: opened, kept, packed, looked into": (
-        "model batching golden store packages networks added forms understudy"
-    ),
-    "edges: broker, cameras, sensors, engines, numbers": (
-        "link connecting outgoing fences standby backlog keeper spool parcel client mqtt announced "
-        "tls refusals "
-        "sources engines profile "
-        "config start "
-        "preprocess resizing folding decode window annotate motion board slots metrics inbox "
-        "forms.form forms.begin forms.ladder forms.mapped forms.options forms.skeleton"
-    ),
-    "words: what is said and set, without doing anything": (
-        "settings manifest sources.spec wire validation"
-    ),
-    "ground: knows nothing of the rest": (
-        "errors names bounds record records protobuf "
-        "crew systemd durable machine facts networks.networkfacts "
-        "bundled start.clock shares turns limits thermal journal breaker flight crashes hangs "
-        "wallclock"
-    ),
-}
+PACKAGES = (
+    *("core", "device", "models", "inference", "sources", "config", "mqtt"),
+    *("runtime", "delivery", "health", "daemon", "bench", "cli"),
+)
+"""From bottom to top: a package imports from those before it only."""
 
 # Who may import a library. Names as above; a library that is not here may be used anywhere.
 HOMES: Mapping[str, str] = {
-    "paho": "mqtt bench.plain bench.handmade bench.raw bench.start_script",
+    "paho": "mqtt.connection bench.common.start_script bench.pipeline bench.push.raw",
     "openvino": (
-        "engines.ov engines.ovcut engines.ovform engines.ovjoin engines.probe bench.start_script "
-        "bench.handmade"
+        "inference.engines inference.prepared.ov_engine bench.common.start_script "
+        "bench.pipeline.handmade"
     ),
-    "onnxruntime": (
-        "deploy.arriving.stages engines.ort engines.ortcut engines.formed engines.streaming "
-        "engines.probe forms bench.plain bench.handmade bench.start_script bench.readying "
-        "bench.truth bench.generated"
-    ),
-    "onnx": (
-        "networks.modelfile networks.protowire forms "
-        "bench.network bench.layers bench.qdq bench.generated"
-    ),
-    "google": "networks.modelfile",
+    "onnxruntime": "inference.engines inference.prepared delivery.early.stages bench",
+    "onnx": "models.files inference.prepared.build bench",
+    "google": "models.files.check_onnx",
     "cv2": (
-        "sources.opencv preprocess resizing decode.boxes annotate motion bench.plain "
-        "bench.handmade bench.start_script bench.bars bench.pipebars"
+        "sources.opencv inference.preprocess inference.decode.boxes runtime.pipelines.draw "
+        "runtime.pipelines.motion_gate bench"
     ),
-    "cryptography": "packages.keys packages.packing",
-    "pydantic": "validation config",
-    "pydantic_core": "validation",
-    "pydantic_settings": "config",
-    "psutil": "health deploy",
+    "cryptography": "models.packages",
+    "pydantic": "core.schema config.load",
+    "pydantic_core": "core.schema",
+    "pydantic_settings": "config.load",
+    "psutil": "device.headroom delivery.trial.process health.report",
     "rich": "cli",
-    "tomli_w": "networks.bringing cli",
-    "amqtt": "cli.amqtt_broker",
-    "prometheus_client": "metrics",
+    "tomli_w": "models.importing cli",
+    "amqtt": "mqtt.amqtt_broker",
+    "prometheus_client": "health.prometheus",
 }
 
 # What is imported by another name than it is installed by, or comes with something installed.
@@ -149,26 +115,47 @@ def covers(name: str, module: str) -> bool:
     return module == name or module.startswith(f"{name}.")
 
 
-def layer(module: str) -> int:
-    """Give a module's layer, counted from the top."""
-    best, place = "", -1
-    for index, names in enumerate(LAYERS.values()):
-        for name in names.split():
-            if covers(name, module) and len(name) > len(best):
-                best, place = name, index
-    assert place >= 0, f"{module} has no place in LAYERS: give it one"
-    return place
+def test_the_packages_are_those_that_are_listed() -> None:
+    """Beside the packages there is nothing but `__init__` and `__main__`."""
+    assert {name.split(".")[0] for name in modules()} == {*PACKAGES, "__init__", "__main__"}
 
 
-@pytest.mark.parametrize("module", sorted(modules().keys() - {"__init__"}))
+@pytest.mark.parametrize("module", sorted(modules().keys() - {"__init__", "__main__"}))
 def test_imports_point_down(module: str) -> None:
-    """A module imports from its own layer and those below it."""
-    titles = [title.split(":")[0] for title in LAYERS]
+    """A module imports from its own package and those below it."""
+    own = PACKAGES.index(module.split(".")[0])
     ours, _ = imports(module)
     for other in sorted(ours - {"__init__"}):
-        assert layer(module) <= layer(other), (
-            f"{module} ({titles[layer(module)]}) imports {other} ({titles[layer(other)]})"
+        assert PACKAGES.index(other.split(".")[0]) <= own, f"{module} imports {other}"
+
+
+def test_folders_within_a_package_do_not_see_each_other_in_a_circle() -> None:
+    """Folders can be put in an order, too; what lies beside them counts file by file."""
+    folders = {name.rpartition(".")[0] for name, path in modules().items()}
+
+    def folder(module: str) -> str:
+        if modules()[module].name == "__init__.py":
+            return module
+        above = module.rpartition(".")[0]
+        return (
+            module if any(covers(above, other) and other != above for other in folders) else above
         )
+
+    seen: dict[str, set[str]] = {}
+    for module in modules():
+        seen.setdefault(folder(module), set()).update(map(folder, imports(module)[0]))
+    try:
+        TopologicalSorter({name: others - {name} for name, others in seen.items()}).prepare()
+    except CycleError as circle:
+        pytest.fail(" -> ".join(circle.args[1]))
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_a_package_is_a_docstring(module: str) -> None:
+    """The `__init__` of a package holds its description only: nothing is hidden there."""
+    path = modules()[module]
+    if path.name == "__init__.py" and module != "__init__":
+        assert [type(node) for node in ast.parse(path.read_text()).body] == [ast.Expr]
 
 
 def test_no_import_goes_in_a_circle() -> None:
@@ -192,8 +179,8 @@ def test_each_library_has_one_home(module: str) -> None:
 
 
 def test_the_homes_are_inhabited() -> None:
-    """Every layer and home names modules that are there: the tables above are true."""
-    for names in (*LAYERS.values(), *HOMES.values()):
+    """Every home names modules that are there: the table above is true."""
+    for names in HOMES.values():
         for name in names.split():
             assert any(covers(name, module) for module in modules()), f"there is no {name}"
     for library, homes in HOMES.items():
@@ -223,7 +210,17 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["__main__", "cli", "agent", "pipeline", "model", "link"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "__main__",
+        "cli.main",
+        "daemon.agent",
+        "runtime.pipelines.pipeline",
+        "inference.model",
+        "mqtt.client",
+    ],
+)
 def test_nothing_heavy_is_loaded_before_it_is_needed(module: str) -> None:
     """Importing the command line, the agent or its parts loads no large library."""
     assert loaded_by(f"import edge_agent.{module}") == set()

@@ -19,8 +19,8 @@ import paho.mqtt.client as mqtt
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from tests.small_models import brightness, plain, write_clip
-from tests.support import (
+from tests.helpers.small_models import brightness, plain, write_clip
+from tests.helpers.support import (
     CHECKOUT,
     PATIENCE,
     AgentProcess,
@@ -32,7 +32,7 @@ from tests.support import (
     free_port,
     run_cli,
 )
-from tests.test_access import write_passwords
+from tests.mqtt.test_access import write_passwords
 
 DOCS = CHECKOUT / "docs"
 Agents = Callable[..., AgentProcess]
@@ -48,25 +48,28 @@ def test_every_link_leads_somewhere() -> None:
 
 def test_the_bounds_in_the_threat_model_are_those_of_the_code() -> None:
     """Numbers that the page on security states are the ones that the code has."""
-    from edge_agent import golden, inbox, manifest, validation
-    from edge_agent.deploy import offers, whole
-    from edge_agent.networks import irfile, modelfile, protowire
-    from edge_agent.orders import MAX_COMMAND_BYTES
-    from edge_agent.packages import package, ustar
+    from edge_agent.core import schema
+    from edge_agent.delivery.receive import offers, single_message
+    from edge_agent.inference import golden
+    from edge_agent.models import manifest
+    from edge_agent.models.files import check_ir, check_onnx, strip_weights
+    from edge_agent.models.packages import package, ustar
+    from edge_agent.mqtt import inbox
+    from edge_agent.mqtt.requests import MAX_COMMAND_BYTES
     from edge_agent.sources import opencv, pictures
 
     page = (DOCS / "security.md").read_text()
     kib, mib = 1024, 2**20
     for words in (
-        f"| settings, manifest, profile | {validation.MAX_TOML_BYTES // kib} KiB, ",
-        f"KiB, keys of {validation.MAX_KEY_PARTS} parts |",
+        f"| settings, manifest, profile | {schema.MAX_TOML_BYTES // kib} KiB, ",
+        f"KiB, keys of {schema.MAX_KEY_PARTS} parts |",
         f"| command | {MAX_COMMAND_BYTES // kib} KiB |",
         f"| {offers.MAX_OFFER_BYTES // kib} KiB, {package.MAX_HEADER // kib} KiB |",
-        f"| {whole.MAX_WHOLE_BYTES // mib} MiB; {inbox.MAX_BYTES // mib} MiB and ",
+        f"| {single_message.MAX_WHOLE_BYTES // mib} MiB; {inbox.MAX_BYTES // mib} MiB and ",
         f" and {inbox.MAX_MESSAGES} messages |",
         f"| {ustar.MAX_MEMBERS:,} members, {ustar.MAX_DEPTH} levels, ",
-        f"{modelfile.MAX_NODES:,} nodes, {protowire.MAX_PARTS:,} parts |",
-        f"| {irfile.MAX_XML_BYTES // mib} MiB of XML, {irfile.MAX_LAYERS:,} layers, ",
+        f"{check_onnx.MAX_NODES:,} nodes, {strip_weights.MAX_PARTS:,} parts |",
+        f"| {check_ir.MAX_XML_BYTES // mib} MiB of XML, {check_ir.MAX_LAYERS:,} layers, ",
         f"| {manifest.MAX_LABEL_BYTES // mib} MiB, {manifest.MAX_LABELS:,} |",
         f"| {golden.MAX_ARRAYS:,} arrays, {golden.MAX_GOLDEN_BYTES // mib} MiB unpacked |",
         f"| {opencv.MAX_PIXELS // mib} megapixels, {pictures.MAX_BYTES // mib} MiB |",

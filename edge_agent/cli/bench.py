@@ -6,13 +6,13 @@ import json
 import sys
 from pathlib import Path
 
-from . import Options
+from .main import Options
 
 
 def main(options: Options) -> int:
     """Measure and print, as a table or as JSON."""
     if options.bench == "cold-start":
-        from .bench_coldstart import main as cold_start
+        from .bench_cold_start import main as cold_start
 
         return cold_start(options)
     if options.bench == "pipeline":
@@ -23,8 +23,8 @@ def main(options: Options) -> int:
 
 
 def _push(options: Options) -> int:
-    from ..bench.generated import find_model
-    from ..bench.push import Setup, measure
+    from ..bench.common.generated import find_model
+    from ..bench.push.command import Setup, measure
     from .bench_paths import clip_of
 
     models = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..bundled import bundled
-from ..errors import UsageError
-from . import Options
+from ..core.bundled import bundled
+from ..core.errors import UsageError
+from .main import Options
 
 
 def clip_of(options: Options) -> Path:

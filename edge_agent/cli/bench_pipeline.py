@@ -8,33 +8,33 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import AgentError, UsageError
-from . import Options, load_settings
+from ..core.errors import AgentError, UsageError
 from .bench_paths import clip_and_picture
+from .main import Options, load_settings
 
 if TYPE_CHECKING:
-    from ..bench.pipefigures import Report
-    from ..manifest import ModelFolder
-    from ..sources import Kind
-    from ..tuning import Way
+    from ..bench.pipeline.figures import Report
+    from ..core.types import Kind
+    from ..models.manifest import ModelFolder
+    from ..runtime.serving.tuning_results import Way
 
 MOST_PIPELINES = 256
 
 
 def main(options: Options) -> int:
     """Measure and print; with `--tune` only tune."""
-    from ..bench.models import find_models
+    from ..bench.common.models import find_models
 
     models = find_models(options.models, options.config, _say)
     if options.tune:
         return _tune(models, options)
-    from ..bench.apart import call
+    from ..bench.common.child import call
 
     clip, picture = clip_and_picture(options)
     # Apart: what opens a clip leaves words for FFmpeg in the environment, which scripts inherit.
     call("steps", "need_playable", clip=str(clip))
-    from ..bench.pipefigures import Setup
-    from ..bench.pipeline import measure
+    from ..bench.pipeline.command import measure
+    from ..bench.pipeline.figures import Setup
 
     setup = Setup(
         clip=clip.resolve(),
@@ -46,7 +46,7 @@ def main(options: Options) -> int:
     )
     reports = measure(models, setup, _say)
     if picture is not None:
-        from ..bench.pipebars import draw
+        from ..bench.pipeline.bars import draw
 
         draw(reports, picture)
         _say(f"{picture}: written")
@@ -60,9 +60,9 @@ def main(options: Options) -> int:
 
 def _tune(models: list[Path], options: Options) -> int:
     """Tune each model for the agent whose settings these are."""
-    from ..manifest import load
-    from ..opening import Engines, match_profile, open_store
-    from ..tuner import tune_model
+    from ..models.manifest import load
+    from ..runtime.serving.loader import Engines, match_profile, open_store
+    from ..runtime.upkeep.tuner import tune_model
 
     settings = load_settings(options)
     match, facts = match_profile(settings)
@@ -116,7 +116,7 @@ def _pipelines(text: str) -> tuple[int, ...]:
 def _print(report: Report) -> None:
     from rich.console import Console
 
-    from ..bench.pipefigures import MEANING
+    from ..bench.pipeline.figures import MEANING
 
     figures = report.json()
     console = Console()
@@ -140,7 +140,7 @@ def _print(report: Report) -> None:
     if report.scaling:
         console.print(_scaling(report, figures))
     if report.idle is not None:
-        from ..bench.streams import idle_seconds
+        from ..bench.pipeline.streams import idle_seconds
 
         print(
             f"an idle pipeline costs {report.idle.cpu_percent:.3f} % of a core and "

@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
-from ..bundled import bundled
-from ..client import BrokerClient
-from ..config import PREFIX
-from ..errors import AgentError, LinkError, UsageError
-from ..settings import Broker
-from . import Options
+from ..config.load import PREFIX
+from ..config.settings import Broker
+from ..core.bundled import bundled
+from ..core.errors import AgentError, LinkError, UsageError
+from ..mqtt.loopback import Loopback, broker
+from ..mqtt.one_shot import BrokerClient
 from .live import LiveView
-from .loopback import Loopback, broker
+from .main import Options
 
 DEVICE = "demo"
 PIPELINES = {
@@ -70,7 +70,7 @@ def _settings(folder: Path, loopback: Loopback, names: list[str]) -> str:
 
 
 def _rate(model: str) -> float:
-    from ..manifest import load
+    from ..models.manifest import load
 
     return load(bundled("models") / model).manifest.input.rate_hz or 1000.0
 

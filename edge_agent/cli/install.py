@@ -17,10 +17,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .. import __version__
-from ..bundled import bundled
-from ..errors import AgentError, UsageError
-from . import Options
+from ..core.bundled import bundled
+from ..core.errors import AgentError, UsageError
 from .install_settings import SKELETON, check, take
+from .main import Options
 from .own_wheel import own_source
 
 UNIT = "edge-agent.service"

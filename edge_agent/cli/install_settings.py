@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import UsageError
+from ..core.errors import UsageError
 
 SKELETON = """\
 # edge-agent: see the README for every key.
@@ -35,8 +35,8 @@ keys = ["/etc/edge-agent/trust.d"]  # *.pub files of those who may push models
 _CHECK = """\
 import sys
 from pathlib import Path
-from edge_agent.config import load
-from edge_agent.errors import UsageError
+from edge_agent.config.load import load
+from edge_agent.core.errors import UsageError
 try:
     load(Path(sys.argv[1]))
 except UsageError as problem:

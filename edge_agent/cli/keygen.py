@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..packages.keys import generate_key
-from . import Options
+from ..models.packages.keys import generate_key
+from .main import Options
 
 
 def main(options: Options) -> int:

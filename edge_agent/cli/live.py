@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from ..wire import percentiles
+from ..mqtt.payloads import percentiles
 from .terminal import summary
 
 LINE_SECONDS = 0.5

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..client import BrokerClient
-from ..errors import AgentError, UsageError
-from ..names import NAME_RULE, is_name
-from . import Options, broker_settings
+from ..core.errors import AgentError, UsageError
+from ..core.names import NAME_RULE, is_name
+from ..mqtt.one_shot import BrokerClient
+from .main import Options, broker_settings
 from .push import World
 from .terminal import printable
 

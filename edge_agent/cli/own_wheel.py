@@ -9,7 +9,7 @@ import zipfile
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-from ..errors import AgentError
+from ..core.errors import AgentError
 
 _SKIPPED = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
 

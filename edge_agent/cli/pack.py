@@ -6,12 +6,12 @@ from datetime import UTC, datetime, time
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelError, UsageError
-from ..networks.bringing import bring
-from ..packages.keys import load_private
-from ..packages.package import check_target_form
-from ..packages.packing import pack
-from . import Options
+from ..core.errors import ModelError, UsageError
+from ..models.importing import bring
+from ..models.packages.keys import load_private
+from ..models.packages.package import check_target_form
+from ..models.packages.packing import pack
+from .main import Options
 
 
 def main(options: Options) -> int:

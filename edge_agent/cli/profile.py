@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from ..engines import EngineChoice
-from ..engines.probe import installed, probe
-from ..facts import read_facts
-from ..profile import choose, default_dirs, lineup, load_profiles, strays, unlisted
-from ..tuning import FILE, Tuning
-from . import Options, load_settings
+from ..config.device_profile import choose, default_dirs, lineup, load_profiles, strays, unlisted
+from ..device.hardware import read_facts
+from ..inference.engines.engine import EngineChoice
+from ..inference.engines.probe import installed, probe
+from ..runtime.serving.tuning_results import FILE, Tuning
+from .main import Options, load_settings
 
 
 def main(options: Options) -> int:

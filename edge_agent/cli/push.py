@@ -9,18 +9,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ..client import BrokerClient, body_of
-from ..errors import AgentError, LinkError, UsageError
-from ..names import NAME_RULE, is_name, version_key
-from ..networks.bringing import BARE, bring, unpacked
-from ..packages.keys import load_private
-from ..packages.packing import Package, make, open_package
-from ..sender import Progress, Sender
-from . import Options, broker_settings
+from ..core.errors import AgentError, LinkError, UsageError
+from ..core.names import NAME_RULE, is_name, version_key
+from ..delivery.sender import Progress, Sender
+from ..models.importing import BARE, bring, unpacked
+from ..models.packages.keys import load_private
+from ..models.packages.packing import Package, make, open_package
+from ..mqtt.one_shot import BrokerClient, body_of
+from .main import Options, broker_settings
 from .terminal import printable
 
 if TYPE_CHECKING:
-    from ..packages.keys import PrivateKey
+    from ..models.packages.keys import PrivateKey
 
 RECONNECT_SECONDS = 0.5
 LOOK_SECONDS = 1.5

@@ -6,11 +6,11 @@ import json
 import time
 import uuid
 
-from .. import wire
-from ..client import BrokerClient
-from ..errors import AgentError, UsageError
-from ..names import NAME_RULE, is_name
-from . import Options, broker_settings
+from ..core.errors import AgentError, UsageError
+from ..core.names import NAME_RULE, is_name
+from ..mqtt import payloads
+from ..mqtt.one_shot import BrokerClient
+from .main import Options, broker_settings
 from .push import World
 from .terminal import printable
 
@@ -31,7 +31,7 @@ def main(options: Options) -> int:
             raise AgentError(
                 f"device {device} is {'offline' if device in world.status else 'unknown'}"
             )
-        body = {"id": request, "time": wire.iso(time.time_ns()), "model": options.name}
+        body = {"id": request, "time": payloads.iso(time.time_ns()), "model": options.name}
         client.publish(f"{root}/{device}/in/command/rollback", json.dumps(body).encode())
         deadline = time.monotonic() + options.timeout
         while (left := deadline - time.monotonic()) > 0:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ..start.origins import config_file, digest
-from . import Options, load_settings
+from ..config.locations import config_file
+from ..daemon.fast_start.fingerprint import digest
+from .main import Options, load_settings
 
 if TYPE_CHECKING:
-    from ..settings import Settings
+    from ..config.settings import Settings
 
 
 def main(options: Options) -> int:
@@ -21,7 +22,7 @@ def main(options: Options) -> int:
     settings = load_settings(options, needed=True)
     options.clock.take("settings", time.monotonic() - start)
     start = time.monotonic()
-    from ..agent import run
+    from ..daemon.agent import run
 
     options.clock.take("imports", time.monotonic() - start)
 

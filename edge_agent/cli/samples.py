@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Self
 
-from ..errors import SampleError
-from ..manifest import InputSpec
-from ..records import Sample
-from ..sources import Source, SourceSpec, open_source
-from ..window import Windower
+from ..core.errors import SampleError
+from ..core.types import Sample
+from ..inference.preprocess.windowing import Windower
+from ..models.manifest import InputSpec
+from ..sources.source import Source, open_source
+from ..sources.spec import SourceSpec
 
 AHEAD = 4
 """Of a lossless source: samples that may wait."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from ..client import BrokerClient, body_of
-from ..errors import UsageError
-from ..names import NAME_RULE, is_name
-from . import Options, broker_settings
+from ..core.errors import UsageError
+from ..core.names import NAME_RULE, is_name
+from ..mqtt.one_shot import BrokerClient, body_of
+from .main import Options, broker_settings
 from .terminal import message_line, printable, printable_json
 
 TOPICS = {

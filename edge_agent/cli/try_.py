@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .. import wire
-from ..config import load as load_settings
-from ..errors import AgentError, EngineError, SampleError, SourceError, UsageError
-from ..manifest import load as load_manifest
-from ..model import Model, open_model
-from ..networks.bringing import BARE, Brought, bring
-from ..records import Array, Outcome, Sample
-from ..settings import Broker
-from ..sources import SourceSpec, guess_source, parse_source
-from . import Options
+from ..config.load import load as load_settings
+from ..config.settings import Broker
+from ..core.errors import AgentError, EngineError, SampleError, SourceError, UsageError
+from ..core.types import Array, Outcome, Sample
+from ..inference.model import Model, open_model
+from ..models.importing import BARE, Brought, bring
+from ..models.manifest import load as load_manifest
+from ..mqtt import payloads
+from ..sources.spec import SourceSpec, guess_source, parse_source
 from .live import LiveView
+from .main import Options
 from .samples import Samples
 
 PICTURE = Path("try.jpg")
@@ -128,10 +128,10 @@ def _compare_engines(brought: Brought, spec: SourceSpec, sample: Sample, seconds
 
 
 def _choices(brought: Brought) -> list[Any]:
-    from ..engines.probe import probe
-    from ..facts import read_facts
-    from ..model import engine_order
-    from ..profile import choose, default_dirs, lineup, load_profiles
+    from ..config.device_profile import choose, default_dirs, lineup, load_profiles
+    from ..device.hardware import read_facts
+    from ..inference.engines.probe import probe
+    from ..inference.model import engine_order
 
     facts = read_facts()
     match = choose(load_profiles(default_dirs()), facts)
@@ -180,7 +180,7 @@ def _watch(
                     continue
                 count += 1
                 age_ms = (time.monotonic() - sample.since) * 1e3
-                view.result(wire.result("try", "", "try", sample, outcome, age_ms))
+                view.result(payloads.result("try", "", "try", sample, outcome, age_ms))
                 if picture is not None:
                     picture.show(sample.data, outcome)
                 if time.monotonic() >= deadline:
@@ -227,7 +227,7 @@ class _Picture:
 
     def finish(self) -> None:
         """Draw the latest."""
-        from ..annotate import annotate, jpeg
+        from ..runtime.pipelines.draw import annotate, jpeg
 
         if self.trouble or self._last is None:
             return

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from ..errors import SampleError, SourceError
-from ..records import Array
+from ..core.errors import SampleError, SourceError
+from ..core.types import Array
 
 # Rows are read in pieces of at most this many bytes.
 PIECE = 4 * 1024 * 1024

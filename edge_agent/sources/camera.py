@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..errors import SampleError, SourceError
-from ..records import Reading
-from .hardware import HARDWARE
+from ..core.errors import SampleError, SourceError
+from ..core.types import Kind, Reading
+from .hw_decode import HARDWARE
 from .opencv import check_size, open_camera, open_device
-from .spec import Kind, SourceSpec
+from .spec import SourceSpec
 
 # How long a stream may be silent before it counts as lost. FFmpeg has been seen to take twice as
 # long over a server that stalls, so whoever needs a bound keeps a clock of their own.
@@ -135,7 +135,7 @@ def open_source(spec: SourceSpec, closing: threading.Event) -> Camera:
 
 def _open_device(spec: SourceSpec, path: Path, closing: threading.Event) -> Camera:
     # Here: network cameras have no use for it.
-    from .devices import DEVICES
+    from .v4l2 import DEVICES
 
     node = DEVICES.locate(path)
     _check_device(spec, node)

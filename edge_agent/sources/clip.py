@@ -8,12 +8,12 @@ import threading
 import time
 from typing import Any
 
-from ..errors import SampleError, SourceError
-from ..records import Reading
-from .hardware import HARDWARE
+from ..core.errors import SampleError, SourceError
+from ..core.types import Kind, Reading
+from .hw_decode import HARDWARE
 from .opencv import check_size, load, open_clip
-from .pace import wait_until
-from .spec import Kind, SourceSpec
+from .pacing import wait_until
+from .spec import SourceSpec
 
 log = logging.getLogger(__name__)
 

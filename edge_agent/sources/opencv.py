@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import SourceError
-from ..machine import usable_cpus
-from .hardware import HARDWARE
+from ..core.errors import SourceError
+from ..device.resources import usable_cpus
+from .hw_decode import HARDWARE
 
 MAX_PIXELS = 64 * 2**20
 """Of a picture; 100 kB of PNG can hold a gigapixel of nothing, which is 3 GB to decode."""

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import SampleError, SourceError
-from ..records import Reading
+from ..core.errors import SampleError, SourceError
+from ..core.types import Kind, Reading
 from .opencv import MAX_PIXELS, load
-from .pace import Metronome
-from .spec import PICTURES, Kind, SourceSpec
+from .pacing import Metronome
+from .spec import PICTURES, SourceSpec
 
 # A larger file is no picture that this program could use.
 MAX_BYTES = 256 * 1024 * 1024

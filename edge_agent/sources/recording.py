@@ -6,12 +6,12 @@ import threading
 import time
 from typing import Protocol
 
-from ..errors import SampleError, SourceError
-from ..records import Array, Reading
+from ..core.errors import SampleError, SourceError
+from ..core.types import Array, Kind, Reading
 from .arrays import open_npy, open_raw
-from .csvfile import CsvRows
-from .pace import Metronome
-from .spec import Kind, SourceSpec
+from .csv_file import CsvRows
+from .pacing import Metronome
+from .spec import SourceSpec
 
 # Rows of one reading, where nothing asks for fewer: few enough to keep memory and latency small,
 # many enough that what a reading costs is spread thin.

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import unquote, urlsplit
 
-from ..errors import UsageError
-from ..record import record
+from ..core.errors import UsageError
+from ..core.frozen import record
+from ..core.types import Kind
 
-Kind = Literal["picture", "signal"]
 Form = Literal["rtsp", "rtsps", "http", "https", "v4l2", "file", "dir", "csv", "npy", "f32"]
 
 FORMS: tuple[Form, ...] = get_args(Form)

@@ -1,0 +1,142 @@
+"""A disk as slow as one wishes: a cgroup whose reads are limited.
+
+Version 2's `io.max` where that controller is there, else version 1's `blkio`; both limit buffered
+reads too. Needs root. The kernel counts in tenths of a second: whenever reading begins, up to that
+much comes at once, and what is read in less time comes in steps (measured at 100 MB/s: 5 MB in
+4 ms, 26 MB in 0.2 or 0.34 s, 100 MB in 1.01 s).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from ...core.errors import UsageError
+
+READ_AHEAD_KB = 128
+"""What Linux sets for a disk, and what eMMC and SD cards have; virtual disks often have more."""
+MOUNTS = Path("/proc/self/mountinfo")
+GROUP = "edge-agent-bench"
+
+
+@contextmanager
+def slow_disk(places: Sequence[Path], rate: float) -> Iterator[None]:
+    """Limit what this process, and those that it starts, read from the disks of some places.
+
+    Args:
+        places: files or folders.
+        rate: bytes a second.
+
+    Raises:
+        UsageError: there are no such rights, no such controller, or no disk; the mend.
+
+    """
+    with ExitStack() as stack:
+        try:
+            disks = sorted({disk_of(place) for place in places})
+            for disk in disks:
+                stack.enter_context(_read_ahead(disk))
+            stack.enter_context(_group(disks, round(rate)))
+        except OSError as problem:
+            raise UsageError(
+                f"--disk-mbps: {problem.filename}: {problem.strerror}; "
+                "run it as root, where /sys can be written"
+            ) from problem
+        yield
+
+
+def disk_of(place: Path) -> Path:
+    """Find the whole disk that holds a file or folder: a folder of /sys.
+
+    Raises:
+        UsageError: none does, as of files in memory, over the network or in a container.
+
+    """
+    number = place.stat().st_dev
+    link = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    if not link.exists():
+        raise UsageError(
+            f"--disk-mbps: {place}: is not on a file system that has a disk to itself; "
+            "use a model there, and set XDG_CACHE_HOME to a folder there"
+        )
+    disk = link.resolve()
+    return disk.parent if (disk / "partition").exists() else disk
+
+
+@contextmanager
+def _read_ahead(disk: Path) -> Iterator[None]:
+    """Let the kernel read as far ahead as it does on a small box; put it back afterwards."""
+    setting = disk / "queue" / "read_ahead_kb"
+    before = setting.read_text()
+    setting.write_text(f"{READ_AHEAD_KB}\n")
+    try:
+        yield
+    finally:
+        setting.write_text(before)
+
+
+@contextmanager
+def _group(disks: Sequence[Path], rate: int) -> Iterator[None]:
+    """Be in a group of our own as long as it is needed."""
+    root, second = find_controller(MOUNTS.read_text())
+    home = root / _membership(second=second).lstrip("/")
+    group = root / f"{GROUP}-{os.getpid()}"
+    numbers = [(disk / "dev").read_text().strip() for disk in disks]
+    if second:
+        (root / "cgroup.subtree_control").write_text("+io")
+    group.mkdir()
+    try:
+        for number in numbers:
+            if second:
+                (group / "io.max").write_text(f"{number} rbps={rate}")
+            else:
+                (group / "blkio.throttle.read_bps_device").write_text(f"{number} {rate}")
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        try:
+            yield
+        finally:
+            (home / "cgroup.procs").write_text(str(os.getpid()))
+    finally:
+        group.rmdir()
+
+
+def find_controller(mounts: str) -> tuple[Path, bool]:
+    """Find the mounted hierarchy that can limit a disk, and whether it is of version 2.
+
+    Args:
+        mounts: text of /proc/self/mountinfo.
+
+    Raises:
+        UsageError: there is none.
+
+    """
+    found: dict[bool, Path] = {}
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        place, (kind, _, options) = Path(before.split()[4]), after.split()[:3]
+        if kind == "cgroup2" and "io" in _words(place / "cgroup.controllers"):
+            found[True] = place
+        elif kind == "cgroup" and "blkio" in options.split(","):
+            found[False] = place
+    if not found:
+        raise UsageError(
+            "--disk-mbps: no cgroup controller for disks is mounted (io or blkio); "
+            "run it outside a container"
+        )
+    second = max(found)
+    return found[second], second
+
+
+def _words(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+def _membership(*, second: bool) -> str:
+    """Give the path of the group that this process is in."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if ("blkio" in controllers.split(",")) if not second else not controllers:
+            return path
+    return "/"

@@ -1,0 +1,171 @@
+"""What a frame of the clip truly shows, and whether what was published agrees with it.
+
+Computed by ONNX Runtime with no optimiser, with the plain script's own steps around it. Runs in a
+process of its own (`apart`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import AgentError, EngineError
+from ...core.types import Array
+from ...inference.engines.engine import native_reason
+from .start_script import CLASSIFIERS, detect, prepare
+
+LEEWAY = 0.1
+"""Engines round differently: a class that comes this near to the best, as a share of how far the
+best is above the average, may be named in its place; a box whose score is this near to the
+threshold may be there or not."""
+OVERLAP = 0.5
+
+Box = tuple[str, float, list[float]]
+"""Label, score, x1, y1, x2, y2 in pixels of the frame."""
+
+
+def check(model: dict[str, Any], clip: str, claims: list[dict[str, Any]]) -> list[str]:
+    """Compare what was published with what is true.
+
+    Args:
+        model: as `readying.look` gives it.
+        clip: that the frames are of.
+        claims: results of the agent and of the plain script, each with its `variant` and `seq`.
+
+    Returns:
+        A line for each that is wrong.
+
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = open_session(Path(model["network"]), options)
+    how = {**model["how"], "threshold": model["how"]["threshold"] - LEEWAY}
+    wrong = []
+    for seq, frame in frames(clip, {claim["seq"] for claim in claims}):
+        tensor, way = prepare(frame, how)
+        outputs = session.run(None, {session.get_inputs()[0].name: tensor})
+        for claim in claims:
+            if claim["seq"] != seq:
+                continue
+            if how["decoder"] in CLASSIFIERS:
+                problem = _check_class(model, outputs[0], claim)
+            else:
+                boxes = [(_label(model, c), s, b) for c, s, b in detect(outputs, how, way)]
+                problem = compare(boxes, _claimed_boxes(model, claim), model["how"]["threshold"])
+            if problem is not None:
+                wrong.append(f"{model['id']}: {claim['variant']}, frame {seq}: {problem}")
+    return wrong
+
+
+def frames(clip: str, wanted: Collection[int]) -> Iterator[tuple[int, Array]]:
+    """Give some frames of a clip that repeats for ever, by their number from 0."""
+    for number, frame in enumerate(_endless(clip)):
+        if number in wanted:
+            yield number, frame
+        if number >= max(wanted):
+            return
+
+
+def _endless(clip: str) -> Iterator[Array]:
+    from ...sources.opencv import open_clip
+
+    while True:
+        capture = open_clip(str(Path(clip).absolute()), clip)
+        read, frame = capture.read()
+        if not read:
+            raise AgentError(f"{clip}: gives no frame")
+        while read:
+            yield frame
+            read, frame = capture.read()
+
+
+def _check_class(model: dict[str, Any], output: Array, claim: dict[str, Any]) -> str | None:
+    """Compare the best class."""
+    scores = output.reshape(-1).astype(np.float32)
+    best = float(scores.max())
+    near = scores >= best - LEEWAY * (best - float(scores.mean()))
+    allowed = {_label(model, int(index)) for index in np.flatnonzero(near)}
+    said = _claimed_class(model, claim)
+    least = model["how"]["threshold"]
+    unsure = least > 0 and _chance(model, scores) < least + LEEWAY
+    if said in allowed or (said is None and unsure):
+        return None
+    return f"expected class {_label(model, int(scores.argmax()))}, found {said or 'none'}"
+
+
+def _claimed_class(model: dict[str, Any], claim: dict[str, Any]) -> str | None:
+    if "class" in claim:
+        return _label(model, claim["class"][0])
+    return next((str(found["label"]) for found in claim["classes"]), None)
+
+
+def _chance(model: dict[str, Any], scores: Array) -> float:
+    """Give the score of the best class as results carry it."""
+    if model["how"]["decoder"] == "softmax":
+        return float(scores.max())
+    return float(1 / np.exp(scores - scores.max()).sum())
+
+
+def _claimed_boxes(model: dict[str, Any], claim: dict[str, Any]) -> list[Box]:
+    if "boxes" in claim:
+        return [(_label(model, c), s, b) for c, s, b in claim["boxes"]]
+    return [(found["label"], found["score"], found["box"]) for found in claim["detections"]]
+
+
+def compare(true: Sequence[Box], said: Sequence[Box], threshold: float) -> str | None:
+    """Compare boxes; give what is wrong.
+
+    Args:
+        true: those that are there, of scores down to `LEEWAY` below the threshold.
+        said: those that were published.
+        threshold: least score of what is to be published.
+
+    """
+    for wanted, others, what in ((true, said, "is missing"), (said, true, "is not there")):
+        for label, score, box in wanted:
+            if score < threshold + LEEWAY:
+                continue
+            if not any(
+                name == label and _overlap(box, other) > OVERLAP for name, _, other in others
+            ):
+                corners = ", ".join(f"{value:.0f}" for value in box)
+                return f"{label} {score:.2f} at {corners} {what}"
+    return None
+
+
+def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
+    """Give intersection over union."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    inter = max(width, 0.0) * max(height, 0.0)
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)]
+    whole = sum(areas) - inter
+    return inter / whole if whole > 0 else 0.0
+
+
+def _label(model: dict[str, Any], number: int) -> str:
+    """Name a class as the agent does."""
+    labels: list[str] = model["labels"]
+    place = number - model["first"]
+    return labels[place] if 0 <= place < len(labels) else str(number)
+
+
+def open_session(network: Path, options: Any) -> Any:
+    """Open a network on ONNX Runtime.
+
+    Raises:
+        EngineError: it cannot be loaded.
+
+    """
+    import onnxruntime as ort
+
+    ort.set_default_logger_severity(4)  # problems come as exceptions
+    try:
+        return ort.InferenceSession(network, options)
+    except Exception as problem:  # its exceptions have no common class but this one
+        raise EngineError(f"{network}: {native_reason(problem, network)}") from problem

@@ -1,0 +1,103 @@
+"""What the agent's own part of a frame's way costs: board, order, JSON and publishing."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from ...config.settings import Arm, Broker
+from ...config.settings import Pipeline as PipelineSettings
+from ...core.errors import AgentError
+from ...core.timeline import Clock
+from ...core.types import Array, Detections, Outcome, Sample, Timing
+from ...inference.cost import Cost
+from ...mqtt import payloads
+from ...mqtt.client import Link
+from ...mqtt.loopback import Loopback
+from ...runtime.pipelines.pipeline import Identity, Pipeline
+from ...runtime.scheduler.board import Board
+from ...runtime.scheduler.queue import Counted
+from ...runtime.serving.active import Serving
+from ...sources.spec import parse_source
+
+FRAMES = 1000
+
+
+def _sample(picture: Array, since: float, seq: int) -> Sample:
+    return Sample(picture, seq, time.time_ns(), since)
+
+
+class _Nothing:
+    """A model that costs nothing: what is left is the frame path itself."""
+
+    def __init__(self, found: Detections) -> None:
+        self.users = 0
+        self.together = 1
+        self.cost = Cost()
+        self._outcome = Outcome("bench@1", "none", found, Timing(0.0, 0.0, 0.0))
+
+    def infer(self, _sample: Sample, **_options: Any) -> Outcome:
+        return self._outcome
+
+
+def overhead(loopback: Loopback) -> float:
+    """Measure the median of one lane with nothing else to do, ms a frame.
+
+    Raises:
+        AgentError: the broker went away.
+
+    """
+    topics = payloads.Topics("edge", "bench")
+    boxes = np.tile(np.array([10.0, 20.0, 110.0, 220.0], np.float32), (5, 1))
+    found = Detections(boxes, np.full(5, 0.9, np.float32), ("thing",) * 5)
+    board: Board[Any] = Board()
+    link = Link(
+        Broker(url=loopback.url, protocol=loopback.protocol),
+        "edge-agent-bench",
+        status_topic=topics.status,
+        status=lambda state, reason: payloads.encode({"state": state, "reason": reason}),
+        inboxes=list,
+        inbox=SimpleQueue(),
+    )
+    serving = Serving(Arm("bench", None, 1), "picture")
+    counted: Counted = _Nothing(found)  # what the board asks of a model, as the types see it
+    model: Any = counted
+    serving.model = model
+    pipeline = Pipeline(
+        PipelineSettings(name="bench", source="dir:none", model="bench"),
+        parse_source("dir:none", Path.cwd()),
+        [serving],
+        [],
+        identity=Identity("bench", "session", topics, Clock()),
+        board=board,
+        link=link,
+    )
+    board.add(pipeline.slot)
+    connecting = threading.Thread(target=link.run, daemon=True)
+    connecting.start()
+    closing = threading.Event()
+    if not link.ready(pipeline.channel, closing):
+        raise AgentError("the bench's broker went away")
+    picture = np.zeros((8, 8, 3), np.uint8)
+    costs = []
+    for _ in range(FRAMES):
+        link.ready(pipeline.channel, closing)
+        start = time.perf_counter()
+        since = time.monotonic()
+        board.put(pipeline.slot, partial(_sample, picture, since))
+        job = board.take()
+        if job is None:
+            break
+        pipeline.process(job)
+        costs.append((time.perf_counter() - start) * 1e3)
+    board.close()
+    link.close()
+    connecting.join(5)
+    return statistics.median(costs)

@@ -1,0 +1,269 @@
+"""`edge-agent bench push`: how fast a push is beside its broker, and what frames notice.
+
+First an agent with nothing else to do: raw rate and push in turn, rising versions, every block new.
+Then an agent that plays a clip: what a push and its swap do to the age of the results.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import quote
+
+from ...config.settings import Broker
+from ...core.errors import AgentError
+from ...delivery.sender import Sender
+from ...models.manifest import load
+from ...models.packages.packing import Package
+from ...mqtt import payloads
+from ...mqtt.loopback import Loopback, broker
+from ...mqtt.one_shot import BrokerClient
+from ..pipeline.figures import spread
+from .raw import Rates, rate
+from .versions import OURS, generated, versions
+
+DEVICE = "bench"
+PATIENCE_SECONDS = 300.0
+QUIET_SECONDS = 5.0
+"""How long the clip plays undisturbed before a push."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is the same for all models."""
+
+    runs: int
+    protocol: int
+    packet: int | None
+    """The broker's limit, bytes; None: its default."""
+    clip: Path
+
+
+@dataclass(slots=True)
+class Report:
+    """What was measured of one model; rates in bytes a second, times in seconds."""
+
+    model: str
+    size: int
+    blocks: int
+    raw: list[Rates] = field(default_factory=list)
+    transfer: list[float] = field(default_factory=list)
+    """From the offer until the device has everything."""
+    total: list[float] = field(default_factory=list)
+    """From the offer until the version serves, with nothing else to do."""
+    clip: dict[str, Any] = field(default_factory=dict)
+
+    def json(self) -> dict[str, Any]:
+        rates = [self.size / seconds / 1e6 for seconds in self.transfer]
+        raw = [each.confirmed / 1e6 for each in self.raw]
+        return {
+            "model": self.model,
+            "bytes": self.size,
+            "blocks": self.blocks,
+            "runs": len(raw),
+            "raw_mb_s": spread(raw),
+            "raw_arrival_mb_s": spread(each.arrived / 1e6 for each in self.raw),
+            "push_mb_s": spread(rates),
+            "ratio": spread(push / base for push, base in zip(rates, raw, strict=True)),
+            "transfer_s": spread(self.transfer),
+            "total_s": spread(self.total),
+            "clip": self.clip,
+        }
+
+
+def measure(
+    models: list[Path], sizes: list[int], setup: Setup, say: Callable[[str], None]
+) -> list[Report]:
+    """Measure each model.
+
+    Args:
+        models: folders or bare files.
+        sizes: MB; a model of random weights is made of each.
+        setup: what is the same for all.
+        say: takes a line about how far it is.
+
+    Raises:
+        AgentError: a run failed.
+
+    """
+    reports = []
+    with TemporaryDirectory(prefix="edge-agent-bench-") as name:
+        place = Path(name)
+        made = [generated(place / f"{size}-mb", size) for size in sizes]
+        limit = f"max_packet_size {setup.packet}\n" if setup.packet else ""
+        with broker(place, limit) as loopback:
+            for number, model in enumerate([*models, *made]):
+                reports.append(_measure(model, place / f"run-{number}", loopback, setup, say))
+    return reports
+
+
+def _measure(
+    model: Path, place: Path, loopback: Loopback, setup: Setup, say: Callable[[str], None]
+) -> Report:
+    packages = versions(model, place)
+    first = next(packages)
+    name = first.header.name
+    report = Report(name.removeprefix(OURS), first.header.size, first.header.blocks)
+    with _agent(place / "alone", loopback, setup, "") as client:
+        _push(client, first)  # the first one finds caches cold and no incumbent
+        for number in range(setup.runs):
+            package = next(packages)
+            report.raw.append(rate(loopback.port, setup.protocol, package.blocks.lengths))
+            transfer, total = _push(client, package)
+            report.transfer.append(transfer)
+            report.total.append(total)
+            say(
+                f"{report.model} {package.header.size / 1e6:.1f} MB, run {number + 1} of "
+                f"{setup.runs}: raw {report.raw[-1].confirmed / 1e6:.0f} MB/s, "
+                f"push {package.header.size / transfer / 1e6:.0f} MB/s, "
+                f"live after {total:.2f} s"
+            )
+    takes_pictures = not load(place / "versions" / "1").manifest.input.is_signal
+    # Frames of another model can be disturbed by a push, too.
+    serves = name if takes_pictures else "parts-inspection"
+    source = f"file:{quote(str(setup.clip.resolve()))}?loop=1"
+    pipeline = f'[[pipelines]]\nname = "clip"\nsource = {json.dumps(source)}\nmodel = "{serves}"\n'
+    with _agent(place / "playing", loopback, setup, pipeline) as client:
+        _push(client, first)
+        report.clip = _beside_a_clip(client, packages, loopback, setup)
+    clip = report.clip
+    say(
+        f"{report.model}: age of results p99 {clip['before_ms']['p99']:.1f} ms before, "
+        f"{clip['during_ms']['p99']:.1f} ms during pushes"
+    )
+    return report
+
+
+def _beside_a_clip(
+    client: BrokerClient, packages: Iterator[Package], loopback: Loopback, setup: Setup
+) -> dict[str, Any]:
+    """Push while a clip plays; compare the results before and during."""
+    ages: dict[str, list[float]] = {"before": [], "during": []}
+    lost = {"before": 0, "during": 0}
+    dropped = 0
+    swaps: list[float] = []
+    totals: list[float] = []
+    topic = f"edge/{DEVICE}/result/clip"
+    for _ in range(max(1, min(setup.runs, 3))):
+        with BrokerClient(_settings(loopback, setup), [topic]) as listener:
+            quiet = time.monotonic() + QUIET_SECONDS
+            while time.monotonic() < quiet:
+                client.next(0.2)
+            package = next(packages)
+            began = time.time()
+            details: dict[str, Any] = {}
+            totals.append(_push(client, package, details)[1])
+            after = time.time()
+            until = time.monotonic() + 1.0
+            while time.monotonic() < until:
+                client.next(0.2)
+            results = list(_waiting(listener))
+        dropped += int(details.get("frames_dropped") or 0)
+        swaps.append(float(details.get("swap_ms") or 0.0))
+        seq: int | None = None
+        for result in results:
+            at = datetime.fromisoformat(result["time"]).timestamp()
+            phase = "before" if at < began else "during" if at <= after + 0.5 else ""
+            if phase:
+                ages[phase].append(result["timing"]["age_ms"])
+                lost[phase] += 0 if seq is None else result["seq"] - seq - 1
+            seq = result["seq"]
+    if not ages["before"] or not ages["during"]:
+        raise AgentError("the clip gave no results; see whether the model takes pictures")
+    return {
+        "results_before": len(ages["before"]),
+        "results_during": len(ages["during"]),
+        "before_ms": payloads.percentiles(ages["before"]),
+        "during_ms": payloads.percentiles(ages["during"]),
+        "missing_before": lost["before"],
+        "missing_during": lost["during"],
+        "frames_dropped": dropped,
+        "swap_ms": spread(swaps),
+        "total_s": spread(totals),
+    }
+
+
+def _waiting(listener: BrokerClient) -> Iterator[dict[str, Any]]:
+    while (heard := listener.next(0.0)) is not None:
+        yield json.loads(heard.payload)
+
+
+def _push(
+    client: BrokerClient, package: Package, details: dict[str, Any] | None = None
+) -> tuple[float, float]:
+    """Push as `edge-agent push` does; seconds until it has arrived, and until it serves.
+
+    Raises:
+        AgentError: it was rejected, or nothing moves.
+
+    """
+    client.subscribe([f"edge/+/push/{package.transfer}"])
+    sender = Sender(client, "edge", DEVICE, [DEVICE], package)
+    progress = sender.progress[DEVICE]
+    start = time.perf_counter()
+    arrived = math.nan
+    sender.offer()
+    while not sender.done:
+        sender.step(0.2)
+        now = time.perf_counter()
+        if math.isnan(arrived) and progress.state not in {"offered", "need"}:
+            arrived = now - start
+        if now - start > PATIENCE_SECONDS:
+            raise AgentError(f"the push did not end within {PATIENCE_SECONDS:.0f} s")
+    if progress.state == "rejected":
+        raise AgentError(f"the push was rejected: {progress.why}")
+    if details is not None:
+        details |= progress.details
+    return arrived, time.perf_counter() - start
+
+
+@contextmanager
+def _agent(place: Path, loopback: Loopback, setup: Setup, pipelines: str) -> Iterator[BrokerClient]:
+    """Run an agent on a fresh state_dir; gives a connection to its broker once it listens."""
+    place.mkdir(parents=True)
+    settings = place / "edge-agent.toml"
+    settings.write_text(
+        f'device_id = "{DEVICE}"\nstate_dir = "state"\n'
+        f'[broker]\nurl = "{loopback.url}"\nprotocol = {setup.protocol}\n'
+        "[trust]\nallow_unsigned = true\n[trial]\nprobation_s = 0\n"
+        f"[health]\ninterval_s = 1\n{pipelines}"
+    )
+    log = place / "agent.log"
+    with BrokerClient(_settings(loopback, setup), [f"edge/{DEVICE}/status"]) as client:
+        with log.open("wb") as output:
+            agent = subprocess.Popen(
+                [sys.executable, "-m", "edge_agent", "run", "--config", str(settings)],
+                stderr=output,
+            )
+        try:
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while (heard := client.next(1.0)) is None or (
+                heard.retained or json.loads(heard.payload)["state"] != "online"
+            ):
+                if agent.poll() is not None or time.monotonic() > deadline:
+                    words = log.read_text(errors="replace").strip().splitlines()
+                    raise AgentError(f"the agent does not start: {words[-1] if words else ''}")
+            yield client
+        finally:
+            agent.terminate()
+            try:
+                agent.wait(20)
+            except subprocess.TimeoutExpired:
+                agent.kill()
+                agent.wait()
+    shutil.rmtree(place)
+
+
+def _settings(loopback: Loopback, setup: Setup) -> Broker:
+    return Broker(url=loopback.url, protocol=setup.protocol)

@@ -1,0 +1,137 @@
+"""The rate of a broker for messages of given sizes: what a push could reach at best.
+
+One publisher here, one subscriber in a process of its own (`python -m edge_agent.bench.push.raw`),
+QoS 1, paced by what the subscriber says to have received: unpaced, mosquitto drops what piles up
+beyond 1,000 messages. Plain paho on both sides, nothing of the agent.
+"""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import paho.mqtt.client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion
+
+from ...core.errors import AgentError
+
+AHEAD = 64
+"""Messages that may be on their way: twice a push's window, so that pacing costs nothing."""
+REPORT_EVERY = 8
+PATIENCE_SECONDS = 120.0
+
+
+class Rates(NamedTuple):
+    """Bytes a second, from when the first message is sent."""
+
+    confirmed: float
+    """Until the publisher knows that the last has arrived, as a push is measured."""
+    arrived: float
+    """Until the last is there: without the way back, on which a plain script waits for delayed
+    TCP acknowledgements, most of what a few megabytes take."""
+
+
+def rate(port: int, protocol: int, sizes: Sequence[int]) -> Rates:
+    """Send messages of these sizes from one process to another.
+
+    Raises:
+        AgentError: they do not arrive.
+
+    """
+    topic = f"raw/{secrets.token_hex(4)}"
+    noise = secrets.token_bytes(max(sizes))
+    changed = threading.Condition()
+    received = -1
+    """Messages that the subscriber has reported; 0 once it listens."""
+    at = 0.0
+    """When the last of them arrived there; one clock serves all processes of a machine."""
+
+    def on_report(_client: mqtt.Client, _userdata: object, message: mqtt.MQTTMessage) -> None:
+        nonlocal received, at
+        count, time_of_it = message.payload.split()
+        with changed:
+            received, at = int(count), float(time_of_it)
+            changed.notify_all()
+
+    def wait_for(count: int) -> None:
+        if not changed.wait_for(lambda: received >= count, PATIENCE_SECONDS):
+            raise AgentError(f"raw rate: {received} of {len(sizes)} messages arrived, then none")
+
+    client = _listening(port, protocol, f"{topic}/report", on_report)
+    command = [sys.executable, "-m", __name__, str(port), str(protocol), topic, str(len(sizes))]
+    subscriber = subprocess.Popen(command)
+    try:
+        with changed:
+            wait_for(0)
+        start = time.monotonic()
+        for number, size in enumerate(sizes):
+            with changed:
+                wait_for(number - AHEAD)
+            client.publish(f"{topic}/data", noise[:size], 1)
+        with changed:
+            wait_for(len(sizes))
+        end = time.monotonic()
+        subscriber.wait(PATIENCE_SECONDS)
+    finally:
+        subscriber.kill()
+        subscriber.wait()
+        client.disconnect()
+        client.loop_stop()
+    return Rates(sum(sizes) / (end - start), sum(sizes) / (at - start))
+
+
+def main(port: str, protocol: str, topic: str, count: str) -> None:
+    """Receive *count* messages, reporting how many there are every few."""
+    expected = int(count)
+    received = 0
+    done = threading.Event()
+
+    last = 0.0
+
+    def report(client: mqtt.Client) -> mqtt.MQTTMessageInfo:
+        return client.publish(f"{topic}/report", f"{received} {last}", 1)
+
+    def on_message(client: mqtt.Client, _userdata: object, _message: mqtt.MQTTMessage) -> None:
+        nonlocal received, last
+        received, last = received + 1, time.monotonic()
+        if received == expected:
+            done.set()
+        elif received % REPORT_EVERY == 0:
+            report(client)
+
+    client = _listening(int(port), int(protocol), f"{topic}/data", on_message)
+    report(client)
+    if done.wait(PATIENCE_SECONDS):
+        # From here: a disconnect would overtake what a callback has left to be sent.
+        report(client).wait_for_publish(PATIENCE_SECONDS)
+    client.disconnect()
+    client.loop_stop()
+
+
+def _listening(
+    port: int,
+    protocol: int,
+    topic: str,
+    on_message: Callable[[mqtt.Client, object, mqtt.MQTTMessage], None],
+) -> mqtt.Client:
+    """Connect and subscribe; returns when the broker has confirmed it."""
+    version = mqtt.MQTTv5 if protocol == 5 else mqtt.MQTTv311
+    client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=version)
+    subscribed = threading.Event()
+    client.on_message = on_message
+    client.on_subscribe = lambda *_: subscribed.set()
+    client.connect("127.0.0.1", port)
+    client.subscribe(topic, 1)
+    client.loop_start()
+    if not subscribed.wait(PATIENCE_SECONDS):
+        raise AgentError("raw rate: the broker does not take a subscription")
+    return client
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:5])

@@ -1,0 +1,83 @@
+"""Packages of rising versions for `bench push`: the same model, with every large block new."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ...core.errors import ModelError
+from ...models.files.tensor_ranges import tensor_ranges
+from ...models.importing import bring
+from ...models.manifest import load
+from ...models.packages.packing import Package, make, model_files
+from .network import write_network
+
+OURS = "bench-"
+"""Before the name of what is pushed: a bundled model of that name would be in its way."""
+LARGE = 4096
+"""Tensors from here on are made new for every version; smaller ones may be shapes or scales."""
+
+
+def versions(model: Path, place: Path) -> Iterator[Package]:
+    """Give packages of rising versions, no block of one in another; each is good until the next."""
+    chance = np.random.default_rng(7)
+    with bring(model) as brought:
+        name = f"{OURS}{brought.folder.manifest.name}"[:64]
+    version = 0
+    while True:
+        version += 1
+        folder = place / "versions" / str(version)
+        with bring(model, name, str(version)) as brought:
+            shutil.copytree(brought.folder.path, folder)
+        # Its answers are those of the weights as they were.
+        (folder / "golden.npz").unlink(missing_ok=True)
+        for path, ranges in tensors(folder):
+            renew(path, ranges, chance)
+        yield make(load(folder))
+        if version > 1:  # the first is pushed to both agents
+            shutil.rmtree(folder)
+
+
+def tensors(folder: Path) -> list[tuple[Path, list[tuple[int, int]]]]:
+    """Find the large tensors of a model's files, as first and last byte + 1."""
+    files = model_files(folder)
+    found = [
+        (files[name], [(first, last) for first, last in ranges if last - first >= LARGE])
+        for name, ranges in tensor_ranges(files).items()
+        if not name.endswith(".npz")
+    ]
+    found = [(path, ranges) for path, ranges in found if ranges]
+    if not found:
+        raise ModelError(f"{folder.name}: has no weights of {LARGE} bytes or more to make new")
+    return found
+
+
+def renew(path: Path, ranges: list[tuple[int, int]], chance: np.random.Generator) -> None:
+    """Flip the lowest bit of some weights: new blocks, and hardly another model.
+
+    Every fourth byte is the least significant one of a float32, and of every second float16; of
+    integers any byte's lowest bit is a step of one.
+    """
+    data = np.fromfile(path, np.uint8)
+    for first, last in ranges:
+        part = data[first:last:4]
+        part ^= chance.integers(0, 2, len(part), np.uint8)
+    data.tofile(path)
+
+
+def generated(folder: Path, size_mb: int) -> Path:
+    """Make a picture model of about *size_mb* with random weights."""
+    folder.mkdir()
+    classes = 64
+    write_network(folder / "model.onnx", rows=size_mb * 1_000_000 // (4 * classes), classes=classes)
+    labels = "".join(f"class-{number}\n" for number in range(classes))
+    (folder / "labels.txt").write_text(labels)
+    (folder / "model.toml").write_text(
+        f'name = "random-{size_mb}-mb"\nversion = "1"\ntask = "classification"\n'
+        'file = "model.onnx"\n[input]\nmean = [0, 0, 0]\nscale = [255, 255, 255]\n'
+        '[output]\ndecoder = "logits"\nlabels = "labels.txt"\n'
+    )
+    return load(folder).path

@@ -1,0 +1,90 @@
+"""`edge-agent bench cold-start`: its options, and its figures as tables, JSON or a picture."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from .bench_paths import clip_and_picture
+from .main import Options
+
+if TYPE_CHECKING:
+    from ..bench.cold_start.figures import Cold, Report
+
+
+def main(options: Options) -> int:
+    """Measure and print."""
+    from ..bench.cold_start.command import measure
+    from ..bench.cold_start.figures import Setup
+
+    clip, picture = clip_and_picture(options)
+    cold: Cold = "nothing"
+    if options.no_page_cache:
+        cold = "everything"
+    elif options.no_model_cache or options.disk_mbps is not None:
+        cold = "model"  # of a limited disk nothing is to be seen where nothing is read
+    setup = Setup(options.runs, clip.resolve(), cold, options.disk_mbps)
+    reports = measure(
+        options.models,
+        setup,
+        lambda text: print(text, file=sys.stderr, flush=True),
+        options.config,
+    )
+    if picture is not None:
+        from ..bench.cold_start.bars import draw
+
+        draw(reports, picture)
+        print(f"{picture}: written", file=sys.stderr)
+    for report in reports:
+        if options.json:
+            print(json.dumps(report.json()))
+        else:
+            _print(report)
+    return 0
+
+
+def _print(report: Report) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..bench.cold_start.starts import AGENT, MEANING, NONE, ORT, VARIANTS
+
+    table = Table(title=report.title)
+    for heading in ("variant", "ms to first result", "load cost ms", "of ort's"):
+        table.add_column(heading, justify="left" if heading == "variant" else "right", no_wrap=True)
+    for name in VARIANTS:
+        taken = [run.ms for run in report.runs[name]]
+        ratio = report.ratio(name)
+        table.add_row(
+            name,
+            f"{report.median(name):.0f} ({min(taken):.0f} to {max(taken):.0f})",
+            "" if name == NONE else f"{report.load(name):.0f}",
+            "" if name == NONE or ratio is None else f"{ratio:.3f}",
+        )
+    Console().print(table)
+    print("; ".join(f"{name}: {MEANING[name]}" for name in VARIANTS))
+    memory = " (not counted: it is in memory)" if report.setup.cold == "nothing" else ""
+    limited = "as limited" if report.setup.disk_mbps is not None else "as measured"
+    print(
+        f"floor of the load cost {report.floor:.0f} ms, the most of: "
+        f"reading {report.size / 1e6:.1f} MB at {report.device / 1e6:.0f} MB/s {limited} "
+        f"{report.read:.0f} ms{memory}; preparing the weights on all cores "
+        f"{report.shared_preparation:.0f} ms; first inference {report.compute:.0f} ms"
+    )
+    steps = report.steps(AGENT)
+    if steps:
+        where = ", ".join(f"{step} {took:.1f}" for step, took in steps.items())
+        print(f"where the agent's time goes, ms (steps overlap): {where}")
+    else:
+        print("where the agent's time goes: it does not say (cold_start on model/<name>)")
+    if report.noise > report.load(ORT) / 2:
+        print(
+            f"NOT QUIET: with no model starts differ by {report.noise:.0f} ms; load costs of that "
+            "size say nothing. Let the device have nothing else to do, or raise --runs"
+        )
+    if report.prepared != "ready":
+        why = report.prepared or "it reported none"
+        print(f"the agent was timed without a prepared form of the model: {why}")
+    print("ms: from exec to the first correct result over MQTT, median (least to most);")
+    print("load cost: what it takes beyond the script with no model.")

@@ -1,0 +1,1 @@
+"""Settings and device profiles: records, loading, checks."""

@@ -1,0 +1,77 @@
+"""What settings ask for that can never come about with the models they name.
+
+Known only when the models are: the agent runs all the same, and says so; so does `check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..models.manifest import ModelFolder
+from .settings import Pipeline, SecondStage
+
+WITHOUT_THRESHOLD = frozenset({"regression", "raw"})
+"""Tasks whose results are numbers, all of which are published."""
+
+
+def doubts(
+    pipeline: Pipeline,
+    firsts: Sequence[ModelFolder | None],
+    seconds: Sequence[ModelFolder | None],
+) -> list[str]:
+    """Say what of a pipeline has no effect, or is no single thing; a line each.
+
+    Args:
+        pipeline: its settings.
+        firsts: the models that its frames go through, as far as they are known.
+        seconds: the model of each second stage, in their order; None: not known.
+
+    """
+    known = [folder for folder in firsts if folder is not None]
+    lines = []
+    tasks = dict.fromkeys(folder.manifest.task for folder in known)
+    if len(tasks) > 1:
+        each = ", ".join(f"{folder.manifest.id} is of {folder.manifest.task}" for folder in known)
+        lines.append(
+            f"model = {pipeline.model!r} splits frames between different tasks ({each}): its "
+            "results change their kind from frame to frame; make it several pipelines"
+        )
+    if pipeline.threshold is not None and known and WITHOUT_THRESHOLD.issuperset(tasks):
+        lines.append(_without("threshold", known[0]))
+    whole = len(known) == len(firsts)
+    for stage, second in zip(pipeline.then, seconds, strict=True):
+        subject = f"then[{stage.name}]"
+        aimless = second is not None and second.manifest.task in WITHOUT_THRESHOLD
+        if second is not None and aimless and stage.threshold is not None:
+            lines.append(_without(f"{subject}.threshold", second))
+        if whole:
+            lines += [f"{subject}{line}" for line in _idle(stage, known)]
+    return lines
+
+
+def _without(key: str, folder: ModelFolder) -> str:
+    return (
+        f"{key} has no effect: {folder.manifest.id} is of task {folder.manifest.task}, whose "
+        "numbers are all published"
+    )
+
+
+def _idle(stage: SecondStage, firsts: Sequence[ModelFolder]) -> Iterator[str]:
+    """Say why a second stage never gets anything to look at, or not all that it names."""
+    finders = [folder for folder in firsts if folder.manifest.task == "detection"]
+    names = ", ".join(folder.manifest.id for folder in finders or firsts)
+    if not finders:
+        task = firsts[0].manifest.task
+        yield f": never acts: it looks at detections, and {names} is of task {task}"
+        return
+    if not all(folder.labels for folder in finders):
+        return  # classes without names are called by their numbers, however many there are
+    found = {label for folder in finders for label in folder.labels}
+    absent = [label for label in stage.labels if label not in found]
+    if not absent:
+        return
+    few = sorted(found)[:10]
+    there = ", ".join(few) + (", …" if len(found) > len(few) else "")
+    words = ", ".join(repr(label) for label in absent)
+    acts = "never acts: " if len(absent) == len(stage.labels) else ""
+    yield f".labels: {acts}{words} is not among what {names} finds ({there})"

@@ -1,0 +1,379 @@
+"""Reads the settings: environment over systemd credentials over file over defaults.
+
+The records are in `settings`. Whatever is wrong is one line with the file or variable that it came
+from, the key, and the mend.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import types
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from ..core.errors import UsageError
+from ..core.files import FAULT_VARIABLE
+from ..core.names import NAME_RULE, is_name
+from ..core.schema import explain, is_key, nearest, read_toml
+from ..sources.spec import parse_source
+from .locations import PLACES, default_state
+from .settings import Pipeline, Settings, parse_route
+
+PREFIX = "EDGE_AGENT_"
+_FLAGS = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
+
+
+def find_file(given: str | None) -> Path | None:
+    """Find the settings file: the one given, else the first of the usual places that is there.
+
+    Raises:
+        UsageError: the one given is not there, or nobody may look.
+
+    """
+    for path in map(Path, PLACES) if given is None else (Path(given),):
+        try:
+            if path.is_file():
+                return path
+        except OSError as problem:
+            raise UsageError(f"{path}: cannot be read: {problem.strerror}") from None
+    if given is not None:
+        what = "is not a file" if Path(given).exists() else "no such settings file"
+        raise UsageError(f"{given}: {what}")
+    return None
+
+
+def load(file: Path | None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings; without *file*, from environment and credentials alone.
+
+    Raises:
+        UsageError: one line with file (or variable), key and mend.
+
+    """
+    env = os.environ if environ is None else environ
+    layers = [_environment(env), _credentials(env)]
+    if file is not None:
+        layers.append(_Layer(read_toml(file, UsageError)))
+    origins = Origins(file, layers)
+    settings = _absolute(_validated(layers, origins), origins, env)
+    _check(settings, origins)
+    return settings
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Some settings, and by key where each came from; the file's all came from the file."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    names: dict[tuple[str, ...], str] = field(default_factory=dict)
+
+    def put(self, path: tuple[str, ...], value: Any, name: str) -> None:
+        place = self.values
+        for step in path[:-1]:
+            place = place.setdefault(step, {})
+        place[path[-1]] = value
+        self.names[path] = name
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Where settings came from, for errors."""
+
+    file: Path | None
+    layers: list[_Layer]
+
+    def of(self, *path: int | str) -> str:
+        """Name the variable, credential or file that a key came from."""
+        for layer in self.layers:
+            for length in range(len(path), 0, -1):
+                name = layer.names.get(tuple(str(step) for step in path[:length]))
+                if name is not None:
+                    return name
+        return str(self.file) if self.file is not None else "settings"
+
+    def wrong(self, text: str, *path: int | str, key: str = "") -> UsageError:
+        """Make the error that says so; *key* is written instead of the path."""
+        return UsageError(f"{self.of(*path)}: {key or '.'.join(map(str, path))}: {text}")
+
+
+def _environment(env: Mapping[str, str]) -> _Layer:
+    """Read the variables: text for single values, JSON for lists and tables."""
+    layer = _Layer()
+    # Shorter names first, so that EDGE_AGENT_BROKER__URL has its way within EDGE_AGENT_BROKER.
+    for variable in sorted(env, key=lambda name: (name.count("__"), name)):
+        if not variable.startswith(PREFIX) or variable == FAULT_VARIABLE:
+            continue
+        path = tuple(variable.removeprefix(PREFIX).lower().split("__"))
+        hint = _hint(path)
+        if hint is None:
+            known = [_variable(*known) for known in _paths(Settings)]
+            raise UsageError(
+                f"environment {variable}: there is no such setting{nearest(variable, known)}"
+            )
+        value: Any = env[variable]
+        if not _is_single(hint):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                raise UsageError(
+                    f"environment {variable}: not valid JSON; a list is written "
+                    '["a", "b"], a table {"key": "value"}'
+                ) from None
+            if is_dataclass(hint) and not isinstance(value, dict):
+                raise UsageError(f"environment {variable}: expected a table as JSON object")
+        layer.put(path, _read_single(hint, value), f"environment {variable}")
+    return layer
+
+
+def _credentials(env: Mapping[str, str]) -> _Layer:
+    """Read what systemd's LoadCredential= laid out: files named by dotted keys."""
+    layer = _Layer()
+    folder = env.get("CREDENTIALS_DIRECTORY")
+    if not folder:
+        return layer
+    for path in _paths(Settings):
+        name = ".".join(path)
+        hint = _hint(path)
+        # Other credentials of the unit (a TLS key, say) are none of the settings' business.
+        if not _is_single(hint):
+            continue
+        try:
+            text = (Path(folder) / name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            continue
+        except OSError as problem:
+            raise UsageError(f"credential {name}: cannot be read: {problem.strerror}") from None
+        except UnicodeDecodeError:
+            raise UsageError(f"credential {name}: is not UTF-8 text") from None
+        layer.put(path, _read_single(hint, text.rstrip("\r\n")), f"credential {name}")
+    return layer
+
+
+def _variable(*path: str) -> str:
+    return PREFIX + "__".join(path).upper()
+
+
+def _paths(record: Any, *above: str) -> Iterator[tuple[str, ...]]:
+    """Give the path of every key that is not inside a list."""
+    hints = get_type_hints(record, include_extras=True)
+    for item in fields(record):
+        if not is_key(item):
+            continue
+        yield (*above, item.name)
+        if is_dataclass(hints[item.name]):
+            yield from _paths(hints[item.name], *above, item.name)
+
+
+def _hint(path: tuple[str, ...]) -> Any:
+    """Give the type of a key; None where there is no such key."""
+    hint: Any = Settings
+    for step in path:
+        known = {item.name for item in fields(hint) if is_key(item)} if is_dataclass(hint) else ()
+        if step not in known:
+            return None
+        hint = get_type_hints(hint, include_extras=True)[step]
+    return hint
+
+
+def _is_single(hint: Any) -> bool:
+    """Whether values of this type are written as they are, not as JSON."""
+    if get_origin(hint) is Annotated:
+        return _is_single(get_args(hint)[0])
+    if get_origin(hint) in {Union, types.UnionType}:
+        return all(_is_single(part) for part in get_args(hint))
+    return hint in {str, int, float, bool, types.NoneType} or get_origin(hint) is Literal
+
+
+def _read_single(hint: Any, value: Any) -> Any:
+    """Read a boolean or number written as text, as environments have it; else leave it as it is."""
+    while get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if not isinstance(value, str):
+        return value
+    if hint is bool:
+        return _FLAGS.get(value.strip().lower(), value)
+    try:
+        return hint(value) if hint in {int, float} else value
+    except ValueError:
+        return value  # the check will say what was expected
+
+
+def _validated(layers: list[_Layer], origins: Origins) -> Settings:
+    """Let pydantic-settings lay the layers over each other and check the result."""
+    from pydantic import ValidationError, create_model
+    from pydantic_settings import (
+        BaseSettings,
+        InitSettingsSource,
+        PydanticBaseSettingsSource,
+        SettingsConfigDict,
+    )
+
+    class Reader(BaseSettings):
+        model_config = SettingsConfigDict(extra="forbid")
+
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], *_: object, **__: object
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return tuple(
+                InitSettingsSource(settings_cls, init_kwargs=layer.values) for layer in layers
+            )
+
+    hints = get_type_hints(Settings, include_extras=True)
+    keys: dict[str, Any] = {
+        item.name: (hints[item.name], _default(item)) for item in fields(Settings) if is_key(item)
+    }
+    model = create_model("EdgeAgentSettings", __base__=Reader, **keys)
+    try:
+        read = model()
+    except ValidationError as problem:
+        where = origins.of(*problem.errors(include_url=False)[0]["loc"])
+        given: Any = ChainMap(*(layer.values for layer in layers))
+        raise UsageError(f"{where}: {explain(problem, Settings, given)}") from None
+    return Settings(**{name: getattr(read, name) for name in keys})
+
+
+def _default(item: Field[Any]) -> Any:
+    from pydantic import Field as PydanticField
+
+    if item.default is not MISSING:
+        return item.default
+    return PydanticField(default_factory=item.default_factory)  # type: ignore[arg-type]
+
+
+def _check(settings: Settings, origins: Origins) -> None:
+    """Check what single keys cannot show."""
+    wrong = origins.wrong
+    for key, names in (("device_id", (settings.device_id,)), ("groups", settings.groups)):
+        for name in names:
+            if not is_name(name):
+                raise wrong(f"{name!r} is not a name ({NAME_RULE})", key)
+    broker = settings.broker
+    root = broker.topic_root
+    if (
+        not root
+        or any(mark in root for mark in "+#\0")
+        or root.startswith(("$", "/"))
+        or root.endswith("/")
+    ):
+        text = f"{root!r} cannot begin a topic; it must be without '+', '#', '$' and outer '/'"
+        raise wrong(text, "broker", "topic_root")
+    try:
+        address = broker.address
+    except UsageError as problem:
+        raise wrong(str(problem), "broker", "url") from None
+    if (broker.cert_file is None) != (broker.key_file is None):
+        given, other = ("cert_file", "key_file")[:: 1 if broker.cert_file is not None else -1]
+        raise wrong(f"mutual TLS needs {other} too", "broker", given)
+    for key in ("ca_file", "cert_file", "key_file"):
+        path = getattr(broker, key)
+        if path is not None and not address.tls:
+            raise wrong("needs TLS: begin broker.url with mqtts://", "broker", key)
+        if path is not None and (trouble := _unreadable(Path(path))):
+            raise wrong(f"{path}: {trouble}", "broker", key)
+    if settings.profile != "auto":
+        from .device_profile import default_dirs
+
+        stems = {path.stem for folder in default_dirs() for path in folder.glob("*.toml")}
+        known = {stem for stem in stems if is_name(stem)}
+        if settings.profile not in known:
+            hint = nearest(settings.profile, [*known, "auto"])
+            raise wrong(f"there is no profile {settings.profile!r}{hint}", "profile")
+    if not _may_be_folder(settings.state):
+        raise wrong(f"{settings.state}: is a file, expected a folder", "state_dir")
+    taken = [pipeline.name for pipeline in settings.pipelines]
+    for index, pipeline in enumerate(settings.pipelines):
+        if not is_name(pipeline.name):
+            text = f"{pipeline.name!r} is not a name ({NAME_RULE})"
+            raise wrong(text, "pipelines", key=f"pipelines[{index}].name")
+        if pipeline.name in taken[:index]:
+            text = "two pipelines have this name; each needs its own"
+            raise wrong(text, "pipelines", key=f"pipelines[{pipeline.name}].name")
+        for key, text in _troubles(pipeline, settings.base):
+            raise wrong(text, "pipelines", key=f"pipelines[{pipeline.name}].{key}")
+
+
+def _unreadable(path: Path) -> str | None:
+    """Say why a file cannot be read."""
+    try:
+        path.open("rb").close()
+    except OSError as problem:
+        return problem.strerror
+    return None
+
+
+def _may_be_folder(path: Path) -> bool:
+    """Whether nothing but a folder is at *path*; where nobody may look, the store will say so."""
+    try:
+        return path.is_dir() or not path.exists()
+    except OSError:
+        return True
+
+
+def _troubles(pipeline: Pipeline, base: Path) -> Iterator[tuple[str, str]]:
+    """Say by key what is wrong with a pipeline."""
+    try:
+        parse_source(pipeline.source, base)
+    except UsageError as problem:
+        yield "source", str(problem).removeprefix("source ")
+    try:
+        parse_route(pipeline.model)
+    except UsageError as problem:
+        yield "model", str(problem)
+    x1, y1, x2, y2 = pipeline.roi if len(pipeline.roi) == 4 else (1, 1, 0, 0)
+    if any((x1, y1, x2, y2)) and (x2 <= x1 or y2 <= y1):
+        wanted = "expected [x1, y1, x2, y2] with x1 < x2 and y1 < y2"
+        yield "roi", f"{wanted}, found {list(pipeline.roi)}"
+    for index, stage in enumerate(pipeline.then):
+        key = f"then[{stage.name}]"
+        if not is_name(stage.name):
+            yield f"then[{index}].name", f"{stage.name!r} is not a name ({NAME_RULE})"
+        if stage.name in [other.name for other in pipeline.then[:index]]:
+            yield f"{key}.name", "two second stages have this name; each needs its own"
+        try:
+            if len(parse_route(stage.model)) != 1:
+                yield f"{key}.model", f"expected one model, found {stage.model!r}"
+        except UsageError as problem:
+            yield f"{key}.model", str(problem)
+
+
+def _absolute(settings: Settings, origins: Origins, env: Mapping[str, str]) -> Settings:
+    """Make relative paths absolute: they count from the file's folder."""
+    base = (origins.file.parent if origins.file is not None else Path.cwd()).absolute()
+
+    def absolute(path: str, *key: str) -> str:
+        if not path or "\0" in path:
+            raise origins.wrong(f"expected a path, found {path!r}", *key)
+        try:
+            return str(base / Path(path).expanduser())
+        except RuntimeError:
+            raise origins.wrong(f"there is no such user's home: {path!r}", *key) from None
+
+    def tls(key: str) -> str | None:
+        path = getattr(settings.broker, key)
+        return None if path is None else absolute(path, "broker", key)
+
+    file = None if origins.file is None else str(origins.file)
+    state = settings.state_dir or default_state(file, env)
+    return replace(
+        settings,
+        base=base,
+        state_dir=absolute(state, "state_dir"),
+        models_dirs=tuple(absolute(path, "models_dirs") for path in settings.models_dirs),
+        trust=replace(
+            settings.trust,
+            keys=tuple(absolute(path, "trust", "keys") for path in settings.trust.keys),
+        ),
+        broker=replace(
+            settings.broker,
+            ca_file=tls("ca_file"),
+            cert_file=tls("cert_file"),
+            key_file=tls("key_file"),
+        ),
+    )

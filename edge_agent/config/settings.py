@@ -1,0 +1,259 @@
+"""What the operator decides: section 2 of the public interface.
+
+Plain frozen dataclasses; `config` reads them from environment, systemd credentials and TOML.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import unquote, urlsplit
+
+from ..core.constraints import Ge, Gt, Le, Plain
+from ..core.errors import UsageError
+from ..core.frozen import record
+from ..core.names import default_device_id, is_name, is_version, version_key
+
+_STRICT: Any = {"extra": "forbid"}
+# Bounded so that neither infinity nor a slip of the finger gets through; NaN is within no bounds.
+Seconds = Annotated[float, Plain(), Ge(0), Le(366 * 86400)]
+Milliseconds = Annotated[float, Plain(), Ge(0), Le(1e9)]
+Share = Annotated[float, Plain(), Ge(0), Le(1)]
+THRESHOLDS = (-1e9, 1e9)
+"""Of whatever task; of what gives scores from 0 to 1, see `models.manifest.threshold_trouble`."""
+RATES = (1e-5, 100_000.0)
+"""From one a day."""
+Threshold = Annotated[float, Plain(), Ge(THRESHOLDS[0]), Le(THRESHOLDS[1])]
+Flag = Annotated[bool, Plain()]
+Pixels = Annotated[int, Plain(), Ge(0), Le(1_000_000)]
+
+
+@record(kw_only=True)
+class Broker:
+    """Where results go and models come from."""
+
+    __pydantic_config__ = _STRICT
+    url: str = "mqtt://localhost:1883"
+    topic_root: str = "edge"
+    username: str | None = None
+    """Wins over the URL's."""
+    password: str | None = field(default=None, repr=False)
+    """Better given as the systemd credential `broker.password`."""
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    protocol: Annotated[int, Plain(), Ge(4), Le(5)] = 5
+    """4 is MQTT 3.1.1; a broker that refuses 5 is tried with 4."""
+
+    @property
+    def address(self) -> Address:
+        return parse_url(self.url)
+
+
+@record
+class Address:
+    """A broker's URL taken apart."""
+
+    host: str
+    port: int
+    tls: bool
+    username: str | None
+    password: str | None = field(repr=False)
+
+    def __str__(self) -> str:
+        """Write it without what must not be read."""
+        return f"{'mqtts' if self.tls else 'mqtt'}://{self.host}:{self.port}"
+
+
+@record(kw_only=True)
+class Health:
+    """How often the device says how it is."""
+
+    __pydantic_config__ = _STRICT
+    interval_s: Annotated[float, Plain(), Ge(0.1), Le(86400)] = 10.0
+    metrics_port: Annotated[int, Plain(), Ge(0), Le(65535)] = 0
+    """Of loopback, for Prometheus; 0: none."""
+
+
+@record(kw_only=True)
+class Trust:
+    """Whose models are accepted over MQTT."""
+
+    __pydantic_config__ = _STRICT
+    keys: tuple[str, ...] = ()
+    allow_unsigned: Flag = False
+
+
+@record(kw_only=True)
+class Trial:
+    """What a model goes through between arriving and serving."""
+
+    __pydantic_config__ = _STRICT
+    golden: Flag = True
+    shadow_frames: Annotated[int, Plain(), Ge(0), Le(1_000_000)] = 30
+    min_agreement: Share = 0.0
+    max_infer_ms: Milliseconds = 0.0
+    probation_s: Seconds = 30.0
+    timeout_s: Annotated[Seconds, Gt(0)] = 60.0
+
+
+@record(kw_only=True)
+class Batching:
+    """Frames of several pipelines through one model at a time."""
+
+    __pydantic_config__ = _STRICT
+    max_batch: Annotated[int, Plain(), Ge(0), Le(256)] = 0
+    """0: as the tune of this device says, else one by one; 1: one by one; more: up to so many."""
+    max_delay_ms: Annotated[float, Plain(), Ge(0), Le(1000)] = 2.0
+    """How long the first of them waits for others."""
+
+
+@record(kw_only=True)
+class SecondStage:
+    """A second model on what the first one found."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    model: str
+    labels: tuple[str, ...] = ()
+    """Only detections of these; empty: of all."""
+    margin: Annotated[float, Plain(), Ge(0), Le(10)] = 0.0
+    """Share of the box's size added on each side."""
+    limit: Annotated[int, Plain(), Ge(1), Le(1000)] = 8
+    threshold: Threshold | None = None
+
+
+@record(kw_only=True)
+class Pipeline:
+    """One source through one model."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    source: str
+    model: str
+    rate: Annotated[float, Plain(), Ge(RATES[0]), Le(RATES[1])] | None = None
+    threshold: Threshold | None = None
+    qos: Annotated[int, Plain(), Ge(0), Le(1)] = 0
+    priority: Annotated[int, Plain(), Ge(-1000), Le(1000)] = 0
+    deadline_ms: Milliseconds = 0.0
+    motion: Flag = False
+    roi: tuple[Pixels, ...] = (0, 0, 0, 0)
+    snapshot: Flag = False
+    then: tuple[SecondStage, ...] = ()
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        return parse_route(self.model)
+
+
+@record
+class Arm:
+    """One of the models that a pipeline's frames are split between."""
+
+    name: str
+    version: str | None
+    """None: whatever is live."""
+    weight: int
+
+    @property
+    def reference(self) -> str:
+        return self.name if self.version is None else f"{self.name}@{self.version}"
+
+
+@record(kw_only=True)
+class Settings:
+    """The whole of `config.load.toml`."""
+
+    device_id: str = field(default_factory=default_device_id)
+    groups: tuple[str, ...] = ()
+    profile: str = "auto"
+    engine: Literal["auto", "openvino", "onnxruntime"] = "auto"
+    decode: Literal["auto", "software"] = "auto"
+    """Of cameras and clips: on a hardware decoder where there is one, or never."""
+    state_dir: str = ""
+    models_dirs: tuple[str, ...] = ()
+    quota_mb: Annotated[int, Plain(), Gt(0), Le(2**30)] = 2048
+    broker: Broker = field(default_factory=Broker)
+    health: Health = field(default_factory=Health)
+    trust: Trust = field(default_factory=Trust)
+    trial: Trial = field(default_factory=Trial)
+    batching: Batching = field(default_factory=Batching)
+    pipelines: tuple[Pipeline, ...] = ()
+    base: Path = field(default_factory=Path.cwd, metadata={"key": False})
+    """Not a key: the folder that relative paths count from."""
+
+    @property
+    def state(self) -> Path:
+        return Path(self.state_dir)
+
+
+def parse_route(text: str) -> tuple[Arm, ...]:
+    """Read what a pipeline's `model` names: "face", "face@3" or "face@3:90,face@4:10".
+
+    Raises:
+        UsageError: it names nothing that can be split frames between.
+
+    """
+    arms: list[Arm] = []
+    parts = text.split(",")
+    for part in parts:
+        reference, colon, share = part.strip().partition(":")
+        name, at, version = reference.partition("@")
+        if not is_name(name) or (at and not is_version(version)):
+            raise UsageError(
+                f'{part.strip()!r} is not a model; write "name", "name@3" or "name@3:90,name@4:10"'
+            )
+        if colon and not _is_share(share):
+            raise UsageError(
+                f"{text!r}: a share of the frames is a whole number from 1 to 1000, as in "
+                f'"a@3:90,a@4:10"; found {share!r}'
+            )
+        if colon and len(parts) == 1:
+            raise UsageError(
+                f"{text!r}: a share is for one of several models; write {reference!r}, or name "
+                'another one, as in "a@3:90,a@4:10"'
+            )
+        if not colon and len(parts) > 1:
+            raise UsageError(
+                f"{text!r}: each of several models takes a share of the frames, a whole number "
+                'from 1 to 1000, as in "a@3:90,a@4:10"'
+            )
+        arms.append(Arm(name, version if at else None, int(share) if colon else 1))
+    # Versions are numbers: 1 and 1.0 are the same one.
+    named = {(arm.name, arm.version and version_key(arm.version)) for arm in arms}
+    if len(named) != len(arms):
+        raise UsageError(f"{text!r} names a model twice")
+    return tuple(arms)
+
+
+def _is_share(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 9 and 1 <= int(text) <= 1000
+
+
+def parse_url(url: str) -> Address:
+    """Take apart a URL mqtt://[user[:password]@]host[:port] or mqtts://….
+
+    Raises:
+        UsageError: without repeating a password that may stand in the text.
+
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise UsageError("the port is not a number from 1 to 65535") from None
+    if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname or port == 0:
+        raise UsageError("expected mqtt://[user[:password]@]host[:port] or mqtts://…")
+    if any(character.isspace() or not character.isprintable() for character in url):
+        raise UsageError("holds a space or control character; write it as %20")
+    if parts.path not in {"", "/"} or parts.query or parts.fragment:
+        raise UsageError("expected nothing after host and port")
+    tls = parts.scheme == "mqtts"
+    return Address(
+        parts.hostname,
+        port or (8883 if tls else 1883),
+        tls,
+        unquote(parts.username) if parts.username is not None else None,
+        unquote(parts.password) if parts.password is not None else None,
+    )

@@ -1,0 +1,1 @@
+"""Errors, names, records, files, threads and logs: what every other package may use."""

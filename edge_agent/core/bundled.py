@@ -1,0 +1,16 @@
+"""Where the models, clips and profiles that come with the program are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .errors import UsageError
+
+
+def bundled(kind: str) -> Path:
+    """Find a bundled folder: beside the code in a wheel, at the top of a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    for place in (package / "_bundled" / kind, package.parent / kind):
+        if place.is_dir():
+            return place
+    raise UsageError(f"the installation lacks its folder '{kind}'; install edge-agent again")

@@ -1,0 +1,1 @@
+"""`edge-agent run`: the composition root, its services, and the fast start."""

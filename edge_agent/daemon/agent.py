@@ -1,0 +1,391 @@
+"""The composition root: starts the way of a frame, then all the rest; closes in reverse.
+
+The only place that knows everybody. A start without a plan looks at everything before anything
+runs. A start from the plan of the last good one (`start`) brings the frames to life first; what it
+took for granted is looked at after the first result, and where it turns out otherwise the agent
+starts anew without the plan.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config.settings import (
+    Arm,
+    Batching,
+    Broker,
+    Health,
+    Pipeline,
+    SecondStage,
+    Settings,
+    Trial,
+    Trust,
+)
+from ..core import systemd
+from ..core.codec import unpack
+from ..core.errors import AgentError, EngineError, ModelError
+from ..core.files import make_state_folder, replace_file
+from ..core.flight_recorder import aloft, last_words, recorder
+from ..core.logs import set_up
+from ..core.threads import Stop, Stops, stop_on_dead_threads, stop_on_signals
+from ..core.timeline import Clock
+from ..inference.engines.engine import EngineChoice
+from ..inference.model import Model, open_model
+from ..inference.prepared.artifact import read
+from ..inference.prepared.fallback import quick_model
+from ..models.manifest import InputSpec, LogMel, Manifest, ModelFolder, OutputSpec, TrialSpec
+from ..models.store.agent_lock import claim
+from ..runtime.pipelines.runner import Frames
+from .fast_start import readahead
+from .fast_start.plan import forget
+from .fast_start.reexec import hold, start_anew
+from .hang_watch import HANG_SECONDS, Hangs
+
+if TYPE_CHECKING:
+    from ..core.flight_recorder import LastWords
+    from ..inference.prepared.load import Begun
+    from ..runtime.serving.planned_model import Quick
+    from .control import Control, Opened
+    from .fast_start.early import Early
+    from .fast_start.plan import Plan
+
+log = logging.getLogger(__name__)
+
+FIRST_RESULT_SECONDS = 10.0
+"""How long orders, pushes and health wait for a first result that is to be expected."""
+
+_CLASSES = {
+    kind.__name__: kind
+    for kind in (
+        *(Settings, Broker, Health, Trust, Trial, Batching, Pipeline, SecondStage),
+        *(ModelFolder, Manifest, InputSpec, OutputSpec, TrialSpec, LogMel),
+        EngineChoice,
+    )
+}
+"""What a plan is made of."""
+
+
+class Restart(Exception):
+    """The agent shall be started anew in the same place."""
+
+
+class Agent:
+    """One run of the daemon."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        reread: Callable[[], Settings],
+        clock: Clock,
+        *,
+        origins: tuple[str | None, str],
+        planned: tuple[Plan, Early] | None = None,
+    ) -> None:
+        """Open what can be opened without waiting for anyone.
+
+        Args:
+            settings: checked settings.
+            reread: reads them again from where they came from.
+            clock: measures the start.
+            origins: the settings file and the digest of what the settings were made from.
+            planned: a start from a plan, and what has been begun of it.
+
+        Raises:
+            UsageError: something the settings name is not as it should be.
+
+        """
+        make_state_folder(settings.state)
+        self._reread = reread
+        self._clock = clock
+        self._origins = origins
+        self._planned = planned
+        self._stops = Stops()
+        self._opened: Opened | None = None
+        self._opening = threading.Lock()
+        self._frames = Frames(
+            settings,
+            lanes=planned[0].lanes if planned else self._look(settings).engines.lanes,
+            library=lambda: self._look(self._frames.settings).catalog,
+            engines=lambda: self._look(self._frames.settings).engines,
+            stops=self._stops,
+            clock=clock,
+        )
+        self._control: Control | None = None
+        self._closing = False
+        self._restarting = False
+        self._last: LastWords | None = None
+        """How the last run ended, if not by itself."""
+        self._reload_missed = False
+        """The settings were to be read again when there was nobody yet to do it."""
+        self._changing = threading.Lock()
+        """Held while the control comes to life or is closed."""
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether a thread is still in native code."""
+        return self._frames.crew.left_behind
+
+    def _look(self, settings: Settings) -> Opened:
+        """Look at the device and its models, once."""
+        from .control import Opened
+
+        with self._opening:
+            if self._opened is None:
+                self._opened = Opened(settings)
+            return self._opened
+
+    def run(self) -> Stop:
+        """Run until something gives a reason to stop; close everything; return the reason."""
+        frames = self._frames
+        stop_on_signals(self._stops, self._reload)
+        stop_on_dead_threads(self._stops)
+        with ExitStack() as stack:
+            stack.enter_context(claim(frames.settings.state))
+            self._take_over(stack)
+            stack.callback(frames.servings.close)
+            # Outlives the workers, who publish; on the way out it says goodbye.
+            stack.callback(frames.link.close)
+            stack.callback(self._close_transfers)
+            stack.enter_context(frames.crew)
+            stack.callback(self._close_control)
+            stack.callback(frames.board.close)
+            stack.callback(frames.halt)
+            if self._planned is None:
+                # Before any model is loaded: a version that has crashed us must not do so again.
+                self._begin_control()
+            else:
+                frames.crew.spawn("first", partial(self._begin_quick, *self._planned))
+            frames.start()
+            # Not of the crew: it publishes until the last of them is done.
+            connecting = threading.Thread(
+                target=self._guarded, args=("link", frames.link.run), daemon=True
+            )
+            connecting.start()
+            stack.callback(systemd.notify, "STOPPING=1")
+            systemd.notify("READY=1", f"STATUS={len(frames.pipelines)} pipelines")
+            stop = self._stops.wait(self._ticker())
+        if self._restarting or (self._control is not None and self._control.restarting):
+            hold()
+            if self._stops.signalled is None:
+                raise Restart
+            return self._stops.signalled
+        return stop
+
+    def _take_over(self, stack: ExitStack) -> None:
+        """Read how the last run of this folder ended, and write down how this one goes."""
+        state = str(self._frames.settings.state)
+        self._last = last_words(state)
+        if self._last is not None:
+            log.warning("the last run %s", self._last.why)
+        recorder.open(state)
+        aloft(state)
+        stack.callback(recorder.close)
+
+    def _guarded(self, name: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - reported, not swallowed
+            self._stops.put(Stop(f"{name} crashed", error))
+
+    def _end_for_hang(self, words: str) -> None:
+        self._stops.put(Stop(words, EngineError(f"{words}; start the agent again")))
+
+    # A start from a plan
+
+    def _begin_quick(self, plan: Plan, early: Early) -> None:
+        """Load what the plan names, wait for the first result, then bring the rest to life."""
+        self._frames.lazy(wanted=plan.lazy)
+        for index, quick in enumerate(plan.models):
+            try:
+                with recorder.doing("load", _place(quick)):
+                    model = self._quick_model(quick, early.model(index))
+            except AgentError as problem:
+                # It is loaded in the usual way, when the rest is there.
+                log.warning("model %s: not from its prepared form: %s", quick.name, problem)
+            else:
+                self._frames.servings.put(Arm(quick.name, quick.version, 1), quick.kind, model)
+        while self._frames.expects() and self._clock.age < FIRST_RESULT_SECONDS:
+            if self._clock.first.wait(0.1) or self._closing:
+                break
+        self._learn(plan)
+        early.over()
+        if self._holds(plan):
+            self._begin_control()
+            return
+        forget(self._frames.settings.state)
+        self._restarting = True
+        self._stops.put(Stop("settings, device or models are not as they were", asked=True))
+
+    def _learn(self, plan: Plan) -> None:
+        """Note which pages this start has touched, before anything else is imported."""
+        if not self._clock.first.is_set() or readahead.learned(plan.state, plan.origins):
+            return
+        content = readahead.learn(plan.origins, [plan.state, *self._frames.settings.models_dirs])
+        if content is not None:
+            try:
+                replace_file(Path(plan.state) / readahead.FILE, content)
+            except OSError as problem:
+                log.warning("%s: cannot be written: %s", readahead.FILE, problem.strerror)
+
+    def _quick_model(self, quick: Quick, begun: Begun | None) -> Model:
+        folder = unpack(quick.folder, _CLASSES)
+        choice = unpack(quick.choice, _CLASSES)
+        if quick.form:
+            return quick_model(folder, choice, begun or read(quick.form), quick.kind)
+        # Looked into when the plan was made, and unchanged since.
+        return open_model(folder, [choice], quick.kind, checked=True)[0]
+
+    def _holds(self, plan: Plan) -> bool:
+        """Look at all that the plan took for granted.
+
+        Raises:
+            UsageError: the settings are wrong.
+
+        """
+        settings = self._reread()
+        opened = self._look(settings)
+        if settings != self._frames.settings or opened.engines.lanes != plan.lanes:
+            return False
+        if (opened.match.profile.unload_idle_s > 0) != plan.lazy:
+            return False
+        try:
+            return all(
+                opened.catalog.find(quick.name, quick.version) == unpack(quick.folder, _CLASSES)
+                for quick in plan.models
+            )
+        except ModelError:
+            return False  # one of them is gone, or broken
+
+    def _begin_control(self) -> None:
+        from .control import Control
+
+        opened = self._look(self._frames.settings)
+        opened.look_back(self._last)
+        recorder.remember_kills()
+        control = Control(self._frames, opened, self._stops, self._reread, self._origins)
+        control.recover()
+        with self._changing:
+            if self._closing:
+                return
+            self._control = control
+            control.start()
+            if self._reload_missed:
+                self._stops.call(control.reload)
+
+    def _close_control(self) -> None:
+        with self._changing:
+            self._closing = True
+        if self._control is not None:
+            self._control.suspend()
+            self._control.close()
+
+    def _close_transfers(self) -> None:
+        if self._control is not None:
+            self._control.close_transfers()
+
+    def _reload(self) -> None:
+        with self._changing:
+            control = self._control
+            self._reload_missed = control is None
+        if control is not None:
+            control.reload()
+
+    def _ticker(self) -> Callable[[], float]:
+        """Make what the main thread does between waits: watch, feed the watchdog, say how it is."""
+        frames = self._frames
+        feed = systemd.watchdog_seconds()
+        next_health = time.monotonic() + min(1.0, frames.settings.health.interval_s)
+        next_feed = 0.0
+        fed = 0
+        told = False
+        limit = 2 * feed if feed is not None else HANG_SECONDS
+        hangs = Hangs(recorder, limit, self._end_for_hang if feed is None else None)
+
+        def tick() -> float:
+            nonlocal next_health, next_feed, fed, told
+            now = time.monotonic()
+            frames.watch()
+            hanging = hangs.look(now)
+            if self._control is not None:
+                self._control.tidy()
+            steps = self._clock.steps
+            if not told and steps is not None and self._control is not None:
+                told = True
+                words = ", ".join(f"{step} {took:.0f}" for step, took in steps.items())
+                log.info("first result %.0f ms after exec (%s)", steps["first_publish"], words)
+                self._control.says.models()
+            moves = feed is None or (frames.moves(2 * feed) and not hanging)
+            if feed is not None and now >= next_feed and moves:
+                systemd.notify("WATCHDOG=1")
+                fed += 1
+                next_feed = now + feed
+            if now >= next_health and self._control is not None:
+                next_health = max(next_health + frames.settings.health.interval_s, now)
+                self._control.health.watchdog = {"enabled": feed is not None, "fed": fed}
+                self._control.say_health()
+            return min(1.0, max(0.0, next_health - now), feed or 1.0)
+
+        return tick
+
+
+def _place(quick: Quick) -> str:
+    """Name what a plan's model is loaded on, as the recorder does."""
+    manifest, choice = quick.folder["manifest"], quick.choice
+    return f"{manifest['name']}@{manifest['version']} {choice['engine']}:{choice['device']} form"
+
+
+def run(
+    settings: Settings,
+    reread: Callable[[], Settings],
+    clock: Clock,
+    origins: tuple[str | None, str],
+) -> int:
+    """Run the daemon; the exit status of `edge-agent run`."""
+    return _run(lambda: Agent(settings, reread, clock, origins=origins))
+
+
+def resume(plan: Plan, early: Early, config: str, clock: Clock) -> int:
+    """Run the daemon from a plan; the exit status of `edge-agent run`."""
+    set_up(verbose=False, steady=True)
+    settings: Settings = unpack(plan.settings, _CLASSES)
+
+    def reread() -> Settings:
+        from ..config.load import load
+
+        return load(Path(config))
+
+    origins = (config, plan.origins)
+    return _run(lambda: Agent(settings, reread, clock, origins=origins, planned=(plan, early)))
+
+
+def _run(make: Callable[[], Agent]) -> int:
+    agent = make()
+    try:
+        stop = agent.run()
+    except Restart:
+        log.info("restarting")
+        start_anew()
+    if stop.asked:
+        log.info("stopped: %s", stop.reason)
+        if agent.left_behind:
+            # An engine that is building a network when Python takes itself apart aborts.
+            logging.shutdown()
+            os._exit(0)
+        return 0
+    if agent.left_behind:
+        # What hangs in native code would keep Python from taking itself apart.
+        log.error("stopped: %s", stop.reason)
+        logging.shutdown()
+        os._exit(1)
+    if isinstance(stop.error, AgentError):
+        raise stop.error
+    log.error("stopped: %s", stop.reason, exc_info=stop.error)
+    return 1

@@ -1,0 +1,147 @@
+"""Native work that is under way while the rest of the program is imported."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from ...core.timeline import Clock
+from ...inference.prepared.artifact import WEIGHTS
+from ...inference.prepared.load import begin as load_form
+from ...inference.prepared.load import warm
+from .plan import Plan
+from .readahead import Ahead, ahead, cached
+
+
+class Early:
+    """What is under way while the rest of the program is imported."""
+
+    def __init__(self, plan: Plan, clock: Clock) -> None:
+        """Import the libraries that the first result needs, and begin to load its models.
+
+        Raises:
+            ImportError: a library is not installed any more.
+
+        """
+        # Nothing that is made during the start is garbage, and a thread that has come back from
+        # native code must not wait 5 ms for its turn.
+        gc.disable()
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(0.0005)
+        # Only ONNX Runtime's forms are begun here: OpenVINO takes longer to import than to load.
+        self._models = [
+            Begun(quick.form if quick.choice["engine"] == "onnxruntime" else "")
+            for quick in plan.models
+        ]
+        try:
+            self._begin(plan, clock)
+        except ImportError:
+            self.over()
+            raise
+
+    def _begin(self, plan: Plan, clock: Clock) -> None:
+        formed = [begun for begun in self._models if begun.form]
+        others = {quick.choice["engine"] for quick in plan.models} - {"onnxruntime"}
+        reading = ahead(plan.state, plan.origins)
+        if formed and reading is None and not cached(f"{formed[0].form}/{WEIGHTS}", 0):
+            # The libraries are in memory, the model is not: the disk need not wait for Python.
+            threading.Thread(target=_warm, args=(formed,), daemon=True).start()
+        # In this order, one after the other: what the loader waits for comes first. By one thread:
+        # two that import NumPy at a time get half of it (seen).
+        _undocumented("numpy", "numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars")
+        self._need("numpy", reading)
+        if formed:
+            self._need("onnxruntime", reading)
+            loading = threading.Thread(target=_load, args=(formed, reading, clock), daemon=True)
+            loading.start()
+        if any(quick.kind == "picture" for quick in plan.models):
+            if reading is not None:
+                reading.wait("cv2")
+            import_module("edge_agent.sources.opencv").load()
+        for engine in sorted(others):
+            self._need(engine, reading)
+        if reading is not None:
+            reading.wait()
+
+    @staticmethod
+    def _need(package: str, reading: Ahead | None) -> None:
+        if reading is not None:
+            reading.wait(package)
+        import_module(package)
+
+    def model(self, index: int) -> Any:
+        """Give what was begun of a plan's model: `inference.prepared.load.Begun`; None: nothing was begun.
+
+        Raises:
+            FormError: the form cannot be used.
+
+        """
+        return self._models[index].result()
+
+    def over(self) -> None:
+        """Let Python be as it is without a start."""
+        sys.setswitchinterval(self._interval)
+        gc.enable()
+
+
+class Begun:
+    """A model that is to be loaded from its form."""
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+        """Its folder; empty: there is nothing to be begun."""
+        self._result: Any = None
+        self._problem: BaseException | None = None
+        self._done = threading.Event()
+
+    def load(self) -> None:
+        """Load it, or keep what is wrong for whoever asks."""
+        try:
+            self._result = load_form(self.form)
+        except BaseException as problem:  # noqa: BLE001 - raised where the result is asked for
+            self._problem = problem
+        self._done.set()
+
+    def result(self) -> Any:
+        """Wait for it."""
+        if not self.form:
+            return None
+        self._done.wait()
+        if self._problem is not None:
+            raise self._problem
+        return self._result
+
+
+def _undocumented(package: str, *without: str) -> None:
+    """Leave out modules of a package that only write its documentation: 4.4 of NumPy's 47 ms.
+
+    Where a later version of it has no such modules, nothing changes.
+    """
+    if package not in sys.modules:
+        for name in without:
+            sys.modules.setdefault(name, ModuleType(name))
+
+
+def _warm(models: Sequence[Begun]) -> None:
+    """Have the disk read what is loaded later."""
+    for begun in models:
+        warm(begun.form)
+
+
+def _load(models: Sequence[Begun], reading: Ahead | None, clock: Clock) -> None:
+    """Load models one after the other, in the order of the settings."""
+    if reading is not None:
+        # A slow disk: the libraries first, without which no weight is of any use.
+        start = time.monotonic()
+        reading.wait()
+        clock.take("read", time.monotonic() - start)
+    for begun in models:
+        start = time.monotonic()
+        begun.load()
+        clock.take("build", time.monotonic() - start)

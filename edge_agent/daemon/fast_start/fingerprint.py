@@ -1,0 +1,67 @@
+"""What the settings are made from, as one digest: a start may be repeated while it is the same.
+
+Environment, credentials, file, program and machine. Not cryptographic: who may write to the state
+folder or the settings needs no collision.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import xxhash
+
+from ... import __version__
+from ...config.locations import working_folder
+from ...device.resources import instructions, usable_cpus, usable_memory
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH120 - before the first result
+_RECORDS = (
+    *("config/settings.py", "models/manifest.py", "inference/engines/engine.py"),
+    *("daemon/agent.py", "daemon/fast_start/plan.py", "runtime/serving/planned_model.py"),
+)
+_VARIABLES = ("EDGE_AGENT_", "STATE_DIRECTORY", "CREDENTIALS_DIRECTORY", "HOME=", "XDG_")
+
+
+def digest(config: str | None) -> str:
+    """Digest everything that decides what the settings are and how they are carried out here."""
+    parts = xxhash.xxh3_128()
+
+    def add(*words: str | bytes) -> None:
+        for word in words:
+            data = word.encode("utf-8", "surrogateescape") if isinstance(word, str) else word
+            parts.update(b"%d:" % len(data))
+            parts.update(data)
+
+    add(__version__, sys.version, sys.executable, __file__, working_folder())
+    # Of a checkout, or a build that bears the same version: are the records still the same ones?
+    add(*(f"{stamp(os.path.join(_PACKAGE, name))}" for name in _RECORDS))  # noqa: PTH118
+    add(config or "", _bytes(config))
+    for name, value in sorted(os.environ.items()):
+        if f"{name}=".startswith(_VARIABLES):
+            add(name, value)
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+    if credentials:
+        for path in sorted(Path(credentials).glob("*")):
+            add(path.name, _bytes(str(path)))
+    add(os.uname().nodename, _bytes("/etc/machine-id"), os.uname().machine)
+    # In pieces of 16 MiB: what the kernel takes for itself is not the same at every boot.
+    add(instructions(), str(usable_cpus()), str(usable_memory() >> 24))
+    return parts.hexdigest()
+
+
+def stamp(path: str) -> list[int] | None:
+    """Give what changes when a file or folder does; None where there is none."""
+    try:
+        known = os.stat(path)  # noqa: PTH116 - pathlib's is slower, and there are many
+    except OSError:
+        return None
+    return [known.st_mtime_ns, known.st_size, known.st_ino, known.st_ctime_ns]
+
+
+def _bytes(path: str | None) -> bytes:
+    try:
+        return Path(path).read_bytes() if path else b""
+    except OSError:
+        return b""

@@ -1,0 +1,174 @@
+"""What the last good start came to, so that the next one need not work it out again.
+
+Kept in the state folder as `start.json`, with a digest of all that it was made from and a stamp of
+every file that was looked at. It is used only while all of these are the same; settings, profile
+and models are checked in full after the first result, and whatever turns out otherwise takes the
+slow way.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from xxhash import xxh3_128_hexdigest
+
+from ...config.locations import default_state
+from ...runtime.serving.planned_model import Quick
+from .fingerprint import stamp
+
+if TYPE_CHECKING:
+    pass
+
+log = logging.getLogger(__name__)
+
+FILE = "start.json"
+SCHEMA = 2
+_HEAD = 33
+"""Length of the first line: the checksum of all that follows, XXH3 of 128 bits in hexadecimal."""
+_SECRETS = ("url", "username", "password")
+"""Of the broker."""
+_STATE = re.compile(rb'^\s*state_dir\s*=\s*(?:"([^"\n]*)"|\'([^\'\n]*)\')', re.MULTILINE)
+
+
+class Plan(NamedTuple):
+    """A start."""
+
+    state: str
+    origins: str
+    lanes: int
+    lazy: bool
+    """Whether models of second stages are loaded when they are needed."""
+    settings: Any
+    """Packed `Settings`."""
+    models: list[Quick]
+
+
+def secrets() -> dict[str, str]:
+    """Give what environment and credentials say of the way to the broker, by key of `[broker]`.
+
+    It is read from there at every start, and never written down. Read as `config` reads it: the
+    names of variables in any case, behind their prefix, and the longer name wins.
+    """
+    found: dict[str, str] = {}
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    for key in _SECRETS if folder else ():
+        try:
+            text = Path(str(folder), f"broker.{key}").read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue  # of no use to the settings either
+        found[key] = text.rstrip("\r\n")
+    variables = {
+        name.removeprefix("EDGE_AGENT_").lower(): name
+        for name in sorted(os.environ)
+        if name.startswith("EDGE_AGENT_")
+    }
+    if "broker" in variables:
+        table = json.loads(os.environ[variables["broker"]])
+        found |= {key: table[key] for key in _SECRETS if isinstance(table.get(key), str)}
+    for key in _SECRETS:
+        if f"broker__{key}" in variables:
+            found[key] = os.environ[variables[f"broker__{key}"]]
+    return found
+
+
+def find(config: str | None, origins: str) -> Plan | None:
+    """Read the plan of a start from this settings file; None where there is none that holds.
+
+    Args:
+        config: the settings file, absolute.
+        origins: digest of what settings are made from, now.
+
+    """
+    state = _state_folder(config)
+    try:
+        with open(os.path.join(state, FILE), "rb") as file:  # noqa: PTH118, PTH123 - see origins
+            data = file.read()
+        body = data[_HEAD:]
+        if data[:_HEAD] != _seal(body):
+            return None  # damaged: the slow way needs none, and writes a new one
+        read = json.loads(body)
+        if read["schema"] != SCHEMA or read["origins"] != origins:
+            return None
+        if any(stamp(path) != known for path, known in read["stamps"].items()):
+            return None
+        read["settings"]["broker"].update(secrets())
+        return Plan(
+            state,
+            origins,
+            int(read["lanes"]),
+            bool(read["lazy"]),
+            read["settings"],
+            [Quick(*entry) for entry in read["models"]],
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # there is none, or it is of another program
+
+
+def write(plan: Plan, looked_at: list[Path]) -> None:
+    """Keep a plan, with a stamp of every file and folder that it depends on."""
+    from ...core.files import replace_file
+
+    if _hidden(plan.settings):
+        forget(Path(plan.state))
+        log.info("starts are not quick: the environment has a camera's password or token")
+        return
+    plan.settings["broker"].update(dict.fromkeys(secrets()))
+    body = json.dumps(
+        {
+            "schema": SCHEMA,
+            "origins": plan.origins,
+            "lanes": plan.lanes,
+            "lazy": plan.lazy,
+            "settings": plan.settings,
+            "models": [list(entry) for entry in plan.models],
+            "stamps": {str(path): stamp(str(path)) for path in looked_at},
+        }
+    ).encode()
+    content = _seal(body) + body
+    path = Path(plan.state) / FILE
+    try:
+        if path.read_bytes() == content:
+            return
+    except OSError:
+        pass
+    # As private as a file can be: it holds what the settings file holds.
+    replace_file(path, content, 0o600)
+
+
+def _hidden(settings: Any) -> bool:
+    """Whether the environment says how to get at a camera: that is never written down either."""
+    if not any(name.upper().startswith("EDGE_AGENT_PIPELINES") for name in os.environ):
+        return False
+    # A password, or a token behind a "?", of an address; not the options of a file.
+    sources = [str(pipeline["source"]) for pipeline in settings["pipelines"]["of"]]
+    return any("://" in source and ("@" in source or "?" in source) for source in sources)
+
+
+def _seal(body: bytes) -> bytes:
+    return xxh3_128_hexdigest(body).encode() + b"\n"
+
+
+def forget(state: Path) -> None:
+    """Remove the plan: something is not as it says."""
+    (state / FILE).unlink(missing_ok=True)
+
+
+def _state_folder(config: str | None) -> str:
+    """Guess where the state folder is; whoever guesses wrong finds no plan that holds."""
+    given = os.environ.get("EDGE_AGENT_STATE_DIR")
+    base = os.path.dirname(config) if config else os.getcwd()  # noqa: PTH109, PTH120 - see origins
+    if given is None and config is not None:
+        try:
+            with open(config, "rb") as file:  # noqa: PTH123
+                found = _STATE.search(file.read())
+        except OSError:
+            found = None  # whoever reads the settings in full says what is wrong
+        if found:
+            given = (found[1] or found[2] or b"").decode("utf-8", "replace")
+    given = given or default_state(config, os.environ)
+    return os.path.join(base, os.path.expanduser(given))  # noqa: PTH111, PTH118

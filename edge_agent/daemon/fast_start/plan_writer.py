@@ -1,0 +1,181 @@
+"""Keeps the plan of the next start up to date with what serves now."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ...config.device_profile import default_dirs
+from ...core.codec import pack
+from ...core.files import subfolders
+from ...models.store.catalog import Library
+from ...models.store.pointers import FILE as POINTERS
+from ...models.store.store import Store
+from ...runtime.pipelines.runner import Frames
+from ...runtime.serving.planned_model import Quick
+from .fingerprint import digest, stamp
+from .plan import FILE, Plan, forget, write
+
+log = logging.getLogger(__name__)
+
+Stamps = dict[Path, list[int] | None]
+SETTLE_SECONDS = 1.0
+"""Changes come in bunches."""
+
+
+class Planner:
+    """Writes the plan when something has changed that it depends on."""
+
+    def __init__(
+        self,
+        frames: Frames,
+        store: Store,
+        library: Library,
+        lanes: int,
+        *,
+        lazy: bool,
+        origins: tuple[str | None, str],
+        quick: Callable[[], Sequence[Quick]],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            frames: whose settings the plan repeats.
+            store: of versions.
+            library: of all versions.
+            lanes: how many frames are inferred at a time.
+            lazy: whether models of second stages are loaded when they are needed.
+            origins: the settings file and the digest of what the settings in use were made from.
+            quick: lists the models that a start can load at once.
+
+        """
+        self._frames = frames
+        self._store = store
+        self._library = library
+        self._lanes = lanes
+        self._lazy = lazy
+        self._config, self._origins = origins
+        self._settings, self._pending = frames.settings, self._origins
+        self._adopting = threading.Lock()
+        self._quick = quick
+        self._profiles = _stamps(_profiles())
+        self._served: dict[Path, Stamps] = {}
+        """By folder of what serves: its files, as they were when it began to."""
+        self._looking = threading.Lock()
+        self._changed = threading.Event()
+        self._closing = threading.Event()
+        self.waits_for_restart = False
+        """Settings have been read that take effect at the next start."""
+        self._due = False
+        """Something has changed since the plan was written."""
+        self._keeping = threading.Lock()
+
+    def reread(self) -> None:
+        """Note what the settings are made from, right before they are read again.
+
+        It counts if new settings come of it: those that are wrong leave all as it was.
+        """
+        self._adopt()
+        self._pending = digest(self._config)
+
+    def _adopt(self) -> None:
+        with self._adopting:
+            if self._frames.settings is not self._settings:
+                self._settings, self._origins = self._frames.settings, self._pending
+
+    def changed(self) -> None:
+        """Have the plan written anew soon; called as soon as another model serves."""
+        self._outdated()
+        self._due = True
+        self._changed.set()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._changed.set()
+
+    def run(self) -> None:
+        """Write the plan a moment after each change, until closed."""
+        while True:
+            self._changed.wait()
+            closing = self._closing.wait(SETTLE_SECONDS)
+            self._changed.clear()
+            if self._due:
+                self.keep()
+            if closing:
+                return
+
+    def keep(self) -> None:
+        """Write the plan, or remove it where a start must look at everything."""
+        with self._keeping:
+            self._due = False
+            self._keep()
+
+    def _keep(self) -> None:
+        state = self._frames.settings.state
+        self._adopt()
+        try:
+            if self.waits_for_restart or self._outdated():
+                # What runs is not what lies there any more, and the next start is to see that.
+                forget(state)
+                return
+            if any(self._store.pointers(name).trial for name in self._store.names()):
+                # A crash would have to be undone before anything is loaded.
+                forget(state)
+                return
+            plan = Plan(
+                str(state),
+                self._origins,
+                self._lanes,
+                self._lazy,
+                pack(self._frames.settings),
+                list(self._quick()),
+            )
+            write(plan, self._looked_at())
+        except OSError as problem:
+            log.warning("%s: cannot be written: %s", state / FILE, problem.strerror)
+
+    def _looked_at(self) -> list[Path]:
+        """List what decides which models run, and how: files and folders."""
+        found: list[Path] = [self._store.models]
+        for name in self._store.names():
+            found += [self._store.models / name, self._store.models / name / POINTERS]
+        for folder in (*self._library.models_dirs, self._library.bundled_dir):
+            if folder is None:
+                continue
+            found.append(folder)
+            if folder.is_dir():
+                found += [path / "model.toml" for path in subfolders(folder)]
+        for entry in self._library.entries():
+            found += [entry.path, entry.path / "model.toml"]
+        for stamps in self._served.values():
+            found += stamps
+        return found + _profiles()
+
+    def _outdated(self) -> bool:
+        """Whether something has been changed since it was read to become what runs."""
+        models = [serving.model for serving in self._frames.servings.all()]
+        folders = {model.folder.path for model in models if model is not None}
+        with self._looking:
+            now = {folder: _stamps(_files(folder)) for folder in sorted(folders)}
+            self._served = {folder: self._served.get(folder, now[folder]) for folder in now}
+            return self._served != now or self._profiles != _stamps(_profiles())
+
+
+def _files(folder: Path) -> list[Path]:
+    """List what decides what a model computes, and what it says."""
+    return [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts)
+    ]
+
+
+def _stamps(paths: list[Path]) -> Stamps:
+    return {path: stamp(str(path)) for path in paths}
+
+
+def _profiles() -> list[Path]:
+    """List the folders of profiles, and what is in them."""
+    return [path for folder in default_dirs() for path in (folder, *sorted(folder.glob("*.toml")))]

@@ -1,0 +1,61 @@
+"""Calls into an engine that do not come back: seen, said once, and ended by a restart.
+
+Nothing within a process can end such a call. The service manager ends the process once it is not
+fed any more; where there is none, the process ends itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from ..core.flight_recorder import Recorder, short
+
+log = logging.getLogger(__name__)
+
+HANG_SECONDS = 120.0
+"""How long an inference may take where no service manager watches."""
+SURE_SECONDS = 5.0
+"""For so long we must have been awake to see it: who was frozen itself has not seen a hang."""
+
+
+class Hangs:
+    """Looks, once a second or so."""
+
+    def __init__(self, recorder: Recorder, limit: float, end: Callable[[str], None] | None) -> None:
+        """Prepare.
+
+        Args:
+            recorder: knows which calls are under way.
+            limit: seconds that an inference may take.
+            end: ends the agent, and is told why; None: somebody else does.
+
+        """
+        self._recorder = recorder
+        self._limit = limit
+        self._end = end
+        self._since: float | None = None
+        self._said = False
+
+    def look(self, now: float) -> bool:
+        """Tell whether something hangs.
+
+        Args:
+            now: monotonic seconds.
+
+        """
+        call = self._recorder.stuck(self._limit)
+        if call is None:
+            if self._said:
+                self._recorder.hung(None)
+            self._since, self._said = None, False
+            return False
+        self._since = now if self._since is None else self._since
+        if now - self._since >= SURE_SECONDS and not self._said:
+            self._said = True
+            self._recorder.hung(call)
+            words = f"model {short(call.what)}: hangs inside the engine ({call.kind})"
+            log.error("%s: only a restart helps", words)
+            if self._end is not None:
+                self._end(words)
+        return self._said

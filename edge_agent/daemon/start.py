@@ -1,0 +1,91 @@
+"""`edge-agent run` from a plan: native work is begun before the rest of the program is imported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from ..config.locations import config_file
+from ..core.errors import AgentError, status_of
+from ..core.flight_recorder import aloft, last_words, take_off
+from ..core.timeline import Clock
+from .fast_start.early import Early
+from .fast_start.fingerprint import digest
+from .fast_start.plan import find
+from .fast_start.reexec import ENDING, hold, release, start_anew
+
+
+def begin(arguments: Sequence[str], clock: Clock) -> int | None:
+    """Run the daemon from the plan of the last good start.
+
+    Returns:
+        The exit status; None where there is no plan that holds: the slow way shall be taken.
+
+    """
+    words = [word for word in arguments if word not in {"-v", "--verbose"}]
+    if words[:1] != ["run"]:
+        return None
+    _mind_signals()
+    if arguments[0] != "run":
+        return None
+    match list(arguments[1:]):
+        case []:
+            given = None
+        case ["--config", given]:
+            pass
+        case [text] if text.startswith("--config="):
+            given = text.removeprefix("--config=")
+        case _:
+            return None
+    start = time.monotonic()
+    config = config_file(given)
+    if config is None:
+        return None
+    plan = find(config, digest(config))
+    if plan is None or not _airworthy(plan.state):
+        return None
+    clock.take("settings", time.monotonic() - start)
+    start = time.monotonic()
+    try:
+        early = Early(plan, clock)
+    except ImportError:
+        aloft(plan.state)
+        return None  # an engine has been uninstalled: the slow way finds another, or says so
+    from .agent import resume
+
+    clock.take("imports", time.monotonic() - start)
+    try:
+        return resume(plan, early, config, clock)
+    except AgentError as problem:
+        status = status_of(problem)
+        aloft(plan.state)
+        sys.stderr.flush()
+        # A model may still be loading: native code that comes back to a Python which is taking
+        # itself apart aborts.
+        os._exit(status)
+
+
+def _airworthy(state: str) -> bool:
+    """Whether the last run gives no reason to load anything before it is looked into."""
+    last = last_words(state)
+    return (last is None or not last.by_itself) and take_off(state)
+
+
+def _mind_signals() -> None:
+    """Be told to stop before there is anything to stop: that is no failure."""
+
+    def anew(*_: object) -> None:
+        # What has been read of the settings is out of date. Until they are read again there is
+        # nothing that another SIGHUP could mean; that it is ignored outlasts `execv`.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        hold()
+        start_anew()
+
+    # Not `sys.exit`: where the signal falls into a destructor, Python drops that.
+    for number in ENDING:
+        signal.signal(number, lambda *_: os._exit(0))
+    signal.signal(signal.SIGHUP, anew)
+    release()

@@ -1,0 +1,227 @@
+"""Where a network that is arriving can be cut: into stages that give its own numbers.
+
+An engine fuses operations that follow each other, and fused ones round differently. So a cut goes
+only where nothing would be fused; that this held is seen when the network is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .onnx_stream import Node
+
+WIDEST = 3
+"""Tensors that may be handed over at a cut."""
+LEAST_BYTES = 512 * 1024
+"""A smaller stage costs more to set up than it saves."""
+STAGES = 8
+
+# Nothing is fused to the end of these …
+_CLOSED = frozenset(
+    {
+        "Add",
+        "AveragePool",
+        "Clip",
+        "Concat",
+        "GlobalAveragePool",
+        "LayerNormalization",
+        "LeakyRelu",
+        "MaxPool",
+        "Relu",
+        "Sum",
+    }
+)
+# … but what is at the beginning of these.
+_JOINS = frozenset(
+    {
+        "AveragePool",
+        "BatchNormalization",
+        "Cast",
+        "Clip",
+        "Div",
+        "Elu",
+        "Erf",
+        "Gelu",
+        "GlobalAveragePool",
+        "HardSigmoid",
+        "HardSwish",
+        "LayerNormalization",
+        "LeakyRelu",
+        "Mul",
+        "Pow",
+        "QuantizeLinear",
+        "ReduceMean",
+        "Relu",
+        "Sigmoid",
+        "Softmax",
+        "Sub",
+        "Tanh",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Nodes that are run together."""
+
+    nodes: tuple[int, ...]
+    """Their numbers, rising."""
+    takes: tuple[str, ...]
+    """Tensors from before: inputs of the network, or what stages before give."""
+    gives: tuple[str, ...]
+    """Tensors for later: outputs of the network, or what later stages take."""
+    weights: tuple[str, ...]
+
+
+class Cutter:
+    """Cuts one network, stage by stage, as its weights come."""
+
+    def __init__(
+        self, nodes: Sequence[Node], inputs: Iterable[str], outputs: Iterable[str]
+    ) -> None:
+        """Look at the graph.
+
+        Args:
+            nodes: in order of execution.
+            inputs: names of what the network takes.
+            outputs: names of what it gives.
+
+        """
+        self._nodes = nodes
+        self._end = len(nodes)
+        self._inputs, self._outputs = frozenset(inputs), frozenset(outputs)
+        self._maker = {name: index for index, node in enumerate(nodes) for name in node.gives}
+        self._folded = self._find_folded()
+        self._needs = [self._reach(index) for index in range(len(nodes))]
+        """Per node: the tensors that it takes from other nodes, the weights it needs, and the
+        nodes that come with it."""
+        self._users: dict[str, list[int]] = {}
+        """By tensor, who needs it; the end of the network counts as one."""
+        for index, (takes, _, _) in enumerate(self._needs):
+            if index not in self._folded:
+                for name in takes:
+                    self._users.setdefault(name, []).append(index)
+        for name in self._outputs:
+            self._users.setdefault(name, []).append(self._end)
+        self._places = self._find_places()
+        self._begin = 0
+        self._next = 0
+        """The first node that is not known to have all its weights."""
+        self._size = 0
+        """Bytes of weights from `_begin` to there."""
+        self._seen: set[str] = set()
+
+    def _find_folded(self) -> set[int]:
+        """Find the nodes that go with whoever needs them: constants, and what undoes eight bits.
+
+        An engine works the first out beforehand; the second it takes into the operation itself.
+        """
+        varies = set(self._inputs)
+        folded = set()
+        for index, node in enumerate(self._nodes):
+            if not varies.intersection(node.takes):
+                folded.add(index)
+                continue
+            varies.update(node.gives)
+            if node.operator == "DequantizeLinear" and not self._outputs.intersection(node.gives):
+                folded.add(index)
+        return folded
+
+    def _reach(self, index: int) -> tuple[frozenset[str], frozenset[str], frozenset[int]]:
+        """See what a node needs, through all that is folded into it."""
+        takes, weights, along = set(), set(), {index}
+        waiting = [index]
+        while waiting:
+            for name in self._nodes[waiting.pop()].takes:
+                maker = self._maker.get(name)
+                if name in self._inputs:
+                    takes.add(name)
+                elif maker is None:
+                    weights.add(name)
+                elif maker not in self._folded:
+                    takes.add(name)
+                elif maker not in along:
+                    along.add(maker)
+                    waiting.append(maker)
+        weights.discard("")  # an input that may be left out, and is
+        return frozenset(takes), frozenset(weights), frozenset(along)
+
+    def _find_places(self) -> set[int]:
+        """Find the nodes before which nothing would be fused that is cut apart."""
+        places = set()
+        alive = {name for name in self._inputs if name in self._users}
+        for place in range(1, self._end):
+            before = self._nodes[place - 1]
+            if place - 1 not in self._folded:
+                alive.update(name for name in before.gives if name in self._users)
+            alive = {name for name in alive if self._users[name][-1] >= place}
+            if (
+                place not in self._folded
+                and 0 < len(alive) <= WIDEST
+                and all(self._is_open(name, place) for name in alive)
+            ):
+                places.add(place)
+        return places
+
+    def _is_open(self, name: str, place: int) -> bool:
+        """Whether what makes a tensor, and what will use it, are apart for the engine."""
+        if name in self._inputs:
+            return True
+        maker = self._nodes[self._maker[name]].operator
+        if maker == "QuantizeLinear":
+            return True
+        users = [self._nodes[user] for user in self._users[name] if place <= user < self._end]
+        return maker in _CLOSED and not any(
+            user.operator in _JOINS or self._adds_to_convolution(user) for user in users
+        )
+
+    def _adds_to_convolution(self, node: Node) -> bool:
+        """Whether a node is done within a convolution, where both are in the same stage."""
+        return node.operator in {"Add", "Sum"} and any(
+            self._nodes[self._maker[name]].operator == "Conv"
+            for name in node.takes
+            if name in self._maker
+        )
+
+    @property
+    def done(self) -> bool:
+        """Whether all nodes are in stages."""
+        return self._begin == self._end
+
+    def next(self, here: Mapping[str, int], left: int, total: int) -> Stage | None:
+        """Cut off the next stage, if enough for one is here.
+
+        Args:
+            here: the weights that have come, and their bytes.
+            left: bytes of the file that have not come yet.
+            total: bytes of the file.
+
+        """
+        # Towards the end ever smaller: that is what remains to be done when the last byte is in.
+        wanted = max(LEAST_BYTES, min(total // STAGES, left // 2))
+        while self._next < self._end:
+            index = self._next
+            if index not in self._folded:
+                if self._size >= wanted and index in self._places:
+                    return self._cut(index)
+                weights = self._needs[index][1]
+                if any(name not in here for name in weights):
+                    return None
+                self._size += sum(here[name] for name in weights - self._seen)
+                self._seen |= weights
+            self._next += 1
+        return None if self.done else self._cut(self._end)
+
+    def _cut(self, end: int) -> Stage:
+        own = [n for n in range(self._begin, end) if n not in self._folded]
+        nodes = sorted({n for index in own for n in self._needs[index][2]})
+        made = {name for index in own for name in self._nodes[index].gives}
+        takes = sorted({name for index in own for name in self._needs[index][0]} - made)
+        gives = [
+            name for name in sorted(made) if name in self._users and self._users[name][-1] >= end
+        ]
+        weights = sorted({name for index in own for name in self._needs[index][1]})
+        self._begin, self._size = end, 0
+        self._seen.clear()
+        return Stage(tuple(nodes), tuple(takes), tuple(gives), tuple(weights))

@@ -1,0 +1,219 @@
+"""A network as stages that are built while its weights arrive; to its callers, an engine.
+
+`infer` may be called before anything is built: a run waits at each stage until it is there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+from ...core.errors import EngineError
+from ...core.types import Array, Tensors, TensorSpec
+from ...inference.engines.engine import (
+    EngineChoice,
+    FixShapes,
+    check_inputs,
+    native_reason,
+    settle_shapes,
+)
+from ...inference.engines.ort import settle
+from ...inference.engines.ort import specs as specs_of
+from ...inference.engines.ort_options import session_options
+from ...inference.folding.fold import Fold
+from ...models.files.protobuf import message, numeral
+from .cuts import Cutter, Stage
+from .growing_file import Arriving, UnfitError
+from .onnx_stream import TYPES, OnnxFile, Tensor, declared
+
+_DATA = "arriving"
+"""By which name the graphs call the file that arrives."""
+_LEAST = 1024
+"""Bytes below which weights stay in the graph: shapes and scales are looked at while it loads."""
+NEAR = 8
+"""It is nearly there when no more than this part of it is missing."""
+_KEPT_RUNS = 2
+
+# Fields of a model, a graph, and a tensor.
+_GRAPH, _INITIALIZER, _INPUT, _OUTPUT = 7, 5, 11, 12
+_EXTERNAL_DATA, _DATA_LOCATION, _EXTERNAL = 13, 14, 1
+
+
+class StagedEngine:
+    """ONNX Runtime on the CPU, a session a stage."""
+
+    def __init__(self, data: Arriving, file: OnnxFile, choice: EngineChoice) -> None:
+        """Wait for the graph, then begin to build.
+
+        Args:
+            data: the package.
+            file: the network in it, of which nothing has been read.
+            choice: how to run it.
+
+        Raises:
+            UnfitError: it cannot be run in stages.
+            EngineError: it cannot be run like this at all.
+
+        """
+        self.label = "onnxruntime:CPUExecutionProvider"
+        self.fold: Fold | None = None
+        self._data = data
+        self._file = file
+        self._nodes = file.nodes()
+        self._ends = file.ends()
+        self.inputs = tuple(declared(name, value) for name, value in self._ends.inputs.items())
+        self.outputs = tuple(declared(name, value) for name, value in self._ends.outputs.items())
+        self._words, _ = settle(choice)
+        self._changed = threading.Condition()
+        self._built: list[tuple[Stage, Any]] = []
+        self._whole = False
+        self._problem: BaseException | None = None
+        self.near = threading.Event()
+        """Set when little is missing, and when there is no more to wait for."""
+        self.runs: list[tuple[Tensors, dict[str, Array]]] = []
+        """What went in and what came out of the first runs."""
+        self._loader = threading.Thread(target=self._load, name="loader", daemon=True)
+        self._loader.start()
+
+    def fix(self, fix_shapes: FixShapes) -> None:
+        """Settle the sizes that the network leaves open; to be called before the first run.
+
+        Raises:
+            EngineError: some stay open.
+
+        """
+        self.inputs = settle_shapes(self.inputs, fix_shapes, Path("model"))
+
+    @property
+    def stages(self) -> int:
+        """How many have been built."""
+        return len(self._built)
+
+    def infer(self, tensors: Tensors) -> dict[str, Array]:
+        """Run the network, stage by stage as they are built.
+
+        Raises:
+            EngineError: the engine failed, or the network cannot be run in stages.
+
+        """
+        check_inputs(self.inputs, tensors)
+        values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in tensors.items()}
+        index = 0
+        while (part := self._stage(index)) is not None:
+            stage, session = part
+            feeds = {name: values[name] for name in stage.takes}
+            try:
+                results = session.run_with_ort_values(list(stage.gives), feeds)
+            except Exception as problem:  # its exceptions have no common class but this one
+                reason = native_reason(problem, Path("model"))
+                raise EngineError(f"{self.label}: {reason}") from problem
+            values.update(zip(stage.gives, results, strict=True))
+            index += 1
+        outputs = {spec.name: values[spec.name].numpy() for spec in self.outputs}
+        if len(self.runs) < _KEPT_RUNS:
+            self.runs.append((dict(tensors), outputs))
+        return outputs
+
+    def _stage(self, index: int) -> tuple[Stage, Any] | None:
+        """Wait for a stage; None when there are no more."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: index < len(self._built) or self._whole or self._problem is not None
+            )
+            if self._problem is not None:
+                raise EngineError(str(self._problem)) from self._problem
+            return self._built[index] if index < len(self._built) else None
+
+    def close(self) -> None:
+        """Let go of all sessions."""
+        self._fail(EngineError(f"{self.label}: the network has been closed"))
+
+    def _fail(self, problem: BaseException) -> None:
+        with self._changed:
+            self._problem = self._problem or problem
+            self._built.clear()
+            self._changed.notify_all()
+        self.near.set()
+
+    # The loader
+
+    def _load(self) -> None:
+        """Build each stage as soon as its weights are here."""
+        try:
+            cutter = Cutter(self._nodes, self._ends.inputs, self._ends.outputs)
+            known = dict(self._ends.inputs)
+            here: dict[str, Tensor] = {}
+            sizes: dict[str, int] = {}
+            total = self._file.end - self._file.begin
+            for tensor in self._file.tensors(self._ends):
+                here[tensor.name] = tensor
+                sizes[tensor.name] = tensor.end - tensor.begin
+                left = self._file.end - tensor.end
+                while (stage := cutter.next(sizes, left, total)) is not None:
+                    self._build(stage, here, known)
+                if left * NEAR <= total:
+                    self.near.set()
+            if not cutter.done:
+                raise UnfitError("weights are missing")
+            with self._changed:
+                self._whole = True
+                self._changed.notify_all()
+        except BaseException as problem:  # noqa: BLE001 - raised in `infer`
+            self._fail(problem)
+        finally:
+            self.near.set()
+
+    def _build(self, stage: Stage, here: Mapping[str, Tensor], known: dict[str, bytes]) -> None:
+        """Make a stage's session; note the types of what it gives."""
+        words = {**self._words, "spins": False}
+        options = session_options(words, weights={_DATA: self._data.buffer})
+        session = ort.InferenceSession(
+            self._graph(stage, here, known), options, providers=["CPUExecutionProvider"]
+        )
+        for spec in specs_of(session.get_outputs(), Path("model")):
+            known[spec.name] = message(_INPUT, _value(spec))
+        with self._changed:
+            if self._problem is None:
+                self._built.append((stage, session))
+            self._changed.notify_all()
+
+    def _graph(self, stage: Stage, here: Mapping[str, Tensor], known: Mapping[str, bytes]) -> bytes:
+        """Write a stage as a model of its own, its larger weights left where they are."""
+        parts = [self._nodes[index].field for index in stage.nodes]
+        parts.append(message(2, b"stage"))
+        parts += [message(_INITIALIZER, self._tensor(here[name])) for name in stage.weights]
+        parts += [known[name] for name in stage.takes]
+        for name in stage.gives:
+            # Of what goes on to other stages the engine works the type out by itself.
+            whole = self._ends.outputs.get(name)
+            parts.append(whole or message(_OUTPUT, message(1, name.encode())))
+        return self._file.front + message(_GRAPH, b"".join(parts)) + self._ends.opsets
+
+    def _tensor(self, tensor: Tensor) -> bytes:
+        if tensor.raw is None or tensor.raw[2] - tensor.raw[1] < _LEAST:
+            return self._data.read(tensor.begin, tensor.end)
+        start, begin, end = tensor.raw
+        places = (("location", _DATA), ("offset", str(begin)), ("length", str(end - begin)))
+        entries = b"".join(
+            message(_EXTERNAL_DATA, message(1, key.encode()) + message(2, value.encode()))
+            for key, value in places
+        )
+        return (
+            self._data.read(tensor.begin, start)
+            + self._data.read(end, tensor.end)
+            + entries
+            + numeral(_DATA_LOCATION, _EXTERNAL)
+        )
+
+
+def _value(spec: TensorSpec) -> bytes:
+    """Describe a tensor as a graph's input."""
+    sizes = b"".join(
+        message(1, numeral(1, size) if size is not None else b"") for size in spec.shape
+    )
+    kind = message(1, numeral(1, TYPES[spec.dtype]) + message(2, sizes))
+    return message(1, spec.name.encode()) + message(2, kind)

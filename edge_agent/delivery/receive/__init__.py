@@ -1,0 +1,1 @@
+"""Packages as they arrive over MQTT: offers, admission, blocks, until all is on the disk."""

@@ -1,0 +1,169 @@
+"""Which packages may come in, by signature, targets, expiry, version and room. Section 5.
+
+Asked by the thread that receives, and once more by the deployer's before anything is unpacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ... import BUILD_DATE
+from ...core.errors import ModelError
+from ...core.names import version_key
+from ...inference.prepared.build import collect
+from ...models.packages.keys import TrustedKeys
+from ...models.packages.package import PackageHeader, check_expiry, check_targets, verify_header
+from ...models.store.catalog import Library
+from ...models.store.housekeeping import make_room
+from ...models.store.local_blocks import read_front
+from ...models.store.pointers import same_version
+from ...models.store.store import NOTES, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """Who receives: what packages are judged by."""
+
+    device: str
+    profile: str
+    groups: Callable[[], Collection[str]]
+    trusted: Callable[[], TrustedKeys]
+    allow_unsigned: Callable[[], bool]
+    quota_bytes: Callable[[], int]
+    pinned: Callable[[], Collection[tuple[str, str]]]
+
+
+class Admission:
+    """Refuses by ModelError, in words that the sender is told."""
+
+    def __init__(self, store: Store, library: Library, receiver: Receiver) -> None:
+        self._store = store
+        self._library = library
+        self._receiver = receiver
+
+    def judge(self, header_bytes: bytes, signature: bytes | None) -> PackageHeader | None:
+        """Decide whether a package may come in; None: not before the clock is set.
+
+        Raises:
+            ModelError: it may not.
+
+        """
+        receiver = self._receiver
+        verify_header(
+            header_bytes, signature, receiver.trusted(), allow_unsigned=receiver.allow_unsigned()
+        )
+        header = PackageHeader.parse(header_bytes)
+        check_targets(
+            header, device=receiver.device, profile=receiver.profile, groups=receiver.groups()
+        )
+        if check_expiry(header, now=datetime.now(UTC), build_date=BUILD_DATE) == "wait":
+            return None
+        self.refuse_older(header.name, header.version)
+        return header
+
+    def refuse_unsigned(self) -> None:
+        """See that a package without a header may come in.
+
+        Raises:
+            ModelError: it may not.
+
+        """
+        if not self._receiver.allow_unsigned():
+            verify_header(b"", None, self._receiver.trusted(), allow_unsigned=False)
+
+    def refuse_older(self, name: str, version: str) -> None:
+        """See that nothing higher has been accepted, in the store or elsewhere.
+
+        Raises:
+            ModelError: it has.
+
+        """
+        self._store.refuse_older(name, version)
+        for entry in self._library.versions(name):
+            if (
+                entry.accepted
+                and entry.version
+                and version_key(version) < version_key(entry.version)
+            ):
+                raise ModelError(
+                    f"{name}@{version} is older than {entry.version}, which this device has; "
+                    "give it a higher version, or use rollback or activate"
+                )
+
+    def refuse_foreign(self, name: str, version: str) -> None:
+        """See that no other place has this version: two models of one name would be mixed up.
+
+        Raises:
+            ModelError: one has.
+
+        """
+        for entry in self._library.entries(name):
+            if (
+                entry.place != "store"
+                and entry.version is not None
+                and same_version(entry.version, version)
+            ):
+                raise ModelError(
+                    f"{name}@{version} comes with this device already; give it a higher version"
+                )
+
+    def is_here(self, transfer: str, header: PackageHeader, *, standing: str | None) -> bool:
+        """Whether the store has this very package; what was never accepted gives way to it.
+
+        Args:
+            transfer: what it comes by.
+            header: of the package.
+            standing: how far a version of this number is on its way to serve, if it is.
+
+        Raises:
+            ModelError: its version is on this device with other content.
+
+        """
+        name, version = header.name, header.version
+        if self._store.path(name, version) is None:
+            self.refuse_foreign(name, version)
+            return False
+        if self._store.transfer(name, version) == transfer or self._is_same(header):
+            return True
+        if standing is not None or self._store.accepted(name, version):
+            raise ModelError(
+                f"{header.id} is on this device already, with other content;"
+                " give it a higher version"
+            )
+        with self._store.locked():
+            self._store.discard(name, version)
+        return False
+
+    def _is_same(self, header: PackageHeader) -> bool:
+        """Whether the store has this very content: the same folder packed again at another time."""
+        path = self._store.path(header.name, header.version)
+        if path is None:
+            return False
+        try:
+            known = PackageHeader.parse(read_front(path / NOTES).header)
+        except (ModelError, OSError):
+            return False
+        return known.blocks_sha256 == header.blocks_sha256
+
+    def make_room(self, size: int, transfer: str | None = None) -> None:
+        """See that *size* bytes more find room in the store, if need be of what nobody uses.
+
+        Raises:
+            ModelError: they do not.
+
+        """
+        make_room(
+            self._store,
+            size,
+            self._receiver.quota_bytes(),
+            derived=collect,
+            keep=self._receiver.pinned(),
+            transfer=transfer,
+        )
+
+
+def clock_is_set() -> bool:
+    """Whether the clock may be right: one that is older than this program is not."""
+    return datetime.now(UTC) >= BUILD_DATE

@@ -1,0 +1,1 @@
+"""From a complete package to the serving version, and back."""

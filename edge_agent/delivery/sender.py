@@ -1,0 +1,160 @@
+"""The sending side of a push: offers a package and gives what devices ask for. Section 5.
+
+Knows no terminal: who wants to show progress looks at `Sender.progress` and what `step` returns.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.errors import LinkError
+from ..models.packages.packing import Package
+from ..mqtt.one_shot import BrokerClient, Heard
+from ..mqtt.payloads import SCHEMA
+
+LIST_PART = 64 * 1024
+OFFER_AGAIN_SECONDS = 3.0
+RECENT_SECONDS = 1.5
+"""A block that went out so recently is on its way: to every member of a group, and to a device
+that asks twice within that time because it was offered the package and asked by itself."""
+ENDED = frozenset({"live", "probation", "rejected"})
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far one device is."""
+
+    state: str = "offered"
+    percent: float = 0.0
+    why: str | None = None
+    heard_at: float = field(default_factory=time.monotonic)
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+
+class Sender:
+    """One package to one device, or to all of a group."""
+
+    def __init__(
+        self, client: BrokerClient, root: str, target: str, devices: Iterable[str], package: Package
+    ) -> None:
+        """Prepare.
+
+        Args:
+            client: listens to `<root>/+/push/<transfer>`.
+            root: first topic level.
+            target: the device's id, or @group.
+            devices: who is expected to answer.
+            package: what is sent.
+
+        """
+        self._client = client
+        self._prefix = f"{root}/{target}/in/push/{package.transfer}"
+        self._root = root
+        self._package = package
+        self._group = target.startswith("@")
+        self._list = package.front.block_list
+        self._sent: dict[tuple[str, int], float] = {}
+        self._offered_at = 0.0
+        self.progress: dict[str, Progress] = {device: Progress() for device in devices}
+        self.bytes_sent = 0
+
+    @property
+    def done(self) -> bool:
+        return all(progress.ended for progress in self.progress.values())
+
+    def offer(self) -> None:
+        """Say what there is."""
+        offer: dict[str, Any] = {
+            "schema": SCHEMA,
+            "package": base64.b64encode(self._package.front.header).decode(),
+        }
+        if self._package.front.signature is not None:
+            offer["signature"] = base64.b64encode(self._package.front.signature).decode()
+        self._offered_at = time.monotonic()
+        self._sent.clear()  # what was on its way may have been lost
+        self._client.publish(f"{self._prefix}/offer", json.dumps(offer).encode())
+
+    def step(self, timeout: float) -> str | None:
+        """Deal with one message, or with the silence; gives the device that was heard.
+
+        Raises:
+            LinkError: the broker is gone, or does not take blocks of this size.
+
+        """
+        now = time.monotonic()
+        silent = [p for p in self.progress.values() if not p.ended]
+        if (
+            silent
+            and now - max(self._offered_at, *(p.heard_at for p in silent)) > OFFER_AGAIN_SECONDS
+        ):
+            self.offer()
+        heard = self._client.next(timeout)
+        return self._answer(heard) if heard is not None else None
+
+    def _answer(self, heard: Heard) -> str | None:
+        levels = heard.topic.removeprefix(f"{self._root}/").split("/")
+        if len(levels) != 3 or levels[1] != "push" or levels[2] != self._package.transfer:
+            return None
+        device = levels[0]
+        try:
+            says = heard.body or {}
+            state = str(says["state"])
+            percent = float(says.get("percent") or 0.0)
+            parts, blocks = _numbers(says.get("list")), _numbers(says.get("need"))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+        progress = self.progress.get(device)
+        if progress is None:
+            if not self._group:
+                return None
+            progress = self.progress[device] = Progress()
+        progress.state, progress.heard_at = state, time.monotonic()
+        progress.percent = percent
+        progress.why = says.get("why")
+        progress.details = says
+        for number in parts:
+            data = self._list[number * LIST_PART : (number + 1) * LIST_PART]
+            if data:
+                self._send("list", number, data)
+        for number in blocks:
+            if number < len(self._package.blocks):
+                self._send("block", number, None)
+        return device
+
+    def _send(self, kind: str, number: int, data: bytes | None) -> None:
+        """Send a part once for all who asked for it at about the same time."""
+        now = time.monotonic()
+        if now - self._sent.get((kind, number), -RECENT_SECONDS) < RECENT_SECONDS:
+            return
+        self._sent[kind, number] = now
+        payload = self._package.block(number, check=False) if data is None else data
+        limit = self._client.max_packet
+        topic = f"{self._prefix}/{kind}/{number}"
+        if limit is not None and len(payload) + len(topic) + 16 > limit:
+            raise LinkError(
+                f"the broker takes packets of {limit} bytes at most, a block has {len(payload)}; "
+                "raise its max_packet_size"
+            )
+        self.bytes_sent += len(payload)
+        self._client.publish(topic, payload)
+
+
+def _numbers(ranges: Any) -> list[int]:
+    """List the numbers in [[first, last], …]; at most a few windows' worth."""
+    numbers: list[int] = []
+    for first, last in ranges or []:
+        if not (isinstance(first, int) and isinstance(last, int) and 0 <= first <= last):
+            raise ValueError(ranges)
+        numbers.extend(range(first, min(last, first + 255) + 1))
+        if len(numbers) > 256:
+            break
+    return numbers

@@ -1,0 +1,314 @@
+"""The child of a trial: loads a candidate on the engine that it will use, and runs it.
+
+It may be started while the candidate is still arriving; then it follows it (`arriving`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from ...core.errors import AgentError, EngineError, ModelError, SampleError
+from ...device.resources import trim_memory
+from ...inference.engines.engine import MODULES, EngineChoice
+
+if TYPE_CHECKING:
+    from ...core.types import Array, Kind, TensorSpec
+    from ...inference.golden import Agreement
+    from ...inference.model import Model
+    from ..early.follow import Followed
+
+TIMED_RUNS = 5
+COSINE = 0.9
+"""How alike two engines' outputs must be on the same input. INT8 differs by quantisation steps
+between engines; a broken kernel gives no likeness at all (openvino#37446: -0.08)."""
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the child found."""
+
+    passed: bool
+    why: str
+    engine: str = ""
+    infer_ms: float = 0.0
+    first_at: float | None = None
+    """Monotonic clock at the end of the first inference on a live frame, if that counts."""
+    streamed: str = ""
+    """What became of running it while it arrived; empty: nothing of the kind was tried."""
+
+
+class Lines:
+    """What is said between the agent and the child: a line of JSON each."""
+
+    def __init__(self) -> None:
+        self.questions: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        self._frames: SimpleQueue[list[Any] | None] = SimpleQueue()
+        self._saying = threading.Lock()
+
+    def listen(self) -> None:
+        """Sort what comes, as long as there is an agent."""
+        rest = b""
+        # Not by `sys.stdin`: an engine that forks would inherit its lock as this thread holds it.
+        while data := os.read(0, 1 << 16):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                heard = json.loads(line)
+                if "frame" in heard:
+                    self._frames.put(heard["frame"])
+                else:
+                    self.questions.put(heard)
+        os._exit(1)  # it has gone
+
+    def say(self, **what: Any) -> None:
+        """Say something to the agent."""
+        with self._saying:
+            sys.stdout.write(json.dumps(what) + "\n")
+            sys.stdout.flush()
+
+    def frame(self, place: int, specs: Sequence[TensorSpec]) -> dict[str, Array] | None:
+        """Ask for the newest frame, as inputs of the network; None where there is none.
+
+        Args:
+            place: descriptor of the memory that the agent puts them into.
+            specs: of the network's inputs.
+
+        """
+        import numpy as np
+
+        self.say(frame=[(spec.name, spec.shape, spec.dtype) for spec in specs])
+        given = self._frames.get()
+        if given is None:
+            return None
+        found = {}
+        for name, dtype, shape, start, stop in given:
+            data = np.frombuffer(os.pread(place, stop - start, start), dtype)
+            found[name] = data.reshape(shape)
+        return found
+
+
+def main() -> None:
+    """Answer the questions on stdin: perhaps one to follow a model, then one to judge it."""
+    # Not to outlive an agent that is killed, not to disturb its frames, not to fill its disk.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.nice(10)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Where memory runs out all the same, the kernel is to take this process, not the agent.
+    Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    news, place = (int(text) for text in sys.argv[1:])
+    lines = Lines()
+    threading.Thread(target=lines.listen, name="lines", daemon=True).start()
+    engines = lines.questions.get()["engines"]
+    _load_libraries(engines[:1])
+    libraries = _memory_mb()
+    lines.say(libraries_mb=libraries)
+    question = lines.questions.get()
+    followed: Followed | None = None
+    if "choice" in question:
+        from ..early.follow import follow
+
+        followed = follow(
+            question,
+            socket.socket(fileno=news),
+            lambda start, stop: lines.say(wish=[start, stop]),
+            lambda specs: lines.frame(place, specs),
+        )
+        _let_go()
+        question = lines.questions.get()
+    before = _memory_mb()
+    _load_libraries(engines[1:])
+    import_module(
+        "edge_agent.runtime.serving.out_of_core"
+        if question["oversize"]
+        else "edge_agent.inference.model"
+    )
+    parts = zip(libraries, _memory_mb(), before, strict=True)
+    lines.say(libraries_mb=[sooner + now - then for sooner, now, then in parts])
+    try:
+        verdict = judge(question, followed)
+    except AgentError as problem:
+        verdict = Verdict(False, str(problem))
+    lines.say(verdict=asdict(verdict))
+    # Engines may crash on their way out; that says nothing about the model.
+    os._exit(0)
+
+
+def _load_libraries(engines: list[str]) -> None:
+    """Load what any model needs, so that it is not counted as this one's."""
+    for engine in engines:
+        # One that is not installed is passed over later, with its reason.
+        with contextlib.suppress(ImportError):
+            import_module(MODULES[engine])
+
+
+def _let_go() -> None:
+    """Give back what the stages took, so that it is not counted as the whole network's."""
+    gc.collect()
+    trim_memory()
+
+
+def _memory_mb() -> tuple[float, float]:
+    """Say how much memory this process has, and how much of it is not of files."""
+    numbers = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    resident, shared = (int(pages) * resource.getpagesize() / 2**20 for pages in numbers[1:3])
+    return resident, resident - shared
+
+
+def judge(question: Mapping[str, Any], followed: Followed | None) -> Verdict:
+    """Load and run the candidate.
+
+    Args:
+        question: `folder`, `choices`, `kind`, whether to look at `golden` inputs, and how to load
+            it if it is `oversize`.
+        followed: what came of running it while it arrived.
+
+    Raises:
+        AgentError: it does not load, or fails.
+
+    """
+    from ...inference.model import open_model
+    from ...models.manifest import load
+
+    folder = load(Path(question["folder"]))
+    choices = [EngineChoice(**choice) for choice in question["choices"]]
+    if question["oversize"] is None:
+        model, _ = open_model(folder, choices, question["kind"])
+    else:
+        from ...runtime.serving.out_of_core import from_words
+
+        model = from_words(question["oversize"]).open(folder, question["kind"], checked=False)
+        choices = [model.choice]  # no other engine could load it
+    tensors = _probe_inputs(model)
+    outputs = model.raw(tensors)
+    _finite(outputs)
+    took = []
+    ready = model.ready(tensors)
+    for _ in range(TIMED_RUNS):
+        start = time.perf_counter()
+        model.raw(ready)
+        took.append((time.perf_counter() - start) * 1e3)
+    infer_ms = round(sorted(took)[TIMED_RUNS // 2], 3)
+    found = Verdict(True, "", model.engine.label, infer_ms)
+    if followed is not None:
+        found = _weigh(found, followed, model, choices, question["kind"])
+    if question["golden"]:
+        agreement = _golden(model, followed if found.first_at is not None else None)
+        if agreement is not None:
+            return replace(found, passed=agreement.passed, why=f"golden: {agreement.why}")
+        other = next((c for c in choices if not found.engine.startswith(c.engine)), None)
+        if other is not None:
+            passed, why = _second_opinion(model, other, question["kind"], tensors, outputs)
+            return replace(found, passed=passed, why=why)
+    return replace(found, why="loads and runs; there is nothing to compare it with")
+
+
+def _weigh(
+    found: Verdict, followed: Followed, model: Model, choices: list[EngineChoice], kind: Kind
+) -> Verdict:
+    """See whether what the stages gave while they arrived is what the whole network gives."""
+    from ...inference.golden import compare_outputs
+    from ...inference.model import open_model
+
+    if followed.why:
+        return replace(found, streamed=f"not run while it arrived: {followed.why}")
+    whole = model
+    if found.engine != followed.label:
+        quick = [choice for choice in choices if followed.label.startswith(choice.engine)]
+        whole, _ = open_model(model.folder, quick, kind, checked=True)
+    if not followed.same(whole.raw):
+        return replace(found, streamed="its stages gave other numbers than the whole: not counted")
+    tolerance = model.manifest.trial.tolerance
+    for inputs, outputs in followed.runs if whole is not model else ():
+        agreement = compare_outputs(model, inputs, model.raw(inputs), outputs, tolerance)
+        if not agreement.passed:
+            return replace(
+                found, streamed=f"{whole.engine.label} and {found.engine}: {agreement.why}"
+            )
+    words = f"{followed.stages} stages, bit for bit as the whole on {followed.label}"
+    return replace(found, first_at=followed.first_at, streamed=words)
+
+
+def _golden(model: Model, followed: Followed | None) -> Agreement | None:
+    """Compare with the golden outputs, if the stages have not done so."""
+    from ...inference.golden import compare_golden
+
+    if followed is not None and followed.agreement and followed.label == model.engine.label:
+        return followed.agreement
+    return compare_golden(model)
+
+
+def _probe_inputs(model: Any) -> dict[str, Any]:
+    """Make ordinary inputs: seeded noise, of integers over what they can hold, of floats ±1."""
+    import numpy as np
+
+    random = np.random.default_rng(7)
+    tensors = {}
+    for spec in model.engine.inputs:
+        shape = tuple(size or 1 for size in spec.shape)
+        if np.issubdtype(np.dtype(spec.dtype), np.integer):
+            limits = np.iinfo(spec.dtype)
+            low, high = max(limits.min, -128), min(limits.max, 255)
+            tensors[spec.name] = random.integers(low, high, shape).astype(spec.dtype)
+        else:
+            tensors[spec.name] = random.uniform(-1.0, 1.0, shape).astype(spec.dtype)
+    return tensors
+
+
+def _finite(outputs: dict[str, Any]) -> None:
+    import numpy as np
+
+    for name, array in outputs.items():
+        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+            raise SampleError(f"output {name} is not finite (NaN or infinite) on an ordinary input")
+
+
+def _second_opinion(
+    model: Model, other: EngineChoice, kind: Kind, tensors: Any, outputs: Any
+) -> tuple[bool, str]:
+    """Compare with another engine, where the model brings nothing to compare with."""
+    import numpy as np
+
+    from ...inference.model import engine_order, open_model
+
+    label = model.engine.label
+    try:
+        if not engine_order([other], "auto", model.folder.network):
+            raise EngineError("cannot read it")
+        second, _ = open_model(model.folder, [other], kind)
+    except (EngineError, ModelError) as problem:
+        return True, f"loads and runs; {other.engine} cannot compare: {problem}"
+    reference = second.raw(tensors)
+    for name, one in outputs.items():
+        if name not in reference or not np.issubdtype(one.dtype, np.number):
+            continue
+        first = one.astype(np.float64).ravel()
+        other_values = reference[name].astype(np.float64).ravel()
+        if first.shape != other_values.shape:
+            return False, f"output {name}: {label} and {second.engine.label} give different sizes"
+        norm = float(np.linalg.norm(first) * np.linalg.norm(other_values))
+        alike = float(first @ other_values) / norm if norm > 0 else 1.0
+        if alike < COSINE:
+            return False, (
+                f"output {name}: {label} and {second.engine.label} disagree (cosine {alike:.2f})"
+            )
+    return True, f"no golden.npz; agrees with {second.engine.label}"
+
+
+if __name__ == "__main__":
+    main()

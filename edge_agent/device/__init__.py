@@ -1,0 +1,1 @@
+"""The machine: processor and memory, what of them may be used, temperature, clock."""

@@ -1,0 +1,205 @@
+"""What this machine is, read from files that the kernel shows: no library, no driver, no probing.
+
+Whatever is missing or odd is left out or taken as absent; reading facts never fails. All of it is
+found below one root, so that a tree of files can stand for any machine.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from .resources import ROOT, read, text, usable_cpus, usable_memory
+
+Gpu = Literal["intel", "nvidia", "amd"]
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """One machine, as far as the choice of an engine depends on it."""
+
+    arch: str
+    """x86_64 or aarch64 (or what else the kernel says)."""
+    vendor: str
+    """Of the processor: intel, amd, arm …; empty where it does not say."""
+    cpu: str
+    """The processor's model, for people."""
+    flags: frozenset[str]
+    """Instruction sets that every core has, by the kernel's names (avx512_vnni, asimddp …)."""
+    cpus: int
+    """Cores that this process may use: affinity and cgroup quota count."""
+    memory_mb: int
+    """Memory that this process may use, MiB: of the machine or the cgroup; 0: unknown."""
+    board: str
+    os: str
+    kernel: str
+    gpus: frozenset[Gpu]
+    """Makers of the GPUs whose driver is loaded."""
+    npu: bool
+    """Whether an Intel NPU's driver is loaded."""
+    denied: tuple[str, ...] = ()
+    """Device nodes of GPUs and NPUs that this user may not open."""
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether there is anything that probing the engines could tell more about."""
+        return bool(self.gpus) or self.npu
+
+    def __str__(self) -> str:
+        parts = [
+            self.board,
+            f"{self.cpu or self.vendor or 'unknown processor'} ({self.arch})",
+            f"{self.cpus} {'core' if self.cpus == 1 else 'cores'}",
+            f"{self.memory_mb} MiB" if self.memory_mb else "",
+            *(f"{maker} GPU" for maker in sorted(self.gpus)),
+            "Intel NPU" if self.npu else "",
+            self.os,
+            f"Linux {self.kernel}" if self.kernel else "",
+        ]
+        return ", ".join(part for part in parts if part)
+
+
+def read_facts(root: Path = ROOT, machine: str | None = None) -> Facts:
+    """Look at the machine, or at a tree of files that stands for one.
+
+    Args:
+        root: where /proc, /sys, /dev and /etc are found.
+        machine: the architecture, as `uname -m` would say it; None: that of this process.
+
+    """
+    vendor, cpu, flags = _processor(root)
+    tegra = b"nvidia,tegra" in read(root / "proc/device-tree/compatible")
+    gpus, npu, nodes = _accelerators(root, tegra=tegra)
+    return Facts(
+        arch={"amd64": "x86_64", "arm64": "aarch64"}.get(
+            (machine or platform.machine()).lower(), (machine or platform.machine()).lower()
+        ),
+        vendor=vendor,
+        cpu=cpu,
+        flags=flags,
+        cpus=usable_cpus(root),
+        memory_mb=usable_memory(root) // _MIB,
+        board=_board(root),
+        os=_os_name(root),
+        kernel=text(root / "proc/sys/kernel/osrelease"),
+        gpus=gpus,
+        npu=npu,
+        denied=tuple(
+            "/" + str(node.relative_to(root))
+            for node in nodes
+            if not os.access(node, os.R_OK | os.W_OK)
+        ),
+    )
+
+
+# By "CPU implementer" and "CPU part" in /proc/cpuinfo: Arm's manual of each core (MIDR_EL1).
+_IMPLEMENTERS = {0x41: "arm", 0x4E: "nvidia", 0x51: "qualcomm", 0x61: "apple", 0xC0: "ampere"}
+_ARM_CORES = {
+    0xD03: "Cortex-A53",
+    0xD04: "Cortex-A35",
+    0xD05: "Cortex-A55",
+    0xD07: "Cortex-A57",
+    0xD08: "Cortex-A72",
+    0xD09: "Cortex-A73",
+    0xD0A: "Cortex-A75",
+    0xD0B: "Cortex-A76",
+    0xD0C: "Neoverse-N1",
+    0xD40: "Neoverse-V1",
+    0xD41: "Cortex-A78",
+    0xD42: "Cortex-A78AE",
+    0xD46: "Cortex-A510",
+    0xD47: "Cortex-A710",
+    0xD49: "Neoverse-N2",
+    0xD4F: "Neoverse-V2",
+}
+_X86_VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "hygon"}
+
+
+def _processor(root: Path) -> tuple[str, str, frozenset[str]]:
+    """Read vendor, model and the flags that all cores share."""
+    cores: list[dict[str, str]] = [{}]
+    for line in text(root / "proc/cpuinfo").splitlines():
+        key, colon, value = line.partition(":")
+        if not line.strip():
+            cores.append({})
+        elif colon:
+            cores[-1][key.strip().lower()] = value.strip()
+    flag_sets = [
+        frozenset((core.get("flags") or core["features"]).split())
+        for core in cores
+        if "flags" in core or "features" in core
+    ]
+    # Of cores that differ (big and little), a network may run on any.
+    flags = frozenset.intersection(*flag_sets) if flag_sets else frozenset()
+    first = cores[0]
+    if "vendor_id" in first:
+        vendor = _X86_VENDORS.get(first["vendor_id"], first["vendor_id"].lower())
+        return vendor, first.get("model name", ""), flags
+    vendor = _IMPLEMENTERS.get(_hex(first.get("cpu implementer", "")), "")
+    # The biggest cores come last in every device tree seen; they name the chip for people.
+    parts = [_hex(core["cpu part"]) for core in cores if "cpu part" in core]
+    names = dict.fromkeys(
+        _ARM_CORES.get(part, f"{vendor or 'ARM'} core {part:#x}") for part in parts
+    )
+    return vendor, " + ".join(reversed(names)), flags
+
+
+def _hex(text: str) -> int:
+    try:
+        return int(text, 16)
+    except ValueError:
+        return 0
+
+
+def _accelerators(root: Path, *, tegra: bool) -> tuple[frozenset[Gpu], bool, list[Path]]:
+    """Find GPUs and NPUs by the drivers that are loaded, and the nodes to open them by."""
+    gpus: set[Gpu] = set()
+    nodes: list[Path] = []
+    makers: dict[str, Gpu] = {"0x8086": "intel", "0x1002": "amd"}
+    for node in _entries(root / "dev/dri", "renderD*"):
+        maker = makers.get(text(root / "sys/class/drm" / node.name / "device/vendor"))
+        if maker is not None:
+            gpus.add(maker)
+            nodes.append(node)
+    npus = [
+        node
+        for node in _entries(root / "dev/accel", "accel*")
+        if text(root / "sys/class/accel" / node.name / "device/vendor") == "0x8086"
+    ]
+    desktop = _entries(root / "dev", "nvidia[0-9]*") + _entries(
+        root / "proc/driver/nvidia", "version"
+    )
+    # A Jetson's GPU is part of the chip: no PCI vendor, and nodes of its own.
+    jetson = _entries(root / "dev", "nvhost-gpu") + _entries(root / "dev", "nvgpu") if tegra else []
+    if desktop or jetson:
+        gpus.add("nvidia")
+        nodes += [node for node in desktop if node.name != "version"]
+    return frozenset(gpus), bool(npus), nodes + npus
+
+
+def _board(root: Path) -> str:
+    """Name the board: by device tree, else by the PC's own tables."""
+    model = text(root / "proc/device-tree/model")
+    if model:
+        return model
+    tables = root / "sys/class/dmi/id"
+    words = [text(tables / name) for name in ("sys_vendor", "product_name")]
+    return " ".join(word for word in words if word and "O.E.M." not in word)
+
+
+def _os_name(root: Path) -> str:
+    match = re.search(r'^PRETTY_NAME="?([^"\n]*)', text(root / "etc/os-release"), re.MULTILINE)
+    return match[1] if match else ""
+
+
+def _entries(folder: Path, pattern: str) -> list[Path]:
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []

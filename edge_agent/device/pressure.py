@@ -1,0 +1,105 @@
+"""How near this process is to what it may use: memory and disk, in words where it is too near.
+
+Read from the kernel's files; what it does not say is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .resources import ROOT, cgroups, text
+
+NEAR = 0.9
+"""Of a limit on memory: beyond it the next model may be the one that is killed for."""
+FEW_BYTES = 256 * 2**20
+FEW_SHARE = 0.1
+"""A disk is nearly full with less than both: on a small one the share counts."""
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is used of something that is limited."""
+
+    used: int
+    """Bytes, without what the kernel would give back if asked (the page cache)."""
+    limit: int
+    """Bytes."""
+    whose: str
+
+    @property
+    def near(self) -> bool:
+        return self.used >= NEAR * self.limit
+
+
+def memory(root: Path = ROOT) -> list[Memory]:
+    """List every limit on memory that holds for this process: its cgroups', the machine's."""
+    # The same folder may be found by two names.
+    return list(dict.fromkeys([*_of_cgroups(root), *_of_machine(root)]))
+
+
+def memory_why(root: Path = ROOT) -> list[str]:
+    """Say in words that memory runs short; of several limits the one that is nearest."""
+    near = [each for each in memory(root) if each.near]
+    if not near:
+        return []
+    worst = max(near, key=lambda each: each.used / each.limit)
+    share = f"{worst.used // _MIB} of {worst.limit // _MIB} MiB of {worst.whose}"
+    return [f"memory: {share} are used; take smaller or fewer models, or allow more"]
+
+
+def disk_why(folder: Path, root: Path = ROOT) -> list[str]:
+    """Say in words that the file system of *folder* is full, nearly full, or read-only."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError as problem:
+        return [f"disk: {folder}: {problem.strerror}"]
+    if disk.f_flag & os.ST_RDONLY or _given_up(folder, root):
+        return [f"disk: {folder} is read-only: nothing can be kept over a restart"]
+    free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+    if size == 0 or free >= min(FEW_BYTES, FEW_SHARE * size):
+        return []
+    return [f"disk: {free // _MIB} of {size // _MIB} MiB are free where {folder} is; make room"]
+
+
+def _given_up(folder: Path, root: Path) -> bool:
+    """Whether the kernel lets nobody write any more, after an error, and calls it writable.
+
+    So does ext4 in newer kernels (seen in 6.18): `emergency_ro` behind the device is all it says.
+    """
+    device = folder.stat().st_dev
+    number = f" {os.major(device)}:{os.minor(device)} "
+    lines = text(root / "proc/self/mountinfo").splitlines()
+    return any(number in line and "emergency_ro" in line for line in lines)
+
+
+def _of_cgroups(root: Path) -> Iterator[Memory]:
+    """Give the limits of this process's cgroup and of those above it.
+
+    Source: the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+    """
+    for folder in cgroups(root, "memory"):
+        for limit_name, used_name, cache_name in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.high", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, used = text(folder / limit_name), text(folder / used_name)
+            # Without a limit version 2 says "max", version 1 a number beyond any memory.
+            if not (limit.isdecimal() and used.isdecimal()) or not 0 < int(limit) < 2**60:
+                continue
+            match = re.search(rf"^{cache_name} (\d+)$", text(folder / "memory.stat"), re.MULTILINE)
+            cache = int(match[1]) if match else 0
+            yield Memory(max(0, int(used) - cache), int(limit), "what this service may use")
+
+
+def _of_machine(root: Path) -> Iterator[Memory]:
+    fields = dict(re.findall(r"^(\w+):\s*(\d+) kB$", text(root / "proc/meminfo"), re.MULTILINE))
+    if "MemTotal" in fields and "MemAvailable" in fields and int(fields["MemTotal"]):
+        total, available = (int(fields[key]) * 1024 for key in ("MemTotal", "MemAvailable"))
+        yield Memory(total - available, total, "the machine's memory")

@@ -1,0 +1,300 @@
+"""Several samples through a network at a time, each with a result of its own.
+
+Only for networks that leave the first axis of their input open. ONNX Runtime's session takes any
+number as it is; OpenVINO gets a network compiled for each of a few sizes, as one that is open is
+slower on its CPU and has been seen to give wrong numbers. Before it serves, samples of noise are
+seen to give the same together as each alone, the fewest and the most that may come together. A
+network that lets them change each other on rare inputs only cannot be found out so.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..core.errors import AgentError, EngineError, ModelError, SampleError
+from ..core.types import Array, Kind, Outcome, Request, Tensors, TensorSpec
+from .engines.engine import Engine, FixShapes, open_engine
+from .folding.find import cut_for
+from .model import Model, Prepared
+from .preprocess.inputs import constants, fixed_shapes, sample_input
+
+log = logging.getLogger(__name__)
+
+COMPARED = 8
+"""Of so many samples at most, of those inferred together, it is seen what they give alone: a large
+network would take minutes for all."""
+SAME = 0.02
+"""Of two samples inferred together: how far each may be from what it is alone, relative L2. Kernels
+for several samples may round otherwise; one step of an 8-bit network is within it."""
+
+
+class Batch:
+    """A model's engines for several samples."""
+
+    def __init__(
+        self,
+        model: Model,
+        engines: Mapping[int, Engine],
+        most: int,
+        takes: str,
+        repeated: frozenset[str],
+    ) -> None:
+        """Take over.
+
+        Args:
+            model: whose samples they are.
+            engines: by how many samples they take; 0: any number.
+            most: how many samples are put together at most.
+            takes: the input that takes the sample.
+            repeated: constant inputs that are given once for each sample.
+
+        """
+        self.most = most
+        self._model = model
+        self._engines = dict(engines)
+        self._takes = takes
+        self._constants = constants(model.manifest.input, model.engine.inputs)
+        self._repeated = repeated
+
+    def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
+        """Look at several samples; what does not fit, or comes to nothing, fails alone."""
+        answers: list[Outcome | AgentError | None] = [None] * len(requests)
+        begin = 0
+        while begin < len(requests):
+            size = self._size(len(requests) - begin)
+            if size == 1:
+                answers[begin] = self._model.answer(requests[begin])
+            else:
+                self._together(requests, answers, range(begin, begin + size))
+            begin += size
+        return [answer for answer in answers if answer is not None]
+
+    def _size(self, left: int) -> int:
+        """Say how many go next."""
+        if 0 in self._engines:
+            return min(left, self.most)
+        return max((size for size in self._engines if size <= left), default=1)
+
+    def _together(
+        self, requests: Sequence[Request], answers: list[Outcome | AgentError | None], part: range
+    ) -> None:
+        """Infer a part of the requests, and fill in their answers."""
+        model = self._model
+        places: Array | None = None
+        prepared: list[tuple[int, Prepared]] = []
+        for index in part:
+            try:
+                if places is None:
+                    one = model.prepare(requests[index])
+                    first = one.tensors[self._takes]
+                    places = np.empty((len(part), *first.shape[1:]), first.dtype)
+                    places[:1] = first
+                else:
+                    place = places[len(prepared) : len(prepared) + 1]
+                    one = model.prepare(requests[index], place)
+            except SampleError as problem:
+                answers[index] = problem
+            else:
+                prepared.append((index, one))
+        count = len(prepared)
+        engine = self._engines.get(0) or self._engines.get(count)
+        if places is None or count < 2 or engine is None:
+            # Too few are left, or as many as nothing was compiled for.
+            for index, _ in prepared:
+                answers[index] = model.answer(requests[index])
+            return
+        tensors = self._joined(prepared[0][1].tensors, places[:count])
+        start = time.perf_counter()
+        try:
+            outputs = model.run(tensors, engine)
+        except EngineError as problem:
+            log.debug("model %s: %d together: %s; one by one", model.id, count, problem)
+            for index, _ in prepared:
+                answers[index] = model.answer(requests[index])
+            return
+        took = (time.perf_counter() - start) * 1e3
+        for number, (index, one) in enumerate(prepared):
+            own = {**one.tensors, self._takes: places[number : number + 1]}
+            results = {name: array[number : number + 1] for name, array in outputs.items()}
+            try:
+                answers[index] = model.conclude(
+                    requests[index], replace(one, tensors=own), results, took, count
+                )
+            except (SampleError, EngineError) as problem:
+                answers[index] = problem
+
+    def _joined(self, tensors: Tensors, samples: Array) -> dict[str, Array]:
+        """Give the inputs of all: the samples, and the constants as often as they are wanted."""
+        count = len(samples)
+        joined = {
+            name: np.repeat(array, count, axis=0) if name in self._repeated else array
+            for name, array in tensors.items()
+        }
+        joined[self._takes] = samples
+        return joined
+
+    def check(self) -> None:
+        """See that samples do not change each other's results: the fewest together, and the most.
+
+        Raises:
+            EngineError: they do, or several cannot be inferred together at all.
+
+        """
+        fewest = 2 if 0 in self._engines else min(self._engines)
+        for size in sorted({min(fewest, self.most), self.most}):
+            self._check_size(size)
+
+    def _check_size(self, size: int) -> None:
+        engine = self._engines.get(0) or self._engines[size]
+        spec = next(spec for spec in self._model.engine.inputs if spec.name == self._takes)
+        samples = np.concatenate([_noise(spec, number) for number in range(size)])
+        constants = self._constants
+        # The first and the last among them, and those in between evenly.
+        places = {round(place) for place in np.linspace(0, size - 1, min(size, COMPARED))}
+        alone = {
+            number: self._model.run({**constants, spec.name: samples[number : number + 1]})
+            for number in sorted(places)
+        }
+        found = self._model.run(self._joined({**constants, spec.name: samples}, samples), engine)
+        for name, array in found.items():
+            for number, outputs in alone.items():
+                expected = outputs[name]
+                if expected.ndim == 0 or expected.shape[0] != 1 or array.shape[0] != size:
+                    raise EngineError(f"output {name} has no place for each sample")
+                distance = _distance(expected, array[number : number + 1])
+                if not distance <= SAME:
+                    raise EngineError(
+                        f"output {name}: a sample among others gives something else than alone "
+                        f"(relative distance {distance:.2g})"
+                    )
+
+    def pays(self, alone_s: float = float("inf"), rounds: int = 5) -> bool:
+        """Whether samples together take no more time than one after the other.
+
+        Args:
+            alone_s: what a sample took that was alone before the model was loaded for several.
+            rounds: of which the quickest counts.
+
+        """
+        size = self._size(self.most)
+        engine = self._engines.get(0) or self._engines[size]
+        spec = next(spec for spec in self._model.engine.inputs if spec.name == self._takes)
+        samples = np.concatenate([_noise(spec, number) for number in range(size)])
+        # As frames come to it, not as golden inputs do.
+        joined = self._model.ready(self._joined({**self._constants, spec.name: samples}, samples))
+        together = float("inf")
+        for _ in range(rounds):
+            alone_s = min(alone_s, seconds_alone(self._model, 1))
+            start = time.perf_counter()
+            self._model.run(joined, engine)
+            together = min(together, time.perf_counter() - start)
+        return together <= alone_s * size
+
+    def close(self) -> None:
+        for engine in self._engines.values():
+            engine.close()
+
+
+def seconds_alone(model: Model, runs: int = 5) -> float:
+    """Measure what a model takes for a sample, as frames come to it: the quickest of some."""
+    spec = sample_input(model.manifest.input, model.engine.inputs)
+    ready = model.ready(
+        {**constants(model.manifest.input, model.engine.inputs), spec.name: _noise(spec, 0)}
+    )
+    least = float("inf")
+    for _ in range(runs):
+        start = time.perf_counter()
+        model.run(ready)
+        least = min(least, time.perf_counter() - start)
+    return least
+
+
+def open_batch(model: Model, kind: Kind, most: int) -> Batch:
+    """Have a model take up to *most* samples at a time.
+
+    Raises:
+        EngineError: its network does not, or its engine cannot.
+
+    """
+    spec = model.manifest.input
+    takes = sample_input(spec, model.engine.inputs).name
+    engines: dict[int, Engine] = {}
+    try:
+        if model.choice.engine == "onnxruntime":
+            engines[0] = _widened(model.engine)
+            opened = {one.name for one in engines[0].inputs if one.shape and one.shape[0] is None}
+        else:
+            opened = set()
+            cut = cut_for(model.folder, kind)
+            for size in sizes(most):
+                shapes = _sized(fixed_shapes(spec, kind), size, opened)
+                engines[size] = open_engine(model.choice, model.folder.network, shapes, cut)
+        if takes not in opened:
+            raise EngineError("the network takes one sample at a time")
+        batch = Batch(model, engines, most, takes, frozenset(opened - {takes}))
+        batch.check()
+    except (EngineError, ModelError) as problem:
+        for engine in engines.values():
+            engine.close()
+        raise EngineError(f"{model.id}: samples go one by one: {problem}") from problem
+    return batch
+
+
+def _widened(engine: Engine) -> Engine:
+    from .engines.ort import OrtEngine
+
+    if not isinstance(engine, OrtEngine):
+        raise EngineError("it was loaded from a prepared form, which takes one at a time")
+    return engine.widened()
+
+
+def _sized(fix: FixShapes, count: int, opened: set[str]) -> FixShapes:
+    """Give open inputs room for so many samples; adds their names to those *opened*."""
+
+    def decide(inputs: tuple[TensorSpec, ...]) -> Mapping[str, tuple[int, ...]]:
+        found = {**fix(inputs)}
+        for one in inputs:
+            shape = found.get(one.name, ())
+            if len(shape) > 1 and one.shape[0] is None and shape[0] == 1:
+                opened.add(one.name)
+                found[one.name] = (count, *shape[1:])
+        if not opened:
+            raise EngineError("the network takes one sample at a time")
+        return found
+
+    return decide
+
+
+def sizes(most: int) -> list[int]:
+    """List the sizes that are compiled: the largest, and powers of two below it."""
+    found = [most]
+    size = 2
+    while size < most:
+        found.append(size)
+        size *= 2
+    return sorted(found)
+
+
+def _noise(spec: TensorSpec, number: int) -> Array:
+    """Make a sample; the second is much louder than the first, so that it would drown it."""
+    chance = np.random.default_rng(number)
+    shape = [size or 1 for size in spec.shape]
+    kind = np.dtype(spec.dtype)
+    if kind.kind in "iu":
+        limits = np.iinfo(kind)
+        middle = (int(limits.max) + int(limits.min) + 1) // 2
+        span = min(127, int(limits.max) - middle) if number else 8
+        return chance.integers(middle - span, middle + span, shape).astype(kind)
+    return (chance.standard_normal(shape) * (1.0 if number else 0.1)).astype(kind)
+
+
+def _distance(expected: Array, found: Array) -> float:
+    one, other = expected.astype(np.float64), found.astype(np.float64)
+    if one.shape != other.shape:
+        return float("inf")
+    return float(np.linalg.norm(one - other) / max(float(np.linalg.norm(one)), 1e-12))

@@ -1,0 +1,1 @@
+"""Raw outputs of a network to results, one file per family."""

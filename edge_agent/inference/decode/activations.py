@@ -1,0 +1,22 @@
+"""The two functions that turn logits into chances, without overflow."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .outputs import Floats
+
+
+def sigmoid(logits: Floats) -> Floats:
+    """Give each logit's own chance."""
+    # By tanh, which does not overflow where exp does.
+    half = np.float32(0.5)
+    chances: Floats = half + half * np.tanh(logits * half)
+    return chances
+
+
+def softmax(logits: Floats) -> Floats:
+    """Share a chance of 1 among the logits of the last axis."""
+    weights: Floats = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return weights

@@ -1,0 +1,113 @@
+"""Candidates to detections: threshold, non-maximum suppression, labels, best first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.types import Detections
+from .labels import Labels
+from .outputs import Floats, ensure_finite
+
+Indices = NDArray[np.intp]
+
+# Suppression compares pairs: what a threshold near 0 lets through must not take seconds.
+MOST_CANDIDATES = 3000
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """Rows of a score table that reach the threshold, each with a class, most often its best."""
+
+    rows: Indices
+    classes: Indices
+    scores: Floats
+
+
+def best_classes(scores: Floats, threshold: float) -> Hits:
+    """Find the rows of *scores* (n, classes) whose best class reaches the threshold.
+
+    Looks for the few single scores first: the best of every row cost three times as much.
+    """
+    if scores.shape[1] == 1:
+        rows = np.flatnonzero(scores[:, 0] >= threshold)
+        return Hits(rows, np.zeros(len(rows), np.intp), scores[rows, 0])
+    rows = np.flatnonzero(scores >= threshold) // scores.shape[1]
+    # Sorted already, so a row of several hits is next to itself.
+    rows = rows[np.flatnonzero(np.diff(rows, prepend=-1))]
+    kept = scores[rows]
+    classes = kept.argmax(axis=1)
+    return Hits(rows, classes, kept[np.arange(len(rows)), classes])
+
+
+def single_scores(scores: Floats, threshold: float, most: int) -> Hits:
+    """Find the single scores of (n, classes) that reach the threshold; a row may have several.
+
+    At most the best *most*; of equal ones the first.
+    """
+    places = np.flatnonzero(scores >= threshold)
+    kept = scores.reshape(-1)[places]
+    if len(places) > most:
+        best = np.sort(np.argsort(-kept, kind="stable")[:most])
+        places, kept = places[best], kept[best]
+    rows, classes = np.divmod(places, scores.shape[1])
+    return Hits(rows, classes, kept)
+
+
+def corners(centers: Floats) -> Floats:
+    """Turn boxes (n, 4) center x, center y, width, height into x1, y1, x2, y2."""
+    half = centers[:, 2:] * np.float32(0.5)
+    return np.concatenate((centers[:, :2] - half, centers[:, :2] + half), axis=1)
+
+
+def detections(
+    source: str,
+    boxes: Floats,
+    hits: Hits,
+    labels: Labels,
+    iou: float | None,
+    *,
+    points: Floats | None = None,
+) -> Detections:
+    """Make detections of candidates, best first.
+
+    Args:
+        source: name of the output that the boxes come from.
+        boxes: (n, 4) x1, y1, x2, y2 of the hits, input pixels.
+        hits: their classes and scores.
+        labels: names the classes; candidates of a class without a label are left out.
+        iou: of two boxes of a class that overlap by more, the weaker goes; None: all stay.
+        points: (n, k, 2) of the hits, input pixels.
+
+    Raises:
+        SampleError: a box or score is not finite, or a class has no label.
+
+    """
+    order = np.flatnonzero(labels.is_named(hits.classes))
+    order = order[np.argsort(-hits.scores[order], kind="stable")][:MOST_CANDIDATES]
+    # Scores too: two finite factors of one can have a product that is not.
+    marks = () if points is None else (points[order],)
+    ensure_finite(source, boxes[order], hits.scores[order], *marks)
+    if iou is not None and len(order) > 1:
+        order = order[_survivors(boxes[order], hits.classes[order], iou)]
+    return Detections(
+        boxes[order].astype(np.float32, copy=False),
+        hits.scores[order].astype(np.float32, copy=False),
+        labels.of(hits.classes[order]),
+        None if points is None else points[order].astype(np.float32, copy=False),
+    )
+
+
+def _survivors(boxes: Floats, classes: Indices, iou: float) -> Indices:
+    """Suppress within each class; *boxes* come best first, and so do the indices returned."""
+    import cv2
+
+    rectangles = boxes.astype(np.float64)
+    rectangles[:, 2:] -= rectangles[:, :2]
+    # Order is all that suppression needs of scores; ranks also keep a score of 0 and break ties
+    # the same way on every machine.
+    ranks = np.arange(len(boxes), 0, -1, dtype=np.float64)
+    kept = cv2.dnn.NMSBoxesBatched(rectangles.tolist(), ranks.tolist(), classes.tolist(), 0.0, iou)
+    return np.sort(np.asarray(kept, np.intp).reshape(-1))

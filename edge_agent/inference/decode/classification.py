@@ -1,0 +1,78 @@
+"""What the whole picture or window shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ...core.errors import SampleError
+from ...core.types import Classes, Tensors
+from . import activations
+from .activations import sigmoid
+from .labels import check_classes, labels_of
+from .outputs import Decoder, Floats, Network, Output, count_of, ensure_finite
+
+
+def softmax(network: Network) -> Decoder:
+    """Chances as the network gives them, its softmax (or sigmoids) done.
+
+    Role `scores`: one number a class; axes of one do not count. Integers become
+    (value - output.zero_point) * output.scale.
+    """
+    return _classifier(network, lambda chances: chances)
+
+
+def logits(network: Network) -> Decoder:
+    """Numbers before the softmax, which is done here; of a single class, before the sigmoid.
+
+    Role `scores`, as for `softmax`.
+    """
+    return _classifier(network, _chances)
+
+
+def _classifier(network: Network, finish: Callable[[Floats], Floats]) -> Decoder:
+    network.check_roles("scores")
+    labels = labels_of(network)
+    output = _find_scores(network, labels.classes)
+    check_classes(labels, count_of(output.spec), f"output {output.spec}")
+    top_k = network.manifest.output.top_k
+
+    def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Classes:
+        values = output.read(outputs).reshape(-1)
+        if labels.classes is not None and len(values) != labels.classes:
+            raise SampleError(
+                f"output {output.spec.name}: expected {labels.classes} classes as output.labels "
+                f"has them, found {len(values)}"
+            )
+        ensure_finite(output.spec.name, values)
+        chances = finish(values)
+        indices = np.arange(len(chances))
+        kept = indices[labels.is_named(indices) & (chances >= threshold)]
+        best = kept[np.argsort(-chances[kept], kind="stable")][:top_k]
+        return Classes(labels.of(best), tuple(float(chance) for chance in chances[best]))
+
+    return decode
+
+
+def _find_scores(network: Network, classes: int | None) -> Output:
+    """Find the output of that many classes; failing that, the only one that could be it."""
+    names = ("probabilities", "probs", "prob", "softmax", "logits", "output", "scores")
+    if classes is not None and not network.manifest.output.names:
+        output = network.find("scores", _vectors(classes), names=names)
+        if output is not None:
+            return replace(output, patterns=tuple(_vectors(None)))
+    return network.need("scores", _vectors(None), names=names)
+
+
+def _vectors(count: int | None) -> list[tuple[int | None, ...]]:
+    """List the shapes in which exporters write a vector."""
+    return [
+        *((1, count), (count,), (1, 1, count)),
+        *((1, count, 1, 1), (1, 1, 1, count), (1, count, 1)),
+    ]
+
+
+def _chances(values: Floats) -> Floats:
+    return sigmoid(values) if len(values) == 1 else activations.softmax(values)

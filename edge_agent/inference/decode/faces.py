@@ -1,0 +1,109 @@
+"""Two small face detectors that are everywhere: UltraFace and YuNet."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...core.errors import ModelError
+from ...core.types import Detections, Tensors
+from .boxes import Hits, best_classes, detections
+from .grids import lay_grid
+from .labels import Labels, labels_of
+from .outputs import Decoder, Network, check_rows, ensure_finite
+
+YUNET_STRIDES = (8, 16, 32)
+
+
+def ultraface(network: Network) -> Decoder:
+    """Ultra-Light-Fast-Generic-Face-Detector (RFB, slim), and detectors that share its format.
+
+    Roles `scores`: [1, N, classes], class 0 is background; `boxes`: [1, N, 4] corners in 0..1 of
+    the input. Labels may name the background or not.
+    """
+    width, height = network.picture_size()
+    network.check_roles("scores", "boxes")
+    boxes = network.need("boxes", [(1, None, 4)], names=("boxes",))
+    scores = network.need(
+        "scores", [(1, boxes.spec.shape[1], None)], names=("scores",), without=(boxes.spec,)
+    )
+    classes = scores.spec.shape[2]
+    if classes is not None and classes < 2:
+        raise ModelError(
+            f"output {scores.spec}: expected background and at least 1 class, found {classes}"
+        )
+    labels = _foreground_labels(labels_of(network), classes, str(scores.spec))
+    iou, scale = network.manifest.output.iou, np.array([width, height] * 2, np.float32)
+
+    def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
+        table = scores.read(outputs)[0]
+        ensure_finite(scores.spec.name, table)
+        found = best_classes(table[:, 1:], threshold)
+        hits = Hits(found.rows, found.classes + 1, found.scores)
+        corners = boxes.read(outputs)[0]
+        check_rows(boxes, len(corners), scores, len(table))
+        return detections(boxes.spec.name, corners[hits.rows] * scale, hits, labels, iou)
+
+    return decode
+
+
+def _foreground_labels(labels: Labels, classes: int | None, where: str) -> Labels:
+    """Settle whether the labels begin with the background or with class 1."""
+    if not labels.names or classes is None:
+        return labels
+    if len(labels.names) == classes - 1 and labels.first in {0, 1}:
+        return Labels(labels.names, 1)
+    if len(labels.names) == classes and labels.first == 0:
+        return labels
+    raise ModelError(
+        f"output.labels: expected {classes - 1} labels, or {classes} with the background first, "
+        f"for output {where}, found {len(labels.names)} (first_label {labels.first})"
+    )
+
+
+def yunet(network: Network) -> Decoder:
+    """YuNet as the OpenCV Zoo has it since 2023 (Wu et al. 2023).
+
+    Roles, for each stride s of 8, 16, 32: `cls_s` and `obj_s` [1, N, 1], `bbox_s` [1, N, 4],
+    `kps_s` [1, N, 10]. Score = sqrt(cls * obj); center = (cell + d) * s; size = exp(d) * s; the
+    five points = (cell + d) * s.
+    """
+    size, labels = network.picture_size(), labels_of(network)
+    parts = {"cls": 1, "obj": 1, "bbox": 4, "kps": 10}
+    network.check_roles(*(f"{part}_{s}" for part in parts for s in YUNET_STRIDES))
+    if len(labels.names) > 1 or labels.first:
+        raise ModelError(
+            f"output.labels: expected at most 1 label and first_label 0, decoder 'yunet' knows "
+            f"one class, found {len(labels.names)} and first_label {labels.first}"
+        )
+    levels = []
+    for stride in YUNET_STRIDES:
+        grid = lay_grid(size, (stride,))
+        levels.append({
+            part: network.need(
+                f"{part}_{stride}", [(1, len(grid.cells), wide)], names=(f"{part}_{stride}",)
+            )
+            for part, wide in parts.items()
+        })  # fmt: skip
+    whole = lay_grid(size, YUNET_STRIDES)
+    iou = network.manifest.output.iou
+
+    def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
+        tensors = [{part: level[part].read(outputs)[0] for part in parts} for level in levels]
+        for level, tensor in zip(levels, tensors, strict=True):
+            ensure_finite(level["cls"].spec.name, tensor["cls"])
+            ensure_finite(level["obj"].spec.name, tensor["obj"])
+        read = {part: np.concatenate([tensor[part] for tensor in tensors]) for part in parts}
+        certain = np.clip(read["cls"], 0, 1) * np.clip(read["obj"], 0, 1)
+        scores = np.sqrt(certain[:, 0])
+        rows = np.flatnonzero(scores >= threshold)
+        hits = Hits(rows, np.zeros(len(rows), np.intp), scores[rows])
+        cells, strides = whole.cells[rows], whole.strides[rows]
+        box = read["bbox"][rows]
+        with np.errstate(over="ignore"):  # an absurd size becomes infinite and is refused
+            half = np.exp(box[:, 2:]) * strides * np.float32(0.5)
+        center = (cells + box[:, :2]) * strides
+        points = (read["kps"][rows].reshape(-1, 5, 2) + cells[:, None]) * strides[:, None]
+        boxes = np.concatenate((center - half, center + half), axis=1)
+        return detections("bbox_* and kps_*", boxes, hits, labels, iou, points=points)
+
+    return decode

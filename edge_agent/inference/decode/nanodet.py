@@ -1,0 +1,188 @@
+"""NanoDet and NanoDet-Plus."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...core.errors import ModelError, SampleError
+from ...core.frozen import record
+from ...core.types import Detections, Tensors
+from .boxes import Hits, best_classes, detections
+from .grids import Grid, check_grid, grid_for, lay_grid
+from .labels import labels_of
+from .outputs import Decoder, Floats, Network, Output, ensure_finite, ensure_finite_columns, fits
+
+# NanoDet has three levels, NanoDet-Plus four; the count of boxes tells which it is.
+STRIDES = ((8, 16, 32), (8, 16, 32, 64))
+USUAL_BINS = 8
+
+
+def nanodet(network: Network) -> Decoder:
+    """NanoDet and -Plus as their own exporters write them, boxes not yet decoded.
+
+    Class scores come after their sigmoid; distances of a box's sides, for each side, as a
+    distribution over 0..bins-1 strides whose mean is the distance (Generalized Focal Loss, Li et
+    al. 2020, arXiv 2006.04388). Distances are measured from the middle of a cell in NanoDet and
+    from its upper left corner in NanoDet-Plus, as the two heads' center priors have it. Without
+    labels, 8 bins are assumed.
+
+    Either role `predictions`: [1, N, classes + 4 * bins]. Or, as NanoDet was written before -Plus,
+    for each stride s of 8, 16, 32 and with or without the axis of 1: `cls_s` [1, N, classes] and
+    `dis_s` [1, N, 4 * bins].
+    """
+    parts = [f"{part}_{stride}" for stride in STRIDES[0] for part in ("cls", "dis")]
+    network.check_roles("predictions", *parts)
+    network.picture_size()
+    named = network.manifest.output.names
+    whole = network.find("predictions", [(1, None, None)], names=("output",))
+    if set(parts) & set(named) or (whole is None and len(network.outputs) >= len(parts)):
+        return _by_level(network)
+    return _joined(network)
+
+
+def _joined(network: Network) -> Decoder:
+    size, labels = network.picture_size(), labels_of(network)
+    output = network.need("predictions", [(1, None, None)], names=("output",))
+    _, count, width = output.spec.shape
+    classes = labels.classes
+    if classes is None and width is not None:
+        classes = width - 4 * USUAL_BINS
+    if width is not None and (classes is None or classes < 1 or not _bins(width - classes)):
+        raise ModelError(
+            f"output.labels: output {output.spec} has rows of {width}, expected classes + 4 * "
+            f"(at least 2) numbers, found {classes} classes"
+        )
+    if classes is None:
+        raise ModelError(f"output.labels: missing; output {output.spec} leaves the classes open")
+    check_grid(output, size, count, STRIDES)
+    iou = network.manifest.output.iou
+
+    def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
+        table = output.read(outputs)[0]
+        if not _bins(table.shape[1] - classes):
+            raise SampleError(
+                f"output {output.spec.name}: expected rows of {classes} + 4 * (at least 2) "
+                f"numbers, found {table.shape[1]}"
+            )
+        grid = grid_for(output, size, len(table), STRIDES)
+        ensure_finite_columns(output.spec.name, table, slice(classes))
+        hits = best_classes(table[:, :classes], threshold)
+        boxes = _boxes(output, table[hits.rows, classes:], grid, hits)
+        return detections(output.spec.name, boxes, hits, labels, iou)
+
+    return decode
+
+
+@record
+class _Level:
+    """The two outputs of a stride."""
+
+    grid: Grid
+    scores: Output
+    sides: Output
+
+    def read(self, outputs: Tensors, threshold: float) -> tuple[Hits, Floats]:
+        """Find the cells whose best class reaches the threshold, and their boxes."""
+        table = self.scores.read(outputs)
+        ensure_finite(self.scores.spec.name, table)
+        hits = best_classes(table.reshape(len(self.grid.cells), -1), threshold)
+        sides = self.sides.read(outputs)
+        if not _bins(sides.shape[-1]):
+            raise SampleError(_no_sides(self.sides, sides.shape[-1]))
+        rows = sides.reshape(len(self.grid.cells), -1)[hits.rows]
+        return hits, _boxes(self.sides, rows, self.grid, hits)
+
+
+def _by_level(network: Network) -> Decoder:
+    labels, iou = labels_of(network), network.manifest.output.iou
+    levels = [_find_level(network, stride) for stride in STRIDES[0]]
+    widths = {level.scores.spec.shape[-1] for level in levels} - {None}
+    if len(widths) > 1:
+        raise ModelError(
+            f"output.decoder: 'nanodet' expects class scores of one width, found "
+            f"{', '.join(str(level.scores.spec) for level in levels)}"
+        )
+    taken = [output.spec.name for level in levels for output in (level.scores, level.sides)]
+    others = [output for output in network.outputs if output.name not in taken]
+    if others and not set(taken) <= set(network.manifest.output.names.values()):
+        # Not left aside in silence: PicoDet and the like have a fourth level.
+        raise ModelError(
+            f"output.decoder: 'nanodet' expects class scores and distances of the strides 8, 16 "
+            f"and 32, found also {', '.join(map(str, others))}; if they do not belong to the "
+            "boxes, name the six that do: output.names.cls_8, dis_8 and so on"
+        )
+
+    def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
+        read = [level.read(outputs, threshold) for level in levels]
+        hits = Hits(
+            np.concatenate([found.rows for found, _ in read]),
+            np.concatenate([found.classes for found, _ in read]),
+            np.concatenate([found.scores for found, _ in read]),
+        )
+        boxes = np.concatenate([boxes for _, boxes in read])
+        return detections("dis_*", boxes, hits, labels, iou)
+
+    return decode
+
+
+def _find_level(network: Network, stride: int) -> _Level:
+    """Find a stride's outputs by their shapes, which tell more than their names do.
+
+    Public files call distances of one stride what are class scores of another; names, those of the
+    exporter, only decide where shapes leave it open.
+    """
+    size, classes = network.picture_size(), labels_of(network).classes
+    grid = lay_grid(size, (stride,))
+    count = len(grid.cells)
+
+    def need(part: str, width: int | None, *without: Output) -> Output:
+        return network.need(
+            f"{part}_{stride}",
+            [(1, count, width), (count, width)],
+            names=(f"{part}_pred_stride_{stride}", f"{part}_{stride}"),
+            without=[output.spec for output in without],
+        )
+
+    if classes is None:
+        sides = need("dis", 4 * USUAL_BINS)
+        scores = need("cls", None, sides)
+    else:
+        if not any(fits(output.shape[-1:], (classes,)) for output in network.outputs):
+            raise ModelError(
+                f"output.labels: {classes} labels, background included, expect class scores in "
+                f"rows of {classes}, found {', '.join(map(str, network.outputs))}"
+            )
+        scores = need("cls", classes)
+        sides = need("dis", None, scores)
+    width = sides.spec.shape[-1]
+    if width is not None and not _bins(width):
+        raise ModelError(_no_sides(sides, width))
+    return _Level(grid, scores, sides)
+
+
+def _no_sides(output: Output, width: int) -> str:
+    return (
+        f"output {output.spec.name}: expected rows of 4 * (at least 2) numbers, the distances of "
+        f"4 sides, found {width}"
+    )
+
+
+def _boxes(output: Output, sides: Floats, grid: Grid, hits: Hits) -> Floats:
+    """Turn the distances (n, 4 * bins) of hits, rows of *grid*, into x1, y1, x2, y2 (n, 4)."""
+    bins = sides.shape[1] // 4
+    weights = sides.reshape(-1, 4, bins)
+    ensure_finite(output.spec.name, weights)
+    weights = np.exp(weights - weights.max(axis=2, keepdims=True, initial=-np.inf))
+    distances = weights @ np.arange(bins, dtype=np.float32) / weights.sum(axis=2)
+    strides = grid.strides[hits.rows]
+    middle = np.float32(0.0 if grid.levels == len(STRIDES[1]) else 0.5)
+    origin = (grid.cells[hits.rows] + middle) * strides
+    distances *= strides
+    boxes: Floats = np.concatenate((origin - distances[:, :2], origin + distances[:, 2:]), axis=1)
+    return boxes
+
+
+def _bins(width: int) -> int:
+    """Count the bins a side; 0 where the numbers do not add up."""
+    bins, left = divmod(width, 4)
+    return bins if bins >= 2 and not left else 0

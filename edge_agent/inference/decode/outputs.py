@@ -1,0 +1,260 @@
+"""What a decoder is built from, and how it finds and reads the outputs it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import ModelError, SampleError
+from ...core.frozen import record
+from ...core.types import Array, Findings, Tensors, TensorSpec
+from ...models.manifest import Manifest
+
+Floats = NDArray[np.float32]
+Pattern = tuple[int | None, ...]
+"""A shape with None where any size will do."""
+
+
+class Decoder(Protocol):
+    """Built once for a model, which it has checked; called for every inference, by any thread."""
+
+    def __call__(self, outputs: Tensors, inputs: Tensors, threshold: float, /) -> Findings:
+        """Decode.
+
+        Args:
+            outputs: the network's outputs, as the engine gave them.
+            inputs: what it was fed, for decoders that compare the two.
+            threshold: least score of what is reported.
+
+        Returns:
+            Findings; boxes in pixels of the network's input, the caller maps them back.
+
+        Raises:
+            SampleError: the outputs are not finite, or not what the network declared.
+
+        """
+
+
+@record
+class Output:
+    """One output that a decoder reads, as floats whatever the network gives."""
+
+    spec: TensorSpec
+    patterns: tuple[Pattern, ...]
+    scale: float
+    zero_point: float
+
+    def read(self, outputs: Tensors) -> Floats:
+        """Take the tensor; integers become (value - zero_point) * scale.
+
+        Raises:
+            SampleError: its shape is none of those the decoder can read.
+
+        """
+        array = self.array(outputs)
+        if array.dtype == np.float32:
+            return array
+        if array.dtype.kind in "iub":
+            return (array.astype(np.float32) - np.float32(self.zero_point)) * np.float32(self.scale)
+        return array.astype(np.float32)
+
+    def array(self, outputs: Tensors) -> Array:
+        """Take the tensor as it is; a size that the network left open is checked here."""
+        array = outputs[self.spec.name]
+        if not any(fits(array.shape, pattern) for pattern in self.patterns):
+            raise SampleError(
+                f"output {self.spec.name}: expected {_or(self.patterns)}, found {list(array.shape)}"
+            )
+        return array
+
+
+@record
+class Network:
+    """A network's ends and what its manifest says of them."""
+
+    manifest: Manifest
+    labels: tuple[str, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    size: tuple[int, int] | None
+    """Width and height of the picture in the input; None where it takes none."""
+
+    def picture_size(self) -> tuple[int, int]:
+        """Give width and height of the input; a detector is nothing without.
+
+        Raises:
+            ModelError: the network takes no picture.
+
+        """
+        if self.size is None:
+            found = "the input takes none"
+            if not self.manifest.input.is_signal:
+                found = "the source gives rows of numbers"
+            raise ModelError(
+                f"output.decoder: {self.manifest.decoder!r} finds boxes in pictures, but {found}"
+            )
+        return self.size
+
+    def check_roles(self, *roles: str) -> None:
+        """See that `output.names` gives only roles that this decoder has, and outputs there are.
+
+        Raises:
+            ModelError: it does not; the known ones.
+
+        """
+        known = [output.name for output in self.outputs]
+        for role, name in self.manifest.output.names.items():
+            if role not in roles:
+                has = f"has the roles {', '.join(roles)}" if roles else "has no roles"
+                raise ModelError(
+                    f"output.names: {role!r} is no role; decoder {self.manifest.decoder!r} {has}"
+                )
+            if name not in known:
+                raise ModelError(
+                    f"output.names.{role}: the model has no output {name!r}; "
+                    f"its outputs: {', '.join(known)}"
+                )
+
+    def find(
+        self,
+        role: str,
+        patterns: Sequence[Pattern],
+        *,
+        names: Sequence[str] = (),
+        without: Sequence[TensorSpec] = (),
+    ) -> Output | None:
+        """Find the output of a role: the one named in `output.names`, else by name and shape.
+
+        Of several that have the shape, the usual *names* decide (compared without case, and
+        without TensorFlow's ":0"); where they do not, there is none. Those in *without* have
+        other roles already.
+
+        Raises:
+            ModelError: the one named in `output.names` has another shape.
+
+        """
+        given = self.manifest.output.names.get(role)
+        taken = {name for other, name in self.manifest.output.names.items() if other != role}
+        fitting = [
+            output
+            for output in self.outputs
+            if output.name not in taken
+            and output not in without
+            and any(fits(output.shape, pattern) for pattern in patterns)
+        ]
+        if given is not None:
+            for output in fitting:
+                if output.name == given:
+                    return self._output(output, patterns)
+            found = next(output for output in self.outputs if output.name == given)
+            raise ModelError(f"output.names.{role}: expected {_or(patterns)}, found {found}")
+        if len(fitting) > 1:
+            fitting = [output for output in fitting if is_called(output, names)]
+        return self._output(fitting[0], patterns) if len(fitting) == 1 else None
+
+    def need(
+        self,
+        role: str,
+        patterns: Sequence[Pattern],
+        *,
+        names: Sequence[str] = (),
+        without: Sequence[TensorSpec] = (),
+    ) -> Output:
+        """Find the output of a role that the decoder cannot do without.
+
+        Raises:
+            ModelError: there is none, or several that it could be; expected and found.
+
+        """
+        output = self.find(role, patterns, names=names, without=without)
+        if output is None:
+            raise ModelError(
+                f"output.decoder: {self.manifest.decoder!r} expects {role} of shape "
+                f"{_or(patterns)}, found {', '.join(map(str, self.outputs)) or 'no outputs'}; "
+                f"if one of them is it, name it: output.names.{role}"
+            )
+        return output
+
+    def _output(self, spec: TensorSpec, patterns: Sequence[Pattern]) -> Output:
+        scale, zero_point = self.manifest.output.scale, self.manifest.output.zero_point
+        return Output(spec, tuple(patterns), scale, zero_point)
+
+
+def is_called(output: TensorSpec, names: Sequence[str]) -> bool:
+    """Whether an output has one of these names: without case, and without TensorFlow's ":0"."""
+    return output.name.lower().removesuffix(":0") in {name.lower() for name in names}
+
+
+def fits(shape: tuple[int | None, ...], pattern: Pattern) -> bool:
+    """Whether a shape has a pattern's sizes; a size open on either side fits any."""
+    if len(shape) != len(pattern):
+        return False
+    return all(
+        want is None or have is None or have == want
+        for have, want in zip(shape, pattern, strict=True)
+    )
+
+
+def count_of(spec: TensorSpec) -> int | None:
+    """Count a tensor's elements, an open batch being 1; None where another size is open."""
+    sizes = (spec.shape[0] or 1, *spec.shape[1:]) if len(spec.shape) > 1 else spec.shape
+    known = [size for size in sizes if size is not None]
+    return prod(known) if len(known) == len(sizes) else None
+
+
+def check_rows(output: Output, found: int, other: Output, count: int) -> None:
+    """See that two outputs that go together have as many rows.
+
+    Raises:
+        SampleError: sizes that the network left open turned out to differ.
+
+    """
+    if found != count:
+        raise SampleError(
+            f"output {output.spec.name}: expected {count} rows as output {other.spec.name} has, "
+            f"found {found}"
+        )
+
+
+def ensure_finite(name: str, *parts: Array) -> None:
+    """See that what was read off an output is finite.
+
+    One sum for each part: a NaN or an infinity anywhere makes the sum one, and comparing with a
+    threshold would drop it silently.
+
+    Raises:
+        SampleError: it is not; names the output.
+
+    """
+    for part in parts:
+        with np.errstate(all="ignore"):
+            total = part.sum(dtype=np.float32)
+        if not np.isfinite(total) and not np.isfinite(part).all():
+            raise SampleError(f"output {name}: holds values that are not finite (NaN or infinity)")
+
+
+def ensure_finite_columns(name: str, table: Floats, columns: slice) -> None:
+    """See that some columns of a table (n, width) are finite.
+
+    One pass over all of it is several times quicker than over a part of each row, so the part is
+    only looked at where the whole is not finite.
+
+    Raises:
+        SampleError: they are not; names the output.
+
+    """
+    with np.errstate(all="ignore"):
+        total = table.sum()
+    if not np.isfinite(total):
+        ensure_finite(name, table[:, columns])
+
+
+def _or(patterns: Sequence[Pattern]) -> str:
+    return " or ".join(
+        "[" + ", ".join("?" if size is None else str(size) for size in pattern) + "]"
+        for pattern in patterns
+    )

@@ -1,0 +1,222 @@
+"""SSD and every detector that ends in finished boxes, scores and classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...core.errors import ModelError
+from ...core.types import Detections, Tensors
+from .boxes import Hits, best_classes, detections
+from .labels import Labels, check_classes, labels_of
+from .outputs import (
+    Decoder,
+    Floats,
+    Network,
+    Output,
+    Pattern,
+    check_rows,
+    ensure_finite,
+    fits,
+    is_called,
+)
+
+ROLES = ("detections", "boxes", "boxes_yxyx", "scores", "classes")
+BOXES = ("boxes", "bboxes", "detection_boxes")
+SCORES = ("scores", "detection_scores", "confidences")
+CLASSES = ("labels", "classes", "class_ids", "detection_classes")
+INDEX_TYPES = ("int32", "int64")
+
+# A kept box beyond this cannot be in 0..1 of the input, and no real box is this few pixels.
+NORMALISED_AT_MOST = 2.0
+
+
+def ssd(network: Network) -> Decoder:
+    """Boxes as DetectionOutput layers, Model API, torchvision and TensorFlow exports give them.
+
+    Either role `detections`: [1, 1, N, 7] rows of image, class, score, x1, y1, x2, y2 in 0..1 of
+    the input, ended by an image below 0 (OpenVINO's DetectionOutput). Or `boxes`: [N, 5] or
+    [1, N, 5] x1, y1, x2, y2 in input pixels and score (Model API), else [N, 4] or [1, N, 4], in
+    input pixels where any box that reaches the threshold goes beyond 2, else in 0..1; with
+    `scores` [N], [1, N] or [1, N, classes]; and `classes` [N] or [1, N] where there are any.
+    TensorFlow's order y1, x1, y2, x2 is only taken where it is named: role `boxes_yxyx`. Boxes
+    whose rows the network leaves open must have their role or their usual name; they are of 4
+    where there are scores beside them, else of 5, which each result has to keep.
+
+    Suppression runs only where nothing says it has been: scores for every class, or no classes.
+    """
+    network.picture_size()
+    network.check_roles(*ROLES)
+    if not {"boxes", "boxes_yxyx"} & set(network.manifest.output.names):
+        rows = network.find("detections", [(1, 1, None, 7)], names=("detection_out",))
+        if rows is not None:
+            return _detection_output(network, rows)
+    boxes, flipped = _find_boxes(network)
+    width = boxes.spec.shape[-1] or _width_by_scores(network, boxes)
+    # Where the network leaves the rows open, the results have to have this width.
+    patterns = tuple(pattern for pattern in boxes.patterns if pattern[-1] == width)
+    boxes = Output(boxes.spec, patterns, boxes.scale, boxes.zero_point)
+    if width == 5:
+        return _scored_boxes(network, boxes)
+    return _parallel(network, boxes, flipped=flipped)
+
+
+def _detection_output(network: Network, output: Output) -> Decoder:
+    labels, scale = labels_of(network), _scale(network)
+
+    def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
+        table = output.read(outputs)[0, 0]
+        ends = np.flatnonzero(table[:, 0] < 0)
+        table = table[: ends[0]] if len(ends) else table
+        ensure_finite(output.spec.name, table[:, :3])
+        rows = np.flatnonzero(table[:, 2] >= threshold)
+        hits = Hits(rows, _indices(table[rows, 1]), table[rows, 2])
+        return detections(output.spec.name, table[rows, 3:] * scale, hits, labels, None)
+
+    return decode
+
+
+def _scored_boxes(network: Network, boxes: Output) -> Decoder:
+    labels, classes = labels_of(network), _find_classes(network, boxes, (boxes,))
+
+    def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
+        table = boxes.read(outputs).reshape(-1, 5)
+        ensure_finite(boxes.spec.name, table[:, 4])
+        rows = np.flatnonzero(table[:, 4] >= threshold)
+        found = _read_classes(classes, outputs, boxes, len(table))
+        hits = Hits(rows, found[rows], table[rows, 4])
+        return detections(boxes.spec.name, table[rows, :4], hits, labels, None)
+
+    return decode
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """How the scores beside [N, 4] boxes are read."""
+
+    output: Output
+    first: int
+    """First class that counts; 1 where class 0 is the background. Only of [1, N, classes]."""
+    classes: Output | None
+
+    def hits(self, outputs: Tensors, boxes: Output, count: int, threshold: float) -> Hits:
+        table = self.output.read(outputs)
+        ensure_finite(self.output.spec.name, table)
+        if table.ndim == 3:
+            check_rows(self.output, table.shape[1], boxes, count)
+            found = best_classes(table[0, :, self.first :], threshold)
+            return Hits(found.rows, found.classes + self.first, found.scores)
+        scores = table.reshape(-1)
+        check_rows(self.output, len(scores), boxes, count)
+        rows = np.flatnonzero(scores >= threshold)
+        classes = _read_classes(self.classes, outputs, boxes, count)
+        return Hits(rows, classes[rows], scores[rows])
+
+
+def _parallel(network: Network, boxes: Output, *, flipped: bool) -> Decoder:
+    labels, scale = labels_of(network), _scale(network)
+    scores = _find_scores(network, boxes, labels)
+    iou = network.manifest.output.iou if scores.classes is None else None
+
+    def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
+        table = boxes.read(outputs).reshape(-1, 4)
+        hits = scores.hits(outputs, boxes, len(table), threshold)
+        placed = table[hits.rows]
+        if flipped:
+            placed = placed[:, [1, 0, 3, 2]]
+        if not (np.abs(placed) > NORMALISED_AT_MOST).any():
+            placed = placed * scale
+        return detections(boxes.spec.name, placed, hits, labels, iou)
+
+    return decode
+
+
+def _find_boxes(network: Network) -> tuple[Output, bool]:
+    """Find the boxes, and whether their coordinates come as y1, x1, y2, x2."""
+    named = network.manifest.output.names
+    if "boxes_yxyx" in named:
+        return network.need("boxes_yxyx", [(1, None, 4), (None, 4)]), True
+    patterns = [(1, None, 5), (None, 5), (1, None, 4), (None, 4)]
+    boxes = network.need("boxes", patterns, names=BOXES)
+    if boxes.spec.name.startswith("detection_boxes") and "boxes" not in named:
+        raise ModelError(
+            f"output.names: {boxes.spec.name!r} is TensorFlow's name for boxes in the order y1, "
+            "x1, y2, x2; say which it is: output.names.boxes_yxyx or output.names.boxes"
+        )
+    if boxes.spec.shape[-1] is None and "boxes" not in named and not is_called(boxes.spec, BOXES):
+        raise ModelError(
+            f"output {boxes.spec}: expected rows of 4 or 5 numbers, found an open size; if these "
+            "are the boxes, name them: output.names.boxes"
+        )
+    return boxes, False
+
+
+def _width_by_scores(network: Network, boxes: Output) -> int:
+    """Tell from the other outputs how wide boxes are whose rows the network leaves open."""
+    if boxes.spec.name == network.manifest.output.names.get("boxes_yxyx"):
+        return 4
+    patterns = _score_patterns(boxes)
+    named_classes = network.manifest.output.names.get("classes")
+    for output in network.outputs:
+        is_classes = output.name == named_classes or is_called(output, CLASSES)
+        if output.name == boxes.spec.name or output.dtype in INDEX_TYPES or is_classes:
+            continue
+        if any(fits(output.shape, pattern) for pattern in patterns):
+            return 4
+    return 5
+
+
+def _score_patterns(boxes: Output) -> list[Pattern]:
+    count = boxes.spec.shape[-2]
+    return [(1, count) if len(boxes.spec.shape) == 3 else (count,), (1, count, None)]
+
+
+def _find_scores(network: Network, boxes: Output, labels: Labels) -> _Scores:
+    indices = [output for output in network.outputs if output.dtype in INDEX_TYPES]
+    scores = network.need(
+        "scores",
+        _score_patterns(boxes),
+        names=SCORES,
+        without=(boxes.spec, *indices),
+    )
+    if len(scores.spec.shape) < 3:
+        classes = _find_classes(network, boxes, (boxes, scores))
+        return _Scores(scores, 0, classes)
+    check_classes(labels, scores.spec.shape[2], f"output {scores.spec}")
+    named = labels.names[0].strip("_ ").lower() if labels.names and not labels.first else ""
+    background = labels.first == 1 or named == "background"
+    return _Scores(scores, int(background), None)
+
+
+def _find_classes(network: Network, boxes: Output, without: tuple[Output, ...]) -> Output | None:
+    return network.find(
+        "classes",
+        _score_patterns(boxes)[:1],
+        names=CLASSES,
+        without=tuple(output.spec for output in without),
+    )
+
+
+def _read_classes(
+    classes: Output | None, outputs: Tensors, boxes: Output, count: int
+) -> np.ndarray[tuple[int, ...], np.dtype[np.intp]]:
+    """Read class indices as they are; a detector without them knows one class, 0."""
+    if classes is None:
+        return np.zeros(count, np.intp)
+    found = classes.array(outputs).reshape(-1)
+    check_rows(classes, len(found), boxes, count)
+    if found.dtype.kind == "f":
+        ensure_finite(classes.spec.name, found)
+    return _indices(found)
+
+
+def _indices(
+    values: np.ndarray[tuple[int, ...], np.dtype[np.generic]],
+) -> np.ndarray[tuple[int, ...], np.dtype[np.intp]]:
+    return np.rint(values.astype(np.float64)).astype(np.intp)
+
+
+def _scale(network: Network) -> Floats:
+    width, height = network.picture_size()
+    return np.array([width, height] * 2, np.float32)

@@ -1,0 +1,185 @@
+"""The YOLO families: X, v5, v8 and its like, and end-to-end ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ...core.errors import ModelError, SampleError
+from ...core.types import Detections, Tensors
+from .boxes import Hits, best_classes, corners, detections
+from .grids import check_grid, grid_for, grid_of
+from .labels import Labels, check_classes, labels_of
+from .outputs import Decoder, Floats, Network, Output, ensure_finite, ensure_finite_columns
+
+YOLOX_STRIDES = ((8, 16, 32), (8, 16, 32, 64))
+
+
+def yolox(network: Network) -> Decoder:
+    """YOLOX as its own exporter writes it, boxes not yet decoded.
+
+    Role `predictions`: [1, N, 5 + classes], one row a cell of strides 8, 16, 32 (and 64): center
+    and log-size in cells, objectness, class scores, both after their sigmoid (Ge et al. 2021,
+    arXiv 2107.08430). Score = objectness * class.
+    """
+    size, labels = network.picture_size(), labels_of(network)
+    output = _rows(network, labels, lambda rows: grid_of(size, rows, YOLOX_STRIDES) is not None)
+    check_grid(output, size, output.spec.shape[1], YOLOX_STRIDES)
+    iou = network.manifest.output.iou
+
+    def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
+        table = output.read(outputs)[0]
+        grid = grid_for(output, size, len(table), YOLOX_STRIDES)
+        hits = _objects(output, table, threshold)
+        raw, strides = table[hits.rows, :4], grid.strides[hits.rows]
+        with np.errstate(over="ignore"):  # an absurd size becomes infinite and is refused below
+            raw = np.concatenate((raw[:, :2] + grid.cells[hits.rows], np.exp(raw[:, 2:])), axis=1)
+        return detections(output.spec.name, corners(raw * strides), hits, labels, iou)
+
+    return decode
+
+
+def yolov5(network: Network) -> Decoder:
+    """YOLOv5 and v7: [1, N, 5 + classes], boxes decoded.
+
+    Role `predictions`: center x, center y, width, height in input pixels, objectness, class
+    scores. Score = objectness * class.
+    """
+    network.picture_size()
+    labels = labels_of(network)
+    output = _rows(network, labels)
+    iou = network.manifest.output.iou
+
+    def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
+        table = output.read(outputs)[0]
+        hits = _objects(output, table, threshold)
+        return detections(output.spec.name, corners(table[hits.rows, :4]), hits, labels, iou)
+
+    return decode
+
+
+def yolov8(network: Network) -> Decoder:
+    """YOLOv8, v9, v11: one tensor without objectness, boxes decoded.
+
+    Role `predictions`: [1, 4 + classes, N] center x, center y, width, height in input pixels and
+    class scores. Also its transpose [1, N, 4 + classes], where the labels' count, or without
+    labels the shorter axis, leaves no doubt.
+    """
+    network.picture_size()
+    network.check_roles("predictions")
+    labels = labels_of(network)
+    output = network.need("predictions", [(1, None, None)], names=("output0",))
+    transposed = _is_transposed(output, labels)
+    if labels.classes is not None:
+        width = 4 + labels.classes
+        output = replace(output, patterns=((1, None, width) if transposed else (1, width, None),))
+    iou = network.manifest.output.iou
+
+    def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
+        tensor = output.read(outputs)[0]
+        if transposed:
+            ensure_finite_columns(output.spec.name, tensor, slice(4, None))
+            hits = best_classes(tensor[:, 4:], threshold)
+            return detections(output.spec.name, corners(tensor[hits.rows, :4]), hits, labels, iou)
+        ensure_finite(output.spec.name, tensor[4:])
+        best = tensor[4:].max(axis=0)
+        rows = np.flatnonzero(best >= threshold)
+        hits = Hits(rows, tensor[4:, rows].argmax(axis=0), best[rows])
+        return detections(output.spec.name, corners(tensor[:4, rows].T), hits, labels, iou)
+
+    return decode
+
+
+def end_to_end(network: Network) -> Decoder:
+    """YOLOv10, 26 and exports with suppression inside: [1, N, 6].
+
+    Role `predictions`: x1, y1, x2, y2 in input pixels, score, class. Nothing is suppressed here.
+    """
+    network.picture_size()
+    network.check_roles("predictions")
+    labels = labels_of(network)
+    output = network.need("predictions", [(1, None, 6)], names=("output0",))
+
+    def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
+        table = output.read(outputs)[0]
+        ensure_finite(output.spec.name, table[:, 4:])
+        rows = np.flatnonzero(table[:, 4] >= threshold)
+        hits = Hits(rows, np.rint(table[rows, 5]).astype(np.intp), table[rows, 4])
+        return detections(output.spec.name, table[rows, :4], hits, labels, None)
+
+    return decode
+
+
+def _rows(network: Network, labels: Labels, may_be: Callable[[int], bool] | None = None) -> Output:
+    """Find the tensor of rows: box, objectness, classes.
+
+    Args:
+        network: with its manifest.
+        labels: of the classes.
+        may_be: whether there can be so many rows, where that is known.
+
+    """
+    network.check_roles("predictions")
+    output = network.need("predictions", [(1, None, None)], names=("output", "output0"))
+    _, rows, width = output.spec.shape
+    known = None if labels.classes is None else 5 + labels.classes
+    turned = rows is not None and width is not None and rows < width and width != known
+    odd = labels.classes is not None if may_be is None else not may_be(rows or 0)
+    if turned and odd:
+        # Classes are few and boxes many: these are columns, and no number of labels would do.
+        hint = "; decoder 'yolov8' takes such" if (rows or 0) > 4 else ""
+        raise ModelError(
+            f"output.decoder: {network.manifest.decoder!r} expects predictions of shape "
+            f"[1, N, {known or '5 + classes'}], a row for each box, found {output.spec}{hint}"
+        )
+    if width is not None and width < 6:
+        raise ModelError(
+            f"output {output.spec}: expected rows of 5 numbers and at least 1 class, found {width}"
+        )
+    check_classes(labels, None if width is None else width - 5, f"output {output.spec}")
+    return replace(output, patterns=((1, None, known),))
+
+
+def _objects(output: Output, table: Floats, threshold: float) -> Hits:
+    """Find rows (box, objectness, classes) whose objectness * best class reaches the threshold."""
+    if table.shape[1] < 6:
+        raise SampleError(
+            f"output {output.spec.name}: expected rows of 5 numbers and at least 1 class, "
+            f"found {table.shape[1]}"
+        )
+    ensure_finite_columns(output.spec.name, table, slice(4, None))
+    # No class score is above 1, so the objectness alone rules out nearly every row.
+    rows = np.flatnonzero(table[:, 4] >= threshold)
+    scores = table[rows, 5:]
+    classes = scores.argmax(axis=1)
+    best = scores[np.arange(len(rows)), classes] * table[rows, 4]
+    kept = np.flatnonzero(best >= threshold)
+    return Hits(rows[kept], classes[kept], best[kept])
+
+
+def _is_transposed(output: Output, labels: Labels) -> bool:
+    """Tell [1, N, 4 + classes] from the usual [1, 4 + classes, N]."""
+    _, first, second = output.spec.shape
+    sizes = sorted(size for size in (first, second) if size is not None)
+    if labels.classes is not None:
+        width = 4 + labels.classes
+        # A size that is known counts for more than one that is open.
+        if first == width or (first is None and second != width):
+            return False
+        if second in {width, None}:
+            return True
+        if sizes[0] == width + 1:
+            raise ModelError(
+                f"output {output.spec}: expected [1, {width}, N] for {labels.classes} classes, "
+                "found one number more for each box, as decoders 'yolox' and 'yolov5' take"
+            )
+        if sizes[0] > 4:
+            check_classes(labels, sizes[0] - 4, f"output {output.spec}")
+    elif len(sizes) == 2 and 4 < sizes[0] < sizes[1]:
+        return second == sizes[0]
+    raise ModelError(
+        f"output {output.spec}: expected [1, 4 + classes, N] with at least 1 class; "
+        "output.labels must say how many classes there are"
+    )

@@ -1,0 +1,1 @@
+"""OpenVINO and ONNX Runtime behind one protocol."""

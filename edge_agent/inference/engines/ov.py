@@ -1,0 +1,311 @@
+"""OpenVINO as an engine: .onnx and .xml files on any of its devices.
+
+Knows no manifest and no profile.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections import deque
+from collections.abc import Mapping
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import openvino as ov
+
+from ...core.errors import AgentError, EngineError
+from ...core.types import Array, Tensors, TensorSpec
+from ...device.resources import usable_cpus
+from ...models.files.facts import OPENVINO_TYPES
+from .engine import EngineChoice, FixShapes, check_inputs, native_reason, settle_shapes
+
+if TYPE_CHECKING:
+    from ..folding.cut import InputCut
+    from ..folding.fold import Fold
+
+log = logging.getLogger(__name__)
+
+# One for the process: each costs a device query, and plugins are not unloaded anyway.
+core = ov.Core()
+
+VERSION = str(ov.__version__)
+
+# Devices that only choose others; what serves is asked of the compiled network.
+_BROKERS = ("AUTO", "MULTI", "HETERO", "BATCH")
+
+_ON_X86 = platform.machine() == "x86_64"
+
+
+class Compiled(NamedTuple):
+    """What came of compiling a network."""
+
+    networks: list[ov.CompiledModel]
+    declared: tuple[TensorSpec, ...]
+    """Its inputs as it declares them …"""
+    inputs: tuple[TensorSpec, ...]
+    """… and with their sizes settled."""
+    outputs: tuple[TensorSpec, ...]
+    fold: Fold | None
+    """How what was compiled differs from it."""
+
+
+class OvEngine:
+    """A network, compiled once for each lane, and the requests that run it."""
+
+    def __init__(
+        self,
+        compiled: list[ov.CompiledModel],
+        label: str,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        fold: Fold | None = None,
+    ) -> None:
+        """Take over compiled networks.
+
+        Args:
+            compiled: one for each lane: of the network, or of the folded one.
+            label: engine and device.
+            inputs: of the network itself.
+            outputs: likewise.
+            fold: how the compiled network differs.
+
+        """
+        self.label = label
+        self.inputs = inputs
+        self.outputs = outputs
+        self.fold = fold
+        self._taken = inputs if fold is None else fold.specs(inputs)
+        self._networks: list[ov.CompiledModel] | None = compiled
+        self._compiled: cycle[ov.CompiledModel] | None = cycle(compiled)
+        # Last in, first out: its buffers are still in the cache. A deque's ends are thread-safe.
+        self._idle: deque[ov.InferRequest] = deque()
+
+    def infer(self, tensors: Tensors) -> dict[str, Array]:
+        """Run the network; the arrays returned are copies of the request's own buffers."""
+        if self.fold is not None:
+            tensors = self.fold.feed(tensors)
+        check_inputs(self._taken, tensors)
+        # The requests of these networks go back to this place, also if others come meanwhile.
+        networks, idle = self._compiled, self._idle
+        if networks is None:
+            raise EngineError(f"{self.label}: the network has been closed")
+        try:
+            try:
+                request = idle.pop()
+            except IndexError:
+                request = next(networks).create_infer_request()
+            for index, spec in enumerate(self.inputs):
+                request.set_input_tensor(index, _tensor(tensors[spec.name]))
+            # In this thread. Started and waited for, it is another thread's work, whose core has
+            # neither the input nor the result in its cache: 460 instead of 520 frames a second.
+            request.infer()
+            results = {
+                # A copy: the next inference of this request writes to the same memory. Arrays of
+                # ours, bound for each call, were no quicker (6 numbers, 106 KB and 1.2 MB).
+                spec.name: np.array(request.get_output_tensor(index).data)
+                for index, spec in enumerate(self.outputs)
+            }
+        except Exception as problem:  # RuntimeError mostly, but plugins raise others
+            # The request is not put back: what state it is in is unknown.
+            raise EngineError(f"{self.label}: {native_reason(problem, Path('model'))}") from problem
+        idle.append(request)
+        return results
+
+    def widen(self, network: ov.CompiledModel) -> None:
+        """Share the work with one more compiled network, from the next call on."""
+        if self._networks is not None:
+            self._networks = [*self._networks, network]
+            # New requests, so that each network gets its share of them.
+            self._idle = deque()
+            self._compiled = cycle(self._networks)
+
+    def close(self) -> None:
+        """Let go of the network; memory is freed when the last running call returns."""
+        self._compiled = self._networks = None
+        self._idle.clear()
+
+
+def open_network(
+    choice: EngineChoice, network: Path, fix_shapes: FixShapes, cut: InputCut | None = None
+) -> OvEngine:
+    """Read, fix the shapes of, and compile a network.
+
+    Args:
+        choice: `device` is OpenVINO's ("CPU", "GPU.1", "AUTO:GPU,CPU"); `options` are its
+            properties by name ("CACHE_DIR", "SCHEDULING_CORE_TYPE") and win over what is set here.
+            Without a `precision` the CPU computes in f32, so that a network gives the same numbers
+            on every box: left alone it takes bf16 or f16 where the processor has them.
+        network: the .onnx or .xml file.
+        fix_shapes: decides the sizes that the network leaves open.
+        cut: what may be cut off its input.
+
+    Raises:
+        EngineError: no such device, an unknown option, or a file that OpenVINO cannot read or run.
+
+    """
+    # Several streams of one compiled network have been seen to give wrong numbers on the CPU
+    # (2026.4.1, a depthwise network in float: 4 to 12 compilations of 100, nearly all with an
+    # open batch); networks of one stream each, never.
+    copies = choice.lanes if is_cpu(choice) else 1
+    compiled = compile_network(choice, network, fix_shapes, copies, cut)
+    return OvEngine(
+        compiled.networks,
+        label_of(choice, compiled.networks[0]),
+        compiled.inputs,
+        compiled.outputs,
+        compiled.fold,
+    )
+
+
+def compile_network(
+    choice: EngineChoice,
+    network: Path,
+    fix_shapes: FixShapes,
+    copies: int,
+    cut: InputCut | None = None,
+) -> Compiled:
+    """Compile a network so many times, folded where it can be and the device is the CPU.
+
+    Raises:
+        EngineError: as for `open_network`.
+
+    """
+    where = f"openvino:{choice.device}"
+    try:
+        if not _joins(choice):
+            return _compile(choice, network, fix_shapes, copies, cut, joined=False)
+        try:
+            return _compile(choice, network, fix_shapes, copies, cut, joined=True)
+        except RuntimeError as problem:
+            # Is it the network, or what was written into it?
+            compiled = _compile(choice, network, fix_shapes, copies, cut, joined=False)
+            log.info("%s: compiled as it is: %s", network, native_reason(problem, network))
+            return compiled
+    except AgentError:
+        raise
+    except Exception as problem:  # RuntimeError mostly, but plugins raise others
+        raise EngineError(
+            f"{where}: {network.name}: {native_reason(problem, network)}"
+        ) from problem
+
+
+def _compile(
+    choice: EngineChoice,
+    network: Path,
+    fix_shapes: FixShapes,
+    copies: int,
+    cut: InputCut | None,
+    *,
+    joined: bool,
+) -> Compiled:
+    """Read and compile a network; raises what OpenVINO raises."""
+    # By path: IR weights are then mapped, not copied, and the GIL is not held.
+    model = core.read_model(str(network))
+    names = [_result_name(port) for port in model.outputs]
+    declared = tuple(_spec(port, port.get_any_name(), network) for port in model.inputs)
+    inputs = settle_shapes(declared, fix_shapes, network)
+    if inputs != declared:
+        model.reshape({spec.name: list(spec.shape) for spec in inputs})
+    fold = _folded(model, cut) if is_cpu(choice) else None
+    if joined:
+        from .ov_passes import join
+
+        join(model)
+    compiled = [core.compile_model(model, choice.device, properties(choice)) for _ in range(copies)]
+    outputs = tuple(
+        _spec(port, name, network) for port, name in zip(compiled[0].outputs, names, strict=True)
+    )
+    return Compiled(compiled, declared, inputs, outputs, fold)
+
+
+def _joins(choice: EngineChoice) -> bool:
+    """Whether convolutions take along what is written into them: seen on x86, in f32."""
+    precision = properties(choice)["INFERENCE_PRECISION_HINT"] if is_cpu(choice) else None
+    return precision == "f32" and _ON_X86
+
+
+def _folded(model: ov.Model, cut: InputCut | None) -> Fold | None:
+    """Cut off what may be; gives what was."""
+    if cut is None:
+        return None
+    from .ov_fold import cut_quantiser
+
+    # Steps with a sign are convolved as floats; and on other processors it has not been seen.
+    last = cut.turned() if _ON_X86 and cut.fold.dtype == "uint8" else cut
+    for fold in dict.fromkeys((last.fold, cut.fold)):
+        if cut_quantiser(model, fold):
+            return fold
+    log.debug("%s: not folded: OpenVINO has made another graph of it", cut.network)
+    return None
+
+
+def properties(choice: EngineChoice) -> dict[str, Any]:
+    """Turn a line of a profile into OpenVINO's properties."""
+    cpu = is_cpu(choice)
+    found: dict[str, Any] = {
+        "PERFORMANCE_HINT": "LATENCY" if cpu or choice.lanes == 1 else "THROUGHPUT"
+    }
+    if cpu:
+        found |= {
+            "INFERENCE_NUM_THREADS": choice.threads or max(1, usable_cpus() // choice.lanes),
+            "NUM_STREAMS": 1,
+            # Two networks of one agent would each pin their threads to the same first cores.
+            "ENABLE_CPU_PINNING": False,
+            "INFERENCE_PRECISION_HINT": "f32",
+        }
+    elif choice.lanes > 1:
+        found["PERFORMANCE_HINT_NUM_REQUESTS"] = choice.lanes
+    if choice.precision is not None:
+        found["INFERENCE_PRECISION_HINT"] = choice.precision
+    return found | dict(choice.options)
+
+
+def is_cpu(choice: EngineChoice) -> bool:
+    """Whether a choice is of OpenVINO's CPU, and of nothing that chooses among devices."""
+    return choice.device.partition(".")[0].upper() == "CPU"
+
+
+def label_of(choice: EngineChoice, compiled: ov.CompiledModel) -> str:
+    """Name the engine and the device that really serves."""
+    if not choice.device.upper().startswith(_BROKERS):
+        return f"openvino:{choice.device}"
+    serving: list[str] = compiled.get_property("EXECUTION_DEVICES")
+    return "openvino:" + ",".join(name.strip("()") for name in serving)
+
+
+def _tensor(array: Array) -> ov.Tensor:
+    """Lend *array* to OpenVINO; what it cannot borrow is copied."""
+    flags = array.flags
+    return ov.Tensor(array, shared_memory=bool(flags.c_contiguous and flags.writeable))
+
+
+def _result_name(port: Any) -> str:
+    """Give the name that the model's author gave to an output.
+
+    Where transformations made several tensors one, it has all their names; the result node still
+    carries the declared one, as "<name>/sink_port_0".
+    """
+    names: Mapping[str, Any] | set[str] = port.get_names()
+    declared = str(port.get_node().friendly_name).removesuffix("/sink_port_0")
+    if declared in names or not names:
+        return declared
+    return str(port.get_any_name())
+
+
+def _spec(port: Any, name: str, network: Path) -> TensorSpec:
+    """Describe what a network takes or gives."""
+    shape = port.get_partial_shape()
+    if shape.rank.is_dynamic:
+        raise EngineError(f"{network.name}: {name}: the number of its dimensions is open")
+    native = port.get_element_type().get_type_name()
+    # Not `to_dtype`: it gives bf16 and the 4-bit types as the bits of another type.
+    if native not in OPENVINO_TYPES:
+        raise EngineError(f"{network.name}: {name}: type {native} has no counterpart in NumPy")
+    return TensorSpec(
+        name,
+        tuple(None if size.is_dynamic else size.get_length() for size in shape),
+        OPENVINO_TYPES[native],
+    )

@@ -1,0 +1,199 @@
+"""Finds the quantisation at an ONNX network's input that can be cut off without changing a number.
+
+What lies between the input and its quantisation may move numbers about, but not change them. A
+network that is built otherwise is left as it is, and the reason is given.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Container
+from pathlib import Path
+
+from ...core.errors import ModelError
+from ...core.types import Kind
+from ...models.files.skeleton import Data, map_file
+from ...models.manifest import ModelFolder
+from .cut import InputCut
+from .fold import Fold
+from .graph import FLOAT, INT8, UINT8, Graph, Node, Scalar, UnfoldableError
+
+log = logging.getLogger(__name__)
+
+MOST = 64
+"""Tensors between an input and its quantisation: YOLOX, which takes a picture apart, has seven."""
+
+_ONNX = frozenset({"", "ai.onnx"})
+_QUANTISERS = frozenset({*_ONNX, "com.microsoft"})
+# These give the numbers that they take, whatever their type is, and nothing else …
+_MOVERS = frozenset(
+    {"Concat", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+)
+# … and these do not look at them.
+_SIZES = frozenset({"Shape", "Size"})
+# Convolutions do these on the way.
+_CLAMPS = frozenset({"Clip", "Relu"})
+_ATTRIBUTES = frozenset({b"axis", b"saturate", b"output_dtype", b"block_size"})
+
+
+def cut_for(folder: ModelFolder, kind: Kind) -> InputCut | None:
+    """Say what can be cut off the network of a model; None: nothing, as the log has it.
+
+    Only for pictures: their pixels have so few values. Only where the decoder does not compare the
+    outputs with the inputs, of which it wants to see the numbers.
+    """
+    spec = folder.manifest.input
+    if kind != "picture" or folder.manifest.output.decoder == "reconstruction":
+        return None
+    found = find(folder.network, spec.tensor, spec.fixed)
+    if isinstance(found, str):
+        log.debug("model %s: its input is not folded: %s", folder.manifest.id, found)
+        return None
+    return found
+
+
+def find(
+    network: Path, tensor: str | None = None, constants: Container[str] = ()
+) -> InputCut | str:
+    """Find what can be cut off; or say why nothing can.
+
+    Args:
+        network: an ONNX file.
+        tensor: the input that takes the sample; None: the only one that is not constant.
+        constants: names of inputs that always get the same.
+
+    """
+    if network.suffix.lower() != ".onnx":
+        return f"{network.name} is no ONNX file"
+    try:
+        with map_file(network) as data:
+            return _find(data, network, tensor, constants)
+    except UnfoldableError as reason:
+        return str(reason)
+    except (ModelError, ValueError, IndexError) as problem:
+        # Whoever loads it says what is wrong with it.
+        return f"{network.name} cannot be looked into: {problem}"
+
+
+def _find(data: Data, network: Path, tensor: str | None, constants: Container[str]) -> InputCut:
+    graph = Graph(data)
+    inputs = graph.inputs()
+    names = [name for name in inputs if name.decode() not in constants]
+    if tensor is not None:
+        names = [name for name in names if name.decode() == tensor]
+    if len(names) != 1:
+        raise UnfoldableError(f"{len(names)} inputs might take the sample")
+    (given,) = names
+    if graph.element(inputs[given]) != FLOAT:
+        raise UnfoldableError(f"{given.decode()} does not take float32")
+    way = _Way(graph, given)
+    scale, zero = way.step
+    fold = Fold(
+        given.decode(), "int8" if zero.kind == INT8 else "uint8", scale.value, int(zero.value)
+    )
+    back = None if way.back is None else frozenset(way.back)
+    sizes = graph.sizes(inputs[given])
+    convolved = len(sizes) == 4 and sizes[1] == 3 and way.convolved()
+    return InputCut(network, fold, way.quantisers, frozenset(way.passed), back, convolved)
+
+
+class _Way:
+    """What lies between an input and its quantisation."""
+
+    def __init__(self, graph: Graph, given: bytes) -> None:
+        """Follow an input.
+
+        Raises:
+            UnfoldableError: some of its numbers are used as they are, or quantised differently.
+
+        """
+        self.passed = [given]
+        self.quantisers: dict[int, tuple[bytes, bytes]] = {}
+        self.back: set[int] | None = set()
+        self._looked_at = False
+        self._graph = graph
+        steps: set[tuple[Scalar, Scalar]] = set()
+        joined: set[bytes] = set()
+        for name in self.passed:  # it grows meanwhile
+            if name in graph.outputs:
+                raise UnfoldableError(f"{name.decode()} is an output, too")
+            if len(self.passed) > MOST:
+                raise UnfoldableError(f"more than {MOST} tensors lie before its quantisation")
+            for node in graph.users(name):
+                if node.operator == "QuantizeLinear" and node.domain in _QUANTISERS:
+                    steps.add(self._quantiser(node, name))
+                elif node.operator in _MOVERS and node.domain in _ONNX:
+                    others = node.takes[1:] if node.takes[0] == name else node.takes
+                    if node.operator == "Concat":
+                        joined.update(node.takes)
+                    elif name in others:
+                        raise UnfoldableError(f"{node.operator} goes by {name.decode()}")
+                    if node.gives[0] not in self.passed:
+                        self.passed.append(node.gives[0])
+                elif node.operator in _SIZES and node.domain in _ONNX:
+                    self._looked_at = True
+                else:
+                    raise UnfoldableError(f"{node.operator} takes {name.decode()} as it is")
+        if joined - set(self.passed):
+            raise UnfoldableError("other numbers are joined to the input's before they are steps")
+        if len(steps) != 1:
+            raise UnfoldableError("is quantised in several ways" if steps else "is not quantised")
+        (self.step,) = steps
+
+    def convolved(self) -> bool:
+        """Whether the steps are at once convolved, in eight bits, and nothing else is done."""
+        if self._looked_at or len(self.passed) > 1 or len(self.quantisers) != 1:
+            return False
+        ((_, steps),) = self.quantisers.values()
+        users = list(self._graph.users(steps))
+        if self.back:
+            users = [after for user in users for after in self._graph.users(user.gives[0])]
+        return bool(users) and all(self._in_eight_bits(user) for user in users)
+
+    def _in_eight_bits(self, node: Node) -> bool:
+        """Whether a convolution is computed in eight bits: weights and result are quantised."""
+        if node.operator == "QLinearConv":
+            return True
+        if node.operator != "Conv":
+            return False
+        weights = self._graph.maker(node.takes[1])
+        after = list(self._graph.users(node.gives[0]))
+        if len(after) == 1 and after[0].operator in _CLAMPS:
+            after = list(self._graph.users(after[0].gives[0]))
+        return (
+            weights is not None
+            and weights.operator == "DequantizeLinear"
+            and [each.operator for each in after] == ["QuantizeLinear"]
+        )
+
+    def _quantiser(self, node: Node, name: bytes) -> tuple[Scalar, Scalar]:
+        """Read scale and zero point of a quantisation, and see that it ends there."""
+        if node.takes[0] != name or name in node.takes[1:]:
+            raise UnfoldableError("the input is a scale")
+        if not node.attributes.keys() <= _ATTRIBUTES or self._graph.number(node, b"block_size"):
+            raise UnfoldableError("its quantisation is of another kind")
+        scale = self._graph.scalar(node.takes[1])
+        if len(node.takes) > 2 and node.takes[2]:
+            zero = self._graph.scalar(node.takes[2])
+        else:
+            zero = Scalar(self._graph.number(node, b"output_dtype") or UINT8, 0)
+        fits = scale.kind == FLOAT and 0 < scale.value < math.inf and zero.kind in {UINT8, INT8}
+        if not fits:
+            raise UnfoldableError("its quantisation is not to eight bits of float32")
+        (steps,) = node.gives
+        if steps in self._graph.outputs:
+            raise UnfoldableError("its steps are an output, too")
+        self.quantisers[node.number] = (name, steps)
+        # Two quantisations one behind the other are made one by ONNX Runtime, with other numbers.
+        for user in self._graph.users(steps):
+            back = user.operator == "DequantizeLinear"
+            if back and any(
+                n.operator == "QuantizeLinear" for n in self._graph.users(user.gives[0])
+            ):
+                raise UnfoldableError("it is quantised twice")
+            if not (back and len(user.takes) > 2 and user.takes[1:] == node.takes[1:]):
+                self.back = None
+            elif self.back is not None:
+                self.back.add(user.number)
+        return scale, zero

@@ -1,0 +1,107 @@
+"""The quantisation at a network's input, as numbers: done before the network instead of in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+
+from ...core.frozen import record
+from ...core.types import Array, Tensors, TensorSpec
+
+Axes = tuple[int, int, int, int]
+LAST: Axes = (0, 2, 3, 1)
+FIRST: Axes = (0, 3, 1, 2)
+
+
+@record
+class Fold:
+    """What became of one input: q = saturate(round(x / scale) + zero_point).
+
+    Source of the formula: onnx.ai, operator QuantizeLinear; halves are rounded to even numbers.
+    """
+
+    name: str
+    """Of the input; it keeps it."""
+    dtype: Literal["uint8", "int8"]
+    """What it takes now; it took float32."""
+    scale: float
+    """Exactly a float32."""
+    zero_point: int
+    turned: bool = False
+    """Whether it takes colours last, (n, h, w, c), where the network has them before the rows."""
+
+    def quantise(self, values: Array) -> Array:
+        """Give the steps of float32 numbers, as the operation that was cut off would.
+
+        Args:
+            values: float32, of any shape, finite.
+
+        """
+        limits = np.iinfo(self.dtype)
+        with np.errstate(over="ignore"):  # what goes beyond a float goes beyond the last step, too
+            steps = values / np.float32(self.scale)
+        np.rint(steps, out=steps)
+        # Before the zero point comes to it: there a sum could not be held any more.
+        np.clip(steps, limits.min - self.zero_point, limits.max - self.zero_point, out=steps)
+        steps += np.float32(self.zero_point)
+        return steps.astype(self.dtype)
+
+    def restore(self, steps: Array) -> Array:
+        """Give float32 numbers that become these steps."""
+        return (steps.astype(np.float32) - np.float32(self.zero_point)) * np.float32(self.scale)
+
+    def specs(self, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        """Describe what the folded network takes, of what the network itself takes."""
+        return tuple(
+            replace(spec, dtype=self.dtype, shape=self._turn(spec.shape, LAST))
+            if spec.name == self.name
+            else spec
+            for spec in inputs
+        )
+
+    def declared(self, taken: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        """Describe what the network itself takes, of what the folded one takes."""
+        return tuple(
+            replace(spec, dtype="float32", shape=self._turn(spec.shape, FIRST))
+            if spec.name == self.name
+            else spec
+            for spec in taken
+        )
+
+    def _turn(self, shape: tuple[int | None, ...], axes: Axes) -> tuple[int | None, ...]:
+        return tuple(shape[axis] for axis in axes) if self.turned else shape
+
+    def feed(self, tensors: Tensors) -> Tensors:
+        """Give inputs for the folded network: those of the network itself are quantised."""
+        given = tensors.get(self.name)
+        if given is None or given.dtype != np.float32:
+            return tensors
+        steps = self.quantise(given)
+        if self.turned and steps.ndim == 4:  # else it does not fit, as whoever takes it will say
+            steps = np.ascontiguousarray(steps.transpose(LAST))
+        return {**tensors, self.name: steps}
+
+    def unfold(self, tensors: Tensors) -> Tensors:
+        """Give inputs for the network itself, of those of the folded one; they are new arrays."""
+        given = tensors.get(self.name)
+        if given is None or given.dtype != self.dtype:
+            return tensors
+        floats = self.restore(given)
+        if self.turned:
+            floats = np.ascontiguousarray(floats.transpose(FIRST))
+        return {**tensors, self.name: floats}
+
+
+def note(fold: Fold | None) -> dict[str, Any] | None:
+    """Give a fold as a form's table has it."""
+    if fold is None:
+        return None
+    return {
+        "name": fold.name,
+        "dtype": fold.dtype,
+        "scale": fold.scale,
+        "zero_point": fold.zero_point,
+        "turned": fold.turned,
+    }

@@ -1,0 +1,314 @@
+"""Compares what a model gives on this device with what it gave where it was made.
+
+By task, so that the last bits of another processor do not count: the same best class, the same
+boxes, tensors close to each other.
+"""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..core.errors import ModelError
+from ..core.types import (
+    Anomaly,
+    Array,
+    Classes,
+    Detections,
+    Findings,
+    RawTensors,
+    Tensors,
+    TensorSpec,
+    Values,
+)
+from .model import Model
+
+GOLDEN = "golden.npz"
+MAX_GOLDEN_BYTES = 256 * 2**20
+"""Of all its arrays, unpacked."""
+MAX_ARRAYS = 1000
+IOU = 0.5
+SHARE = 0.95
+"""Of the boxes that must be found again, and of the cases whose best class must agree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far two sets of outputs agree."""
+
+    passed: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """One golden input and what came out of it."""
+
+    inputs: dict[str, Array]
+    outputs: dict[str, Array]
+
+
+def read_golden(model: Model) -> list[Case]:
+    """Read the golden cases of a model; none where it has no such file.
+
+    Raises:
+        ModelError: the file is damaged, or its arrays do not fit the network.
+
+    """
+    path = model.folder.path / GOLDEN
+    if not path.is_file():
+        return []
+    where = f"{model.id}: {GOLDEN}"
+    specs = {f"input/{spec.name}": spec for spec in model.engine.inputs}
+    specs |= {f"output/{spec.name}": spec for spec in model.engine.outputs}
+    arrays = _arrays(path, where)
+    unknown = sorted(set(arrays) - set(specs))
+    missing = sorted(name for name in specs if name.startswith("input/") and name not in arrays)
+    if unknown or missing:
+        raise ModelError(
+            f"{where}: expected {', '.join(sorted(specs))}; "
+            f"{'lacks ' + ', '.join(missing) if missing else 'unknown: ' + ', '.join(unknown)}"
+        )
+    if not any(name.startswith("output/") for name in arrays):
+        raise ModelError(f"{where}: holds no output/<tensor>")
+    stacked = {
+        name: _stack(array, specs[name], f"{where}: {name}") for name, array in arrays.items()
+    }
+    counts = {name: len(array) for name, array in stacked.items()}
+    if len(set(counts.values())) != 1 or 0 in counts.values():
+        raise ModelError(f"{where}: every array needs the same number of cases, found {counts}")
+    return [
+        Case(_part(stacked, "input/", index), _part(stacked, "output/", index))
+        for index in range(next(iter(counts.values())))
+    ]
+
+
+def _arrays(path: Path, where: str) -> dict[str, Array]:
+    """Read an archive of arrays as a stranger's file: bounded, and never pickled."""
+    try:
+        _check_listing(path, where)
+        with zipfile.ZipFile(path) as archive:
+            # What it unpacks to counts, not what it is packed to.
+            total = sum(member.file_size for member in archive.infolist())
+        if total > MAX_GOLDEN_BYTES:
+            raise ModelError(
+                f"{where}: {total >> 20} MiB of arrays, expected at most {MAX_GOLDEN_BYTES >> 20}"
+            )
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        MemoryError,
+        # Encrypted, or packed by a method that this Python has not.
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as problem:
+        raise ModelError(f"{where}: cannot be read: {problem}") from None
+    for name, array in arrays.items():
+        # NumPy gives a member that is no array as bytes.
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+            raise ModelError(f"{where}: {name}: is not an array of numbers")
+    return arrays
+
+
+def _check_listing(path: Path, where: str) -> None:
+    """See that an archive lists few members, before the listing is read.
+
+    46 bytes list a member, and ten times as many are taken to remember it. Source: PKWARE,
+    APPNOTE.TXT, 4.3.16; the end record is looked for where Python's zipfile does.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - 22 - 0xFFFF))
+        tail = file.read()
+    plain = tail[-22:-18] == b"PK\5\6" and tail[-2:] == b"\0\0"
+    at = len(tail) - 22 if plain else tail.rfind(b"PK\5\6")
+    if at < 0 or len(tail) - at < 22:
+        raise zipfile.BadZipFile("File is not a zip file")
+    _, _, _, _, count, listing = struct.unpack_from("<4s4HL", tail, at)
+    # What needs more room than that writes another record before this one (zip64).
+    larger = tail[max(0, at - 20) : max(0, at - 16)] == b"PK\6\7"
+    if larger or count > MAX_ARRAYS or listing > MAX_ARRAYS * 1024:
+        raise ModelError(f"{where}: more than {MAX_ARRAYS} arrays")
+
+
+def _stack(array: Array, spec: TensorSpec, where: str) -> Array:
+    """Check an array against its tensor; give it its case axis where it has none."""
+    rank = len(spec.shape)
+    if array.ndim not in {rank, rank + 1}:
+        raise ModelError(
+            f"{where}: expected {rank} axes, or {rank + 1} with one of cases; found {array.ndim}"
+        )
+    stacked = array if array.ndim == rank + 1 else array[None]
+    fits = all(
+        want in {None, have} for want, have in zip(spec.shape, stacked.shape[1:], strict=True)
+    )
+    # What came out of another engine may be of another width.
+    both_float = where.endswith(f"output/{spec.name}") and (
+        stacked.dtype.kind == "f" and spec.dtype.startswith("float")
+    )
+    if not fits or not (both_float or stacked.dtype.name == spec.dtype):
+        raise ModelError(
+            f"{where}: expected {spec}, found {stacked.dtype.name}{list(stacked.shape[1:])}"
+        )
+    if stacked.dtype.kind == "f" and not np.isfinite(stacked).all():
+        raise ModelError(f"{where}: holds NaN or infinity")
+    return stacked
+
+
+def _part(stacked: Mapping[str, Array], prefix: str, index: int) -> dict[str, Array]:
+    return {
+        name.removeprefix(prefix): np.ascontiguousarray(array[index])
+        for name, array in stacked.items()
+        if name.startswith(prefix)
+    }
+
+
+def compare_golden(model: Model) -> Agreement | None:
+    """Run the golden inputs and compare; None where there are none.
+
+    Raises:
+        ModelError: the file is damaged.
+        EngineError: the engine failed on it.
+        SampleError: what came out is not finite.
+
+    """
+    cases = read_golden(model)
+    if not cases:
+        return None
+    tolerance = model.manifest.trial.tolerance
+    failures = []
+    for index, case in enumerate(cases):
+        outputs = model.raw(case.inputs)
+        agreement = compare_outputs(model, case.inputs, case.outputs, outputs, tolerance)
+        if not agreement.passed:
+            failures.append(f"case {index}: {agreement.why}")
+    count = "1 case agrees" if len(cases) == 1 else f"{len(cases)} cases agree"
+    if failures and len(failures) > (1 - SHARE) * len(cases):
+        more = f" (and {len(failures) - 1} more of {len(cases)} cases)" if len(failures) > 1 else ""
+        return Agreement(False, failures[0] + more)
+    return Agreement(True, count)
+
+
+def compare_outputs(
+    model: Model, inputs: Tensors, expected: Tensors, found: Tensors, tolerance: float
+) -> Agreement:
+    """Compare two sets of outputs of one input, by the model's task."""
+    if model.manifest.task in {"detection", "classification", "anomaly"} and set(expected) == set(
+        found
+    ):
+        return compare_findings(
+            model.decode(expected, inputs), model.decode(found, inputs), tolerance
+        )
+    return _compare_tensors(expected, found, tolerance)
+
+
+def compare_findings(
+    expected: Findings, found: Findings, tolerance: float, doubt: float = 0.0
+) -> Agreement:
+    """Compare what two models, or two engines, make of the same input.
+
+    Args:
+        expected: findings of one.
+        found: findings of the other.
+        tolerance: of numbers, relative.
+        doubt: score below which a box may be missing: what is just above the threshold for one
+            engine is just below it for the next.
+
+    """
+    match expected, found:
+        case Detections(), Detections():
+            share = matched(expected, found, doubt)
+            return Agreement(
+                share >= SHARE,
+                f"{share:.0%} of {max(len(expected), len(found))} boxes found again, "
+                f"{SHARE:.0%} wanted",
+            )
+        case Classes(), Classes():
+            one, other = expected.labels[:1], found.labels[:1]
+            return Agreement(
+                one == other,
+                f"best class {' '.join(other) or 'none'}, expected {' '.join(one) or 'none'}",
+            )
+        case Anomaly(), Anomaly():
+            distance = abs(found.score - expected.score) / max(abs(expected.score), 1e-9)
+            return Agreement(
+                distance <= tolerance,
+                f"score {found.score:.4g}, expected {expected.score:.4g} within {tolerance:.0%}",
+            )
+        case Values(), Values():
+            return _compare_tensors(_numbers(expected.values), _numbers(found.values), tolerance)
+        case RawTensors(), RawTensors():
+            return _compare_tensors(expected.tensors, found.tensors, tolerance)
+        case _:
+            return Agreement(False, f"{type(found).__name__}, expected {type(expected).__name__}")
+
+
+def _numbers(values: Mapping[str, float]) -> dict[str, Array]:
+    return {name: np.array([value]) for name, value in values.items()}
+
+
+def _compare_tensors(expected: Tensors, found: Tensors, tolerance: float) -> Agreement:
+    for name, wanted in expected.items():
+        distance = relative_l2(wanted, found[name]) if name in found else float("inf")
+        if not distance <= tolerance:
+            return Agreement(
+                False, f"output {name}: relative distance {distance:.3g}, allowed {tolerance:g}"
+            )
+    return Agreement(True, "all tensors close")
+
+
+def matched(expected: Detections, found: Detections, doubt: float = 0.0) -> float:
+    """Give the share of boxes that both have: same label, IoU of at least 0.5, each used once.
+
+    Boxes below *doubt* that only one of them has do not count.
+    """
+    free = set(range(len(found)))
+    hits = alone = 0
+    for index, label in enumerate(expected.labels):
+        best, best_iou = -1, IOU
+        for other in free:
+            if found.labels[other] != label:
+                continue
+            overlap = iou(expected.boxes[index], found.boxes[other])
+            if overlap >= best_iou:
+                best, best_iou = other, overlap
+        if best >= 0:
+            free.remove(best)
+            hits += 1
+        elif expected.scores[index] >= doubt:
+            alone += 1
+    alone = max(alone, sum(1 for other in free if found.scores[other] >= doubt))
+    return hits / (hits + alone) if hits + alone else 1.0
+
+
+def iou(one: Array, other: Array) -> float:
+    """Intersection over union of two boxes x1, y1, x2, y2."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    if width <= 0 or height <= 0:
+        return 0.0
+    inter = float(width * height)
+    area = float(
+        (one[2] - one[0]) * (one[3] - one[1]) + (other[2] - other[0]) * (other[3] - other[1])
+    )
+    return inter / max(area - inter, 1e-9)
+
+
+def relative_l2(expected: Array, found: Array) -> float:
+    """Give the distance of two tensors, relative to the first; infinite where not comparable."""
+    if expected.shape != found.shape:
+        return float("inf")
+    one, other = expected.astype(np.float64), found.astype(np.float64)
+    if not np.isfinite(other).all():
+        return float("inf")
+    return float(np.linalg.norm(one - other) / max(float(np.linalg.norm(one)), 1e-9))

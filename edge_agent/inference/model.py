@@ -1,0 +1,431 @@
+"""A model as one value: manifest, engine, preprocessing and decoder that fit each other.
+
+Knows no pipeline and no broker; where the model came from is the library's business.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from ..core.errors import AgentError, EngineError, ModelError, SampleError
+from ..core.flight_recorder import place as place_of
+from ..core.flight_recorder import recorder
+from ..core.frozen import record
+from ..core.types import (
+    Array,
+    Detections,
+    Findings,
+    Kind,
+    Outcome,
+    Request,
+    Sample,
+    Tensors,
+    Timing,
+)
+from ..models.manifest import MANIFEST, ModelFolder
+from .cost import Cost
+from .decode.outputs import Decoder
+from .decode.registry import build_decoder
+from .engines.engine import Engine, EngineChoice, open_engine
+from .preprocess.inputs import fixed_shapes
+from .preprocess.placement import Placement
+from .preprocess.plan import Plan, plan
+
+log = logging.getLogger(__name__)
+
+Region = tuple[int, int, int, int]
+"""x1, y1, x2, y2 in source pixels."""
+
+
+@record(quick=True, eq=False)
+class Prepared:
+    """A sample as the network takes it."""
+
+    tensors: Tensors
+    placement: Placement | None
+    dx: int
+    dy: int
+    """Where the region begins that it was cut from."""
+    took_ms: float
+    by: Model | None = None
+    """For whose network."""
+    region: Region | None = None
+
+
+class Together(Protocol):
+    """Takes several samples at a time; see `batching`."""
+
+    def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
+        """Give what `Model.infer` gives for each, or the error that it would raise."""
+
+    def close(self) -> None:
+        """Let go of what it needs beside the model's engine."""
+
+
+class Model:
+    """A loaded model. `infer` may be called by as many threads at a time as it was opened for."""
+
+    def __init__(
+        self,
+        folder: ModelFolder,
+        choice: EngineChoice,
+        engine: Engine,
+        prepare: Plan,
+        decode: Decoder,
+    ) -> None:
+        self.folder = folder
+        self.choice = choice
+        self.manifest = folder.manifest
+        self.engine = engine
+        self.users = 0
+        """Frames that are going through it; the board counts."""
+        self.infer_ms: deque[float] = deque(maxlen=1000)
+        self.inferred = 0
+        self.errors = 0
+        """Frames on which it failed."""
+        self.failing = 0
+        """Inferences in a row of which nothing came but an error; a breaker watches them."""
+        self.failure: tuple[str, Sample, Region | None] | None = None
+        """Of the latest: what was said, and what it was given."""
+        self.last: Tensors | None = None
+        """What the network was given last."""
+        self.first_at: float | None = None
+        """Monotonic clock at the end of its first inference on a frame."""
+        self.used_at = time.monotonic()
+        """Likewise of its latest, or when it was loaded."""
+        self.batch: Together | None = None
+        """Takes several samples at a time; None: they go one by one."""
+        self.cost = Cost()
+        """What a frame of it takes of a lane; the board learns."""
+        self.together = 1
+        """How many frames of whatever pipelines go through it together, at most."""
+        self._prepare = prepare
+        self._decode = decode
+        self._id = folder.manifest.id
+        self._place = place_of(self._id, choice.engine, choice.device, str(folder.network))
+        self._threshold = default_threshold(folder)
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    def infer(
+        self, sample: Sample, *, threshold: float | None = None, region: Region | None = None
+    ) -> Outcome:
+        """Find what the model finds in *sample*.
+
+        Args:
+            sample: a picture, window or ready input.
+            threshold: instead of the manifest's.
+            region: of a picture: look only here; what is found is still in pixels of the frame.
+
+        Raises:
+            SampleError: the sample does not fit, or the outputs are not finite.
+            EngineError: the engine failed.
+
+        """
+        prepared = self.prepare(Request(sample, threshold, region))
+        start = time.perf_counter()
+        try:
+            outputs = self.run(prepared.tensors)
+        except EngineError as problem:
+            self.note_failure(problem, sample, region)
+            raise
+        took = (time.perf_counter() - start) * 1e3
+        return self.conclude(Request(sample, threshold, region), prepared, outputs, took)
+
+    def prepare(self, request: Request, out: Array | None = None) -> Prepared:
+        """Make the network's inputs of a sample.
+
+        Args:
+            request: with the sample.
+            out: where the sample shall be put, see `preprocess.Plan`.
+
+        Raises:
+            SampleError: the sample does not fit.
+
+        """
+        early = request.sample.early
+        if not isinstance(early, Prepared) or early.by is not self:
+            early = None
+        if early is None or early.region != request.region or out is not None:
+            sample = request.sample
+            return self.make_ready(sample.data, request.region, out, stream=sample.file is None)
+        return early
+
+    def make_ready(
+        self,
+        data: Array,
+        region: Region | None = None,
+        out: Array | None = None,
+        *,
+        stream: bool = False,
+    ) -> Prepared:
+        """Make the network's inputs of a picture or window, see `prepare` and `preprocess.Plan`."""
+        start = time.perf_counter()
+        seen, dx, dy = (data, 0, 0) if region is None else cut(data, region)
+        tensors, placement = self._prepare(seen, out, stream=stream)
+        took = (time.perf_counter() - start) * 1e3
+        return Prepared(tensors, placement, dx, dy, took, self, region)
+
+    def conclude(
+        self,
+        request: Request,
+        prepared: Prepared,
+        outputs: Tensors,
+        infer_ms: float,
+        together: int = 1,
+    ) -> Outcome:
+        """Make a result of what the network gave for one sample, and count it.
+
+        Args:
+            request: what was asked.
+            prepared: what the network was given.
+            outputs: of this sample alone.
+            infer_ms: what the engine took, for all that were inferred together.
+            together: how many they were.
+
+        Raises:
+            SampleError: the outputs are not finite.
+
+        """
+        start = time.perf_counter()
+        threshold = self._threshold if request.threshold is None else request.threshold
+        try:
+            found = self._decode(outputs, prepared.tensors, threshold)
+        except (EngineError, SampleError) as problem:
+            self.note_failure(problem, request.sample, request.region)
+            raise
+        self.failing = 0
+        if isinstance(found, Detections) and prepared.placement is not None:
+            found = place(found, prepared.placement, prepared.dx, prepared.dy)
+        done = time.perf_counter()
+        self.infer_ms.append(infer_ms / together)
+        self.inferred += 1
+        self.last = prepared.tensors
+        self.used_at = time.monotonic()
+        if self.first_at is None:
+            self.first_at = self.used_at
+        return Outcome(
+            self._id,
+            self.engine.label,
+            found,
+            Timing(prepared.took_ms, infer_ms, (done - start) * 1e3, together),
+        )
+
+    def note_failure(self, problem: Exception, sample: Sample, region: Region | None) -> None:
+        """Note that nothing came of a sample that the network was given."""
+        self.failure = (str(problem), sample, region)
+        self.failing += 1
+
+    def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
+        """Look at several samples: together where the network takes them so, else one by one.
+
+        Returns:
+            What `infer` gives for each, or the error that it would raise.
+
+        """
+        if self.batch is not None and len(requests) > 1:
+            return self.batch.infer_all(requests)
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request: Request) -> Outcome | AgentError:
+        """Give what `infer` gives, or the error that it raises."""
+        try:
+            return self.infer(request.sample, threshold=request.threshold, region=request.region)
+        except (SampleError, EngineError, ModelError) as problem:
+            return problem
+
+    def raw(self, tensors: Tensors) -> dict[str, Array]:
+        """Run the network alone on ready tensors."""
+        return self.run(tensors)
+
+    def ready(self, tensors: Tensors) -> Tensors:
+        """Give inputs of the network as `infer` would hand them to the engine: for timing it."""
+        return tensors if self.engine.fold is None else self.engine.fold.feed(tensors)
+
+    def unfolded(self, tensors: Tensors) -> Tensors:
+        """Give what the engine was handed as inputs of the network itself: for other engines."""
+        return tensors if self.engine.fold is None else self.engine.fold.unfold(tensors)
+
+    def run(self, tensors: Tensors, engine: Engine | None = None) -> dict[str, Array]:
+        """Call the engine, or another one of this model; a note of it outlives a crash."""
+        number = recorder.enter("infer", self._place)
+        try:
+            return (engine or self.engine).infer(tensors)
+        finally:
+            recorder.leave(number)
+
+    def decode(self, outputs: Tensors, inputs: Tensors) -> Findings:
+        """Decode ready outputs, as `infer` does, in pixels of the network's input."""
+        return self._decode(outputs, inputs, self._threshold)
+
+    def warm_up(self) -> None:
+        """Run once on zeros, so that the first frame does not pay for lazy set-up."""
+        # Noted as part of the load: on a GPU the first inference builds kernels, for long.
+        with recorder.doing("load", self._place):
+            self.engine.infer(
+                {
+                    spec.name: np.zeros([size or 1 for size in spec.shape], spec.dtype)
+                    for spec in self.engine.inputs
+                }
+            )
+
+    def close(self) -> None:
+        self.engine.close()
+        if self.batch is not None:
+            self.batch.close()
+
+
+def default_threshold(folder: ModelFolder) -> float:
+    """Give the manifest's threshold, or its task's usual one."""
+    if folder.manifest.output.threshold is not None:
+        return folder.manifest.output.threshold
+    return 0.5 if folder.manifest.task == "detection" else 0.0
+
+
+def outside(data: Array, region: Region) -> str | None:
+    """Say that nothing of a region lies inside a picture; None: something does."""
+    height, width = data.shape[:2]
+    x1, y1, x2, y2 = region
+    if x1 < width and y1 < height and x2 > 0 and y2 > 0:
+        return None
+    return (
+        f"roi {list(region)} lies wholly outside the picture, which is {width}x{height}; "
+        "nothing can be found there"
+    )
+
+
+def cut(data: Array, region: Region) -> tuple[Array, int, int]:
+    """Cut a region out of a picture, as far as it lies inside; gives its corner too.
+
+    Raises:
+        SampleError: nothing of it lies inside.
+
+    """
+    why = outside(data, region)
+    if why is not None:
+        raise SampleError(why)
+    height, width = data.shape[:2]
+    x1, y1 = min(max(region[0], 0), width - 1), min(max(region[1], 0), height - 1)
+    x2, y2 = max(min(region[2], width), x1 + 1), max(min(region[3], height), y1 + 1)
+    return data[y1:y2, x1:x2], x1, y1
+
+
+def place(found: Detections, placement: Placement, dx: int, dy: int) -> Detections:
+    """Carry boxes from the network's input back to the frame."""
+    boxes = placement.back(found.boxes)
+    points = None if found.points is None else placement.back_points(found.points)
+    if dx or dy:
+        boxes = boxes + np.array([dx, dy, dx, dy], np.float32)
+        points = None if points is None else points + np.array([dx, dy], np.float32)
+    return replace(found, boxes=boxes, points=points)
+
+
+def engine_order(choices: Sequence[EngineChoice], wanted: str, network: Path) -> list[EngineChoice]:
+    """Pick the engines that can read a network's file, in the order given.
+
+    Args:
+        choices: what the device profile offers.
+        wanted: "auto", or the engine that the settings insist on.
+        network: OpenVINO IR runs on OpenVINO only.
+
+    Raises:
+        EngineError: what is wanted cannot run such a file.
+
+    """
+    if network.suffix != ".xml":
+        return list(choices)
+    if wanted == "onnxruntime":
+        raise EngineError(
+            f"{network.name}: OpenVINO IR runs on openvino only, "
+            'but engine = "onnxruntime" is set; use the .onnx, or engine = "auto"'
+        )
+    picked = [choice for choice in choices if choice.engine == "openvino"]
+    lanes = max((choice.lanes for choice in choices), default=1)
+    return picked or [EngineChoice("openvino", lanes=lanes)]
+
+
+def open_model(
+    folder: ModelFolder, choices: Sequence[EngineChoice], kind: Kind, *, checked: bool = False
+) -> tuple[Model, list[str]]:
+    """Load a model on the first engine that can run it.
+
+    Args:
+        folder: of the model.
+        choices: engines to try, in order.
+        kind: of sample that it will be given.
+        checked: its network has been checked already, as in a trial. The check holds up all other
+            threads while it takes the file apart: 55 ms of 100 MB (measured).
+
+    Returns:
+        The model, warmed up, and why each engine before the one that serves was passed over.
+
+    Raises:
+        ModelError: the model itself is not fit to run, on whatever engine.
+        EngineError: no engine can run it; says why for each.
+
+    """
+    if not checked:
+        from ..models.files import check_onnx
+
+        check_onnx.check_network(folder.network)
+    from .folding.find import cut_for
+
+    cut_off = cut_for(folder, kind)
+    passed: list[str] = []
+    for choice in choices:
+        place = place_of(folder.manifest.id, choice.engine, choice.device, str(folder.network))
+        try:
+            with recorder.doing("load", place):
+                engine = open_engine(
+                    choice, folder.network, fixed_shapes(folder.manifest.input, kind), cut_off
+                )
+        except EngineError as problem:
+            passed.append(_blame(f"{choice.engine}:{choice.device}", problem))
+            continue
+        except ModelError as problem:
+            raise ModelError(f"{folder.path / MANIFEST}: {problem}") from None
+        try:
+            model = assemble(folder, choice, engine, kind)
+            model.warm_up()
+        except EngineError as problem:
+            engine.close()
+            passed.append(_blame(engine.label, problem))
+            continue
+        except AgentError:
+            engine.close()
+            raise
+        return model, passed
+    raise EngineError(f"{folder.manifest.id}: no engine can run it: {'; '.join(passed)}")
+
+
+def _blame(engine: str, problem: EngineError) -> str:
+    """Say which engine it was, once: most of what engines say begins with their name."""
+    text = str(problem)
+    return text if text.startswith(f"{engine}: ") else f"{engine}: {text}"
+
+
+def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Kind) -> Model:
+    """Make a model of an engine that has loaded its network.
+
+    Raises:
+        ModelError: manifest and network do not fit each other.
+
+    """
+    try:
+        prepare = plan(folder.manifest.input, engine.inputs, kind, engine.fold)
+        decode = build_decoder(
+            folder.manifest, folder.labels, engine.inputs, engine.outputs, prepare.size
+        )
+    except ModelError as problem:
+        raise ModelError(f"{folder.path / MANIFEST}: {problem}") from None
+    return Model(folder, choice, engine, prepare, decode)

@@ -1,0 +1,133 @@
+"""A prepared form on the disk, read: what it is, whether it belongs here, and its checksums.
+
+On the way to the first result: imports next to nothing, and looks at no more than it must.
+
+    state_dir/prepared/<key>/
+      form.json       everything that is known of it, with a checksum of its own
+      graph.onnx      the whole network, as the engine has optimised it, without weights
+      stage-<n>.onnx  the same graph cut up
+      weights.bin     all weights, in order of execution
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from xxhash import xxh3_64_hexdigest
+
+from ...core.errors import EngineError
+from ...device.resources import instructions
+
+if TYPE_CHECKING:
+    from ..folding.fold import Fold
+
+FORMAT = 4
+"""Of the form: raised with every change of what is written or how it is read."""
+FOLDER = "prepared"
+FILE = "form.json"
+GRAPH = "graph.onnx"
+WEIGHTS = "weights.bin"
+BLOB = "network.blob"
+
+# The table follows on the checksum of its exact bytes.
+_HEAD = b'{"xxh3": "%s", "form": '
+_HEAD_LENGTH = len(_HEAD) - 2 + 16
+
+
+class FormError(EngineError):
+    """A prepared form that cannot be used: load the model itself, and prepare it anew."""
+
+
+class Form:
+    """What is written in a form's table."""
+
+    __slots__ = ("folder", "table")
+
+    def __init__(self, folder: str, table: dict[str, Any]) -> None:
+        self.folder = folder
+        self.table = table
+
+    @property
+    def key(self) -> str:
+        key: str = self.table["key"]
+        return key
+
+    @property
+    def engine(self) -> str:
+        engine: str = self.table["engine"]
+        return engine
+
+    @property
+    def fold(self) -> Fold | None:
+        """How the input of what was made differs from the network's own."""
+        noted = self.table["fold"]
+        if noted is None:
+            return None
+        from ..folding.fold import Fold
+
+        return Fold(**noted)
+
+    def path(self, name: str) -> str:
+        return f"{self.folder}/{name}"
+
+
+def read(folder: str) -> Form:
+    """Read a form's table and see that the form is whole and of this processor.
+
+    The contents of the other files are checked while they are loaded.
+
+    Raises:
+        FormError: it is damaged, cut short, or was made elsewhere or by another program.
+
+    """
+    try:
+        with open(f"{folder}/{FILE}", "rb") as file:  # noqa: PTH123 - pathlib may not be there yet
+            data = file.read()
+    except OSError as problem:
+        raise FormError(f"{folder}: no prepared form: {problem.strerror}") from None
+    body = data[_HEAD_LENGTH:-2]
+    if data != seal(body):
+        raise FormError(f"{folder}/{FILE}: damaged: its checksum is another")
+    form = Form(folder, json.loads(body))
+    if form.table["format"] != FORMAT:
+        raise FormError(f"{folder}: form {form.table['format']}, expected {FORMAT}")
+    if form.table["cpu"] != processor():
+        raise FormError(f"{folder}: made on a processor with other instructions")
+    for name, (size, _) in form.table["files"].items():
+        try:
+            found = os.stat(form.path(name)).st_size  # noqa: PTH116 - likewise
+        except OSError as problem:
+            raise FormError(f"{folder}/{name}: {problem.strerror}") from None
+        if found != size:
+            raise FormError(f"{folder}/{name}: {found} bytes, expected {size}; it is damaged")
+    return form
+
+
+def seal(body: bytes) -> bytes:
+    """Give a table's text with its checksum before it."""
+    return _HEAD % xxh3_64_hexdigest(body).encode() + body + b"}\n"
+
+
+def write(table: Mapping[str, Any]) -> bytes:
+    """Give the content of a form's file."""
+    return seal(json.dumps(table, indent=1).encode())
+
+
+def processor() -> str:
+    """Name the instructions that this processor has, in few letters."""
+    return xxh3_64_hexdigest(instructions().encode())
+
+
+def need_version(form: Form, engine: str, version: str) -> None:
+    """See that a form was made by the engine that is to load it.
+
+    Raises:
+        FormError: it was made by another, or another version of it.
+
+    """
+    found = (form.table["engine"], form.table["version"])
+    if found != (engine, version):
+        raise FormError(f"{form.folder}: made by {' '.join(found)}, here is {engine} {version}")

@@ -1,0 +1,1 @@
+"""Makes prepared forms, in a process of its own, and keeps them."""

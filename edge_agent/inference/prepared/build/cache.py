@@ -1,0 +1,227 @@
+"""Finds the prepared form of a model, and has one made where there is none.
+
+Forms lie in the state folder, each under the digest of all that it was made of: the model's files,
+the engine and its version, the processor's instructions, and how the engine is to run. Making one
+is work of a child process with low priority; a crash of it leaves a folder that nobody reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ....core.errors import ModelError
+from ....core.files import belong_to, disk_errors, sync_folder, sync_tree
+from ....device.resources import usable_cpus
+from ....models.manifest import ModelFolder
+from ....models.store.store import Store
+from ...engines.engine import EngineChoice
+from ...engines.probe import installed
+from ..artifact import FOLDER, FORMAT, Form, FormError, processor, read
+from ..digests import digests
+from .collect import need_room
+
+POLL_SECONDS = 0.1
+
+
+class StoppedError(FormError):
+    """Making a form was broken off because it need not go on: nothing is wrong."""
+
+
+def key_of(state: Path, folder: Path, choice: EngineChoice, kind: str, budget_mb: int = 0) -> str:
+    """Give the key of the form that fits a model here and now.
+
+    Args:
+        state: the state folder; digests of files that have not changed are remembered there.
+        folder: of the model.
+        choice: of the engine.
+        kind: of sample.
+        budget_mb: what the model may take; 0: no bound.
+
+    Raises:
+        ModelError: a file of the model cannot be read.
+
+    """
+    parts = {
+        "format": FORMAT,
+        "files": digests(state, folder),
+        "engine": choice.engine,
+        "version": installed().get(choice.engine),
+        "cpu": processor(),
+        "choice": choice.words(),
+        "kind": kind,
+        "budget_mb": budget_mb,
+        "cpus": usable_cpus(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def find(
+    state: Path, folder: Path, choice: EngineChoice, kind: str, budget_mb: int = 0
+) -> Form | None:
+    """Find the form of a model; None where there is none that can be used.
+
+    Raises:
+        ModelError: a file of the model cannot be read.
+
+    """
+    try:
+        return read(str(state / FOLDER / key_of(state, folder, choice, kind, budget_mb)))
+    except FormError:
+        return None
+
+
+def prepare(
+    store: Store,
+    model: ModelFolder,
+    choice: EngineChoice,
+    kind: str,
+    *,
+    head_ms: float | None = None,
+    budget_mb: int = 0,
+    quota: int = 0,
+    timeout_s: float = 600.0,
+    stopped: Callable[[], str | None] = lambda: None,
+) -> Form:
+    """Make the form of a model and put it in its place. Takes seconds to minutes.
+
+    Args:
+        store: in whose state folder it comes.
+        model: to prepare; it has been checked before.
+        choice: the engine that it is for, on the CPU.
+        kind: of sample that the model will be given.
+        head_ms: how long a start takes from the begin of loading until there is a frame; None:
+            it is estimated.
+        budget_mb: what the model may take; 0: no bound.
+        quota: bytes that the store may take, forms included; 0: no bound.
+        timeout_s: after which making it counts as hung.
+        stopped: says why it need not go on; None: it shall.
+
+    Raises:
+        StoppedError: it was told not to go on; nothing has changed.
+        FormError: it cannot be made; nothing has changed.
+
+    """
+    key = key_of(store.root, model.path, choice, kind, budget_mb)
+    question = {
+        "model": str(model.path),
+        "choice": choice.words(),
+        "kind": kind,
+        "key": key,
+        "head_ms": head_ms,
+        "budget_mb": budget_mb,
+    }
+    try:
+        need_room(store, model.path, quota)
+        with store.stage() as staged:
+            made = staged / key
+            made.mkdir()
+            # Not begun where the files have only just been read for the key.
+            why = stopped()
+            if why is not None:
+                raise StoppedError(f"{model.manifest.id}: cannot be prepared: {why}")
+            answer = _ask({**question, "folder": str(made)}, timeout_s, stopped)
+            if "stopped" in answer:
+                raise StoppedError(f"{model.manifest.id}: cannot be prepared: {answer['stopped']}")
+            if "problem" in answer:
+                raise FormError(f"{model.manifest.id}: cannot be prepared: {answer['problem']}")
+            return read(str(_commit(store, made, key)))
+    except ModelError as problem:
+        raise FormError(f"{model.manifest.id}: cannot be prepared: {problem}") from problem
+
+
+def discard(form: str, store: Store) -> None:
+    """Remove a form that turned out to be damaged; gone already is as good.
+
+    Raises:
+        ModelError: the disk is broken.
+
+    """
+    folder = Path(form)
+    with disk_errors(f"{folder}: removing it"), store.locked():
+        if folder.is_dir():
+            store.take_apart(folder)
+
+
+def _commit(store: Store, made: Path, key: str) -> Path:
+    """Put a form in its place, in one step; one of the same key makes room."""
+    place = store.root / FOLDER / key
+    with disk_errors(f"{place}: storing it"):
+        sync_tree(made)
+        belong_to(made, store.root)
+        with store.locked():
+            if not place.parent.is_dir():
+                place.parent.mkdir()
+                belong_to(place.parent, store.root)
+                sync_folder(store.root)
+            if place.exists():
+                store.take_apart(place)
+            made.rename(place)
+            sync_folder(place.parent)
+    return place
+
+
+def _ask(
+    question: dict[str, Any], timeout_s: float, stopped: Callable[[], str | None]
+) -> dict[str, Any]:
+    """Have the child make it; give its answer: a problem, why it was stopped, or neither."""
+    root = str(Path(__file__).resolve().parents[4])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    child = subprocess.Popen(
+        # -P: modules that happen to lie in the working directory are not imported.
+        [sys.executable, "-P", "-m", "edge_agent.inference.prepared.build.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,
+    )
+    ended = threading.Event()
+    why: dict[str, str] = {}
+
+    def watch() -> None:
+        deadline = time.monotonic() + timeout_s
+        while not ended.wait(POLL_SECONDS):
+            reason = stopped()
+            if reason is not None:
+                why["stopped"] = reason
+            elif time.monotonic() > deadline:
+                why["problem"] = f"not done within {timeout_s:g} s"
+            if why:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                return
+
+    watcher = threading.Thread(target=watch, name="watch over a form", daemon=True)
+    watcher.start()
+    try:
+        output, words = child.communicate(json.dumps(question).encode())
+    finally:
+        ended.set()
+        watcher.join()
+    if why:
+        return dict(why)
+    try:
+        answer: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return answer
+    except (ValueError, IndexError):
+        return {"problem": _death(child.returncode, words)}
+
+
+def _death(status: int, words: bytes) -> str:
+    """Say how a child ended that gave no answer."""
+    if status < 0:
+        with suppress(ValueError):
+            return f"preparing it ended with {signal.Signals(-status).name}"
+    last = words.decode(errors="replace").strip().splitlines()
+    return f"preparing it failed: {last[-1] if last else f'status {status}'}"

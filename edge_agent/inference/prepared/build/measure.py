@@ -1,0 +1,175 @@
+"""Measures the rungs of the ladder on this device, each by the code that a start runs."""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from ....core.types import Array, Tensors
+from ....device.resources import return_freed_memory
+from ..artifact import Form
+from ..engine import FormEngine, specs_of
+from ..load import Begun, start
+
+ROUNDS = 5
+_STEADY_RUNS = 5
+
+
+class Measured(NamedTuple):
+    """One load and what followed."""
+
+    build_ms: float
+    first_ms: float
+    total_ms: float
+    steady_ms: float
+    anon_mb: float
+    """Memory of its own that it took; mapped weights are not in it."""
+    stages: list[tuple[float, float]]
+    """Of several sessions: build and run of each, ms."""
+    outputs: dict[str, Array]
+
+
+_REST = """
+import time
+import numpy, onnxruntime
+begin = time.perf_counter()
+import paho.mqtt.client
+import edge_agent.daemon.agent
+import edge_agent.inference.decode.registry
+import edge_agent.inference.preprocess.picture
+import edge_agent.sources.clip
+print((time.perf_counter() - begin) * 1e3)
+"""
+
+
+def head_start_ms() -> float:
+    """Measure how long a start has no frame yet, while a model can be loaded already.
+
+    What it does in that time is for the most part to import what it needs, which is done here by
+    interpreters of their own.
+    """
+    times = []
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", _REST], capture_output=True, text=True, check=True
+        )
+        times.append(float(done.stdout))
+    return round(min(times), 1)
+
+
+def load_once(form: Form, rung: str, tensors: Tensors, head_ms: float = 0.0) -> Measured:
+    """Load a form in one way as a start does, run it, and let go of it.
+
+    Args:
+        form: to load.
+        rung: how.
+        tensors: to run it on.
+        head_ms: how long there is no frame yet; the rest of a program takes a core meanwhile.
+
+    """
+    _settle_memory()
+    before = _anonymous()
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(_timed, form, rung)
+        while time.perf_counter() < begin + head_ms / 1e3:
+            sum(range(500))
+        begun, build_ms = loading.result()
+    engine = FormEngine(begun, specs_of(form, "inputs"), specs_of(form, "outputs"))
+    built = time.perf_counter()
+    outputs = engine.infer(tensors)
+    first = time.perf_counter()
+    after = _anonymous()
+    steady = []
+    for _ in range(_STEADY_RUNS):
+        again = time.perf_counter()
+        engine.infer(tensors)
+        steady.append(time.perf_counter() - again)
+    engine.close()
+    return Measured(
+        build_ms,
+        (first - built) * 1e3,
+        (first - begin) * 1e3,
+        statistics.median(steady) * 1e3,
+        max(0.0, after - before),
+        [(part.build_ms, part.run_ms) for part in begun.parts],
+        outputs,
+    )
+
+
+def _timed(form: Form, rung: str) -> tuple[Begun, float]:
+    begin = time.perf_counter()
+    return start(form, rung), (time.perf_counter() - begin) * 1e3
+
+
+def figures(loads: list[Measured]) -> dict[str, float]:
+    """Sum up several loads: the best of each figure, for what disturbs only ever adds."""
+    return {
+        "build_ms": round(min(load.build_ms for load in loads), 2),
+        "first_ms": round(min(load.first_ms for load in loads), 2),
+        "total_ms": round(min(load.total_ms for load in loads), 2),
+        "steady_ms": round(min(load.steady_ms for load in loads), 2),
+        "anon_mb": round(max(load.anon_mb for load in loads), 1),
+    }
+
+
+def ladder(
+    forms: Mapping[str, tuple[Form, str]],
+    tensors: Tensors,
+    head_ms: float = 0.0,
+    rounds: int = ROUNDS,
+) -> dict[str, list[Measured]]:
+    """Load in every way, in turns, so that what disturbs disturbs all alike.
+
+    Args:
+        forms: by a name of the caller's: the form and the rung to load it by.
+        tensors: what to run it on.
+        head_ms: as for `load_once`.
+        rounds: how often.
+
+    """
+    found: dict[str, list[Measured]] = {name: [] for name in forms}
+    interval = sys.getswitchinterval()
+    # As a start has it: who comes back from native code does not wait long for its turn.
+    sys.setswitchinterval(0.0005)
+    try:
+        for _ in range(rounds):
+            for name, (form, rung) in forms.items():
+                found[name].append(load_once(form, rung, tensors, head_ms))
+    finally:
+        sys.setswitchinterval(interval)
+    return found
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Be as on a machine with no core to spare."""
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cpus)
+
+
+def _settle_memory() -> None:
+    """Give back what the last load has left, so that each one has to ask for its own again."""
+    gc.collect()
+    return_freed_memory()
+
+
+def _anonymous() -> float:
+    """Give the memory of this process that is no file's, MiB."""
+    with open("/proc/self/status", encoding="ascii") as file:  # noqa: PTH123 - a file of the kernel's
+        for line in file:
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) / 1024
+    return 0.0

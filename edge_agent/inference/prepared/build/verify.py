@@ -1,0 +1,109 @@
+"""What a prepared form must prove: the network's own numbers, on inputs that are not its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ....core.errors import EngineError
+from ....core.types import Array, Tensors, TensorSpec
+from ...engines.engine import Engine
+from ...golden import read_golden
+from ...model import Model
+from ..artifact import Form, FormError
+from ..engine import FormEngine, relative_distance, specs_of
+from ..load import start
+
+SEEDS = (11, 12, 13)
+_CASES = 4
+"""Golden inputs that are tried: each takes a run of each rung."""
+
+
+class Trial:
+    """Inputs, and what the network itself makes of them."""
+
+    def __init__(self, engine: Engine, model: Model) -> None:
+        """Run the network itself.
+
+        Raises:
+            EngineError: it runs on none of the inputs.
+            ModelError: its golden inputs are damaged.
+
+        """
+        samples = [_seeded(engine.inputs, seed) for seed in SEEDS]
+        try:
+            results = [engine.infer(tensors) for tensors in samples]
+        except EngineError:
+            # Indices, say, of which most numbers mean nothing.
+            samples = [_zeros(engine.inputs)]
+            results = [engine.infer(tensors) for tensors in samples]
+        golden = [case.inputs for case in read_golden(model)[:_CASES]]
+        self.samples: list[Tensors] = [*samples, *golden]
+        self._expected = [*results, *(engine.infer(tensors) for tensors in golden)]
+
+    def distance(self, form: Form, rung: str) -> float:
+        """Load a form and give how far its numbers are from the network's: 0 where bit for bit.
+
+        Returns:
+            The largest relative distance (L2) of any output; infinite where a shape, type or NaN
+            differs.
+
+        Raises:
+            FormError: it does not load or run.
+
+        """
+        engine = FormEngine(start(form, rung), specs_of(form, "inputs"), specs_of(form, "outputs"))
+        try:
+            return self.distance_from(engine)
+        finally:
+            engine.close()
+
+    def distance_from(self, engine: Engine) -> float:
+        """Give how far an engine's numbers are from the network's, as `distance` does."""
+        return max(
+            distance_of(expected, engine.infer(tensors))
+            for tensors, expected in zip(self.samples, self._expected, strict=True)
+        )
+
+    def need_identical(self, form: Form, rung: str) -> None:
+        """See that a form gives the network's numbers bit for bit.
+
+        Raises:
+            FormError: it does not.
+
+        """
+        distance = self.distance(form, rung)
+        if distance != 0:
+            raise FormError(
+                f"loaded as {rung} its numbers are not the network's: {distance:.2g} away"
+            )
+
+
+def distance_of(expected: Tensors, found: Tensors) -> float:
+    """Give the largest relative distance of the outputs."""
+    if expected.keys() != found.keys():
+        return float("inf")
+    distances = [relative_distance(array, found[name]) for name, array in expected.items()]
+    return max((d if d == d else float("inf") for d in distances), default=0.0)  # noqa: PLR0124 - NaN
+
+
+def _seeded(specs: Sequence[TensorSpec], seed: int) -> dict[str, Array]:
+    """Make ordinary inputs: floats about zero, integers over what bytes can hold."""
+    random = np.random.default_rng(seed)
+    tensors: dict[str, Array] = {}
+    for spec in specs:
+        shape = tuple(size or 1 for size in spec.shape)
+        kind = np.dtype(spec.dtype)
+        if kind == np.bool_:
+            tensors[spec.name] = random.integers(0, 2, shape).astype(kind)
+        elif np.issubdtype(kind, np.integer):
+            low, high = max(int(np.iinfo(kind).min), -128), min(int(np.iinfo(kind).max), 255)
+            tensors[spec.name] = random.integers(low, high, shape).astype(kind)
+        else:
+            tensors[spec.name] = random.standard_normal(shape).astype(kind)
+    return tensors
+
+
+def _zeros(specs: Sequence[TensorSpec]) -> dict[str, Array]:
+    return {spec.name: np.zeros([size or 1 for size in spec.shape], spec.dtype) for spec in specs}

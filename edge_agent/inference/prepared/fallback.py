@@ -1,0 +1,117 @@
+"""A model from its prepared form, with the model itself to fall back on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ...core.errors import ModelError
+from ...core.types import Array, Kind, Tensors
+from ...models.manifest import ModelFolder
+from ..engines.engine import Engine, EngineChoice, open_engine
+from ..model import Model, assemble
+from ..preprocess.inputs import fixed_shapes
+from .artifact import Form, FormError
+from .engine import FormedEngine, open_form
+
+if TYPE_CHECKING:
+    from .load import Begun
+
+log = logging.getLogger(__name__)
+
+
+class QuickEngine:
+    """Runs the form; where that turns out damaged, the network itself, and no frame is lost."""
+
+    def __init__(
+        self, form: FormedEngine, folder: ModelFolder, choice: EngineChoice, kind: Kind
+    ) -> None:
+        """Begin with the form.
+
+        Args:
+            form: the engine that runs the prepared form.
+            folder: of the model that it was made of.
+            choice: how to load the network itself.
+            kind: of sample that it is given.
+
+        """
+        self.form = form
+        self.damaged: str | None = None
+        """What was wrong with the form."""
+        self._engine: Engine = form
+        self._folder = folder
+        self._choice = choice
+        self._kind = kind
+        self._changing = threading.Lock()
+        self.label = form.label
+        self.inputs = form.inputs
+        self.outputs = form.outputs
+        self.fold = form.fold
+
+    def infer(self, tensors: Tensors) -> dict[str, Array]:
+        """Run the network, as every engine does."""
+        try:
+            return self._run(self._engine, tensors)
+        except FormError as problem:
+            return self._run(self._fallback(problem), tensors)
+
+    def _run(self, engine: Engine, tensors: Tensors) -> dict[str, Array]:
+        if self.fold is not None and engine.fold is None:
+            # Frames are prepared for the form; the network itself could not be loaded like that.
+            tensors = self.fold.unfold(tensors)
+        return engine.infer(tensors)
+
+    def distrust(self, why: str) -> None:
+        """Leave the form, whose files are not what they were."""
+        with suppress(FormError):
+            self._fallback(FormError(why))
+
+    def _fallback(self, problem: FormError) -> Engine:
+        if self.form.mode == "streaming":
+            # The network itself does not fit. `Preparer` sees to a new form.
+            if self.damaged is None:
+                log.warning("model %s: %s; it is prepared anew", self._folder.manifest.id, problem)
+            self.damaged = str(problem)
+            raise problem
+        with self._changing:
+            if self._engine is self.form:
+                log.warning(
+                    "model %s: the prepared form is not used, the model itself is: %s",
+                    self._folder.manifest.id,
+                    problem,
+                )
+                self.damaged = str(problem)
+                from ..folding.find import cut_for
+
+                self._engine = open_engine(
+                    self._choice,
+                    self._folder.network,
+                    fixed_shapes(self._folder.manifest.input, self._kind),
+                    cut_for(self._folder, self._kind),
+                )
+                self.form.close()
+            return self._engine
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def quick_model(folder: ModelFolder, choice: EngineChoice, form: Form | Begun, kind: Kind) -> Model:
+    """Make a model of a form, or of one whose loading has begun.
+
+    Raises:
+        FormError: the form cannot be used.
+
+    """
+    try:
+        engine = open_form(choice, form, fixed_shapes(folder.manifest.input, kind))
+        return assemble(folder, choice, QuickEngine(engine, folder, choice, kind), kind)
+    except ModelError as problem:
+        raise FormError(str(problem)) from problem
+
+
+def streams(model: Model) -> bool:
+    """Whether a model's weights come and go with each frame, for it is larger than the budget."""
+    return isinstance(model.engine, QuickEngine) and model.engine.form.mode == "streaming"

@@ -1,0 +1,1 @@
+"""Samples to model-ready tensors, as the manifest's `[input]` says."""

@@ -1,0 +1,218 @@
+"""Which of a network's inputs takes the sample, what the others get, and what is left open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import ModelError
+from ...core.types import Array, Kind, TensorSpec
+from ...models.manifest import SIGNAL_LAYOUTS, InputSpec
+from ..engines.engine import FixShapes
+
+Shape = tuple[int, ...]
+OpenShape = tuple[int | None, ...]
+
+
+def sample_input(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> TensorSpec:
+    """Find the input that takes the sample: the one named, or the only one that is not constant.
+
+    Raises:
+        ModelError: none or several are left, or the manifest names one that is not there.
+
+    """
+    known = {tensor.name: tensor for tensor in inputs}
+    for name in spec.fixed:
+        if name not in known:
+            raise ModelError(
+                f"input.fixed: the model has no input {name!r}; its inputs: {_listed(inputs)}"
+            )
+    if spec.tensor is not None:
+        if spec.tensor not in known:
+            raise ModelError(
+                f"input.tensor: the model has no input {spec.tensor!r}; "
+                f"its inputs: {_listed(inputs)}"
+            )
+        if spec.tensor in spec.fixed:
+            raise ModelError(f"input.tensor: {spec.tensor!r} is also given in input.fixed")
+        chosen = known[spec.tensor]
+    else:
+        free = [tensor for tensor in inputs if tensor.name not in spec.fixed]
+        pictures = [tensor for tensor in free if not _takes_a_size(tensor)]
+        if len(pictures) == 1 and len(free) > 1:
+            size = next(tensor for tensor in free if _takes_a_size(tensor))
+            raise ModelError(_needs_a_constant(spec, size, pictures[0]))
+        if len(free) != 1:
+            raise ModelError(
+                f"input.tensor: expected 1 input that is not in input.fixed, found {len(free)}: "
+                f"{_listed(tuple(free)) or 'none'}; name the one that takes the sample"
+            )
+        chosen = free[0]
+    for tensor in inputs:
+        if tensor is not chosen and tensor.name not in spec.fixed:
+            raise ModelError(_needs_a_constant(spec, tensor, chosen))
+    return chosen
+
+
+def _takes_a_size(tensor: TensorSpec) -> bool:
+    """Whether an input is made as DETR's descendants make the one for the size of the picture."""
+    return (
+        tensor.dtype in {"int32", "int64"}
+        and len(tensor.shape) == 2
+        and tensor.shape[0] in {1, None}
+        and tensor.shape[1] == 2
+    )
+
+
+def _needs_a_constant(spec: InputSpec, tensor: TensorSpec, picture: TensorSpec) -> str:
+    """Say that an input's value is missing, and what to write where that can be told."""
+    text = f"input.fixed: input {tensor} needs a constant value"
+    if not _takes_a_size(tensor) or len(picture.shape) != 4:
+        return text
+    axes = picture.shape[1:3] if spec.layout == "nhwc" else picture.shape[2:4]
+    height, width = axes[0] or spec.height, axes[1] or spec.width
+    bare = tensor.name.replace("_", "a").replace("-", "a")  # what TOML takes without quotes
+    key = tensor.name if bare.isascii() and bare.isalnum() else f'"{tensor.name}"'
+    if width and height:
+        return (
+            f"{text}; if it is the size of the picture, write fixed = {{ {key} = [[{width}, "
+            f"{height}]] }}, the network's own width and height: boxes come in its pixels"
+        )
+    return (
+        f"{text}; if it is the size of the picture, give the network's own as input.width and "
+        f"input.height, and as fixed = {{ {key} = [[width, height]] }}: boxes come in its pixels"
+    )
+
+
+def constants(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> dict[str, Array]:
+    """Make the arrays of `input.fixed`, of the shapes and types that the network asks for.
+
+    Raises:
+        ModelError: a value is not numbers, or does not fit its input.
+
+    """
+    return {
+        tensor.name: _constant(tensor, spec.fixed[tensor.name])
+        for tensor in inputs
+        if tensor.name in spec.fixed
+    }
+
+
+def fixed_shapes(spec: InputSpec, kind: Kind) -> FixShapes:
+    """Settle the sizes that a network leaves open, from the manifest alone.
+
+    The batch becomes 1; height and width come from `input.height` and `input.width`; a window from
+    `input.window` and the number of `input.channels`; other inputs from their `input.fixed` value.
+    The function returned raises ModelError where the manifest does not say.
+    """
+
+    def decide(inputs: tuple[TensorSpec, ...]) -> Mapping[str, Shape]:
+        chosen = sample_input(spec, inputs)
+        shapes: dict[str, Shape] = {}
+        for tensor in inputs:
+            if None not in tensor.shape:
+                continue
+            if tensor is not chosen:
+                value = _numbers(tensor, spec.fixed[tensor.name])
+                shapes[tensor.name] = _fill(tensor, value.shape, "input.fixed")
+            elif kind == "picture":
+                shapes[tensor.name] = _open_picture(spec, tensor)
+            else:
+                shapes[tensor.name] = _open_signal(spec, tensor)
+        return shapes
+
+    return decide
+
+
+def _open_picture(spec: InputSpec, tensor: TensorSpec) -> Shape:
+    rank = len(tensor.shape)
+    if rank not in {3, 4}:
+        raise ModelError(f"input {tensor}: expected a picture of 3 or 4 dimensions, found {rank}")
+    height, width = ("input.height", spec.height), ("input.width", spec.width)
+    channels = ("", 1 if spec.color == "gray" else 3)
+    picture = (height, width, channels) if spec.layout == "nhwc" else (channels, height, width)
+    axes = [*[("", 1)] * (rank - 3), *picture]
+    missing = [
+        key
+        for have, (key, want) in zip(tensor.shape, axes, strict=True)
+        if have is None and want is None
+    ]
+    if missing:
+        raise ModelError(
+            f"{' and '.join(missing)}: missing; input {tensor} leaves its size open, "
+            "the manifest must give it"
+        )
+    return _fill(tensor, tuple(want for _, want in axes), "input")
+
+
+def _open_signal(spec: InputSpec, tensor: TensorSpec) -> Shape:
+    rank = len(tensor.shape)
+    time, channels = spec.window, len(spec.channels) or None
+    layout = spec.layout if spec.layout in SIGNAL_LAYOUTS else "ct"
+    wanted: OpenShape
+    if tensor.shape[0] is None and None not in tensor.shape[1:]:
+        wanted = (1, *tensor.shape[1:])
+    elif layout.startswith("flat"):
+        total = None if time is None or channels is None else time * channels
+        wanted = (1,) * (rank - 1) + (total,)
+    elif rank >= 2:
+        window = (channels, time) if layout == "ct" else (time, channels)
+        wanted = (1,) * (rank - 2) + window
+    else:
+        wanted = (time,)
+    if any(have is None and want is None for have, want in zip(tensor.shape, wanted, strict=True)):
+        raise ModelError(
+            f"input.window and input.channels: missing; input {tensor} leaves sizes open, "
+            "the manifest must give them"
+        )
+    return _fill(tensor, wanted, f"input.layout {layout!r}")
+
+
+def _fill(tensor: TensorSpec, wanted: OpenShape, key: str) -> Shape:
+    """Take each size from the network, and where it is open from *wanted*."""
+    if len(wanted) != len(tensor.shape):
+        found = f"one of {len(wanted)}" if wanted else "a single number"
+        raise ModelError(
+            f"{key}: input {tensor} takes an array of {len(tensor.shape)} dimensions, found {found}"
+        )
+    sizes = [
+        want if have is None else have for have, want in zip(tensor.shape, wanted, strict=True)
+    ]
+    return tuple(size for size in sizes if size is not None)
+
+
+def _constant(tensor: TensorSpec, given: Any) -> Array:
+    value = _numbers(tensor, given)
+    sizes = [1 if size is None else size for size in tensor.shape]
+    wanted = np.dtype(tensor.dtype)
+    with np.errstate(all="ignore"):
+        cast = value.astype(wanted)
+    if not np.issubdtype(wanted, np.floating) and not np.array_equal(cast, value):
+        raise ModelError(f"input.fixed: {tensor.name}: {given!r} does not fit {tensor.dtype}")
+    if value.ndim == 0:
+        return np.ascontiguousarray(np.broadcast_to(cast, sizes))
+    if value.size != int(np.prod(sizes)):
+        raise ModelError(
+            f"input.fixed: {tensor.name}: expected {tensor}, found an array {list(value.shape)}"
+        )
+    return np.ascontiguousarray(cast.reshape(sizes))
+
+
+def _numbers(tensor: TensorSpec, given: Any) -> Array:
+    try:
+        value = np.asarray(given)
+        np.dtype(tensor.dtype)
+    except (ValueError, TypeError):
+        raise ModelError(
+            f"input.fixed: {tensor.name}: expected a number or nested lists of equal length "
+            f"for {tensor}"
+        ) from None
+    if value.dtype.kind not in "biuf":
+        raise ModelError(f"input.fixed: {tensor.name}: expected numbers, found {given!r}")
+    return value
+
+
+def _listed(inputs: tuple[TensorSpec, ...]) -> str:
+    return ", ".join(str(tensor) for tensor in inputs)

@@ -1,0 +1,229 @@
+"""Pictures to tensors: resize, colour, scale and layout in as few passes as there can be.
+
+Everything that happens to a pixel after the resize is in `tables`. Of 768x432 to 320x240 the resize
+takes 0.134 ms, in the quicker way 0.074, planes in the network's order 0.017, and looking up bytes
+0.055, floats 0.058.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import ModelError, SampleError
+from ...core.types import Array, TensorSpec
+from ...models.manifest import PICTURE_LAYOUTS, InputSpec
+from .inputs import constants, sample_input
+from .placement import Placement
+from .resize import resize
+from .tables import Tables, table_of
+
+if TYPE_CHECKING:
+    from ..folding.fold import Fold
+
+DTYPES = ("uint8", "int8", "uint16", "int16", "float16", "float32")
+
+
+class _Buffers:
+    """What is needed again for every picture, none of which leaves the plan."""
+
+    picture: NDArray[np.uint8]
+    """(height, width, 3), BGR."""
+    planes: NDArray[np.uint8]
+    """(3, height, width)"""
+    placed: tuple[int, int, int, int] | None = None
+    """Of a letterbox: where in `picture` the latest one came; the rest of it is the border."""
+
+    def __init__(self, height: int, width: int) -> None:
+        self.picture = np.empty((height, width, 3), np.uint8)
+        self.planes = np.empty((3, height, width), np.uint8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PicturePlan:
+    """How every picture becomes the network's input. Threads share it."""
+
+    spec: InputSpec
+    tensor: TensorSpec
+    """What the engine takes: bytes, where the network's quantisation is done here."""
+    shape: tuple[int, ...]
+    """Of the tensor, every size known."""
+    size: tuple[int, int]
+    """Width and height of the picture in it."""
+    tables: Tables
+    constants: dict[str, Array]
+    idle: deque[_Buffers] = field(default_factory=deque)
+    """Last in, first out: they are still in the cache. A deque's ends are thread-safe."""
+
+    def __call__(
+        self, data: Array, out: Array | None = None, *, stream: bool = False
+    ) -> tuple[dict[str, Array], Placement]:
+        """Resize, recolour and scale one picture (height, width, 3) uint8 BGR."""
+        if data.ndim != 3 or data.shape[2] != 3 or data.dtype != np.uint8 or data.size == 0:
+            raise SampleError(
+                "picture: expected uint8 [height, width, 3], "
+                f"found {data.dtype.name}{list(data.shape)}"
+            )
+        if out is None:
+            # A new one for each picture: whoever is given it may keep it. It costs nothing
+            # (measured): the allocator gives the same memory again.
+            out = np.empty(self.shape, np.dtype(self.tensor.dtype))
+        elif (out.shape, out.dtype.name) != (self.shape, self.tensor.dtype):
+            raise ValueError(f"expected a place for {self.tensor}, found {out.dtype}{out.shape}")
+        try:
+            buffers = self.idle.pop()
+        except IndexError:
+            buffers = _Buffers(*reversed(self.size))
+        try:
+            placement = self._resize(data, buffers, quick=stream and self.tables.gentle)
+            # OpenCV 4 looks up no half floats; their bits travel as uint16 all the same.
+            self._lay_out(buffers, out.view(np.uint16) if out.dtype == np.float16 else out)
+        finally:
+            self.idle.append(buffers)
+        return {self.tensor.name: out, **self.constants}, placement
+
+    def _resize(self, data: Array, buffers: _Buffers, *, quick: bool) -> Placement:
+        """Bring a picture to the network's size, as `input.resize` says."""
+        change = partial(resize, interpolation=self.spec.interpolation, quick=quick)
+        width, height = self.size
+        source_height, source_width = data.shape[:2]
+        picture = buffers.picture
+        left = top = 0
+        if self.spec.resize == "letterbox":
+            ratio = min(width / source_width, height / source_height)
+            # As the two families that letterbox do it: YOLOX, at the top left, cuts the fraction
+            # of a pixel off, Ultralytics, in the middle, rounds. It costs a weak box to mix them up
+            # (measured). The 1e-6 is for 415.9999999, which is 416.
+            centered = self.spec.anchor == "center"
+            part_of_pixel = 0.5 if centered else 1e-6
+            new_width = min(width, max(1, int(source_width * ratio + part_of_pixel)))
+            new_height = min(height, max(1, int(source_height * ratio + part_of_pixel)))
+            if centered:
+                left, top = (width - new_width) // 2, (height - new_height) // 2
+            placed = (left, top, new_width, new_height)
+            if buffers.placed != placed:
+                picture[...] = round(self.spec.pad)
+                buffers.placed = placed
+            place = picture[top : top + new_height, left : left + new_width]
+            change(data, (new_width, new_height), out=place)
+            scale_x, scale_y = new_width / source_width, new_height / source_height
+            offset_x, offset_y = float(left), float(top)
+        elif self.spec.resize == "crop":
+            # The largest cut of the network's own shape, times the ratio; of a square network
+            # that is the ratio's share of the shorter side.
+            part = self.spec.crop_ratio * min(source_width / width, source_height / height)
+            cut_width = min(source_width, max(1, round(width * part)))
+            cut_height = min(source_height, max(1, round(height * part)))
+            left, top = (source_width - cut_width) // 2, (source_height - cut_height) // 2
+            cut = data[top : top + cut_height, left : left + cut_width]
+            change(cut, self.size, out=picture)
+            scale_x, scale_y = width / cut_width, height / cut_height
+            offset_x, offset_y = -left * scale_x, -top * scale_y
+        else:
+            change(data, self.size, out=picture)
+            scale_x, scale_y = width / source_width, height / source_height
+            offset_x = offset_y = 0.0
+        return Placement(
+            width, height, scale_x, scale_y, offset_x, offset_y, source_width, source_height
+        )
+
+    def _lay_out(self, buffers: _Buffers, out: Array) -> None:
+        """Put the resized BGR picture into a tensor of the network's shape and type."""
+        import cv2
+
+        picture: Array = buffers.picture
+        width, height = self.size
+        if self.spec.color == "gray":
+            gray = cv2.cvtColor(picture, cv2.COLOR_BGR2GRAY, dst=buffers.planes[0])
+            self.tables.look_up(gray, out.reshape(height, width))
+        elif self.spec.layout == "nhwc":
+            target = out.reshape(height, width, 3)
+            if self.spec.color == "rgb":
+                # In place where bytes are wanted; a letterbox's border is grey in either order.
+                mixed = self.tables.place(target, buffers.planes.reshape(picture.shape))
+                picture = cv2.cvtColor(picture, cv2.COLOR_BGR2RGB, dst=mixed)
+            self.tables.look_up(picture, target)
+        else:
+            target = out.reshape(3, height, width)
+            planes = self.tables.place(target, buffers.planes)
+            # Planes in another order cost nothing: there is no need to have it in the weights.
+            cv2.split(picture, list(planes[::-1] if self.spec.color == "rgb" else planes))
+            self.tables.look_up_planes(planes, target)
+
+
+def picture_plan(
+    spec: InputSpec, inputs: tuple[TensorSpec, ...], fold: Fold | None = None
+) -> PicturePlan:
+    """Check that pictures, manifest and network fit each other, and prepare the tables.
+
+    Args:
+        spec: the manifest's `[input]`.
+        inputs: of the network itself.
+        fold: an input that the engine takes in bytes.
+
+    Raises:
+        ModelError: expected and found.
+
+    """
+    if spec.is_signal:
+        raise ModelError(
+            "input: the source gives pictures, but the manifest describes windows of a signal "
+            "(channels, window or layout)"
+        )
+    tensor = sample_input(spec, inputs)
+    if tensor.dtype not in DTYPES:
+        raise ModelError(
+            f"input {tensor}: expected one of {', '.join(DTYPES)}, found {tensor.dtype}"
+        )
+    shape, (width, height) = _measure(spec, tensor)
+    channels = 1 if spec.color == "gray" else 3
+    values = table_of(spec, tensor.dtype, channels)
+    if fold is not None and fold.name == tensor.name:
+        values = fold.quantise(values)
+        (tensor,) = fold.specs((tensor,))
+        if fold.turned:
+            spec, shape = replace(spec, layout="nhwc"), (1, height, width, channels)
+    return PicturePlan(
+        spec,
+        tensor,
+        shape,
+        (width, height),
+        Tables(values),
+        constants(spec, inputs),
+    )
+
+
+def _measure(spec: InputSpec, tensor: TensorSpec) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """Read width and height off the tensor's shape, and see that the rest is as expected."""
+    rank = len(tensor.shape)
+    if rank not in {3, 4}:
+        raise ModelError(
+            f"input {tensor}: expected a picture of 3 dimensions, or 4 with the batch, found {rank}"
+        )
+    if rank == 4 and tensor.shape[0] not in {1, None}:
+        raise ModelError(f"input {tensor}: expected a batch of 1, found {tensor.shape[0]}")
+    layout = spec.layout or "nchw"
+    picture = tensor.shape[-3:]
+    wanted = 1 if spec.color == "gray" else 3
+    at = {"nchw": 0, "nhwc": 2}
+    if picture[at[layout]] not in {wanted, None}:
+        other = next(name for name in PICTURE_LAYOUTS if name != layout)
+        hint = f"; layout {other!r} would fit" if picture[at[other]] == wanted else ""
+        raise ModelError(
+            f"input {tensor}: expected {wanted} channels "
+            f"(color {spec.color!r}, layout {layout!r}), found {picture[at[layout]]}{hint}"
+        )
+    height, width = picture[1:] if layout == "nchw" else picture[:2]
+    for name, given, found in (("width", spec.width, width), ("height", spec.height, height)):
+        if found is None and given is None:
+            raise ModelError(f"input.{name}: missing; input {tensor} leaves its size open")
+        if None not in {given, found} and given != found:
+            raise ModelError(f"input.{name}: expected {found} (input {tensor}), found {given}")
+    size = (width or spec.width or 0, height or spec.height or 0)
+    whole = (wanted, size[1], size[0]) if layout == "nchw" else (size[1], size[0], wanted)
+    return (1,) * (rank - 3) + whole, size

@@ -1,0 +1,70 @@
+"""Samples to model-ready tensors, as the manifest's `[input]` says.
+
+Knows no engine and no decoder: it is given the network's inputs and says where a picture came to
+lie in them, so that boxes found there can be carried back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from ...core.types import Array, Kind, TensorSpec
+from ...models.manifest import InputSpec
+from .placement import Placement
+
+if TYPE_CHECKING:
+    from ..folding.fold import Fold
+
+
+class Plan(Protocol):
+    """Turns one sample into all inputs of a network. May be called by several threads at a time."""
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Width and height of the network's picture; None where it takes no picture."""
+
+    def __call__(
+        self, data: Array, out: Array | None = None, *, stream: bool = False
+    ) -> tuple[dict[str, Array], Placement | None]:
+        """Make the network's inputs of *data*.
+
+        Args:
+            data: as `core.types.Sample` has it.
+            out: where the sample shall be put: an array of the shape and type that come out
+                without it, as a part of a larger one that holds several samples.
+            stream: it comes from a camera or a clip, whose pixels are what a codec left of them:
+                it may be resized in a quicker way where that is no more than a step of the
+                network's own quantisation.
+
+        Returns:
+            One C-contiguous array for each input, which the caller owns but for the manifest's
+            constants, and where the picture lies in it (None for signals).
+
+        Raises:
+            SampleError: this sample does not fit or is not finite; the next one may.
+
+        """
+
+
+def plan(
+    spec: InputSpec, inputs: tuple[TensorSpec, ...], kind: Kind, fold: Fold | None = None
+) -> Plan:
+    """Decide once, for a network and its manifest, how every sample will be prepared.
+
+    Args:
+        spec: the manifest's `[input]`.
+        inputs: the network's inputs, after `fixed_shapes` has settled what they leave open.
+        kind: what the source gives.
+        fold: an input that the engine takes in bytes; of pictures it will get them.
+
+    Raises:
+        ModelError: manifest and network do not fit each other; expected and found.
+
+    """
+    if kind == "picture":
+        from .picture import picture_plan
+
+        return picture_plan(spec, inputs, fold)
+    from .signal import signal_plan
+
+    return signal_plan(spec, inputs)

@@ -1,0 +1,186 @@
+"""Windows of a signal, and ready model inputs, to tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import ModelError, SampleError
+from ...core.types import Array, TensorSpec
+from ...models.manifest import SIGNAL_LAYOUTS, InputSpec
+from .inputs import constants, sample_input
+
+DTYPES = (
+    *("uint8", "int8", "uint16", "int16", "int32", "int64"),
+    *("float16", "float32", "float64"),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SignalPlan:
+    """How every window becomes the network's input. Threads share it."""
+
+    tensor: TensorSpec
+    shape: tuple[int, ...]
+    """Of the tensor, every size known."""
+    window: tuple[int, int] | None
+    """Rows and channels of a window; None: the sample is one ready model input."""
+    channels_first: bool
+    """Whether a window is turned to channels x time before it is laid down."""
+    mean: NDArray[np.float32]
+    scale: NDArray[np.float32]
+    """One number, or one for each of the sample's last axis."""
+    constants: dict[str, Array]
+
+    @property
+    def size(self) -> None:
+        """None: there is no picture."""
+        return
+
+    def __call__(
+        self,
+        data: Array,
+        out: Array | None = None,
+        *,
+        stream: bool = False,  # noqa: ARG002 - all the same here
+    ) -> tuple[dict[str, Array], None]:
+        """Scale one sample and lay it into the network's shape.
+
+        Args:
+            data: (window, channels), or as many numbers as the network takes.
+            out: where they shall be put.
+            stream: concerns pictures only.
+
+        """
+        if self.window is not None and data.shape != self.window:
+            raise SampleError(
+                f"window: expected {self.window[0]} rows of {self.window[1]} channels, "
+                f"found {list(data.shape)}"
+            )
+        if data.size != prod(self.shape):
+            raise SampleError(
+                f"sample: expected {prod(self.shape)} numbers for input {self.tensor}, "
+                f"found {list(data.shape)}"
+            )
+        values = np.asarray(data, np.float32)
+        if not np.isfinite(values).all():
+            raise SampleError("sample: holds values that are not finite (NaN or infinity)")
+        if self.window is None and self.mean.ndim:
+            values = values.reshape(self.shape)
+        values = (values - self.mean) / self.scale
+        if self.channels_first:
+            values = values.T
+        made = self._cast(values).reshape(self.shape)
+        if out is not None:
+            if (out.shape, out.dtype) != (made.shape, made.dtype):
+                raise ValueError(
+                    f"expected a place for {self.tensor}, found {out.dtype}{out.shape}"
+                )
+            out[...] = made
+            made = out
+        return {self.tensor.name: made, **self.constants}, None
+
+    def _cast(self, values: NDArray[np.float32]) -> Array:
+        kind = np.dtype(self.tensor.dtype)
+        if kind.kind in "iu":
+            # In doubles: float32 cannot hold the bounds of int32.
+            bounds = np.iinfo(kind)
+            rounded = np.clip(np.rint(values.astype(np.float64)), bounds.min, bounds.max)
+            return np.ascontiguousarray(rounded.astype(kind))
+        with np.errstate(over="ignore"):
+            cast = np.ascontiguousarray(values, kind)
+        if kind == np.float16 and not np.isfinite(cast).all():
+            raise SampleError(f"sample: goes beyond what float16 can hold (input {self.tensor})")
+        return cast
+
+
+def signal_plan(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> SignalPlan:
+    """Check that window, manifest and network fit each other.
+
+    Raises:
+        ModelError: expected and found.
+
+    """
+    if spec.transform == "logmel":
+        raise ModelError("input.transform: logmel is not supported yet by this version")
+    tensor = sample_input(spec, inputs)
+    if tensor.dtype not in DTYPES:
+        raise ModelError(
+            f"input {tensor}: expected one of {', '.join(DTYPES)}, found {tensor.dtype}"
+        )
+    open_after_batch = [size for size in tensor.shape[1:] if size is None]
+    if open_after_batch:
+        raise ModelError(
+            f"input {tensor}: leaves sizes open; the manifest's window and channels must give them"
+        )
+    shape = tuple(1 if size is None else size for size in tensor.shape)
+    if spec.window is None:
+        mean, scale = _ready(spec, "mean", shape), _ready(spec, "scale", shape)
+        return SignalPlan(tensor, shape, None, False, mean, scale, constants(spec, inputs))
+    layout = spec.layout if spec.layout in SIGNAL_LAYOUTS else "ct"
+    window = (spec.window, _channels(spec, tensor, shape))
+    _check_layout(layout, window, tensor, shape)
+    mean, scale = (
+        np.array(spec.per_channel(name, window[1]), np.float32) for name in ("mean", "scale")
+    )
+    return SignalPlan(
+        tensor, shape, window, layout.endswith("ct"), mean, scale, constants(spec, inputs)
+    )
+
+
+def _channels(spec: InputSpec, tensor: TensorSpec, shape: tuple[int, ...]) -> int:
+    """Count the channels: those named, or what the network has room for."""
+    total, rows = prod(shape), spec.window or 1
+    channels = len(spec.channels) or total // rows
+    if channels * rows != total:
+        named = f"{len(spec.channels)} channels" if spec.channels else "whole channels"
+        raise ModelError(
+            f"input.window: {rows} rows of {named} do not fit input {tensor}: "
+            f"expected {total} numbers" + (f", found {rows * channels}" if spec.channels else "")
+        )
+    return channels
+
+
+def _check_layout(
+    layout: str, window: tuple[int, int], tensor: TensorSpec, shape: tuple[int, ...]
+) -> None:
+    """See that the network's axes come in the layout's order; axes of one do not count."""
+    time, channels = window
+    wanted = {
+        "ct": (channels, time),
+        "tc": (time, channels),
+        "flat-ct": (time * channels,),
+        "flat-tc": (time * channels,),
+    }
+    found = _beyond_one(shape)
+    if _beyond_one(wanted[layout]) == found:
+        return
+    fitting = [name for name in SIGNAL_LAYOUTS if _beyond_one(wanted[name]) == found]
+    hint = f"; layout {' or '.join(map(repr, fitting))} would fit" if fitting else ""
+    raise ModelError(
+        f"input.layout: {layout!r} makes {list(wanted[layout])} of a window of {time} rows and "
+        f"{channels} channels, found input {tensor}{hint}"
+    )
+
+
+def _beyond_one(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+def _ready(
+    spec: InputSpec, name: Literal["mean", "scale"], shape: tuple[int, ...]
+) -> NDArray[np.float32]:
+    """Give mean or scale of ready inputs: one number, or one along the network's last axis."""
+    given = getattr(spec, name)
+    several = not isinstance(given, int | float) and len(given) > 1
+    if several and not spec.is_signal and len(shape) > 2 and len(given) != shape[-1]:
+        raise ModelError(
+            "input: the source gives rows of numbers, but the manifest describes pictures "
+            f"({name} of {len(given)} colors)"
+        )
+    values = np.array(spec.per_channel(name, shape[-1] if several and shape else 1), np.float32)
+    return values if several else values[0].reshape(())

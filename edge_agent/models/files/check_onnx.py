@@ -1,0 +1,320 @@
+"""Checks on a network's file before an engine parses it, so that what is wrong is said in words.
+
+An engine's parser is native code that meets strangers' files; what reaches it has been bounded,
+is complete, refers to nothing outside its folder and computes with nothing but known operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...core.errors import ModelError
+from ...core.types import Array, TensorSpec
+from ..manifest import inside
+from .check_ir import inspect_ir
+from .facts import NEUTRAL, NetworkFacts, ensure_finite
+from .strip_weights import place_of, without_weights
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+
+# Protobuf's own limit on one message; what is larger has external data.
+MAX_ONNX_BYTES = 2 * 1024**3 - 1
+MAX_NODES = 200_000
+
+# Operators that both engines bring themselves. Every other domain needs a library of custom
+# operators, which is never loaded.
+DOMAINS = frozenset(
+    {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "org.openvinotoolkit"}
+)
+# In a known domain, but not for computing: a compiled network for one vendor's driver, with a path
+# to load it from; and operators that call Python.
+_REFUSED = frozenset({"EPContext", "PythonOp", "PythonOpGrad", "ATen"})
+_QUANTIZED = frozenset(
+    {
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "DynamicQuantizeLinear",
+        "QLinearConv",
+        "QLinearMatMul",
+        "ConvInteger",
+        "MatMulInteger",
+        "QGemm",
+    }
+)
+
+# ONNX's numbers of types (onnx.proto, TensorProto.DataType): NumPy's name, bits of an element.
+_TYPES: Mapping[int, tuple[str, int]] = {
+    1: ("float32", 32),
+    2: ("uint8", 8),
+    3: ("int8", 8),
+    4: ("uint16", 16),
+    5: ("int16", 16),
+    6: ("int32", 32),
+    7: ("int64", 64),
+    9: ("bool", 8),
+    10: ("float16", 16),
+    11: ("float64", 64),
+    12: ("uint32", 32),
+    13: ("uint64", 64),
+    14: ("complex64", 64),
+    15: ("complex128", 128),
+    16: ("bfloat16", 16),
+    17: ("float8e4m3fn", 8),
+    18: ("float8e4m3fnuz", 8),
+    19: ("float8e5m2", 8),
+    20: ("float8e5m2fnuz", 8),
+    21: ("uint4", 4),
+    22: ("int4", 4),
+    23: ("float4e2m1", 4),
+    24: ("float8e8m0", 8),
+    25: ("uint2", 2),
+    26: ("int2", 2),
+}
+_STRING = 8
+_EXTERNAL = 1
+# How the floats among them are looked at: bfloat16 by its bits.
+_FLOATS: Mapping[int, type[np.generic]] = {
+    1: np.float32,
+    10: np.float16,
+    11: np.float64,
+    16: np.uint16,
+}
+
+
+def check_network(network: Path) -> None:
+    """See that a network's file is fit to be given to an engine.
+
+    Raises:
+        ModelError: what is wrong with it, by name of the tensor, operator or file.
+
+    """
+    inspect(network)
+
+
+def inspect(network: Path) -> NetworkFacts:
+    """Check a network's file and say what it tells about itself.
+
+    Raises:
+        ModelError: as for `check_network`.
+
+    """
+    if not network.is_file():
+        raise ModelError(f"{network}: no such file")
+    try:
+        if network.suffix.lower() == ".xml":
+            return inspect_ir(network)
+        if network.suffix.lower() == ".onnx":
+            return _inspect_onnx(network)
+    except OSError as problem:
+        raise ModelError(f"{network}: cannot be read: {problem.strerror}") from None
+    raise ModelError(f"{network}: is neither .onnx nor .xml")
+
+
+def _inspect_onnx(network: Path) -> NetworkFacts:
+    model = _parse(network)
+    graph = model.graph
+    own = {(function.domain, function.name) for function in model.functions}
+    nodes = _nodes(model, network)
+    for node in nodes:
+        _check_operator(node, own, network)
+    files: dict[Path, None] = {network: None}
+    weight_bytes = sum(_check_tensor(tensor, network, files) for tensor in _tensors(model, nodes))
+    constants = {tensor.name for tensor in graph.initializer}
+    by_output = {name: node for node in graph.node for name in node.output}
+    return NetworkFacts(
+        kind="onnx",
+        files=tuple(files),
+        inputs=_specs([v for v in graph.input if v.name not in constants], network),
+        outputs=_specs(graph.output, network),
+        makers={value.name: _maker(value.name, by_output) for value in graph.output},
+        metadata={_text(entry.key): _text(entry.value) for entry in model.metadata_props},
+        nodes=len(nodes),
+        weight_bytes=weight_bytes,
+        quantized=any(node.op_type in _QUANTIZED for node in nodes),
+    )
+
+
+def _parse(network: Path) -> ModelProto:
+    """Read the file without its weights, be they in it or beside it."""
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from onnx import ModelProto
+
+    size = network.stat().st_size
+    if size > MAX_ONNX_BYTES:
+        raise ModelError(
+            f"{network}: {size} bytes, expected at most {MAX_ONNX_BYTES}; store the weights as "
+            "external data"
+        )
+    model = ModelProto()
+    try:
+        model.ParseFromString(without_weights(network))
+    except DecodeError:
+        raise ModelError(
+            f"{network}: not a valid ONNX file: it is cut short, damaged or something else"
+        ) from None
+    # An empty file, and one that ends between two fields, are valid messages all the same.
+    if not model.HasField("graph") or not model.graph.output:
+        raise ModelError(
+            f"{network}: not a valid ONNX file: it has no graph with outputs; it is cut short or "
+            "something else"
+        )
+    return model
+
+
+def _nodes(model: ModelProto, network: Path) -> list[NodeProto]:
+    """List all nodes: of the graph, of functions, and of graphs inside nodes (branches, loops)."""
+    waiting = [*model.graph.node, *(node for own in model.functions for node in own.node)]
+    nodes: list[NodeProto] = []
+    while waiting:
+        if len(nodes) + len(waiting) > MAX_NODES:
+            raise ModelError(f"{network}: more than {MAX_NODES} nodes")
+        node = waiting.pop()
+        nodes.append(node)
+        for graph in _subgraphs(node):
+            waiting.extend(graph.node)
+    return nodes
+
+
+def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _tensors(model: ModelProto, nodes: list[NodeProto]) -> Iterator[TensorProto]:
+    """Give every constant: initializers, also sparse ones, and attributes of nodes."""
+    sparse = []
+    for graph in (model.graph, *(graph for node in nodes for graph in _subgraphs(node))):
+        yield from graph.initializer
+        sparse += graph.sparse_initializer
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            if attribute.HasField("sparse_tensor"):
+                sparse.append(attribute.sparse_tensor)
+            yield from attribute.tensors
+            sparse += attribute.sparse_tensors
+    for tensor in sparse:
+        yield from (tensor.values, tensor.indices)
+
+
+def _check_operator(node: NodeProto, own: set[tuple[str, str]], network: Path) -> None:
+    if (node.domain, node.op_type) in own:
+        return  # a function that the file defines itself, of nodes that are checked too
+    if node.domain not in DOMAINS:
+        raise ModelError(
+            f"{network}: operator {node.domain}.{node.op_type} is a custom one; libraries of "
+            "custom operators are not loaded"
+        )
+    if node.op_type in _REFUSED:
+        raise ModelError(f"{network}: operator {node.op_type} is refused: it is not portable")
+
+
+def _check_tensor(tensor: TensorProto, network: Path, files: dict[Path, None]) -> int:
+    """Check one constant; note the file its data is in; return its size in bytes."""
+    where = f"{network}: tensor {tensor.name!r}"
+    if tensor.data_type == _STRING:
+        return 0
+    if tensor.data_type not in _TYPES or any(size < 0 for size in tensor.dims):
+        raise ModelError(f"{where}: its type or shape is not valid; the file is damaged")
+    name, bits = _TYPES[tensor.data_type]
+    count = prod(int(size) for size in tensor.dims)
+    size = -(-count * bits // 8)
+    kind = _FLOATS.get(tensor.data_type)
+    values: Array | None = None
+    if tensor.data_location == _EXTERNAL:
+        path, offset = _external(tensor, size, network, where)
+        files[path] = None
+        if kind is not None and count:
+            values = np.memmap(path, kind, "r", offset, (count,))
+    elif place := place_of(tensor.doc_string):
+        offset, length = place
+        if length != size:
+            raise ModelError(
+                f"{where}: expected {size} bytes for {name}{list(tensor.dims)}, found {length}"
+            )
+        if kind is not None and count:
+            values = np.memmap(network, kind, "r", offset, (count,))
+    elif tensor.HasField("raw_data"):
+        data = tensor.raw_data
+        if len(data) != size:
+            raise ModelError(
+                f"{where}: expected {size} bytes for {name}{list(tensor.dims)}, found {len(data)}"
+            )
+        values = None if kind is None else np.frombuffer(data, kind)
+    elif tensor.data_type in {1, 11}:
+        values = np.array(tensor.float_data or tensor.double_data, kind)
+        if values.size != count:
+            raise ModelError(
+                f"{where}: expected {count} numbers for {name}{list(tensor.dims)}, found "
+                f"{values.size}"
+            )
+    elif kind is not None:
+        # The 16 bits of a float16 or bfloat16, one in each int32.
+        values = np.array(tensor.int32_data, np.uint16).view(kind)
+    if values is not None:
+        ensure_finite(values, where)
+    return size
+
+
+def _external(tensor: TensorProto, size: int, network: Path, where: str) -> tuple[Path, int]:
+    """Find a tensor's external data: a file inside the network's folder, long enough."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    path = inside(network.parent, location, f"{where}: external data")
+    try:
+        offset = int(entries.get("offset", "0"))
+        length = int(entries.get("length", size))
+    except ValueError:
+        raise ModelError(f"{where}: offset and length must be whole numbers") from None
+    if offset < 0 or length != size:
+        raise ModelError(
+            f"{where}: expected {size} bytes of external data, found {length} at {offset}"
+        )
+    found = path.stat().st_size
+    if offset + length > found:
+        raise ModelError(
+            f"{where}: reaches to byte {offset + length} of {location}, which has {found}; it is "
+            "cut short or belongs to another model"
+        )
+    return path, offset
+
+
+def _maker(output: str, by_output: Mapping[str, NodeProto]) -> str:
+    """Name the operator whose numbers an output gives."""
+    seen = set()
+    while output in by_output and output not in seen:
+        seen.add(output)
+        node = by_output[output]
+        if node.op_type not in NEUTRAL or not node.input:
+            return str(node.op_type)
+        output = node.input[0]
+    return ""
+
+
+def _text(value: str | bytes) -> str:
+    """Make a text of a field: protobuf gives bytes where it is not UTF-8."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _specs(values: Sequence[Any], network: Path) -> tuple[TensorSpec, ...]:
+    specs = []
+    for value in values:
+        if isinstance(value.name, bytes):
+            raise ModelError(f"{network}: the name of an input or output is not UTF-8")
+        tensor = value.type.tensor_type
+        shape = tuple(
+            size.dim_value if size.HasField("dim_value") and size.dim_value > 0 else None
+            for size in tensor.shape.dim
+        )
+        dtype, _ = _TYPES.get(tensor.elem_type, ("unknown", 0))
+        specs.append(TensorSpec(value.name, shape, dtype))
+    return tuple(specs)

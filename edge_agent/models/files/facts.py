@@ -1,0 +1,116 @@
+"""What can be read from a network's file without running it, and the one check on its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from ...core.errors import ModelError
+from ...core.types import Array, TensorSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkFacts:
+    """A network's file, as far as it tells about itself."""
+
+    kind: Literal["onnx", "ir"]
+    files: tuple[Path, ...]
+    """The file itself, then those that hold its weights."""
+    inputs: tuple[TensorSpec, ...]
+    """Without initializers."""
+    outputs: tuple[TensorSpec, ...]
+    makers: Mapping[str, str]
+    """By name of an output: the type of the operator whose numbers it gives."""
+    metadata: Mapping[str, str]
+    """ONNX: `metadata_props`. IR: `rt_info`, a path of tags joined by spaces = value."""
+    nodes: int
+    weight_bytes: int
+    quantized: bool
+    """Whether integers are what it computes with."""
+
+
+# Operators that only reshape, retype or rescale what the one before them made.
+NEUTRAL = frozenset(
+    {
+        "Cast",
+        "Convert",
+        "DequantizeLinear",
+        "FakeQuantize",
+        "Flatten",
+        "Identity",
+        "QuantizeLinear",
+        "Reshape",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+
+# OpenVINO's names of types = NumPy's.
+OPENVINO_TYPES: Mapping[str, str] = {
+    "boolean": "bool",
+    **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+}
+
+# So that a weight of any size costs little memory to look at.
+_CHUNK = 1 << 22
+
+
+def ensure_finite(values: Array, what: str) -> None:
+    """See that weights are numbers.
+
+    Infinities are let through where all else is zero: that is a mask or a bound, which networks do
+    have as constants. Amid other numbers they are damage, as NaN is anywhere.
+
+    Args:
+        values: any shape; float16, float32 or float64, or uint16 for the bits of bfloat16.
+        what: names the tensor and its file.
+
+    Raises:
+        ModelError: NaN or an infinity.
+
+    """
+    others = infinite = False
+    for chunk in _chunks(values):
+        if _all_finite(chunk):
+            others = others or bool(chunk.any())
+            continue
+        numbers = _widen(chunk)
+        if np.isnan(numbers).any():
+            raise ModelError(f"{what} holds NaN; the file is damaged or its training diverged")
+        infinite = True
+        others = others or bool((np.isfinite(numbers) & (numbers != 0)).any())
+    if infinite and others:
+        raise ModelError(
+            f"{what} holds infinities among its numbers; the file is damaged or its training "
+            "diverged"
+        )
+
+
+def _chunks(values: Array) -> Iterator[Array]:
+    flat = values.reshape(-1)
+    for start in range(0, flat.size, _CHUNK):
+        yield flat[start : start + _CHUNK]
+
+
+def _all_finite(chunk: Array) -> bool:
+    """Say whether all are finite, as cheaply as each type allows."""
+    if chunk.dtype == np.uint16:  # bfloat16: all eight bits of the exponent set
+        return not bool(((chunk & 0x7F80) == 0x7F80).any())
+    if chunk.dtype == np.float16:
+        return not bool(((chunk.view(np.uint16) & 0x7C00) == 0x7C00).any())
+    # A sum is finite only if every term is; a finite sum needs no array of booleans.
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(chunk.sum())) or bool(np.isfinite(chunk).all())
+
+
+def _widen(chunk: Array) -> Array:
+    if chunk.dtype == np.uint16:
+        return (chunk.astype(np.uint32) << 16).view(np.float32)
+    return chunk

@@ -1,0 +1,112 @@
+"""What the metadata of an exported network leaves to be told from its inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...core.errors import ModelError
+from ...core.types import TensorSpec
+from .facts import NetworkFacts
+
+
+def picture_input(facts: NetworkFacts, where: str) -> tuple[TensorSpec, dict[str, Any]]:
+    """Find the input that takes pictures.
+
+    Returns:
+        Its spec, and what a manifest's [input] says of it: layout, color where it is gray, tensor
+        where there are others.
+
+    Raises:
+        ModelError: there is none, or more than one, or it takes several pictures at once.
+
+    """
+    pictures = [spec for spec in facts.inputs if len(spec.shape) == 4]
+    if len(pictures) != 1:
+        found = ", ".join(map(str, facts.inputs)) or "none"
+        raise ModelError(f"{where}: expected one input of 4 dimensions for pictures, found {found}")
+    spec = pictures[0]
+    if spec.shape[0] not in {None, 1}:
+        raise ModelError(
+            f"{where}: input {spec} takes {spec.shape[0]} pictures at once; export it with batch 1"
+        )
+    said: dict[str, Any] = {}
+    if spec.shape[1] in {1, 3}:
+        said["layout"], channels = "nchw", spec.shape[1]
+    elif spec.shape[3] in {1, 3}:
+        said["layout"], channels = "nhwc", spec.shape[3]
+    else:
+        raise ModelError(f"{where}: input {spec}: expected 1 or 3 channels, first or last")
+    if channels == 1:
+        said["color"] = "gray"
+    if len(facts.inputs) > 1:
+        said["tensor"] = spec.name
+    return spec, said
+
+
+def picture_size(spec: TensorSpec, layout: str) -> tuple[int | None, int | None]:
+    """Give the width and height of a picture input; None where the network leaves them open."""
+    rows, columns = (2, 3) if layout == "nchw" else (1, 2)
+    return spec.shape[columns], spec.shape[rows]
+
+
+def yolo_decoder(
+    outputs: Sequence[TensorSpec],
+    classes: int,
+    where: str,
+    *,
+    end_to_end: bool = False,
+    objectness: bool = False,
+) -> str:
+    """Tell a YOLO's family by the shape of its output.
+
+    Args:
+        outputs: of the network.
+        classes: how many labels there are.
+        where: begins an error.
+        end_to_end: the exporter says that suppression is inside.
+        objectness: the exporter is one that only knows rows of box, objectness and classes.
+
+    Raises:
+        ModelError: it is none of those that can be decoded; expected and found.
+
+    """
+    found = ", ".join(map(str, outputs))
+    if len(outputs) != 1 or len(outputs[0].shape) != 3:
+        raise ModelError(
+            f"{where}: expected one output of 3 dimensions, found {found}; segment, pose and obb "
+            "networks and those with anchors outside are not supported"
+        )
+    _, rows, columns = outputs[0].shape
+    if columns == 5 + classes and (objectness or columns != 6):
+        return "yolov5"
+    if not objectness and columns == 6 and rows != 4 + classes:
+        return "yolo-e2e"
+    if not objectness and 4 + classes in {rows, columns}:
+        return "yolov8"
+    if rows is None and columns is None:
+        # All sizes open: only the exporter can know.
+        return "yolov5" if objectness else "yolo-e2e" if end_to_end else "yolov8"
+    raise ModelError(
+        f"{where}: output {found}: for {classes} labels expected [1, {4 + classes}, N], "
+        f"[1, N, {5 + classes}] or [1, N, 6]; segment, pose and obb networks are not supported"
+    )
+
+
+def numbers(text: str, where: str) -> list[float]:
+    """Read numbers between spaces, commas or brackets.
+
+    Raises:
+        ModelError: they are something else.
+
+    """
+    words = text.replace(",", " ").strip("[]() ").split()
+    try:
+        return [float(word) for word in words]
+    except ValueError:
+        raise ModelError(f"{where}: expected numbers, found {text[:60]!r}") from None
+
+
+def filled(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what is None: a manifest's keys are absent where they do not matter."""
+    return {key: value for key, value in section.items() if value is not None}

@@ -1,0 +1,55 @@
+"""A manifest for a bare network, of what its exporter wrote into it.
+
+Two kinds of metadata answer a manifest's questions: that of Ultralytics and that of OpenVINO's
+Model API. What neither says but their own runtimes take for granted is assumed here too, and every
+assumption is put into words.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import ModelError
+from ...core.names import safe_name
+from ..manifest import Manifest, parse
+from . import model_api, ultralytics
+from .check_onnx import inspect
+
+
+def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest, list[str]]:
+    """Make the manifest of a bare .onnx or .xml.
+
+    Args:
+        network: the file; its weights and, of an Ultralytics export, metadata.yaml beside it.
+        name: the model's name; None: the file's stem made safe.
+        version: its version.
+
+    Returns:
+        The manifest, and each thing that was assumed, in words.
+
+    Raises:
+        ModelError: the file is not fit to run, or its metadata leaves a question open or asks for
+            something that is not supported.
+
+    """
+    facts = inspect(network)
+    where = str(network)
+    fields = ultralytics.fields_of(network, facts)
+    if fields is not None:
+        described, assumed = ultralytics.describe(fields, facts, where)
+    elif (info := model_api.info_of(facts)) is not None:
+        described, assumed = model_api.describe(info, facts, where)
+    else:
+        found = ", ".join(sorted(facts.metadata)[:5])
+        raise ModelError(
+            f"{where}: its metadata is neither Ultralytics' (task, names) nor Model API's "
+            f"(model_info): found {found or 'none'}; describe it in a model.toml beside it"
+        )
+    data: dict[str, Any] = {
+        "name": name or safe_name(network.stem),
+        "version": version,
+        "file": network.name,
+        **described,
+    }
+    return parse(data, where), assumed

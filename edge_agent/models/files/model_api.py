@@ -1,0 +1,265 @@
+"""The `model_info` of OpenVINO's Model API, and what its wrappers take for granted.
+
+In an ONNX file each entry is a property whose key is its path ("model_info labels"); in an IR it is
+an element of the same path in rt_info. Pictures are BGR unless `reverse_input_channels`; lists are
+separated by spaces, and labels have "_" for their own spaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...core.errors import ModelError
+from . import infer_layout
+from .facts import NetworkFacts
+
+_PREFIX = "model_info "
+MAX_LABELS = 100_000
+
+# Its `resize_type` = the manifest's resize, anchor, and whether `pad_value` counts.
+_RESIZE: Mapping[str, tuple[str, str, bool]] = {
+    "standard": ("stretch", "center", False),
+    "fit_to_window": ("letterbox", "top-left", False),
+    "fit_to_window_letterbox": ("letterbox", "center", True),
+    "crop": ("crop", "center", False),
+}
+_DETECTORS = frozenset({"ssd", "yolox", "yolo", "yolov5", "yolov8", "yolo11", "yolov11"})
+_SUPPORTED = "SSD, YOLOX, YOLO, YOLOv5, YOLOv8, YOLO11, Classification and AnomalyDetection"
+_CHANCES = frozenset({"Softmax", "SoftMax", "Sigmoid"})
+
+
+class _Info(Mapping[str, str]):
+    """Entries of `model_info` by name; "None" is how a missing one is stored."""
+
+    def __init__(self, entries: Mapping[str, str], where: str) -> None:
+        self._entries = {key: text for key, text in entries.items() if text.strip() != "None"}
+        self._where = where
+        self.assumed: list[str] = []
+
+    def __getitem__(self, key: str) -> str:
+        return self._entries[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def number(self, key: str, default: float) -> float:
+        """Read one number; say so where the wrapper's default is taken."""
+        found = self.numbers(key)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ModelError(f"{self._where}: model_info {key}: expected one number, found {found}")
+        self.assumed.append(f"{key}: {default:g}, the default of Model API")
+        return default
+
+    def numbers(self, key: str) -> list[float]:
+        return infer_layout.numbers(self.get(key, ""), f"{self._where}: model_info {key}")
+
+    def flag(self, key: str) -> bool:
+        return self.get(key, "").strip().lower() in {"yes", "true", "1"}
+
+
+def info_of(facts: NetworkFacts) -> dict[str, str] | None:
+    """Collect the entries of `model_info`; None where there are none."""
+    return {
+        key.removeprefix(_PREFIX): text
+        for key, text in facts.metadata.items()
+        if key.startswith(_PREFIX)
+    } or None
+
+
+def describe(
+    entries: Mapping[str, str], facts: NetworkFacts, where: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Make what a manifest needs besides name, version and file.
+
+    Raises:
+        ModelError: an entry is missing or wrong, or asks for something that is not supported.
+
+    """
+    info = _Info(entries, where)
+    if "model_type" not in info:
+        raise ModelError(
+            f"{where}: model_type: not in its model_info; describe the model in a model.toml"
+        )
+    kind = info["model_type"].strip()
+    if kind.lower() in _DETECTORS:
+        described = _detector(kind.lower(), info, facts, where)
+    elif kind.lower() == "classification":
+        described = _classifier(info, facts, where)
+    elif kind.lower() == "anomalydetection":
+        described = _anomaly(info, facts, where)
+    else:
+        raise ModelError(f"{where}: model_type {kind!r} is not supported; {_SUPPORTED} are")
+    return described, info.assumed
+
+
+def _detector(kind: str, info: _Info, facts: NetworkFacts, where: str) -> dict[str, Any]:
+    # Ultralytics' exporter calls classifiers YOLO too; only their output tells.
+    shapes = [spec.shape for spec in facts.outputs]
+    if kind.startswith("yolo") and len(shapes) == 1 and len(shapes[0]) == 2:
+        return _yolo_classifier(info, facts, where)
+    labels = _labels(info, where)
+    ultralytics = kind not in {"ssd", "yolox"}
+    if kind == "ssd":
+        decoder = "ssd"
+        picture = _picture(info, facts, where, resize="standard")
+    elif kind == "yolox":
+        decoder = "yolox"
+        # Its wrapper does not ask for resize_type.
+        picture = _picture(info, facts, where, resize="fit_to_window")
+        picture |= {"resize": "letterbox", "anchor": "top-left", "pad": 114}
+    else:
+        decoder = infer_layout.yolo_decoder(facts.outputs, len(labels), where)
+        info.assumed.append(f"decoder: {decoder}, by the output {facts.outputs[0]}")
+        # Where these lack an entry, the wrapper does what Ultralytics does.
+        picture = _picture(
+            info, facts, where, resize="fit_to_window_letterbox", pad=114, rgb=True, scale=255
+        )
+    output: dict[str, Any] = {"decoder": decoder, "labels": labels}
+    output["threshold"] = info.number("confidence_threshold", 0.25 if ultralytics else 0.5)
+    if kind != "ssd":
+        output["iou"] = info.number("iou_threshold", 0.7 if ultralytics else 0.65)
+    return {"task": "detection", "input": picture, "output": output}
+
+
+def _yolo_classifier(info: _Info, facts: NetworkFacts, where: str) -> dict[str, Any]:
+    labels = _labels(info, where)
+    info.assumed.append("task: classification, by the output of 2 dimensions")
+    picture = _picture(info, facts, where, resize="crop", rgb=True, scale=255)
+    return {
+        "task": "classification",
+        "input": picture,
+        "output": {"decoder": "softmax", **_classes(labels, facts, where)},
+    }
+
+
+def _classifier(info: _Info, facts: NetworkFacts, where: str) -> dict[str, Any]:
+    for flag in ("multilabel", "hierarchical"):
+        if info.flag(flag):
+            raise ModelError(f"{where}: {flag} classification is not supported")
+    output = _classes(_labels(info, where), facts, where)
+    maker = facts.makers[facts.outputs[0].name]
+    output["decoder"] = "softmax" if maker in _CHANCES else "logits"
+    info.assumed.append(
+        f"decoder: {output['decoder']}, as the network ends in {maker or 'its input'}"
+    )
+    if "topk" in info:
+        output["top_k"] = int(info.number("topk", 1))
+    picture = _picture(info, facts, where, resize="standard")
+    return {"task": "classification", "input": picture, "output": output}
+
+
+def _classes(labels: tuple[str, ...], facts: NetworkFacts, where: str) -> dict[str, Any]:
+    """Hold labels against the first output; where it has one class more, that is the first."""
+    spec = facts.outputs[0]
+    sizes = [size for size in spec.shape[1:] if size != 1] or [1]
+    if "int" in spec.dtype:
+        raise ModelError(
+            f"{where}: output {spec} holds integers; give output.scale and output.zero_point in a "
+            "model.toml"
+        )
+    if len(sizes) > 1 or sizes[0] not in {None, len(labels), len(labels) + 1}:
+        raise ModelError(
+            f"{where}: labels: {len(labels)} in the metadata, but the output is {spec}"
+        )
+    return {"labels": labels, "first_label": int(sizes[0] == len(labels) + 1)}
+
+
+def _anomaly(info: _Info, facts: NetworkFacts, where: str) -> dict[str, Any]:
+    names = [spec.name for spec in facts.outputs]
+    if "pred_score" not in names:
+        raise ModelError(
+            f"{where}: AnomalyDetection without an output pred_score is not supported: found "
+            f"{', '.join(names)}"
+        )
+    return {
+        "task": "anomaly",
+        "input": _picture(info, facts, where, resize="standard", scale=255),
+        "output": {
+            "decoder": "score",
+            "threshold": info.number("image_threshold", 0.5),
+            "names": {"score": "pred_score"},
+        },
+    }
+
+
+def _labels(info: _Info, where: str) -> tuple[str, ...]:
+    labels = info.get("labels", "").split()
+    if not labels:
+        raise ModelError(
+            f"{where}: labels: not in its model_info; name them in a model.toml under [output]"
+        )
+    if len(labels) > MAX_LABELS:
+        raise ModelError(f"{where}: labels: more than {MAX_LABELS}")
+    if any("_" in label for label in labels):
+        info.assumed.append('labels: "_" stands for a space')
+    return tuple(label.replace("_", " ").strip() or label for label in labels)
+
+
+def _picture(
+    info: _Info,
+    facts: NetworkFacts,
+    where: str,
+    *,
+    resize: str,
+    pad: float = 0,
+    rgb: bool = False,
+    scale: float = 1,
+) -> dict[str, Any]:
+    """Describe the input, where an entry is missing by the defaults of the wrapper."""
+    spec, said = infer_layout.picture_input(facts, where)
+    width, height = infer_layout.picture_size(spec, said["layout"])
+    if None in {width, height}:
+        said |= _open_size(info, where)
+    kind = info.get("resize_type", "").strip() or resize
+    if kind not in _RESIZE:
+        raise ModelError(
+            f"{where}: model_info resize_type: {kind!r} is not one of {', '.join(_RESIZE)}"
+        )
+    if "resize_type" not in info:
+        info.assumed.append(f"resize_type: {resize}, the default of Model API")
+    said["resize"], said["anchor"], padded = _RESIZE[kind]
+    said["pad"] = (info.numbers("pad_value") or [pad])[0] if padded else 0
+    said["interpolation"] = info.get("interpolation_mode", "linear").strip().lower()
+    if info.flag("embedded_processing"):
+        # Colour, mean and scale are in the network already, which takes BGR as it comes.
+        return {"color": "bgr", **said}
+    reverse = info.flag("reverse_input_channels") if "reverse_input_channels" in info else rgb
+    said.setdefault("color", "rgb" if reverse else "bgr")
+    said["mean"] = info.numbers("mean_values") or 0
+    said["scale"] = info.numbers("scale_values") or scale
+    mode = info.get("intensity_mode", "none").strip()
+    if mode != "none":
+        raise ModelError(f"{where}: model_info intensity_mode: {mode!r} is not supported")
+    if "mean_values" not in info and "scale_values" not in info:
+        info.assumed.append(f"mean and scale: 0 and {scale:g}, the default of Model API")
+    said["tensor"] = spec.name if len(facts.inputs) > 1 else None
+    return _with_image_info(said, facts, (width, height))
+
+
+def _open_size(info: _Info, where: str) -> dict[str, Any]:
+    """Give the size that the network had before its preprocessing was put inside."""
+    width, height = info.numbers("orig_width"), info.numbers("orig_height")
+    if len(width) != 1 or len(height) != 1:
+        raise ModelError(
+            f"{where}: orig_width and orig_height: not in its model_info, and the input leaves its "
+            "size open; say width and height under [input] of a model.toml"
+        )
+    return {"width": int(width[0]), "height": int(height[0])}
+
+
+def _with_image_info(
+    said: dict[str, Any], facts: NetworkFacts, size: tuple[int | None, int | None]
+) -> dict[str, Any]:
+    """Feed a detector's second input, where it has one: height, width and 1."""
+    width = said.get("width") or size[0]
+    height = said.get("height") or size[1]
+    others = [spec for spec in facts.inputs if len(spec.shape) == 2]
+    if others:
+        said["fixed"] = {spec.name: [[height, width, 1]] for spec in others}
+    return infer_layout.filled(said)

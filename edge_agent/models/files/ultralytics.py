@@ -1,0 +1,220 @@
+"""The metadata that Ultralytics' exporters write, and what their predictor takes for granted.
+
+An ONNX file holds it as properties, as Python would print the values; beside an IR lies the same as
+metadata.yaml. YOLOv5's older exporter writes only `names` and `stride`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import ModelError
+from . import infer_layout
+from .facts import NetworkFacts
+
+MAX_TEXT = 1024 * 1024
+MAX_LABELS = 100_000
+
+
+def fields_of(network: Path, facts: NetworkFacts) -> dict[str, str] | None:
+    """Collect Ultralytics' fields of a network; None where it has none.
+
+    Raises:
+        ModelError: there is a metadata.yaml that is too large or not text.
+
+    """
+    for prefix in ("", "framework "):
+        fields = {
+            key.removeprefix(prefix): value
+            for key, value in facts.metadata.items()
+            if key.startswith(prefix)
+        }
+        if "names" in fields and ("task" in fields or "stride" in fields):
+            return fields
+    beside = network.parent / "metadata.yaml"
+    if facts.kind == "ir" and beside.is_file():
+        fields = _read_yaml(beside)
+        if "names" in fields and "task" in fields:
+            return fields
+    return None
+
+
+def describe(
+    fields: Mapping[str, str], facts: NetworkFacts, where: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Make what a manifest needs besides name, version and file.
+
+    Raises:
+        ModelError: a task that is not supported, or fields that contradict the network.
+
+    """
+    labels = _labels(fields, where)
+    if "task" in fields:
+        task = fields["task"].strip()
+        assumed = []
+    else:
+        task = "detect"
+        assumed = ["task: detect; YOLOv5's exporter does not say"]
+    described = {
+        "description": fields.get("description", "").strip()[:200],
+        "license": fields.get("license", "").strip()[:200],
+    }
+    if task == "detect":
+        body, more = _detection(fields, facts, labels, where)
+    elif task == "classify":
+        body, more = _classification(fields, facts, labels, where)
+    else:
+        raise ModelError(f"{where}: task {task!r} is not supported; detect and classify are")
+    return described | body, assumed + more
+
+
+def _detection(
+    fields: Mapping[str, str], facts: NetworkFacts, labels: tuple[str, ...], where: str
+) -> tuple[dict[str, Any], list[str]]:
+    arguments = _value(fields, "args", where)
+    inside = isinstance(arguments, dict) and arguments.get("nms") is True
+    older = "task" not in fields
+    decoder = infer_layout.yolo_decoder(
+        facts.outputs,
+        len(labels),
+        where,
+        end_to_end=inside or _value(fields, "end2end", where) is True,
+        objectness=older,
+    )
+    picture = _picture(fields, facts, where) | {"resize": "letterbox", "pad": 114}
+    output: dict[str, Any] = {"decoder": decoder, "threshold": 0.25, "labels": labels}
+    assumed = [
+        f"decoder: {decoder}, by the output {facts.outputs[0]}",
+        "input: letterboxed on gray 114, RGB in 0..1, as Ultralytics' predictor does",
+        "threshold: 0.25, the predictor's default",
+    ]
+    if decoder != "yolo-e2e":
+        output["iou"] = 0.45 if older else 0.7
+        assumed.append(f"iou: {output['iou']}, the predictor's default")
+    return {"task": "detection", "input": picture, "output": output}, assumed
+
+
+def _classification(
+    fields: Mapping[str, str], facts: NetworkFacts, labels: tuple[str, ...], where: str
+) -> tuple[dict[str, Any], list[str]]:
+    outputs = facts.outputs
+    if len(outputs) != 1 or outputs[0].shape[-1] not in {len(labels), None}:
+        found = ", ".join(map(str, outputs))
+        raise ModelError(
+            f"{where}: expected one output of {len(labels)} classes, as there are names, found "
+            f"{found}"
+        )
+    # Its transforms shrink with an antialiasing filter, which among OpenCV's is nearest to area.
+    picture = _picture(fields, facts, where) | {"resize": "crop", "interpolation": "area"}
+    return {
+        "task": "classification",
+        "input": picture,
+        "output": {"decoder": "softmax", "labels": labels},
+    }, ["input: centre cut of the whole shorter side, RGB in 0..1, as Ultralytics' predictor does"]
+
+
+def _picture(fields: Mapping[str, str], facts: NetworkFacts, where: str) -> dict[str, Any]:
+    """Describe the input; the size comes from `imgsz` where the network leaves it open."""
+    spec, said = infer_layout.picture_input(facts, where)
+    width, height = infer_layout.picture_size(spec, said["layout"])
+    size = _value(fields, "imgsz", where)
+    if isinstance(size, int):
+        size = [size, size]
+    if None in {width, height}:
+        if not (
+            isinstance(size, list | tuple)
+            and len(size) == 2
+            and all(isinstance(side, int) for side in size)
+        ):
+            raise ModelError(
+                f"{where}: imgsz: not in the metadata, and the input {spec} leaves its size open; "
+                "say width and height under [input] of a model.toml"
+            )
+        said |= infer_layout.filled({"height": height or size[0], "width": width or size[1]})
+    return {"color": "rgb", "mean": 0, "scale": 255, **said}
+
+
+def _labels(fields: Mapping[str, str], where: str) -> tuple[str, ...]:
+    """Read `names`: a dictionary of numbers from 0 on, or a list."""
+    names = _value(fields, "names", where)
+    if isinstance(names, dict):
+        if sorted(names) != list(range(len(names))):
+            raise ModelError(f"{where}: names: expected keys 0 to {len(names) - 1}, one a class")
+        names = [names[index] for index in range(len(names))]
+    if not isinstance(names, list | tuple) or not 0 < len(names) <= MAX_LABELS:
+        raise ModelError(f"{where}: names: expected a label for each class, found none")
+    return tuple(str(name) for name in names)
+
+
+def _value(fields: Mapping[str, str], key: str, where: str) -> Any:
+    """Read a field as the Python literal that it was printed from; None where it is missing."""
+    text = fields.get(key)
+    if text is None:
+        return None
+    if len(text) > MAX_TEXT:
+        raise ModelError(f"{where}: {key}: longer than {MAX_TEXT} characters")
+    try:
+        value = ast.literal_eval(text.strip())
+        # What sorts and counts below must be plain: keys of one type.
+        if isinstance(value, dict) and key == "names" and not all(type(k) is int for k in value):
+            raise TypeError
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        if key == "names":
+            raise ModelError(
+                f"{where}: names: expected a dictionary of numbers and labels, found {text[:60]!r}"
+            ) from None
+        return None
+    return value
+
+
+def _read_yaml(path: Path) -> dict[str, str]:
+    """Read the little YAML that the exporter writes: scalars, one level of mappings and lists.
+
+    Mappings and lists come back as Python would print them, like the properties of an ONNX file.
+    """
+    try:
+        if path.stat().st_size > MAX_TEXT:
+            raise ModelError(f"{path}: larger than {MAX_TEXT} bytes, not an exporter's metadata")
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ModelError(f"{path}: is not UTF-8 text") from None
+    fields: dict[str, str] = {}
+    nested: dict[str, tuple[dict[Any, Any], list[Any]]] = {}
+    key = ""
+    for line in lines:
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        if text.startswith("- ") and key:
+            nested.setdefault(key, ({}, []))[1].append(_scalar(text[2:]))
+        elif line[0] != " ":
+            key, _, value = text.partition(":")
+            fields[key] = str(_scalar(value))
+        elif key:
+            inner, colon, value = text.partition(":")
+            if colon:
+                nested.setdefault(key, ({}, []))[0][_scalar(inner)] = _scalar(value)
+    for key, (mapping, items) in nested.items():
+        fields[key] = repr(mapping or items)
+    return fields
+
+
+def _scalar(text: str) -> str | int | bool:
+    """Read one YAML scalar: an integer, a boolean, or text, quoted or not."""
+    text = text.strip()
+    if len(text) >= 2 and text[0] == text[-1] == "'":
+        return text[1:-1].replace("''", "'")
+    if len(text) >= 2 and text[0] == text[-1] == '"':
+        try:
+            return str(json.loads(text))
+        except ValueError:
+            return text[1:-1]
+    if text in {"true", "false"}:
+        return text == "true"
+    if text.lstrip("-").isdecimal() and len(text) < 10:
+        return int(text)
+    return text

@@ -1,0 +1,330 @@
+"""What a model says of itself: `inference.model.toml`, section 4 of the public interface.
+
+Knows no engine and no weights; whether the network fits its manifest is seen when both are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field, replace
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from ..core.constraints import Ge, Gt, Le, Plain
+from ..core.errors import ModelError
+from ..core.frozen import record
+from ..core.names import NAME_RULE, is_name, is_version
+
+MANIFEST = "model.toml"
+MAX_LABEL_BYTES = 2**20
+MAX_LABELS = 100_000
+
+Task = Literal["detection", "classification", "anomaly", "regression", "raw"]
+DecoderName = Literal[
+    "ultraface",
+    "yunet",
+    "yolox",
+    "yolov8",
+    "yolo-e2e",
+    "yolov5",
+    "nanodet",
+    "ssd",
+    "detr",
+    "softmax",
+    "logits",
+    "reconstruction",
+    "score",
+    "raw",
+]
+Interpolation = Literal["linear", "area", "cubic", "nearest"]
+PICTURE_LAYOUTS = ("nchw", "nhwc")
+SIGNAL_LAYOUTS = ("ct", "tc", "flat-ct", "flat-tc")
+
+# Which decoders make sense for which task.
+DECODERS_OF: Mapping[Task, tuple[DecoderName, ...]] = {
+    "detection": (
+        "ultraface",
+        "yunet",
+        "yolox",
+        "yolov8",
+        "yolo-e2e",
+        "yolov5",
+        "nanodet",
+        "ssd",
+        "detr",
+    ),
+    "classification": ("softmax", "logits"),
+    "anomaly": ("reconstruction", "score"),
+    "regression": ("raw", "score"),
+    "raw": ("raw",),
+}
+
+SCORED: frozenset[Task] = frozenset({"detection", "classification"})
+"""Tasks whose findings have scores from 0 to 1; what the others give may be any number."""
+
+_STRICT: Any = {"extra": "forbid"}
+Size = Annotated[int, Gt(0), Le(16384)]
+# Bounded so that infinity does not get through; NaN is within no bounds.
+Number = Annotated[float, Ge(-1e9), Le(1e9)]
+Numbers = tuple[Number, ...]
+
+
+@record(kw_only=True)
+class LogMel:
+    """Parameters of `transform = "logmel"`."""
+
+    __pydantic_config__ = _STRICT
+    sample_rate: Annotated[int, Gt(0), Le(1e9)] = 16000
+    n_fft: Annotated[int, Gt(0), Le(65536)] = 512
+    window: Annotated[int, Gt(0), Le(65536)] = 480
+    hop: Annotated[int, Gt(0), Le(65536)] = 320
+    n_mels: Annotated[int, Gt(0), Le(1024)] = 40
+    f_min: Annotated[float, Ge(0), Le(1e9)] = 20.0
+    f_max: Annotated[float, Gt(0), Le(1e9)] = 4000.0
+    n_mfcc: Annotated[int, Ge(0), Le(1024)] = 0
+
+
+@record(kw_only=True)
+class InputSpec:
+    """How a sample becomes the network's input."""
+
+    __pydantic_config__ = _STRICT
+    # Pictures
+    color: Literal["rgb", "bgr", "gray"] = "rgb"
+    layout: Literal["nchw", "nhwc", "ct", "tc", "flat-ct", "flat-tc"] | None = None
+    """None: nchw for pictures, ct for signals."""
+    width: Size | None = None
+    height: Size | None = None
+    """Only where the network leaves its size open."""
+    resize: Literal["stretch", "letterbox", "crop"] = "stretch"
+    crop_ratio: Annotated[float, Gt(0), Le(1)] = 1.0
+    interpolation: Interpolation = "linear"
+    anchor: Literal["center", "top-left"] = "center"
+    pad: Annotated[float, Ge(0), Le(255)] = 114.0
+    # Signals
+    channels: tuple[int | str, ...] = ()
+    every: Annotated[int, Ge(1), Le(10_000_000)] = 1
+    window: Annotated[int, Ge(1), Le(10_000_000)] | None = None
+    hop: Annotated[int, Ge(1), Le(10_000_000)] | None = None
+    """None: as the window, without overlap."""
+    rate_hz: Annotated[float, Gt(0), Le(1e9)] | None = None
+    transform: Literal["none", "logmel"] = "none"
+    logmel: LogMel | None = None
+    # Both
+    mean: Number | Numbers = ()
+    scale: Number | Numbers = ()
+    tensor: str | None = None
+    """The input that takes the sample, where the network has several."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Constant values of the other inputs: name = number or nested list."""
+
+    @property
+    def is_signal(self) -> bool:
+        """Whether the manifest describes windows of sensor data rather than pictures."""
+        return bool(self.channels) or self.window is not None or self.layout in SIGNAL_LAYOUTS
+
+    def per_channel(self, name: Literal["mean", "scale"], count: int) -> tuple[float, ...]:
+        """Give `mean` or `scale` once for each of *count* channels.
+
+        Raises:
+            ModelError: they are given for another number of channels, or a scale is 0.
+
+        """
+        given = getattr(self, name)
+        values = (float(given),) if isinstance(given, int | float) else tuple(given)
+        if not values:
+            values = (0.0 if name == "mean" else 1.0,)
+        if len(values) == 1:
+            values *= count
+        if len(values) != count:
+            raise ModelError(f"input.{name}: expected 1 or {count} numbers, found {len(values)}")
+        if name == "scale" and 0.0 in values:
+            raise ModelError("input.scale: must not be 0, it divides")
+        return values
+
+
+@record(kw_only=True)
+class OutputSpec:
+    """How the network's outputs become findings."""
+
+    __pydantic_config__ = _STRICT
+    decoder: DecoderName | None = None
+    threshold: Number | None = None
+    iou: Annotated[float, Gt(0), Le(1)] = 0.45
+    labels: str | tuple[str, ...] = ()
+    first_label: Annotated[int, Ge(-1), Le(10)] = 0
+    top_k: Annotated[int, Ge(1), Le(100_000)] = 5
+    scale: Number = 1.0
+    zero_point: Number = 0.0
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Role = tensor name, where they are not found by shape and usual names."""
+
+
+@record(kw_only=True)
+class TrialSpec:
+    """Bounds on a candidate; stricter than the device's, never laxer."""
+
+    __pydantic_config__ = _STRICT
+    tolerance: Annotated[float, Ge(0), Le(1e9)] = 0.05
+    golden: Annotated[bool, Plain()] | None = None
+    shadow_frames: Annotated[int, Ge(0), Le(1_000_000)] | None = None
+    min_agreement: Annotated[float, Ge(0), Le(1)] | None = None
+    max_infer_ms: Annotated[float, Ge(0), Le(1e9)] | None = None
+    probation_s: Annotated[float, Ge(0), Le(366 * 86400)] | None = None
+    timeout_s: Annotated[float, Gt(0), Le(366 * 86400)] | None = None
+
+
+@record(kw_only=True)
+class Manifest:
+    """The whole of `inference.model.toml`."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    version: str
+    task: Task
+    file: str
+    input: InputSpec = field(default_factory=InputSpec)
+    output: OutputSpec = field(default_factory=OutputSpec)
+    trial: TrialSpec = field(default_factory=TrialSpec)
+    description: str = ""
+    license: str = ""
+
+    @property
+    def id(self) -> str:
+        """name@version, as results carry it."""
+        return f"{self.name}@{self.version}"
+
+    @property
+    def decoder(self) -> DecoderName:
+        """The decoder named, or the only one its task can have."""
+        if self.output.decoder is None:
+            return "raw"
+        return self.output.decoder
+
+
+@record
+class ModelFolder:
+    """A model on disk whose manifest has been read; its network has not."""
+
+    path: Path
+    manifest: Manifest
+    labels: tuple[str, ...]
+
+    @property
+    def network(self) -> Path:
+        return self.path / self.manifest.file
+
+
+def load(folder: Path) -> ModelFolder:
+    """Read the manifest and labels of a model folder.
+
+    Raises:
+        ModelError: something is missing, malformed or contradicts itself.
+
+    """
+    from ..core.schema import read_toml
+
+    where = folder / MANIFEST
+    return check(parse(read_toml(where, ModelError), str(where)), folder)
+
+
+def parse(data: Mapping[str, Any], where: str) -> Manifest:
+    """Make a manifest of what a TOML file or a model's own metadata says."""
+    from ..core.schema import build
+
+    manifest = build(Manifest, data, where, ModelError)
+    if not is_name(manifest.name):
+        raise ModelError(f"{where}: name: {manifest.name!r} is not a name ({NAME_RULE})")
+    if not is_version(manifest.version):
+        raise ModelError(
+            f"{where}: version: {manifest.version!r} is not a version "
+            '(dot-separated integers: "3" or "1.2")'
+        )
+    allowed = DECODERS_OF[manifest.task]
+    if manifest.output.decoder is None and manifest.task in {
+        "detection",
+        "classification",
+        "anomaly",
+    }:
+        raise ModelError(
+            f"{where}: output.decoder: is missing; task {manifest.task} takes one of "
+            f"{', '.join(allowed)}"
+        )
+    if manifest.decoder not in allowed:
+        raise ModelError(
+            f"{where}: output.decoder: {manifest.decoder!r} does not fit task {manifest.task}; "
+            f"it takes one of {', '.join(allowed)}"
+        )
+    labels = manifest.output.labels
+    if any("\ud800" <= letter <= "\udfff" for letter in "".join(labels)):
+        # TOML cannot hold them, but a Python literal in a network's metadata can.
+        raise ModelError(f"{where}: output.labels: holds half of a letter; write it as UTF-8")
+    if manifest.output.scale == 0:
+        raise ModelError(f"{where}: output.scale: must not be 0, every output would be")
+    threshold = manifest.output.threshold
+    if threshold is not None and (trouble := threshold_trouble(manifest.task, threshold)):
+        raise ModelError(f"{where}: output.threshold: {trouble}")
+    if manifest.task == "anomaly" and threshold is None:
+        raise ModelError(f"{where}: output.threshold: is missing; above it a window is anomalous")
+    if manifest.input.is_signal and manifest.input.layout in PICTURE_LAYOUTS:
+        raise ModelError(
+            f"{where}: input.layout: {manifest.input.layout!r} is for pictures, but input has "
+            f"channels or a window; it takes one of {', '.join(SIGNAL_LAYOUTS)}"
+        )
+    if manifest.input.transform == "logmel" and not manifest.input.is_signal:
+        raise ModelError(
+            f"{where}: input.transform: 'logmel' is for signals; give input.window or a layout of "
+            f"{', '.join(SIGNAL_LAYOUTS)}"
+        )
+    if manifest.input.transform == "logmel" and manifest.input.logmel is None:
+        manifest = replace(manifest, input=replace(manifest.input, logmel=LogMel()))
+    return manifest
+
+
+def threshold_trouble(task: Task, threshold: float) -> str | None:
+    """Say why a threshold can never part anything; None: it may. Settings and `set` ask too."""
+    if task not in SCORED or 0 <= threshold <= 1:
+        return None
+    return f"expected a number from 0 to 1, as the scores of task {task} are, found {threshold:g}"
+
+
+def check(manifest: Manifest, folder: Path) -> ModelFolder:
+    """See that the files a manifest names are there and inside its folder; read the labels."""
+    where = folder / MANIFEST
+    network = inside(folder, manifest.file, f"{where}: file")
+    if network.suffix not in {".onnx", ".xml"}:
+        raise ModelError(f"{where}: file: {manifest.file!r} is neither .onnx nor .xml")
+    if network.suffix == ".xml" and not network.with_suffix(".bin").is_file():
+        raise ModelError(
+            f"{where}: file: {network.with_suffix('.bin').name} is missing beside {manifest.file}"
+        )
+    labels = manifest.output.labels
+    if isinstance(labels, str):
+        text = inside(folder, labels, f"{where}: output.labels")
+        if text.stat().st_size > MAX_LABEL_BYTES:
+            raise ModelError(f"{text}: larger than {MAX_LABEL_BYTES // 2**20} MiB, not labels")
+        try:
+            lines = text.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            raise ModelError(f"{text}: is not UTF-8 text") from None
+        while lines and not lines[-1].strip():
+            lines.pop()
+        labels = tuple(line.strip() for line in lines)
+        if not labels:
+            raise ModelError(f"{text}: is empty, expected one label a line")
+        if len(labels) > MAX_LABELS:
+            raise ModelError(f"{text}: {len(labels)} labels, expected at most {MAX_LABELS}")
+    return ModelFolder(folder, manifest, labels)
+
+
+def inside(folder: Path, name: str, where: str) -> Path:
+    """Find a file that a manifest names, and see that it lies inside the folder."""
+    pure = PurePosixPath(name)
+    if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name:
+        raise ModelError(f"{where}: {name!r} must be a path inside the model folder")
+    path = folder / pure
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ModelError(f"{where}: {name!r} leads outside the model folder")
+    if not path.is_file():
+        raise ModelError(f"{where}: {name!r} is missing from {folder}")
+    return path

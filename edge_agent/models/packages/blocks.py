@@ -1,0 +1,199 @@
+"""The blocks that a package is sent in, and the list that names each by its digest.
+
+Cut so that equal parts of two versions are equal blocks wherever they lie: at the start and end of
+every larger tensor and file. Knows bytes and digests, nothing of archives or transfers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Self
+
+from ...core.errors import ModelError
+
+MAX_BLOCK = 64 * 1024
+"""What no block may exceed."""
+CUT = MAX_BLOCK - 1024
+"""What we cut at: with its topic, a block then fits where 64 KiB is the limit of a whole packet."""
+SMALL = 4 * 1024
+"""Neighbours below this share a block: one of its own would cost more in entries and messages."""
+MAX_BLOCKS = 1_000_000
+ENTRY = struct.Struct(">I32s")
+
+Points = Iterable[int]
+
+
+def cut(length: int, hard: Points, soft: Points, largest: int = CUT) -> list[int]:
+    """Cut a stream into blocks.
+
+    Between two hard points nothing depends on what lies outside, so what is between them is cut
+    alike in every version. Small things are put together until they make `SMALL`; only at their
+    own starts, the soft points, does such a group end early.
+
+    Args:
+        length: of the stream, bytes.
+        hard: where a block must begin: the starts and ends of large tensors and files.
+        soft: where a block may begin: the starts of small ones.
+        largest: no block is longer.
+
+    Returns:
+        The length of each block, in order.
+
+    """
+    fixed = sorted({point for point in hard if 0 < point < length} | {length})
+    loose = sorted({point for point in soft if 0 < point < length} - set(fixed))
+    lengths: list[int] = []
+    at = index = 0
+    for end in fixed:
+        while at < end:
+            while index < len(loose) and loose[index] < at + SMALL:
+                index += 1
+            stop = min(end, at + largest)
+            if index < len(loose):
+                stop = min(stop, loose[index])
+            lengths.append(stop - at)
+            at = stop
+    return lengths
+
+
+@dataclass(frozen=True, slots=True)
+class BlockList:
+    """The blocks of one package, in order."""
+
+    lengths: tuple[int, ...]
+    digests: tuple[bytes, ...]
+    """SHA-256, 32 bytes each."""
+    offsets: tuple[int, ...]
+    """Where each begins in the stream."""
+
+    @classmethod
+    def of(cls, lengths: Iterable[int], digests: Iterable[bytes]) -> Self:
+        """Make a list of what was cut."""
+        sizes = tuple(lengths)
+        return cls(sizes, tuple(digests), tuple(accumulate(sizes, initial=0))[:-1])
+
+    @classmethod
+    def parse(cls, data: bytes, *, count: int, total: int, sha256: str) -> Self:
+        """Check and read `package.blocks`.
+
+        Args:
+            data: 36 bytes a block: length (u32, big-endian) and SHA-256.
+            count: of blocks, as `package.json` says.
+            total: bytes of all blocks, as `package.json` says.
+            sha256: of *data*, as `package.json` says, in hex.
+
+        Raises:
+            ModelError: it is not the list that the package was made with.
+
+        """
+        if len(data) != count * ENTRY.size:
+            raise ModelError(
+                f"package.blocks: expected {count * ENTRY.size} bytes for {count} blocks,"
+                f" found {len(data)}"
+            )
+        found = hashlib.sha256(data).hexdigest()
+        if found != sha256:
+            raise ModelError(
+                f"package.blocks: its SHA-256 is {found[:16]}…, but package.json says"
+                f" {sha256[:16]}…; pack and send the model again"
+            )
+        blocks = cls.read(data)
+        for index, length in enumerate(blocks.lengths):
+            if not 1 <= length <= MAX_BLOCK:
+                raise ModelError(
+                    f"package.blocks: block {index} has {length} bytes, expected 1 to {MAX_BLOCK}"
+                )
+        if blocks.total != total:
+            raise ModelError(
+                f"package.blocks: the blocks have {blocks.total} bytes,"
+                f" but package.json says {total}"
+            )
+        return blocks
+
+    @classmethod
+    def read(cls, data: bytes) -> Self:
+        """Read a list without checking it: where a digest that misleads does no harm.
+
+        Raises:
+            ValueError: it is not a row of entries.
+
+        """
+        try:
+            entries = list(ENTRY.iter_unpack(data))
+        except struct.error as problem:
+            raise ValueError("not a row of entries of 36 bytes") from problem
+        return cls.of((length for length, _ in entries), (digest for _, digest in entries))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def total(self) -> int:
+        """Bytes of all blocks."""
+        return sum(self.lengths)
+
+    def to_bytes(self) -> bytes:
+        """Make `package.blocks`."""
+        return b"".join(map(ENTRY.pack, self.lengths, self.digests))
+
+    def check(self, index: int, data: bytes) -> None:
+        """See that *data* is the block *index*.
+
+        Raises:
+            ModelError: it is not, or there is no such block.
+
+        """
+        if not 0 <= index < len(self.lengths):
+            raise ModelError(f"block {index}: there are only {len(self.lengths)}")
+        if len(data) != self.lengths[index]:
+            raise ModelError(
+                f"block {index}: expected {self.lengths[index]} bytes, found {len(data)}"
+            )
+        if hashlib.sha256(data).digest() != self.digests[index]:
+            raise ModelError(f"block {index}: is not what the package was made with (SHA-256)")
+
+
+def verified(blocks: BlockList, read: Callable[[int, int], bytes]) -> Iterator[bytes]:
+    """Give the blocks one after the other, each only after its digest has been checked.
+
+    Args:
+        blocks: of the stream.
+        read: gives the bytes at an offset, of a length.
+
+    Raises:
+        ModelError: a block is not what the list says.
+
+    """
+    for index, (offset, length) in enumerate(zip(blocks.offsets, blocks.lengths, strict=True)):
+        data = read(offset, length)
+        blocks.check(index, data)
+        yield data
+
+
+def reader_of(parts: Iterator[bytes]) -> Callable[[int], bytes]:
+    """Read from consecutive parts as from a file: at most so many bytes, none at the end."""
+    rest = memoryview(b"")
+
+    def read(count: int) -> bytes:
+        nonlocal rest
+        if not rest:
+            rest = memoryview(next(parts, b""))
+        data, rest = bytes(rest[:count]), rest[count:]
+        return data
+
+    return read
+
+
+def ranges(indices: Iterable[int]) -> list[tuple[int, int]]:
+    """Put rising numbers together into ranges, first and last included."""
+    found: list[tuple[int, int]] = []
+    for index in indices:
+        if found and found[-1][1] == index - 1:
+            found[-1] = (found[-1][0], index)
+        else:
+            found.append((index, index))
+    return found

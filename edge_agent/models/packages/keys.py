@@ -1,0 +1,217 @@
+"""Ed25519 keys (RFC 8032): who may send models to this device.
+
+Private keys are PKCS#8, public ones SubjectPublicKeyInfo, both PEM, as OpenSSL writes them.
+`cryptography` is imported where it is used: a command that signs nothing does not pay for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from ...core.errors import UsageError
+from ...core.files import sync_folder, write_new
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
+
+    PrivateKey: TypeAlias = Ed25519PrivateKey
+
+SIGNATURE_BYTES = 64
+_MAX_KEY_BYTES = 16 * 1024
+
+
+def generate_key(path: Path) -> Path:
+    """Make a key pair: *path*, readable by its owner only, and *path*.pub.
+
+    Returns:
+        The path of the public key.
+
+    Raises:
+        UsageError: one of the two is there already, or cannot be written. Neither is overwritten.
+
+    """
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    public_path = path.with_name(f"{path.name}.pub")
+    written: list[Path] = []
+    try:
+        # The public one first: if it is in the way, no private key is left without its half.
+        for place, data, mode in ((public_path, public, 0o644), (path, private, 0o600)):
+            _write_key(place, data, mode)
+            written.append(place)
+        sync_folder(path.parent)
+    except BaseException:
+        for place in written:
+            place.unlink(missing_ok=True)
+        raise
+    return public_path
+
+
+def _write_key(path: Path, data: bytes, mode: int) -> None:
+    try:
+        write_new(path, data, mode)
+    except FileExistsError:
+        raise UsageError(f"{path}: is there already; a key is never overwritten") from None
+    except OSError as problem:
+        raise UsageError(f"{path}: cannot be written: {problem.strerror}") from None
+
+
+def load_private(path: Path) -> Ed25519PrivateKey:
+    """Read a private key.
+
+    Raises:
+        UsageError: there is none, or it is of another kind.
+
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    data = _read(path)
+    mend = "make one with: edge-agent keygen FILE"
+    try:
+        key = serialization.load_pem_private_key(data, password=None)
+    except TypeError:
+        raise UsageError(
+            f"{path}: is protected by a password, expected a plain PKCS#8 key; {mend}"
+        ) from None
+    except (ValueError, UnsupportedAlgorithm):
+        found = "a public key" if b"PUBLIC KEY" in data else "no PEM private key"
+        raise UsageError(f"{path}: is {found}, expected an Ed25519 private key; {mend}") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise UsageError(f"{path}: is a key of another kind, expected Ed25519; {mend}")
+    return key
+
+
+def load_public(path: Path) -> Ed25519PublicKey:
+    """Read a public key.
+
+    Raises:
+        UsageError: there is none, or it is of another kind.
+
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    data = _read(path)
+    mend = "put the .pub file of `edge-agent keygen` there"
+    try:
+        key = serialization.load_pem_public_key(data)
+    except (ValueError, UnsupportedAlgorithm):
+        found = "a private key" if b"PRIVATE KEY" in data else "no PEM public key"
+        raise UsageError(f"{path}: is {found}, expected an Ed25519 public key; {mend}") from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise UsageError(f"{path}: is a key of another kind, expected Ed25519; {mend}")
+    return key
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_KEY_BYTES + 1)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file") from None
+    except OSError as problem:
+        raise UsageError(f"{path}: cannot be read: {problem.strerror}") from None
+    if len(data) > _MAX_KEY_BYTES:
+        raise UsageError(f"{path}: is too large for a key")
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class Keyring:
+    """The public keys found at one moment."""
+
+    keys: Mapping[str, Ed25519PublicKey]
+    """By file name."""
+    problems: tuple[str, ...]
+    """One line for each place that gave no key; the other keys count all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedKeys:
+    """Where trusted public keys lie: *.pub files, or folders of them.
+
+    They are read anew at every use, so that a key whose file is removed is trusted no more.
+    """
+
+    paths: Sequence[Path]
+
+    @property
+    def mend(self) -> str:
+        """Say in words how a key comes to be trusted here."""
+        # One that is not there yet goes by its name.
+        folders = [
+            str(path)
+            for path in self.paths
+            if path.is_dir() or not (path.exists() or path.suffix == ".pub")
+        ]
+        if folders:
+            return f"put its .pub file into {' or '.join(folders)}"
+        if self.paths:
+            return "add its .pub file to [trust] keys"
+        return (
+            "put its .pub file into a folder that the settings name, as in "
+            'trust.keys = ["/etc/edge-agent/trust.d"]'
+        )
+
+    def read(self) -> Keyring:
+        """Read all keys there are now."""
+        keys: dict[str, Ed25519PublicKey] = {}
+        problems: list[str] = []
+        for path in _key_files(self.paths, problems):
+            try:
+                keys[str(path)] = load_public(path)
+            except UsageError as problem:
+                problems.append(str(problem))
+        return Keyring(keys, tuple(problems))
+
+    def verify(self, signature: bytes, data: bytes) -> str | None:
+        """Name the key that signed exactly these bytes; None where no trusted one did."""
+        return verify(self.read(), signature, data)
+
+
+def verify(ring: Keyring, signature: bytes, data: bytes) -> str | None:
+    """Name the key of *ring* that signed exactly these bytes; None where none did."""
+    from cryptography.exceptions import InvalidSignature
+
+    for name, key in ring.keys.items():
+        try:
+            key.verify(signature, data)
+        except InvalidSignature:
+            continue
+        return Path(name).name
+    return None
+
+
+def _key_files(paths: Iterable[Path], problems: list[str]) -> list[Path]:
+    """List the key files that the settings name; note the places where there is nothing."""
+    files: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            files.append(path)
+            continue
+        try:
+            inside = sorted(path.iterdir())
+        except OSError as problem:
+            problems.append(f"{path}: cannot be read: {problem.strerror}")
+            continue
+        files.extend(file for file in inside if file.name.endswith(".pub"))
+    return files

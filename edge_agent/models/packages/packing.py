@@ -1,0 +1,276 @@
+"""Making packages, and reading them where they are sent from.
+
+The other end, which believes nothing, is in `package`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from ...core.errors import ModelError
+from ...core.files import disk_errors, sync_folder
+from ..files.tensor_ranges import tensor_ranges
+from ..manifest import MANIFEST, ModelFolder, load
+from .archive import Front, open_archive
+from .blocks import CUT, SMALL, BlockList, cut
+from .package import (
+    FRONT_NAMES,
+    HEADER,
+    MAX_HEADER,
+    SCHEMA,
+    PackageHeader,
+    check_target_form,
+    format_time,
+)
+from .tar_folder import Layout, Piece, Stream
+from .ustar import MAX_MEMBERS, RECORD, check_name, header, padding
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package at its sender: what it says, and where its bytes are."""
+
+    front: Front
+    header: PackageHeader
+    blocks: BlockList
+    stream: Stream
+
+    @property
+    def transfer(self) -> str:
+        """What its transfer is called."""
+        return self.front.transfer
+
+    def block(self, index: int, *, check: bool = True) -> bytes:
+        """Read one block.
+
+        Args:
+            index: of the block.
+            check: whether to see that it is still what the package was made with; a sender need
+                not, since every device does (half of what sending a block cost, measured).
+
+        Raises:
+            ModelError: the files are not what they were when the package was made.
+
+        """
+        with disk_errors(f"{self.header.id}: reading block {index}"):
+            data = self.stream.read(self.blocks.offsets[index], self.blocks.lengths[index])
+        if check:
+            self.blocks.check(index, data)
+        return data
+
+    def write(self, out: Path) -> None:
+        """Write the tar; *out* is replaced as a whole.
+
+        Raises:
+            ModelError: it cannot be written.
+
+        """
+        temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
+        with disk_errors(f"{out}: writing the package"):
+            try:
+                with temporary.open("xb") as file:
+                    self._write(file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(out)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            sync_folder(out.parent)
+
+    def _write(self, file: BinaryIO) -> None:
+        contents = (self.front.header, self.front.signature, self.front.block_list)
+        for name, content in zip(FRONT_NAMES, contents, strict=True):
+            if content is not None:
+                file.write(header(name, len(content)) + content + padding(len(content)))
+        file.writelines(self.block(index) for index in range(len(self.blocks)))
+        # Two records of zeros end an archive.
+        file.write(bytes(2 * RECORD))
+
+
+def pack(
+    folder: Path,
+    out: Path,
+    *,
+    key: Ed25519PrivateKey | None = None,
+    expires: datetime | None = None,
+    targets: Sequence[str] = (),
+    created: datetime | None = None,
+) -> Package:
+    """Make a package of a model folder and write it to *out*.
+
+    Raises:
+        ModelError: the folder is not fit to be one, or *out* cannot be written.
+
+    """
+    if out.resolve().is_relative_to(folder.resolve()):
+        raise ModelError(f"{out}: lies inside the model folder; write the package elsewhere")
+    package = make(load(folder), key=key, expires=expires, targets=targets, created=created)
+    package.write(out)
+    return package
+
+
+def make(
+    model: ModelFolder,
+    *,
+    key: Ed25519PrivateKey | None = None,
+    expires: datetime | None = None,
+    targets: Sequence[str] = (),
+    created: datetime | None = None,
+) -> Package:
+    """Make a package of a model folder, whose files it goes on reading.
+
+    Args:
+        model: what is in it, as the manifest has it.
+        key: signs it; None: it is unsigned.
+        expires: from when on no device takes it; None: never.
+        targets: device:ID, profile:NAME, @GROUP; none: for any device.
+        created: None: now.
+
+    Raises:
+        ModelError: the folder is not fit to be a package.
+
+    """
+    with disk_errors(f"{model.path}: reading the model"):
+        layout, blocks = cut_folder(model.path)
+    front = describe(model, blocks, key=key, expires=expires, targets=targets, created=created)
+    return Package(front, PackageHeader.parse(front.header), blocks, layout.stream(model.path))
+
+
+def describe(
+    model: ModelFolder,
+    blocks: BlockList,
+    *,
+    key: Ed25519PrivateKey | None = None,
+    expires: datetime | None = None,
+    targets: Sequence[str] = (),
+    created: datetime | None = None,
+) -> Front:
+    """Make the first members of a package of *blocks*; the arguments are those of `make`.
+
+    Raises:
+        ModelError: a target or a time makes no sense.
+
+    """
+    for target in targets:
+        check_target_form(target, "targets")
+    created = created or datetime.now(UTC)
+    if expires is not None and expires <= created:
+        raise ModelError(f"expires: {format_time(expires)} is past already; choose a later time")
+    block_list = blocks.to_bytes()
+    says = {
+        "schema": SCHEMA,
+        "name": model.manifest.name,
+        "version": model.manifest.version,
+        "created": format_time(created),
+        "expires": format_time(expires) if expires else None,
+        "targets": list(targets) or None,
+        "bytes": blocks.total,
+        "blocks": len(blocks),
+        "blocks_sha256": hashlib.sha256(block_list).hexdigest(),
+    }
+    data = json.dumps({key: value for key, value in says.items() if value is not None}).encode()
+    if len(data) > MAX_HEADER:
+        raise ModelError(f"{HEADER}: {len(data)} bytes, at most {MAX_HEADER}; name fewer targets")
+    return Front(data, key.sign(data) if key else None, block_list)
+
+
+def cut_folder(folder: Path) -> tuple[Layout, BlockList]:
+    """Lay a model folder out as a tar's members and cut it into blocks.
+
+    Raises:
+        ModelError: there is something in it that cannot be in a package.
+        OSError: a file cannot be read.
+
+    """
+    files = model_files(folder)
+    tensors = tensor_ranges(files)
+    pieces: list[tuple[str | None, int]] = []
+    frame = bytearray()
+    hard: set[int] = set()
+    soft: set[int] = set()
+    at = 0
+    for name, path in files.items():
+        size = path.stat().st_size
+        begin = header(name, size)
+        end = padding(size)
+        frame += begin + end
+        pieces += [(None, len(begin)), (name, size), (None, len(end))]
+        at += len(begin)
+        # The content itself is a stretch like its tensors.
+        for first, last in ((0, size), *tensors[name]):
+            if last - first >= SMALL:
+                hard |= {at + first, at + last}
+            else:
+                soft.add(at + first)
+        at += size + len(end)
+    layout = Layout(tuple(pieces), bytes(frame))
+    stream = layout.stream(folder)
+    lengths = cut(stream.length, hard, soft, CUT)
+    digests: list[bytes] = []
+    offset = 0
+    for length in lengths:
+        digests.append(hashlib.sha256(stream.read(offset, length)).digest())
+        offset += length
+    return layout, BlockList.of(lengths, digests)
+
+
+def model_files(folder: Path) -> dict[str, Path]:
+    """List what belongs to a model: all files of its folder but the hidden; the manifest first.
+
+    Raises:
+        ModelError: there is a link or a device among them, or too many or too deep.
+
+    """
+    found: dict[str, Path] = {}
+    for parent, folders, names in os.walk(folder, onerror=_fail):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in (*folders, *names):
+            path = Path(parent, name)
+            mode = path.lstat().st_mode
+            relative = check_name(path.relative_to(folder).as_posix(), str(folder))
+            if name.startswith(".") or stat.S_ISDIR(mode):
+                continue
+            if not stat.S_ISREG(mode):
+                raise ModelError(f"{path}: is a link or no plain file; put the file itself there")
+            if relative in FRONT_NAMES:
+                raise ModelError(f"{path}: this name belongs to the package itself; rename it")
+            found[relative] = path
+            if len(found) > MAX_MEMBERS:
+                raise ModelError(f"{folder}: more than {MAX_MEMBERS} files")
+    if MANIFEST not in found:
+        raise ModelError(f"{folder / MANIFEST}: no such file")
+    return {name: found[name] for name in sorted(found, key=lambda each: (each != MANIFEST, each))}
+
+
+def _fail(problem: OSError) -> None:
+    raise problem
+
+
+def open_package(path: Path) -> Package | None:
+    """Open a tar that `pack` has written, to send it; None for one that was made by hand.
+
+    Raises:
+        ModelError: it is no package, or damaged at its front; a damaged block is found when read.
+
+    """
+    archive = open_archive(path, str(path))
+    if archive.front is None:
+        return None
+    header = PackageHeader.parse(archive.front.header)
+    blocks = header.block_list(archive.front.block_list)
+    with disk_errors(f"{path}: reading the package"):
+        archive.members(header)
+    return Package(archive.front, header, blocks, Stream([Piece(path, header.size, archive.start)]))

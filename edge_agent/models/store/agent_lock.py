@@ -1,0 +1,41 @@
+"""Being the one agent that runs on a state folder. Light: it stands before the first result."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ...core.errors import UsageError
+from ...core.files import take_lock
+
+
+@contextmanager
+def claim(state: Path) -> Iterator[None]:
+    """Be the agent of this folder.
+
+    Raises:
+        UsageError: another one is.
+
+    """
+    try:
+        # Under the other lock, so that whoever only asks does not look like an agent.
+        guard = take_lock(state / "store.lock", wait=True, like=state)
+        try:
+            mine = take_lock(state / "agent.lock", like=state)
+        finally:
+            os.close(guard)
+    except BlockingIOError:
+        raise UsageError(
+            f"state_dir: {state}: another agent runs on it; stop that one first"
+        ) from None
+    except OSError as problem:
+        raise UsageError(f"state_dir: {state}: {problem.strerror}") from None
+    try:
+        # The files of this folder are the agent's own: nobody else is writing one now.
+        for path in state.glob(".*.json.*"):
+            path.unlink()
+        yield
+    finally:
+        os.close(mine)

@@ -1,0 +1,231 @@
+"""Every model that this device can run: pushed to it, put there by its owner, or bundled.
+
+Three places hold models: the store, the folders of `models_dirs`, and what is bundled with this
+program. For the same name and version the first of them counts. Only the store says what is live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ...core.errors import ModelError
+from ...core.files import subfolders
+from ...core.names import is_name, version_key
+from ...core.schema import nearest
+from ..manifest import MANIFEST, ModelFolder, load
+from .pointers import same_version
+from .store import Store
+
+Place = Literal["store", "models_dirs", "bundled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One version of a model, in one place."""
+
+    name: str
+    version: str | None
+    """None where the manifest cannot be read and nothing else tells."""
+    place: Place
+    path: Path
+    folder: ModelFolder | None
+    """None: it is broken."""
+    error: str | None = None
+    """One line that says how."""
+    accepted: bool = True
+    """Whether it may run without a trial: of the store, only what has been live once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Reads the folders at every question, as others change them; for many, there is `now`."""
+
+    store: Store
+    models_dirs: Sequence[Path] = ()
+    bundled_dir: Path | None = None
+
+    def now(self) -> Library:
+        """Give the models as they are at this moment, read once for any number of questions."""
+        return _Snapshot(self.store, self.models_dirs, self.bundled_dir, tuple(self._all()))
+
+    def entries(self, name: str | None = None) -> tuple[Entry, ...]:
+        """List all versions, broken ones and those that another place hides included."""
+        return tuple(entry for entry in self._all() if name is None or entry.name == name)
+
+    def names(self) -> tuple[str, ...]:
+        """List the models of which a version can be loaded."""
+        return tuple(sorted({entry.name for entry in self._all() if entry.folder}))
+
+    def versions(self, name: str) -> tuple[Entry, ...]:
+        """List the versions of a model that can be loaded, highest first; each once."""
+        found: dict[tuple[int, ...], Entry] = {}
+        for entry in self.entries(name):
+            if entry.folder is not None and entry.version is not None:
+                found.setdefault(version_key(entry.version), entry)
+        return tuple(found[key] for key in sorted(found, reverse=True))
+
+    def find(self, name: str, version: str | None = None) -> ModelFolder:
+        """Find a version of a model; None: the one that is live.
+
+        Raises:
+            ModelError: there is none, with the nearest known names or versions, or it is broken.
+
+        """
+        if version is None:
+            return self.live(name)
+        for entry in self.versions(name):
+            if entry.folder and entry.version and same_version(entry.version, version):
+                return entry.folder
+        for entry in self.entries(name):
+            if entry.error and entry.version and same_version(entry.version, version):
+                raise ModelError(f"{name}@{version} is broken: {entry.error}")
+        raise ModelError(f"{name}@{version}: not found; {self._known(name)}")
+
+    def live(self, name: str) -> ModelFolder:
+        """Find the version that runs: the store's pointer, else the highest there is.
+
+        Where the pointer leads nowhere, or to something broken, the version before takes its
+        place, then the highest; `problems` says so.
+
+        Raises:
+            ModelError: there is no version that can be loaded and has been accepted.
+
+        """
+        runnable = [entry for entry in self.versions(name) if entry.accepted]
+        for wanted in reversed(self.store.pointers(name).history):
+            for entry in runnable:
+                if entry.folder and entry.version and same_version(entry.version, wanted):
+                    return entry.folder
+        for entry in runnable:
+            if entry.folder:
+                return entry.folder
+        raise ModelError(f"{name}: {self._none(name)}")
+
+    def activate(self, name: str, version: str) -> ModelFolder:
+        """Make an accepted version live, wherever it is; what runs now becomes the one before.
+
+        Raises:
+            ModelError: there is no such version, or it was never accepted.
+
+        """
+        folder = self.find(name, version)
+        entry = next(entry for entry in self.versions(name) if entry.folder == folder)
+        if not entry.accepted:
+            raise ModelError(f"{name}@{version} has not passed its trial; push it again")
+        self.store.activate(name, folder.manifest.version, before=self._running(name))
+        return folder
+
+    def rollback(self, name: str) -> ModelFolder:
+        """Go back to the version before.
+
+        Raises:
+            ModelError: there is none, or it cannot be loaded any more; nothing has changed then.
+
+        """
+        previous = self.store.pointers(name).previous
+        if previous is not None:
+            self.find(name, previous)
+        return self.find(name, self.store.rollback(name))
+
+    def problems(self) -> tuple[str, ...]:
+        """Say what is wrong in any of the places, one line each."""
+        lines = [entry.error for entry in self._all() if entry.error]
+        lines.extend(
+            f"models_dirs: {folder}: no such folder"
+            for folder in self.models_dirs
+            if not folder.is_dir()
+        )
+        for name in self.store.names():
+            pointers = self.store.pointers(name)
+            if pointers.damage:
+                lines.append(pointers.damage)
+            if pointers.live and not self._has(name, pointers.live):
+                falls = self._falls(name)
+                lines.append(f"{name}@{pointers.live} is live, but is not there; {falls}")
+        return tuple(lines)
+
+    def _all(self) -> Iterator[Entry]:
+        for name in self.store.names():
+            for version in self.store.versions(name):
+                yield _stored(self.store, name, version)
+        for folder in self.models_dirs:
+            yield from _plain(folder, "models_dirs")
+        if self.bundled_dir is not None:
+            yield from _plain(self.bundled_dir, "bundled")
+
+    def _running(self, name: str) -> str | None:
+        """Name the version that runs now, for when no pointer does."""
+        try:
+            return self.live(name).manifest.version
+        except ModelError:
+            return None  # nothing runs: then there is nothing to go back to
+
+    def _has(self, name: str, version: str) -> bool:
+        return any(
+            entry.version is not None and same_version(entry.version, version)
+            for entry in self.versions(name)
+        )
+
+    def _falls(self, name: str) -> str:
+        running = self._running(name)
+        return f"{running} runs in its place" if running else "nothing can run in its place"
+
+    def _known(self, name: str) -> str:
+        """Say what there is instead."""
+        versions = [entry.version for entry in self.versions(name) if entry.version]
+        if versions:
+            return f"there is {', '.join(versions)}"
+        return self._none(name)
+
+    def _none(self, name: str) -> str:
+        """Say why there is nothing to run of a name."""
+        broken = [entry.error for entry in self.entries(name) if entry.error]
+        if broken:
+            return f"every version is broken: {broken[0]}"
+        if self.versions(name):
+            return "no version has passed its trial yet"
+        return f"no model of that name{nearest(name, self.names())}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot(Library):
+    """What has been read; which version is live is still the store's to say."""
+
+    found: tuple[Entry, ...] = ()
+
+    def _all(self) -> Iterator[Entry]:
+        return iter(self.found)
+
+
+def _stored(store: Store, name: str, version: str) -> Entry:
+    """Read one version of the store."""
+    path = store.models / name / version
+    accepted = store.accepted(name, version)
+    try:
+        folder = load(path)
+    except ModelError as problem:
+        return Entry(name, version, "store", path, None, str(problem), accepted)
+    if (folder.manifest.name, folder.manifest.version) != (name, version):
+        error = f"{path}: its manifest says {folder.manifest.id}; delete it and push it again"
+        return Entry(name, version, "store", path, None, error, accepted)
+    return Entry(name, version, "store", path, folder, None, accepted)
+
+
+def _plain(parent: Path, place: Place) -> Iterator[Entry]:
+    """Read the models in the direct subfolders of a read-only folder."""
+    try:
+        folders = [path for path in subfolders(parent) if (path / MANIFEST).is_file()]
+    except OSError as problem:
+        yield Entry("?", None, place, parent, None, f"{parent}: cannot be read: {problem.strerror}")
+        return
+    for path in folders:
+        try:
+            folder = load(path)
+        except ModelError as problem:
+            name = path.name if is_name(path.name) else "?"
+            yield Entry(name, None, place, path, None, str(problem))
+        else:
+            yield Entry(folder.manifest.name, folder.manifest.version, place, path, folder)

@@ -1,0 +1,240 @@
+"""Room for new models, and what a crash has left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ...core.errors import ModelError
+from ...core.files import disk_errors, remove_tree, size_of, subfolders, take_lock
+from ...core.names import is_version
+from ..packages.package import HEADER, transfer_id
+from .pointers import FILE, same_version
+from .store import Store
+
+TRANSFER = re.compile(r"[0-9a-f]{32}")
+PATIENCE_S = 7 * 24 * 3600.0
+"""How long a transfer that nobody goes on with is kept."""
+
+
+class Derived(Protocol):
+    """What has been made of models and can be made again: their prepared forms."""
+
+    def folder(self, store: Store) -> Path:
+        """Return the folder of all forms."""
+
+    def forms(self, store: Store) -> list[Path]:
+        """List the folders of all forms."""
+
+    def forms_of(self, store: Store, model: Path) -> list[Path]:
+        """List the forms of the model in a folder."""
+
+    def model_of(self, form: Path) -> Path | None:
+        """Return the folder of the model that a form is of; None where the form cannot be used."""
+
+    def useless(self, store: Store) -> list[tuple[Path, str]]:
+        """List the forms that will not be used, each with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    """Something that may be deleted."""
+
+    used: float
+    """Wall clock, seconds; where a box does not know the time, the order is a guess."""
+    size: int
+    label: str
+    path: Path
+    version: tuple[str, str] | None
+    """Name and version; None: a transfer, or a prepared form."""
+
+
+def make_room(
+    store: Store,
+    needed: int,
+    quota: int,
+    *,
+    derived: Derived,
+    keep: Collection[tuple[str, str]] = (),
+    transfer: str | None = None,
+) -> tuple[str, ...]:
+    """See that *needed* more bytes fit; where they do not, delete what was unused longest.
+
+    Never deletes what is live, previous or on trial.
+
+    Args:
+        store: to make room in.
+        needed: bytes of the version to come.
+        quota: bytes that the store may take.
+        derived: what else lies in the store: of models, to be made again.
+        keep: (name, version) of what pipelines have pinned.
+        transfer: the one by which the version arrives, which is not counted.
+
+    Returns:
+        What was deleted: name@version, the id of a transfer that had come to rest, or a prepared
+        form.
+
+    Raises:
+        ModelError: it does not fit. Nothing has been deleted then.
+
+    """
+    with disk_errors(f"making room for {_mb(needed)}"), store.locked():
+        idle = _idle(store, derived, keep, transfer)
+        spare = sum(each.size for each in idle)
+        taken = size_of(store.models) + size_of(store.incoming) + size_of(derived.folder(store))
+        if transfer is not None:
+            taken -= size_of(store.incoming / transfer)
+        if taken - spare + needed > quota:
+            raise ModelError(
+                f"does not fit: {_mb(needed)} needed, but of the store's {_mb(quota)}"
+                f" {_mb(taken - spare)} cannot be freed; raise quota_mb or delete a model"
+            )
+        # While it is unpacked, a package lies on the disk twice.
+        free = shutil.disk_usage(store.root).free
+        if free + spare < 2 * needed:
+            raise ModelError(
+                f"does not fit: {_mb(2 * needed)} needed while it is unpacked,"
+                f" but the disk has {_mb(free)} free; delete something"
+            )
+        gone: list[str] = []
+        for each in idle:
+            if taken + needed <= quota and free >= 2 * needed:
+                break
+            if each.version is None:
+                store.take_apart(each.path)
+            else:
+                store.discard(*each.version)
+                for form in derived.forms_of(store, each.path):
+                    store.take_apart(form)
+            taken, free = taken - each.size, free + each.size
+            gone.append(each.label)
+        return tuple(gone)
+
+
+def _idle(
+    store: Store, derived: Derived, keep: Collection[tuple[str, str]], transfer: str | None
+) -> list[_Idle]:
+    """List what may be deleted: unused longest first, and last what can be made again."""
+    found: list[_Idle] = []
+    models: list[Path] = []
+    for name in store.names():
+        pointers = store.pointers(name)
+        # Damaged pointers protect everything: we do not know what is live.
+        if pointers.damage:
+            continue
+        for version in store.versions(name):
+            pinned = any(name == model and same_version(version, pin) for model, pin in keep)
+            # Without a live pointer the highest version runs, and only a library knows which.
+            if pinned or pointers.live is None or pointers.role(version) is not None:
+                continue
+            path = store.models / name / version
+            used = pointers.used.get(version, path.stat().st_mtime)
+            forms = sum(size_of(form) for form in derived.forms_of(store, path))
+            models.append(path)
+            label = f"{name}@{version}"
+            found.append(_Idle(used, size_of(path) + forms, label, path, (name, version)))
+    for path in subfolders(store.incoming):
+        if path.name != transfer and _abandoned(path):
+            used = path.stat().st_mtime
+            found.append(_Idle(used, size_of(path), path.name, path, None))
+    found.sort(key=lambda each: each.used)
+    for form in derived.forms(store):
+        if derived.model_of(form) not in models:
+            label = f"prepared form {form.name}"
+            found.append(_Idle(0.0, size_of(form), label, form, None))
+    return found
+
+
+def clean_leftovers(store: Store, *, derived: Derived, now: float | None = None) -> tuple[str, ...]:
+    """Remove what a crash has left, and transfers that nobody goes on with.
+
+    Args:
+        store: to clean; others may be at work in it.
+        derived: what else lies in it: of models, to be made again.
+        now: wall clock, seconds; None: the present.
+
+    Returns:
+        One line for each thing found, damaged pointers and things of strangers included.
+
+    Raises:
+        ModelError: the disk is broken.
+
+    """
+    now = time.time() if now is None else now
+    lines: list[str] = []
+    with disk_errors(f"{store.root}: cleaning up"), store.locked():
+        for path in subfolders(store.staging):
+            if _abandoned(path):
+                remove_tree(path)
+                lines.append(f"{path}: left by a crash, removed")
+        installed: set[str] = set()
+        for name in store.names():
+            for version in store.versions(name):
+                came_by = store.transfer(name, version)
+                if came_by is not None:
+                    installed.add(came_by)
+            lines += _clean_model(store, name)
+        for path in subfolders(store.incoming):
+            if not _abandoned(path):
+                continue
+            why = _useless(path, installed, now)
+            if why is not None:
+                store.take_apart(path)
+                lines.append(f"{path}: {why}, removed")
+        for form, why in derived.useless(store):
+            store.take_apart(form)
+            lines.append(f"{form}: {why}, removed")
+    return tuple(lines)
+
+
+def _clean_model(store: Store, name: str) -> list[str]:
+    """Clean the folder of one model."""
+    folder = store.models / name
+    lines: list[str] = []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(f".{FILE}."):
+            path.unlink()
+            lines.append(f"{path}: left by a crash, removed")
+        elif path.name != FILE and not (path.is_dir() and is_version(path.name)):
+            lines.append(f"{path}: does not belong here; move it away")
+    damage = store.pointers(name).damage
+    if damage is not None:
+        lines.append(damage)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+    return lines
+
+
+def _useless(path: Path, installed: Collection[str], now: float) -> str | None:
+    """Say why a transfer need not be kept; None: it may go on."""
+    try:
+        header = (path / HEADER).read_bytes()
+    except FileNotFoundError:
+        return "not a transfer"
+    if TRANSFER.fullmatch(path.name) is None or transfer_id(header) != path.name:
+        return "not a transfer"
+    if path.name in installed:
+        return "already installed"
+    # A clock that jumps ahead costs a resumable transfer at most.
+    if now - path.stat().st_mtime > PATIENCE_S:
+        return "nobody went on with it for a week"
+    return None
+
+
+def _abandoned(path: Path) -> bool:
+    """Whether nobody is at work in a folder."""
+    try:
+        os.close(take_lock(path))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

@@ -1,0 +1,359 @@
+"""A package on its way: the blocks that have arrived, kept so that they survive any crash.
+
+Which blocks are there is not written down: after a restart their digests tell. So no order of
+writes, and no sector lost in a power cut, can make a block count that is not whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ...core.errors import ModelError
+from ...core.files import (
+    belong_to,
+    disk_errors,
+    fault,
+    subfolders,
+    sync_folder,
+    sync_tree,
+    take_lock,
+)
+from ..packages.archive import Front
+from ..packages.blocks import BlockList
+from ..packages.package import PackageHeader
+from ..packages.tar_folder import Piece, Stream
+from .local_blocks import Source, find, read_front, write_front
+from .store import Store
+
+log = logging.getLogger(__name__)
+
+_DATA = "data"
+
+
+class Incoming:
+    """One transfer, open for writing by one thread."""
+
+    def __init__(
+        self, store: Store, front: Front, header: PackageHeader, blocks: BlockList
+    ) -> None:
+        """Begin a transfer, or go on with one that was interrupted.
+
+        Args:
+            store: where to keep it.
+            front: the first members of the package.
+            header: what they say; believed.
+            blocks: the list in them, checked.
+
+        Raises:
+            ModelError: it is open already, or the disk is full or broken; nothing is left then.
+
+        """
+        self.front, self.header, self.blocks = front, header, blocks
+        self.transfer = front.transfer
+        self._store = store
+        self._folder = store.incoming / front.transfer
+        self._where: dict[bytes, list[int]] = {}
+        for index, digest in enumerate(blocks.digests):
+            self._where.setdefault(digest, []).append(index)
+        self._urgent: list[int] = []
+        """Blocks that are to come before their turn."""
+        self._settled = False
+        """Whether the folder and all in it but the blocks is durable."""
+        with disk_errors(f"{header.id}: preparing to receive it"):
+            begun = self._is_begun()
+            if not begun:
+                self._create()
+            self._lock, self._file = self._open()
+            try:
+                self._has = bytearray(len(blocks))
+                self._count = 0
+                self._low = 0
+                if begun:
+                    self.recheck()
+                else:
+                    self._count_zeros()
+            except BaseException:
+                self.close()
+                raise
+
+    def _is_begun(self) -> bool:
+        """Whether the transfer is there to go on with; what a power cut has spoiled is removed."""
+        if not self._folder.is_dir():
+            return False
+        try:
+            front = read_front(self._folder)
+            size = (self._folder / _DATA).stat().st_size
+        except FileNotFoundError:
+            size = -1
+        else:
+            same = front.header == self.front.header and front.block_list == self.front.block_list
+            if same and size == self.header.size:
+                return True
+        with self._store.locked():
+            self._store.take_apart(self._folder)
+        return False
+
+    def _create(self) -> None:
+        """Make the folder of the transfer in one step.
+
+        Nothing waits for the disk here: the first `flush` makes it durable with the first blocks,
+        and a power cut before that leaves nothing, or something that `_is_begun` sees through.
+        """
+        with self._store.stage() as staged:
+            write_front(staged, self.front, sync=False)
+            descriptor = os.open(staged / _DATA, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+            try:
+                _reserve(descriptor, self.header.size)
+            finally:
+                os.close(descriptor)
+            belong_to(staged, self._store.root)
+            fault("receive.metadata")
+            staged.rename(self._folder)
+            fault("receive.ready")
+
+    def _open(self) -> tuple[int, int]:
+        """Lock the transfer against collectors and second receivers; open its data."""
+        try:
+            lock = take_lock(self._folder)
+        except BlockingIOError:
+            raise ModelError(f"{self.header.id}: is being received already") from None
+        try:
+            return lock, os.open(self._folder / _DATA, os.O_RDWR)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    def recheck(self) -> None:
+        """Look at the blocks on the disk anew.
+
+        Raises:
+            OSError: the disk is broken.
+
+        """
+        for index, (offset, length) in enumerate(
+            zip(self.blocks.offsets, self.blocks.lengths, strict=True)
+        ):
+            data = os.pread(self._file, length, offset)
+            self._has[index] = hashlib.sha256(data).digest() == self.blocks.digests[index]
+        self._count, self._low = sum(self._has), 0
+
+    def _count_zeros(self) -> None:
+        """Note the blocks of nothing but zeros: a new file is full of them."""
+        lengths = set(self.blocks.lengths)
+        zeros = {length: hashlib.sha256(bytes(length)).digest() for length in lengths}
+        for index, length in enumerate(self.blocks.lengths):
+            self._has[index] = zeros[length] == self.blocks.digests[index]
+        self._count = sum(self._has)
+
+    @property
+    def have(self) -> int:
+        """How many blocks are there."""
+        return self._count
+
+    @property
+    def total(self) -> int:
+        """How many blocks there are to be."""
+        return len(self._has)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all are there."""
+        return self._count == len(self._has)
+
+    def missing(self, limit: int | None = None) -> list[int]:
+        """List the first *limit* blocks to ask for; of equal ones only one."""
+        found: list[int] = []
+        asked: set[bytes] = set()
+        self._skip()
+        for index in chain(self._urgent, range(self._low, len(self._has))):
+            if limit is not None and len(found) >= limit:
+                break
+            digest = self.blocks.digests[index]
+            if not self._has[index] and digest not in asked:
+                asked.add(digest)
+                found.append(index)
+        return found
+
+    def _skip(self) -> None:
+        while self._low < len(self._has) and self._has[self._low]:
+            self._low += 1
+
+    @property
+    def reach(self) -> int:
+        """How many bytes are there from the beginning on, without a gap."""
+        self._skip()
+        offsets = self.blocks.offsets
+        return offsets[self._low] if self._low < len(offsets) else self.blocks.total
+
+    def hurry(self, start: int, stop: int) -> None:
+        """Have some bytes asked for before their turn."""
+        self._urgent = [
+            index
+            for index, (offset, length) in enumerate(
+                zip(self.blocks.offsets, self.blocks.lengths, strict=True)
+            )
+            if offset < stop and start < offset + length
+        ]
+
+    @property
+    def hurried(self) -> bool:
+        """Whether all of these have come."""
+        return bool(self._urgent) and all(self._has[index] for index in self._urgent)
+
+    @property
+    def data(self) -> Path:
+        """The file that the blocks are written to, of its full length from the beginning."""
+        return self._folder / _DATA
+
+    def put(self, index: int, data: bytes) -> bool:
+        """Take a block in; it is durable after the next `flush`.
+
+        Returns:
+            Whether it was new.
+
+        Raises:
+            ModelError: it is not the block that the list has, or the disk is full or broken.
+
+        """
+        self.blocks.check(index, data)
+        if self._has[index]:
+            return False
+        self._write(self.blocks.digests[index], data)
+        return True
+
+    def flush(self) -> None:
+        """Make all blocks durable that have been put.
+
+        Raises:
+            ModelError: the disk is full or broken.
+
+        """
+        with disk_errors(f"{self.header.id}: receiving"):
+            os.fdatasync(self._file)
+            if not self._settled:
+                sync_tree(self._folder)
+                sync_folder(self._store.incoming)
+                self._settled = True
+            # Tells the collector that this one is alive.
+            os.utime(self._folder)
+        fault("block.durable")
+
+    def fill(self, sources: Iterable[Source]) -> int:
+        """Take from the device itself what it has already.
+
+        Returns:
+            How many bytes need not be sent.
+
+        Raises:
+            ModelError: the disk is full or broken.
+
+        """
+        before = self._bytes_here()
+        wanted = {self.blocks.digests[index] for index in self.missing()}
+        if wanted:
+            for digest, data in find(wanted, sources):
+                self._write(digest, data)
+        # Not made durable: it lies on this disk once already.
+        return self._bytes_here() - before
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Read back what has arrived.
+
+        Raises:
+            OSError: the disk is broken.
+
+        """
+        return os.pread(self._file, length, offset)
+
+    def discard(self) -> None:
+        """Close the transfer and remove all of it.
+
+        Raises:
+            ModelError: the disk is broken.
+
+        """
+        self.close()
+        with disk_errors(f"{self.header.id}: removing the transfer"), self._store.locked():
+            if self._folder.is_dir():
+                self._store.take_apart(self._folder)
+
+    def close(self) -> None:
+        """Let go of the transfer; what has arrived stays. May be called twice."""
+        for name in ("_file", "_lock"):
+            descriptor = getattr(self, name)
+            if descriptor >= 0:
+                setattr(self, name, -1)
+                os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _write(self, digest: bytes, data: bytes) -> None:
+        """Write a checked block to every place where the package has it."""
+        with disk_errors(f"{self.header.id}: receiving"):
+            for index in self._where[digest]:
+                written = os.pwrite(self._file, data, self.blocks.offsets[index])
+                if written != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._count += not self._has[index]
+                self._has[index] = True
+        fault("block.written")
+
+    def _bytes_here(self) -> int:
+        pairs = zip(self.blocks.lengths, self._has, strict=True)
+        return sum(length for length, has in pairs if has)
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Take the room now: better no transfer than one that fails at its end."""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as problem:
+        if problem.errno not in {errno.EOPNOTSUPP, errno.EINVAL}:
+            raise
+        os.ftruncate(descriptor, size)
+
+
+def arriving(store: Store) -> dict[str, Front]:
+    """List the transfers that were interrupted, by id; their signatures are to be checked again."""
+    found: dict[str, Front] = {}
+    for folder in subfolders(store.incoming):
+        try:
+            front = read_front(folder)
+        except FileNotFoundError:
+            continue  # not a transfer; `clean_leftovers` says so
+        if front.transfer == folder.name:
+            found[folder.name] = front
+    return found
+
+
+def other_transfers(store: Store, transfer: str) -> Iterator[Source]:
+    """Give the other transfers as sources of blocks.
+
+    The same files packed again are another package, but the same blocks.
+    """
+    for other, front in arriving(store).items():
+        if other == transfer:
+            continue
+        try:
+            blocks = BlockList.read(front.block_list)
+        except ValueError as problem:
+            log.warning("transfer %s: its blocks cannot be used again: %s", other, problem)
+            continue
+        yield Source(blocks, Stream([Piece(store.incoming / other / _DATA, blocks.total)]))

@@ -1,0 +1,132 @@
+"""The ways into the store: a package, a tar made by hand, a folder.
+
+All end alike: unpacked beside the others, checked, and put in place in one step.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ...core.errors import ModelError
+from ...core.files import disk_errors, fault
+from ..manifest import ModelFolder, load
+from ..packages.archive import Archive, Front, member_reader, unpack_handmade
+from ..packages.blocks import BlockList
+from ..packages.package import FRONT_NAMES, PackageHeader
+from ..packages.packing import cut_folder, describe, model_files
+from ..packages.tar_folder import unpack
+from .incoming import Incoming
+from .local_blocks import write_notes
+from .store import NOTES, Store
+
+
+def install_package(
+    store: Store,
+    front: Front,
+    header: PackageHeader,
+    blocks: BlockList,
+    read: Callable[[int, int], bytes],
+) -> ModelFolder:
+    """Unpack a package into the store.
+
+    Args:
+        store: to put it in.
+        front: its first members.
+        header: what they say; the caller has seen that it may be believed.
+        blocks: the list in them.
+        read: gives the bytes of the blocks, by offset and length: `Archive.members` or
+            `Incoming.read`.
+
+    Raises:
+        ModelError: it is damaged, not what it says it is, or there is no room. Nothing is left.
+
+    """
+    with store.stage() as staged, _plainly(staged, header.id):
+        with disk_errors("unpacking it"):
+            layout = unpack(member_reader(header, blocks, read), staged, header.id, _own_names)
+        model = load(staged)
+        manifest = model.manifest
+        if (manifest.name, manifest.version) != (header.name, header.version):
+            raise ModelError(
+                f"model.toml says {manifest.id}, but the package says {header.id}; pack it again"
+            )
+        fault("install.unpacked")
+        with disk_errors("keeping its block list"):
+            write_notes(staged, front, layout)
+        place = store.commit(staged, header.name, header.version)
+    return load(place)
+
+
+def install_incoming(store: Store, incoming: Incoming) -> ModelFolder:
+    """Unpack a transfer that is complete, and remove it.
+
+    Raises:
+        ModelError: as `install_package`; the transfer is still there then, for the caller to
+            `recheck` or `discard`.
+
+    """
+    model = install_package(store, incoming.front, incoming.header, incoming.blocks, incoming.read)
+    incoming.discard()
+    return model
+
+
+def install_handmade(store: Store, archive: Archive) -> ModelFolder:
+    """Unpack a tar that was made by hand, hence unsigned; the caller has seen that it may.
+
+    Raises:
+        ModelError: it is no model, or there is no room. Nothing is left.
+
+    """
+    with store.stage() as staged, _plainly(staged, archive.where):
+        unpack_handmade(archive, staged)
+        return _adopt(store, staged)
+
+
+def install_folder(store: Store, model: ModelFolder) -> ModelFolder:
+    """Copy a model folder into the store.
+
+    Raises:
+        ModelError: it is not fit for the store, or there is no room. Nothing is left.
+
+    """
+    with store.stage() as staged, _plainly(staged, str(model.path)):
+        with disk_errors("copying it"):
+            for name, path in model_files(model.path).items():
+                place = staged / name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, place, follow_symlinks=False)
+                fault("install.file")
+        return _adopt(store, staged)
+
+
+def _adopt(store: Store, staged: Path) -> ModelFolder:
+    """Put a staged folder in place, with the notes that a package would have left."""
+    model = load(staged)
+    fault("install.unpacked")
+    with disk_errors("keeping its block list"):
+        layout, blocks = cut_folder(staged)
+        write_notes(staged, describe(model, blocks), layout)
+    return load(store.commit(staged, model.manifest.name, model.manifest.version))
+
+
+def _own_names(name: str) -> str:
+    """Refuse members with names that mean something to us."""
+    top = name.partition("/")[0]
+    if top == NOTES or name in FRONT_NAMES:
+        raise ModelError(f"member {name!r}: this name is not the model's to use; rename it")
+    return name
+
+
+@contextmanager
+def _plainly(staged: Path, label: str) -> Iterator[None]:
+    """Say in errors what was being installed, not where for the moment it lay."""
+    try:
+        yield
+    except ModelError as problem:
+        text = str(problem).replace(f"{staged}/", "").replace(str(staged), "the model folder")
+        if not text.startswith(label):
+            text = f"{label}: {text}"
+        raise ModelError(text) from problem

@@ -1,0 +1,140 @@
+"""The blocks that are on this device already, in any version of any model.
+
+Beside each stored version lies what it came as: its block list, and the headers that its files had
+in the tar. With these any part of the tar can be given again, so a block is found by its digest
+wherever it lies. What is found is a hint: it is checked again when it is copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...core.errors import ModelError
+from ...core.files import write_new
+from ..packages.archive import Front
+from ..packages.blocks import BlockList
+from ..packages.package import BLOCKS, HEADER, SIGNATURE
+from ..packages.packing import cut_folder
+from ..packages.tar_folder import Layout, Stream
+from .store import NOTES, Store
+
+log = logging.getLogger(__name__)
+
+FRAME = "frame"
+LAYOUT = "layout.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A stream, and the blocks that it was cut into."""
+
+    blocks: BlockList
+    stream: Stream
+
+
+def write_notes(folder: Path, front: Front, layout: Layout) -> None:
+    """Keep what a version came as beside its files.
+
+    Raises:
+        OSError: the disk is full or broken.
+
+    """
+    notes = folder / NOTES
+    notes.mkdir()
+    write_front(notes, front)
+    write_new(notes / FRAME, layout.frame)
+    write_new(notes / LAYOUT, json.dumps(layout.pieces).encode())
+
+
+def write_front(folder: Path, front: Front, *, sync: bool = True) -> None:
+    """Write the first members of a package into *folder*; durable unless the caller syncs it."""
+    write_new(folder / HEADER, front.header, sync=sync)
+    if front.signature is not None:
+        write_new(folder / SIGNATURE, front.signature, sync=sync)
+    write_new(folder / BLOCKS, front.block_list, sync=sync)
+
+
+def read_front(folder: Path) -> Front:
+    """Read them back, as little believed as when they came.
+
+    Raises:
+        OSError: they are not there.
+
+    """
+    signature = folder / SIGNATURE
+    return Front(
+        (folder / HEADER).read_bytes(),
+        signature.read_bytes() if signature.exists() else None,
+        (folder / BLOCKS).read_bytes(),
+    )
+
+
+def stored_versions(store: Store) -> Iterator[Source]:
+    """Give every version of the store; one whose notes are damaged is left out and said."""
+    for name in store.names():
+        for version in store.versions(name):
+            folder = store.models / name / version
+            try:
+                yield _stored(folder)
+            except FileNotFoundError:
+                # Deleted meanwhile, or put there by hand: then its blocks are sent, no more.
+                continue
+            except (OSError, ValueError, TypeError) as problem:
+                log.warning("%s@%s: its blocks cannot be used again: %s", name, version, problem)
+
+
+def _stored(folder: Path) -> Source:
+    notes = folder / NOTES
+    pieces = json.loads((notes / LAYOUT).read_bytes())
+    layout = Layout(
+        tuple((None if name is None else str(name), int(length)) for name, length in pieces),
+        (notes / FRAME).read_bytes(),
+    )
+    blocks = BlockList.read((notes / BLOCKS).read_bytes())
+    return Source(blocks, layout.stream(folder))
+
+
+def plain_folders(folders: Iterable[Path]) -> Iterator[Source]:
+    """Give model folders outside the store, cut as `pack` would cut them.
+
+    They are read as a whole, so ask only for those that are likely to help: versions of the model
+    that is arriving.
+    """
+    for folder in folders:
+        try:
+            layout, blocks = cut_folder(folder)
+        except (ModelError, OSError) as problem:
+            log.warning("%s: its blocks cannot be used again: %s", folder, problem)
+            continue
+        yield Source(blocks, layout.stream(folder))
+
+
+def find(wanted: Collection[bytes], sources: Iterable[Source]) -> Iterator[tuple[bytes, bytes]]:
+    """Find blocks by their digests.
+
+    Yields:
+        Digest and content, each wanted one at most once; the content has that digest.
+
+    """
+    missing = set(wanted)
+    for source in sources:
+        for digest, offset, length in zip(
+            source.blocks.digests, source.blocks.offsets, source.blocks.lengths, strict=True
+        ):
+            if digest not in missing:
+                continue
+            try:
+                data = source.stream.read(offset, length)
+            except (ModelError, OSError):
+                # Deleted or changed since: another source may have it, else it is sent.
+                continue
+            if hashlib.sha256(data).digest() == digest:
+                missing.discard(digest)
+                yield digest, data
+        if not missing:
+            return

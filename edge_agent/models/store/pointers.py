@@ -1,0 +1,140 @@
+"""Which version of a model is live, which was before, which is on trial: one small file a model.
+
+The file is replaced as a whole, so a change of several pointers is one step. It is our own, yet a
+disk can damage it: what cannot be read counts as absent and is said, never guessed at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ...core.files import replace_file
+from ...core.names import is_version, version_key
+
+FILE = "pointers.json"
+SCHEMA = 1
+
+
+def same_version(one: str, other: str) -> bool:
+    """Whether two versions are the same number: "2" is "2.0"."""
+    return version_key(one) == version_key(other)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A candidate on its way to being live, or live on probation."""
+
+    version: str
+    phase: str
+    """preparing, trial, shadow or probation, as the model topic has it."""
+    since: float
+    """Wall clock, seconds since 1970."""
+    starts: int = 0
+    """How often the agent has started while this was so: a crash in between counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pointers:
+    """What is known of a model's versions beyond their files."""
+
+    history: tuple[str, ...] = ()
+    """Versions that have been live and may be again, the live one last. They may lie outside the
+    store, among bundled models."""
+    trial: Trial | None = None
+    highest: str | None = None
+    """The highest version ever accepted; nothing below it is accepted again."""
+    used: Mapping[str, float] = field(default_factory=dict)
+    """By version: when it was last taken into use, seconds since 1970."""
+    damage: str | None = None
+    """One line about a file that could not be read; the pointers are then empty."""
+
+    @property
+    def live(self) -> str | None:
+        """The version that runs."""
+        return self.history[-1] if self.history else None
+
+    @property
+    def previous(self) -> str | None:
+        """The version that ran before."""
+        return self.history[-2] if len(self.history) > 1 else None
+
+    def role(self, version: str) -> str | None:
+        """Say why a version may not be deleted: it is live, previous or on trial. None: it may."""
+        held = (
+            ("live", self.live),
+            ("previous", self.previous),
+            ("on trial", self.trial.version if self.trial else None),
+        )
+        for role, known in held:
+            if known is not None and same_version(known, version):
+                return role
+        return None
+
+    def without(self, version: str) -> Pointers:
+        """Forget a version that is being deleted; what was accepted once stays the highest."""
+        return replace(
+            self,
+            history=tuple(known for known in self.history if not same_version(known, version)),
+            used={known: at for known, at in self.used.items() if not same_version(known, version)},
+        )
+
+    def raised(self, version: str) -> Pointers:
+        """Note that *version* has been accepted."""
+        if self.highest is not None and version_key(self.highest) >= version_key(version):
+            return self
+        return replace(self, highest=version)
+
+
+def read(folder: Path) -> Pointers:
+    """Read the pointers of the model in *folder*; empty ones where there are none."""
+    path = folder / FILE
+    try:
+        return _parse(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return Pointers()
+    except OSError as problem:
+        return Pointers(damage=f"{path}: cannot be read: {problem.strerror}")
+    except (ValueError, TypeError, RecursionError):
+        return Pointers(
+            damage=f"{path}: is damaged and counts as absent;"
+            " the highest accepted version runs until one is activated"
+        )
+
+
+def write(folder: Path, pointers: Pointers) -> None:
+    """Replace the pointers of the model in *folder*, durably."""
+    says = {"schema": SCHEMA, **asdict(pointers)}
+    del says["damage"]
+    replace_file(folder / FILE, json.dumps(says, indent=1).encode())
+
+
+def _parse(data: Any) -> Pointers:
+    """Make pointers of what the file says; ValueError or TypeError where it says something else."""
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise ValueError("not ours")
+    trial = data.get("trial")
+    highest = data.get("highest")
+    used = data.get("used", {})
+    return Pointers(
+        tuple(_version(version) for version in data.get("history", ())),
+        None
+        if trial is None
+        else Trial(
+            _version(trial["version"]),
+            str(trial["phase"]),
+            float(trial["since"]),
+            int(trial.get("starts", 0)),
+        ),
+        None if highest is None else _version(highest),
+        {_version(version): float(time) for version, time in dict(used).items()},
+    )
+
+
+def _version(value: object) -> str:
+    if not isinstance(value, str) or not is_version(value):
+        raise ValueError("not a version")
+    return value

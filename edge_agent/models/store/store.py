@@ -1,0 +1,346 @@
+"""The models that this device has been given: who is there and who is live.
+
+    state_dir/
+      store.lock            held for the moment of every change, by whoever makes it
+      agent.lock            held by the agent that runs on this store
+      models/<name>/
+        pointers.json       live, previous, trial; replaced as a whole
+        <version>/          a model folder; complete since it has this name, then unchanged
+          .package/         what it came as; `accepted` once it was live
+      incoming/<transfer>/  packages that are arriving
+      staging/<random>/     what is put together or taken apart; worth nothing after a crash
+
+Several processes may use one store. Knows nothing of engines, brokers or what makes a model good.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ...core.errors import ModelError, UsageError
+from ...core.files import (
+    belong_to,
+    disk_errors,
+    fault,
+    same_files,
+    subfolders,
+    sync_folder,
+    sync_tree,
+    take_lock,
+    write_new,
+)
+from ...core.names import is_name, is_version, version_key
+from ..packages.package import HEADER, transfer_id
+from . import pointers as pointing
+from .pointers import Pointers, Trial, same_version
+
+NOTES = ".package"
+"""Within a version: not part of the model."""
+_ACCEPTED = "accepted"
+_HISTORY = 8
+
+
+class Store:
+    """The versions in one state_dir. Any number of threads and processes may have one each."""
+
+    def __init__(self, state_dir: Path) -> None:
+        """Open the store, making its folders where they are not there yet.
+
+        Raises:
+            UsageError: they cannot be made.
+
+        """
+        self.root = state_dir
+        self.models = state_dir / "models"
+        self.incoming = state_dir / "incoming"
+        self.staging = state_dir / "staging"
+        try:
+            state_dir.mkdir(parents=True, exist_ok=True)
+            for folder in (self.models, self.incoming, self.staging):
+                if not folder.is_dir():
+                    folder.mkdir(exist_ok=True)
+                    belong_to(folder, state_dir)
+        except OSError as problem:
+            raise UsageError(
+                f"state_dir: {state_dir} cannot be used: {problem.strerror};"
+                " choose a folder that this user can write to"
+            ) from None
+
+    # --- what is there
+
+    def names(self) -> tuple[str, ...]:
+        """List the models of which something is known."""
+        return tuple(path.name for path in subfolders(self.models) if is_name(path.name))
+
+    def versions(self, name: str) -> tuple[str, ...]:
+        """List the versions of a model that are there, lowest first."""
+        found = [path.name for path in subfolders(self.models / name) if is_version(path.name)]
+        return tuple(sorted(found, key=version_key))
+
+    def path(self, name: str, version: str) -> Path | None:
+        """Find the folder of a version, "2" being "2.0"; None where there is none."""
+        for found in self.versions(name):
+            if same_version(found, version):
+                return self.models / name / found
+        return None
+
+    def accepted(self, name: str, version: str) -> bool:
+        """Whether a version is there and has been live once."""
+        path = self.path(name, version)
+        return path is not None and (path / NOTES / _ACCEPTED).is_file()
+
+    def pointers(self, name: str) -> Pointers:
+        """Read what is live, previous and on trial.
+
+        Of a damaged file there is the line in `damage`, and `highest` made good from the accepted
+        versions that are there.
+        """
+        found = pointing.read(self.models / name)
+        if found.damage:
+            for version in self.versions(name):
+                if self.accepted(name, version):
+                    found = found.raised(version)
+        return found
+
+    def refuse_older(self, name: str, version: str) -> None:
+        """See that a version is not below the highest ever accepted.
+
+        Raises:
+            ModelError: it is.
+
+        """
+        highest = self.pointers(name).highest
+        if highest is not None and version_key(version) < version_key(highest):
+            raise ModelError(
+                f"{name}@{version} is older than {highest}, which was accepted before;"
+                " give it a higher version, or use rollback"
+            )
+
+    def transfer(self, name: str, version: str) -> str | None:
+        """Name the transfer that a version came by, or would have; None where it is not there."""
+        path = self.path(name, version)
+        try:
+            return transfer_id((path / NOTES / HEADER).read_bytes()) if path else None
+        except FileNotFoundError:
+            return None
+
+    # --- putting versions in and taking them out
+
+    @contextmanager
+    def stage(self) -> Iterator[Path]:
+        """Give an empty folder on the store's own file system; what is left in it is removed.
+
+        Raises:
+            ModelError: the disk is full or broken.
+
+        """
+        path = self.staging / uuid.uuid4().hex
+        with disk_errors(f"{path}: preparing a model"), self.locked():
+            path.mkdir()
+            # So that whoever cleans up beside us sees that somebody is at work here.
+            guard = take_lock(path)
+        try:
+            yield path
+        finally:
+            # It may be gone: committed. What a broken disk does not let go of now is collected by
+            # `clean_leftovers`; the error that brought us here says more than one from here would.
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(guard)
+
+    def commit(self, staged: Path, name: str, version: str) -> Path:
+        """Make a staged folder the version *version* of *name*, in one step.
+
+        If the same version with the same files is there already, that is as good.
+
+        Raises:
+            ModelError: it is there with other files, or the disk is full or broken.
+
+        """
+        place = self.models / name / version
+        with disk_errors(f"{name}@{version}: storing it"):
+            sync_tree(staged)
+            belong_to(staged, self.root)
+            with self.locked():
+                there = self.path(name, version)
+                if there is not None:
+                    if same_files(staged, there, NOTES):
+                        return there
+                    raise ModelError(
+                        f"{name}@{there.name} is in the store already, with other files;"
+                        " give the new one a higher version"
+                    )
+                if not place.parent.is_dir():
+                    place.parent.mkdir()
+                    belong_to(place.parent, self.root)
+                    sync_folder(self.models)
+                fault("commit.before")
+                staged.rename(place)
+                fault("commit.renamed")
+                sync_folder(place.parent)
+                fault("commit.done")
+        return place
+
+    def delete(self, name: str, version: str) -> None:
+        """Delete a version.
+
+        Raises:
+            ModelError: it is not there, or is live, previous or on trial.
+
+        """
+        with disk_errors(f"{name}@{version}: deleting it"), self.locked():
+            path = self.path(name, version)
+            if path is None:
+                raise ModelError(f"{name}@{version} is not in the store; it has {self._list(name)}")
+            role = self.pointers(name).role(version)
+            if role is not None:
+                raise ModelError(f"{name}@{version} is {role}; activate another version first")
+            self.discard(name, version)
+
+    def discard(self, name: str, version: str) -> None:
+        """Delete a version whatever it is; the caller has the lock and has asked for its role."""
+        path = self.path(name, version)
+        if path is None:
+            return
+        old = self.pointers(name)
+        if any(same_version(version, known) for known in (*old.history, *old.used)):
+            # First, so that nothing points to what is gone.
+            pointing.write(self.models / name, old.without(version))
+        self.take_apart(path)
+
+    def take_apart(self, folder: Path) -> None:
+        """Delete a folder, of which never a half has its name; the caller has the lock."""
+        trash = self.staging / uuid.uuid4().hex
+        folder.rename(trash)
+        sync_folder(folder.parent)
+        fault("delete.renamed")
+        first = next((path for path in trash.rglob("*") if not path.is_dir()), None)
+        if first is not None:
+            first.unlink()
+            fault("delete.partly")
+        shutil.rmtree(trash)
+
+    # --- pointers
+
+    def activate(
+        self, name: str, version: str, *, before: str | None = None, watched: Trial | None = None
+    ) -> Pointers:
+        """Make a version live, what was live previous; end its trial, or let *watched* follow it.
+
+        Args:
+            name: of the model.
+            version: in the store, or known by the caller to lie in a read-only library.
+            before: what ran until now, where no pointer says so (a bundled model).
+            watched: its probation, noted in the same step: no crash leaves it live and unwatched.
+
+        """
+
+        def change(old: Pointers) -> Pointers:
+            history = old.history or ((before,) if before is not None else ())
+            earlier = [known for known in history if not same_version(known, version)]
+            on_trial = old.trial is not None and same_version(old.trial.version, version)
+            return replace(
+                old,
+                history=(*earlier, version)[-_HISTORY:],
+                trial=watched or (None if on_trial else old.trial),
+                used={**old.used, version: time.time()},
+            ).raised(version)
+
+        with disk_errors(f"{name}@{version}: activating it"), self.locked():
+            self._accept(name, version)
+            return self._change(name, change)
+
+    def rollback(self, name: str) -> str:
+        """Make the version before live; what was live leaves the history.
+
+        Returns:
+            The version that is live now.
+
+        Raises:
+            ModelError: there is none before.
+
+        """
+
+        def change(old: Pointers) -> Pointers:
+            if old.live is None or old.previous is None:
+                raise ModelError(
+                    f"{name}: there is no version before {old.live or 'the one'} to go back to"
+                )
+            on_trial = old.trial is not None and same_version(old.trial.version, old.live)
+            return replace(
+                old,
+                history=old.history[:-1],
+                trial=None if on_trial else old.trial,
+                used={**old.used, old.previous: time.time()},
+            )
+
+        with disk_errors(f"{name}: rolling back"), self.locked():
+            return self._change(name, change).history[-1]
+
+    def set_trial(self, name: str, trial: Trial | None) -> Pointers:
+        """Note which version is on trial and how far it is; None: none is any more."""
+        with disk_errors(f"{name}: noting the trial"), self.locked():
+            return self._change(name, lambda old: replace(old, trial=trial))
+
+    def note_use(self, name: str, version: str) -> None:
+        """Note that a version has been taken into use, so that it is not the first to go."""
+        now = time.time()
+        with disk_errors(f"{name}@{version}: noting its use"), self.locked():
+            self._change(name, lambda old: replace(old, used={**old.used, version: now}))
+
+    def _change(self, name: str, change: Callable[[Pointers], Pointers]) -> Pointers:
+        """Read, change and write the pointers of a model; the caller has the lock."""
+        folder = self.models / name
+        new = replace(change(self.pointers(name)), damage=None)
+        if not folder.is_dir():
+            folder.mkdir()
+            belong_to(folder, self.root)
+            sync_folder(self.models)
+        pointing.write(folder, new)
+        return new
+
+    def _accept(self, name: str, version: str) -> None:
+        """Mark a version of the store as accepted.
+
+        The mark is beside the files, not in the pointers: when those are damaged, it still tells
+        what has served from what was never tried.
+        """
+        path = self.path(name, version)
+        if path is None or self.accepted(name, version):
+            return
+        write_new(path / NOTES / _ACCEPTED, b"")
+        belong_to(path / NOTES / _ACCEPTED, self.root)
+        sync_folder(path / NOTES)
+        fault("accept.marked")
+
+    def _list(self, name: str) -> str:
+        return ", ".join(self.versions(name)) or "none of that name"
+
+    # --- several processes
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the only one, of all threads and processes, that changes the store. Not reentrant."""
+        guard = take_lock(self.root / "store.lock", wait=True, like=self.root)
+        try:
+            yield
+        finally:
+            os.close(guard)
+
+    def has_agent(self) -> bool:
+        """Whether an agent runs on this store."""
+        path = self.root / "agent.lock"
+        with disk_errors(f"{self.root}: asking for an agent"), self.locked():
+            if not path.exists():
+                return False
+            try:
+                os.close(take_lock(path))
+            except BlockingIOError:
+                return True
+            return False

@@ -1,0 +1,1 @@
+"""The connection to the broker: publishing, spooling, requests, topics and payloads."""

@@ -1,0 +1,479 @@
+"""One MQTT connection, from CONNECT to its end: the only importer of paho.
+
+It never reconnects: whoever wants another connection makes a new one, so that nothing lingers in
+paho's own unbounded queues. paho runs by `loop_start` only; under `loop_forever` in a thread of
+ours, publishing from other threads garbles the stream (measured).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ..config.settings import Broker
+from ..core.errors import LinkError
+from ..core.frozen import record
+
+if TYPE_CHECKING:
+    import ssl
+
+    from paho.mqtt.client import Client
+
+log = logging.getLogger(__name__)
+
+KEEPALIVE = 20
+CONNECT_TIMEOUT = 10.0
+SILENCE = 5.0
+"""Seconds without an answer to a CONNECT of MQTT 5 after which 3.1.1 is tried: some brokers of
+3.1.1 drop what they cannot read and keep the connection (amqtt 0.12)."""
+TICK = 0.02
+"""Seconds between two looks at whether it has come."""
+RECEIVE_MAXIMUM = 64
+"""Messages that the broker may have outstanding towards us: bounds memory during a push."""
+SESSION_EXPIRY = 3600
+"""How long the broker keeps what arrives for us while we are away, seconds."""
+REFUSAL = 0x80
+"""MQTT 5 reason codes from here on say no."""
+UNSUPPORTED_PROTOCOL = frozenset({0x84, 0x01})
+TAKEN_OVER = 0x8E
+UNSPECIFIED = 0x80
+
+
+@record
+class Message:
+    """Something that arrived."""
+
+    topic: str
+    payload: bytes
+    retained: bool
+    """Whether the broker keeps it for those to come. Of what comes as it is published only MQTT 5
+    shows that, to who listens `as_published`; else it says that it was kept."""
+    response_topic: str | None
+    correlation: bytes | None
+    ack: Callable[[], object]
+    """Tell the broker that it is dealt with: after what it asks for is durable."""
+    qos: int = 0
+
+
+@record
+class Will:
+    """What the broker says for us when we vanish."""
+
+    topic: str
+    payload: bytes
+
+
+@record
+class Refusal:
+    """A no of the broker's."""
+
+    code: int
+    """Of MQTT 5, from REFUSAL on."""
+    reason: str
+    """In words."""
+
+
+@record(kw_only=True)
+class Hooks:
+    """Called by paho's thread, which holds locks of its own meanwhile.
+
+    Only leave word; never wait for a lock under which something is published, never raise.
+    """
+
+    message: Callable[[Message], None] = lambda _message: None
+    published: Callable[[Connection, int, Refusal | None], None] = lambda _c, _mid, _refusal: None
+    """QoS 1: acknowledged; QoS 0: written to the socket. With the broker's refusal, if any."""
+    unsubscribed: Callable[[Connection, int], None] = lambda _c, _mid: None
+    refused: Callable[[Connection, Refusal], None] = lambda _c, _refusal: None
+    """A subscription was."""
+
+
+class RefusesProtocol(LinkError):
+    """The broker does not speak this version of MQTT, or hung up on it, or is silent."""
+
+    def __init__(self, text: str, *, said: bool) -> None:
+        super().__init__(text)
+        self.said = said
+        """Whether it said so; else it may only have been restarting."""
+
+
+class Connection:
+    """A connection that the broker has accepted."""
+
+    def __init__(self, client: Client, protocol: int) -> None:
+        self.protocol = protocol
+        self.settled = True
+        """Whether the next connection should speak this version too."""
+        self.max_packet: int | None = None
+        """Largest packet that the broker takes, bytes; None: it does not say."""
+        self.gone = threading.Event()
+        self.reason: str = ""
+        self.code = 0
+        """Why it is gone, in words and as a reason code."""
+        self._client = client
+        self._answered = threading.Event()
+        self._refusal: Refusal | None = None
+        """What the broker's answer to our CONNECT says, if that is no."""
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        qos: int,
+        *,
+        retain: bool = False,
+        correlation: bytes | None = None,
+    ) -> Any:
+        """Hand a message to paho; gives its receipt, whose `mid` the hooks name."""
+        properties = None
+        if correlation is not None and self.protocol == 5:
+            properties = _properties("PUBLISH", CorrelationData=correlation)
+        return self._client.publish(topic, payload, qos, retain=retain, properties=properties)
+
+    def subscribe(self, filters: list[str], *, as_published: bool = False) -> None:
+        """Listen.
+
+        Args:
+            filters: to what.
+            as_published: show whether a message was published to be retained, also where it comes
+                as it is published (MQTT 5, 3.8.3.1); MQTT 3.1.1 cannot.
+
+        """
+        if not filters:
+            return
+        if as_published and self.protocol == 5:
+            from paho.mqtt.subscribeoptions import SubscribeOptions
+
+            options = SubscribeOptions(qos=1, retainAsPublished=True)
+            self._client.subscribe([(topic, options) for topic in filters])
+        else:
+            self._client.subscribe([(topic, 1) for topic in filters])
+
+    def unsubscribe(self, topic: str) -> int | None:
+        return self._client.unsubscribe(topic)[1]
+
+    def close(self) -> None:
+        """End the connection, also one whose broker does not answer any more."""
+        self._client.disconnect()
+        # Paho's thread sends the DISCONNECT; without it the broker would publish our last will.
+        deadline = time.monotonic() + 0.5
+        while self._client.socket() is not None and time.monotonic() < deadline:
+            self.gone.wait(0.002)
+        wire: Any = self._client.socket()
+        if wire is not None:
+            try:
+                wire.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                log.debug("the connection was already closed")
+        self._client.loop_stop()
+        _detach(self._client)
+
+
+def connect(
+    broker: Broker,
+    client_id: str,
+    *,
+    hooks: Hooks,
+    protocol: int | None = None,
+    will: Will | None = None,
+    tls: ssl.SSLContext | None = None,
+    session: bool = False,
+    stopping: threading.Event | None = None,
+) -> Connection:
+    """Connect once; where the broker refuses MQTT 5, with 3.1.1.
+
+    Args:
+        broker: where to.
+        client_id: who we are.
+        hooks: what is done with what arrives.
+        protocol: 5 or 4 instead of the settings'.
+        will: our last will.
+        tls: from `tls_context`; made here where it is not given.
+        session: have the broker keep what arrives for us over short absences, and acknowledge
+            by hand; else every connection starts anew and paho acknowledges.
+        stopping: gives up early when set.
+
+    Raises:
+        LinkError: it cannot be reached or refuses us.
+
+    """
+    wanted = protocol or broker.protocol
+    context = tls or tls_context(broker)
+
+    def attempt(version: int) -> Connection:
+        return _connect(broker, client_id, version, hooks, will, context, session, stopping)
+
+    try:
+        return attempt(wanted)
+    except RefusesProtocol as refusal:
+        if wanted == 4:
+            raise
+        connection = attempt(4)
+        connection.settled = refusal.said
+        log.warning("broker: %s: speaking MQTT 3.1.1", refusal)
+        return connection
+
+
+def _connect(
+    broker: Broker,
+    client_id: str,
+    protocol: int,
+    hooks: Hooks,
+    will: Will | None,
+    tls: ssl.SSLContext | None,
+    session: bool,
+    stopping: threading.Event | None,
+) -> Connection:
+    address = broker.address
+    client = _client(broker, client_id, protocol, will, tls, session)
+    connection = Connection(client, protocol)
+    _attach(client, connection, hooks, manual_ack=session)
+    options: dict[str, Any] = {}
+    if protocol == 5:
+        limits = {
+            "ReceiveMaximum": RECEIVE_MAXIMUM,
+            **({"SessionExpiryInterval": SESSION_EXPIRY} if session else {}),
+        }
+        options = {"clean_start": not session, "properties": _properties("CONNECT", **limits)}
+    try:
+        try:
+            client.connect(address.host, address.port, KEEPALIVE, **options)
+        except (OSError, ValueError) as problem:
+            from .diagnose import unreachable
+
+            raise LinkError(f"{address} cannot be reached: {unreachable(problem, broker)}") from (
+                problem
+            )
+        client.loop_start()
+        _await_answer(connection, broker, stopping)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _await_answer(connection: Connection, broker: Broker, stopping: threading.Event | None) -> None:
+    """Wait until the broker has taken us.
+
+    Raises:
+        RefusesProtocol: it does not take this version of MQTT, or may not.
+        LinkError: it refuses us, or is silent.
+
+    """
+    address, newest = broker.address, connection.protocol == 5
+    # Counted in waits: time in which this process stood still is not the broker's.
+    left = round((SILENCE if newest else CONNECT_TIMEOUT) / TICK)
+    while not (connection._answered.wait(TICK) or connection.gone.is_set()):  # noqa: SLF001
+        left -= 1
+        if stopping is not None and stopping.is_set():
+            raise LinkError(f"{address} does not answer")
+        if left <= 0:
+            if newest:
+                raise RefusesProtocol(f"{address} does not answer to MQTT 5", said=False)
+            raise LinkError(f"{address} does not answer")
+    if not connection._answered.is_set():  # noqa: SLF001
+        if newest:
+            # Brokers of old close the connection without a word.
+            raise RefusesProtocol(f"{address} closed the connection on MQTT 5", said=False)
+        from .diagnose import hung_up
+
+        raise LinkError(f"{address} closed the connection{hung_up(broker)}")
+    if connection._refusal is not None:  # noqa: SLF001
+        code, reason = connection._refusal.code, connection._refusal.reason  # noqa: SLF001
+        if newest and code in UNSUPPORTED_PROTOCOL:
+            raise RefusesProtocol(f"{address} refuses MQTT 5 ({reason})", said=True)
+        from .diagnose import refused
+
+        raise LinkError(f"{address} refuses us: {reason}{refused(code, broker)}")
+
+
+def _client(
+    broker: Broker,
+    client_id: str,
+    protocol: int,
+    will: Will | None,
+    tls: ssl.SSLContext | None,
+    session: bool,
+) -> Client:
+    _later("urllib.request")
+    _later("hashlib")
+    if tls is None:
+        _later("ssl", absent=("SSLWantReadError", "SSLWantWriteError"))
+    import paho.mqtt.client as paho
+    from paho.mqtt.enums import CallbackAPIVersion
+
+    client = paho.Client(
+        CallbackAPIVersion.VERSION2,
+        client_id=client_id,
+        clean_session=None if protocol == 5 else not session,
+        protocol=paho.MQTTv5 if protocol == 5 else paho.MQTTv311,
+        reconnect_on_failure=False,
+        manual_ack=session,
+    )
+    address = broker.address
+    username = broker.username or address.username
+    if username is not None:
+        client.username_pw_set(username, broker.password or address.password)
+    if tls is not None:
+        client.tls_set_context(tls)
+    if will is not None:
+        client.will_set(will.topic, will.payload, 1, retain=True)
+    client.connect_timeout = CONNECT_TIMEOUT
+    return client
+
+
+class _NeverRaised(Exception):
+    """Stands for what a module raises that nobody has used yet."""
+
+
+def _later(name: str, absent: tuple[str, ...] = ()) -> None:
+    """Have a module imported when something of it is first used.
+
+    paho imports `urllib.request`, and with it HTTP and mail, and `hashlib` for WebSockets, which
+    are not used here, and `ssl`, which most brokers on a local network do without: half of its own
+    import, on the way to the first result, and 4 MB of libraries.
+
+    Args:
+        name: of the module.
+        absent: errors that only the module itself raises: to ask for them is not to use it.
+
+    """
+    if name in sys.modules:
+        return
+
+    def get(attribute: str) -> Any:
+        if sys.modules.get(name) is stand_in:
+            if attribute in absent:
+                return _NeverRaised
+            sys.modules.pop(name, None)
+        return getattr(import_module(name), attribute)
+
+    stand_in: Any = ModuleType(name)
+    stand_in.__getattr__ = get
+    sys.modules[name] = stand_in
+    parent, _, own = name.rpartition(".")
+    if parent:
+        setattr(import_module(parent), own, stand_in)
+
+
+def _attach(client: Client, connection: Connection, hooks: Hooks, *, manual_ack: bool) -> None:
+    def on_connect(_c: Any, _u: Any, _flags: Any, reason: Any, properties: Any) -> None:
+        # Kept apart from why the connection ends: paho says at once that it has, and of a refusal
+        # that would be "Protocol error", or nothing.
+        if _code(reason) != 0:
+            connection._refusal = Refusal(_code(reason), str(reason))  # noqa: SLF001
+        connection.max_packet = getattr(properties, "MaximumPacketSize", None)
+        connection._answered.set()  # noqa: SLF001
+        _acknowledge_now(client)
+
+    def on_disconnect(_c: Any, _u: Any, flags: Any, reason: Any, _properties: Any) -> None:
+        if not connection.gone.is_set():
+            connection.code, connection.reason = _code(reason), str(reason)
+            if _code(reason) == UNSPECIFIED and not flags.is_disconnect_packet_from_server:
+                connection.reason = "closed without a word, or broken on the way"
+        connection.gone.set()
+
+    def on_message(_c: Any, _u: Any, message: Any) -> None:
+        properties = message.properties
+        mid, qos = message.mid, message.qos
+        hooks.message(
+            Message(
+                message.topic,
+                message.payload,
+                bool(message.retain),
+                getattr(properties, "ResponseTopic", None),
+                getattr(properties, "CorrelationData", None),
+                (lambda: client.ack(mid, qos)) if manual_ack else (lambda: None),
+                qos,
+            )
+        )
+
+        _acknowledge_now(client)
+
+    def on_publish(_c: Any, _u: Any, mid: int, reason: Any, _properties: Any) -> None:
+        _acknowledge_now(client)
+        code = _code(reason)
+        hooks.published(connection, mid, Refusal(code, str(reason)) if code >= REFUSAL else None)
+
+    def on_unsubscribe(_c: Any, _u: Any, mid: int, *_: Any) -> None:
+        _acknowledge_now(client)
+        hooks.unsubscribed(connection, mid)
+
+    def on_subscribe(_c: Any, _u: Any, _mid: int, reasons: Any, _properties: Any) -> None:
+        _acknowledge_now(client)
+        for reason in reasons:
+            if _code(reason) >= REFUSAL:
+                hooks.refused(connection, Refusal(_code(reason), str(reason)))
+
+    def on_socket_open(_c: Any, _u: Any, wire: Any) -> None:
+        wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    client.on_socket_open = on_socket_open
+    client.on_connect = on_connect
+    client.on_disconnect = on_disconnect
+    client.on_message = on_message
+    client.on_publish = on_publish
+    client.on_unsubscribe = on_unsubscribe
+    client.on_subscribe = on_subscribe
+
+
+def _detach(client: Client) -> None:
+    """Undo `_attach`: what paho calls knows paho's client, which would keep its sockets.
+
+    They are closed when nobody knows it any more: at the next full collection else, and of each
+    restart of a broker two were left until then (seen: 14 after seven).
+    """
+    client.on_connect = client.on_disconnect = client.on_message = None
+    client.on_publish = client.on_unsubscribe = client.on_subscribe = None
+
+
+def _acknowledge_now(client: Client) -> None:
+    """Have the kernel acknowledge what has just been read.
+
+    By default a broker holds back a small packet until the one before is acknowledged (Nagle), and
+    the kernel holds that back for 40 ms in the hope of data to go with it: each question and answer
+    of a transfer took that long (measured with mosquitto 2 on loopback).
+    """
+    wire: Any = client.socket()
+    if wire is not None:
+        # It may be closed by now, which is dealt with elsewhere.
+        with contextlib.suppress(OSError):
+            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+
+def _properties(packet: str, **values: Any) -> Any:
+    from paho.mqtt.packettypes import PacketTypes
+    from paho.mqtt.properties import Properties
+
+    properties = Properties(getattr(PacketTypes, packet))  # type: ignore[no-untyped-call]
+    for name, value in values.items():
+        setattr(properties, name, value)
+    return properties
+
+
+def tls_context(broker: Broker) -> ssl.SSLContext | None:
+    """Make the TLS side of a broker's settings; None without TLS.
+
+    Raises:
+        UsageError: a file is missing or is not what it should be.
+
+    """
+    if not broker.address.tls:
+        return None
+    from .tls import make_context
+
+    return make_context(broker)
+
+
+def _code(reason: Any) -> int:
+    """Give the number of a reason code; paho mixes two kinds."""
+    value = getattr(reason, "value", reason)
+    return int(value) if isinstance(value, int) else 0

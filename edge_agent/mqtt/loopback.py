@@ -1,0 +1,115 @@
+"""A broker on 127.0.0.1 for `demo`: mosquitto where there is one, else amqtt.
+
+amqtt speaks MQTT 3.1.1 only and loses what it should keep for absent clients: good for a demo on
+loopback, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.errors import LinkError, UsageError
+
+FIRST_PORT = 1883
+START_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loopback:
+    """A running broker."""
+
+    name: str
+    port: int
+    protocol: int
+
+    @property
+    def url(self) -> str:
+        return f"mqtt://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def broker(folder: Path, more: str = "") -> Iterator[Loopback]:
+    """Run a broker as long as it is needed.
+
+    Args:
+        folder: for its settings and log.
+        more: lines of settings, which only mosquitto takes.
+
+    Raises:
+        UsageError: there is none to run.
+        LinkError: it does not start.
+
+    """
+    mosquitto = find_mosquitto()
+    port = free_port()
+    if mosquitto is not None:
+        settings = folder / "mosquitto.conf"
+        settings.write_text(
+            f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\n{more}"
+        )
+        command, made = [mosquitto, "-c", str(settings)], Loopback("mosquitto", port, 5)
+    elif importlib.util.find_spec("amqtt") is not None:
+        command = [sys.executable, "-m", "edge_agent.mqtt.amqtt_broker", str(port)]
+        made = Loopback("amqtt", port, 4)
+    else:
+        raise UsageError(
+            "demo needs a broker: install mosquitto (apt install mosquitto), "
+            "or amqtt (pip install 'edge-agent[demo]')"
+        )
+    log = folder / "broker.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    try:
+        _wait_until_listening(process, made, log)
+        yield made
+    finally:
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def find_mosquitto() -> str | None:
+    """Find the program; Debian puts it where only root's PATH leads."""
+    places = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
+    return shutil.which("mosquitto", path=places)
+
+
+def free_port(first: int = FIRST_PORT) -> int:
+    """Find a port on loopback that nobody listens on: *first* or one of the next."""
+    for port in range(first, first + 200):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise UsageError(f"demo: no free port from {first} to {first + 199} on 127.0.0.1")
+
+
+def _wait_until_listening(process: subprocess.Popen[bytes], made: Loopback, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            socket.create_connection(("127.0.0.1", made.port), 0.5).close()
+        except OSError:
+            time.sleep(0.02)
+            continue
+        return
+    words = log.read_text(errors="replace").strip().splitlines()
+    raise LinkError(f"{made.name} does not start: {words[-1] if words else 'it says nothing'}")

@@ -1,0 +1,199 @@
+"""Topics and payloads: section 3 of the public interface, as pure functions.
+
+Knows no broker; what arrives is parsed where it is acted upon.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from ..core.frozen import record
+from ..core.types import Anomaly, Classes, Detections, Findings, Outcome, RawTensors, Sample, Values
+
+SCHEMA = 1
+UNSET = "unset"
+"""What `clock` says of a time that cannot be right: the clock had not been set."""
+
+
+@record
+class Topics:
+    """The names under which one device speaks and listens."""
+
+    root: str
+    device: str
+
+    def _own(self, *levels: str) -> str:
+        return "/".join((self.root, self.device, *levels))
+
+    @property
+    def status(self) -> str:
+        return self._own("status")
+
+    @property
+    def info(self) -> str:
+        return self._own("info")
+
+    @property
+    def health(self) -> str:
+        return self._own("health")
+
+    def result(self, pipeline: str) -> str:
+        return self._own("result", pipeline)
+
+    def event(self, pipeline: str) -> str:
+        return self._own("event", pipeline)
+
+    def snapshot(self, pipeline: str) -> str:
+        return self._own("snapshot", pipeline)
+
+    def source(self, pipeline: str) -> str:
+        return self._own("source", pipeline)
+
+    def model(self, name: str) -> str:
+        return self._own("model", name)
+
+    def push(self, transfer: str) -> str:
+        return self._own("push", transfer)
+
+    def reply(self, request: str) -> str:
+        return self._own("reply", request)
+
+    @property
+    def inbox(self) -> str:
+        return self._own("in")
+
+    def group_inbox(self, group: str) -> str:
+        return f"{self.root}/@{group}/in"
+
+
+def iso(time_ns: int) -> str:
+    """ISO 8601 in UTC with milliseconds and Z."""
+    seconds, rest = divmod(time_ns, 1_000_000_000)
+    return f"{_second(seconds)}.{rest // 1_000_000:03d}Z"
+
+
+@lru_cache(maxsize=16)
+def _second(seconds: int) -> str:
+    """Many results come in the same second."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def encode(payload: Mapping[str, Any]) -> bytes:
+    """JSON in UTF-8; refuses numbers that are not finite, which JSON does not have."""
+    return _ENCODER.encode(payload).encode()
+
+
+def number(value: float, digits: int) -> float:
+    """Round for the wire."""
+    return round(float(value), digits)
+
+
+def findings(found: Findings, digits: int = 1) -> dict[str, Any]:
+    """Give what was found the keys that its task has."""
+    match found:
+        case Detections():
+            return {"detections": detections(found, digits)}
+        case Classes():
+            return {
+                "classes": [
+                    {"label": label, "score": number(score, 4)}
+                    for label, score in zip(found.labels, found.scores, strict=True)
+                ]
+            }
+        case Anomaly():
+            return {
+                "anomaly": {
+                    "score": significant(found.score),
+                    "threshold": found.threshold,
+                    "anomalous": found.anomalous,
+                }
+            }
+        case Values():
+            return {"values": {name: significant(value) for name, value in found.values.items()}}
+        case RawTensors():
+            return {"tensors": {name: array.tolist() for name, array in found.tensors.items()}}
+
+
+def significant(value: float) -> float:
+    """Six significant digits: values may be of any size."""
+    return float(f"{value:.6g}")
+
+
+def detections(found: Detections, digits: int = 1) -> list[dict[str, Any]]:
+    """One entry a box, best first."""
+    entries: list[dict[str, Any]] = [
+        {"label": label, "score": number(score, 4), "box": [number(side, digits) for side in box]}
+        for label, score, box in zip(
+            found.labels, found.scores.tolist(), found.boxes.tolist(), strict=True
+        )
+    ]
+    if found.points is not None:
+        for entry, points in zip(entries, found.points.tolist(), strict=True):
+            entry["points"] = [[number(x, digits), number(y, digits)] for x, y in points]
+    return entries
+
+
+def result(
+    device: str, session: str, pipeline: str, sample: Sample, outcome: Outcome, age_ms: float
+) -> dict[str, Any]:
+    """Make the payload of a result."""
+    payload: dict[str, Any] = {
+        "schema": SCHEMA,
+        "device": device,
+        "session": session,
+        "pipeline": pipeline,
+        "seq": sample.seq,
+        "time": iso(sample.time_ns),
+        "model": outcome.model,
+        "engine": outcome.engine,
+    }
+    if sample.picture:
+        height, width = sample.data.shape[:2]
+        payload["source"] = {"width": int(width), "height": int(height)}
+    if sample.file is not None:
+        payload["file"] = sample.file
+    payload.update(findings(outcome.findings))
+    if outcome.then and "detections" in payload:
+        for stage, second in outcome.then.items():
+            for entry, found in zip(payload["detections"], second.found, strict=True):
+                if found is not None:
+                    entry.setdefault("then", {})[stage] = findings(found)
+    payload["timing"] = {
+        "age_ms": number(age_ms, 2),
+        "preprocess_ms": number(outcome.timing.preprocess_ms, 3),
+        "infer_ms": number(outcome.timing.infer_ms, 3),
+        "postprocess_ms": number(outcome.timing.postprocess_ms, 3),
+    }
+    if outcome.timing.together > 1:
+        payload["timing"]["together"] = outcome.timing.together
+    if outcome.then:
+        # Not within `timing`: those are numbers, all of them.
+        payload["stages"] = {
+            stage: {
+                "crops": second.crops,
+                "together": second.together,
+                "ms": number(second.took_ms, 3),
+            }
+            for stage, second in outcome.then.items()
+        }
+    return payload
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    """p50, p95 and p99 by nearest rank; zeros where there is nothing yet."""
+    ordered = sorted(values)
+
+    def rank(share: float) -> float:
+        if not ordered:
+            return 0.0
+        return number(ordered[max(0, math.ceil(share * len(ordered)) - 1)], 3)
+
+    return {"p50": rank(0.50), "p95": rank(0.95), "p99": rank(0.99)}

@@ -1,0 +1,303 @@
+"""The disk under what was promised: rows of compressed messages in one SQLite file.
+
+One thread at a time. Knows neither connections nor what the messages say; whoever uses it knows
+what lies where, so that nothing is searched for here.
+
+A row holds up to ROW_MESSAGES payloads of one topic, a line each, compressed together: a result of
+400 bytes takes about 100 on disk that way. SQLite writes ahead (WAL): after `write` returns a row
+survives the death of the process, after `sync` that of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..core.errors import AgentError
+from ..core.files import belong_to
+from ..core.frozen import record
+
+if TYPE_CHECKING:
+    import sqlite3
+
+VERSION = 1
+"""Of the table below; a file of another version is set aside."""
+TABLE = (
+    "CREATE TABLE IF NOT EXISTS waiting (id INTEGER PRIMARY KEY, kind INTEGER NOT NULL, "
+    "topic TEXT NOT NULL, count INTEGER NOT NULL, boot TEXT NOT NULL, since REAL NOT NULL, "
+    "time REAL NOT NULL, body BLOB NOT NULL)"
+)
+ROW_MESSAGES = 64
+ROW_BYTES = 64 * 1024
+"""Bounds of a row before it is compressed; a single message may be larger."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Kind(IntEnum):
+    """Who gives way when room is short: the lower before the higher."""
+
+    RESULT = 0
+    LOSSLESS = 1
+    """A result whose source waits for us: there are few, and none comes after them meanwhile."""
+    EVENT = 2
+
+
+class SpoolError(AgentError):
+    """The disk does not take or give what waits: use memory, try again later."""
+
+
+class DamagedError(SpoolError):
+    """The file is not what we have written: set it aside, begin anew."""
+
+
+@record
+class Row:
+    """Some messages of one topic on disk, in the order of sending."""
+
+    id: int
+    """Rises in the order of sending."""
+    kind: Kind
+    topic: str
+    count: int
+    size: int
+    """Bytes of the compressed messages."""
+
+    @property
+    def event(self) -> bool:
+        return self.kind == Kind.EVENT
+
+
+class Spool:
+    """The file. Nothing is opened, and SQLite not even imported, before it is needed."""
+
+    def __init__(self, path: Path, *, most: int = 100_000, most_bytes: int = 64 * 2**20) -> None:
+        """Say where and how much; touches nothing.
+
+        Args:
+            path: the file; its folder is there.
+            most: messages it may hold.
+            most_bytes: it may take; SQLite's log beside it takes up to about 4 MiB more.
+
+        """
+        self.path = path
+        self.most = most
+        self.most_bytes = most_bytes
+        self.bytes = 0
+        """In use on disk, in whole pages; the file may have free pages beyond that."""
+        self._database: sqlite3.Connection | None = None
+        self._boot = ""
+
+    def exists(self) -> bool:
+        """Whether there is a file, such as a former run leaves with what it could not deliver."""
+        return self.path.exists()
+
+    def open(self) -> list[Row]:
+        """Open or create the file; give what lies in it, oldest first.
+
+        Raises:
+            SpoolError: it cannot be read or made.
+
+        """
+        with self._errors() as database:
+            found = database.execute(
+                "SELECT id, kind, topic, count, length(body) FROM waiting ORDER BY id"
+            ).fetchall()
+            try:
+                return [
+                    Row(int(id_), Kind(kind), str(topic), int(count), int(size))
+                    for id_, kind, topic, count, size in found
+                ]
+            except (TypeError, ValueError) as problem:
+                raise DamagedError(f"{self.path}: {problem}") from problem
+
+    def write(self, rows: Sequence[tuple[Row, bytes]], gone: Collection[int]) -> None:
+        """Add rows with what `pack` made of them, and remove those *gone*, all or nothing.
+
+        Raises:
+            SpoolError: it cannot be written; it is as it was before.
+
+        """
+        boot, since, now = self._boot_id(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time()
+        with self._errors() as database:
+            database.execute("BEGIN IMMEDIATE")
+            database.executemany("DELETE FROM waiting WHERE id = ?", [(id_,) for id_ in gone])
+            database.executemany(
+                "INSERT OR REPLACE INTO waiting VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (row.id, int(row.kind), row.topic, row.count, boot, since, now, body)
+                    for row, body in rows
+                ],
+            )
+            database.execute("COMMIT")
+            self._measure(database)
+
+    def read(self, row: Row) -> tuple[list[bytes], float] | None:
+        """Give a row's messages and for how many seconds it has lain here.
+
+        None where the row is not there any more or is damaged.
+
+        Raises:
+            SpoolError: it cannot be read.
+
+        """
+        with self._errors() as database:
+            found = database.execute(
+                "SELECT boot, since, time, body FROM waiting WHERE id = ?", (row.id,)
+            ).fetchone()
+        if found is None:
+            return None
+        boot, since, written, body = found
+        try:
+            messages = zlib.decompress(body).split(b"\n")
+        except (TypeError, zlib.error):
+            return None
+        if len(messages) != row.count:
+            return None
+        # The wall clock may have been set meanwhile, often by years after a start without network;
+        # the other one ends with the machine's run.
+        if boot == self._boot_id():
+            waited = time.clock_gettime(time.CLOCK_BOOTTIME) - since
+        else:
+            waited = time.time() - written
+        return messages, max(0.0, waited)
+
+    def sync(self) -> None:
+        """Have the disk confirm what was written: it survives a power cut from now on.
+
+        Raises:
+            SpoolError: it does not.
+
+        """
+        try:
+            # Not the database file itself: closing it would give up SQLite's lock on it.
+            descriptor = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fdatasync(descriptor)
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            return  # all of it is in the database
+        except OSError as problem:
+            raise SpoolError(f"{self.path}: {problem.strerror}") from problem
+
+    def close(self) -> None:
+        """Let go of the file. It is opened again when it is needed."""
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+
+    def discard(self) -> None:
+        """Remove the file, in which nothing lies."""
+        self.close()
+        self.bytes = 0
+        # Where it cannot be removed it stays, as empty as it is.
+        with suppress(OSError):
+            for part in ("", "-wal"):
+                Path(f"{self.path}{part}").unlink(missing_ok=True)
+
+    def set_aside(self) -> Path:
+        """Move a damaged file out of the way, over one that was set aside before; give its place.
+
+        Raises:
+            SpoolError: it cannot be moved.
+
+        """
+        self.close()
+        self.bytes = 0
+        aside = self.path.with_name(f"{self.path.name}.damaged")
+        try:
+            for part in ("-wal", ""):
+                Path(f"{aside}{part}").unlink(missing_ok=True)
+                with suppress(FileNotFoundError):
+                    Path(f"{self.path}{part}").rename(f"{aside}{part}")
+        except OSError as problem:
+            raise SpoolError(
+                f"{self.path}: is damaged and cannot be moved away: {problem.strerror}"
+            ) from problem
+        return aside
+
+    # The database
+
+    @contextmanager
+    def _errors(self) -> Iterator[sqlite3.Connection]:
+        """Open where it is not open; say in words what goes wrong."""
+        import sqlite3
+
+        try:
+            if self._database is None:
+                self._database = self._connect()
+            yield self._database
+        except sqlite3.Error as problem:
+            # What was begun is undone; who failed once is not trusted with the next.
+            with suppress(sqlite3.Error):
+                self.close()
+            code = getattr(problem, "sqlite_errorcode", 0) & 0xFF
+            if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
+                raise DamagedError(f"{self.path}: {problem}") from problem
+            full = code == sqlite3.SQLITE_FULL
+            raise SpoolError(f"{self.path}: {self._why(full) or problem}") from problem
+        except OSError as problem:
+            raise SpoolError(f"{self.path}: {problem.strerror}") from problem
+
+    def _connect(self) -> sqlite3.Connection:
+        import sqlite3
+
+        if not self.exists():
+            # Results may be nobody else's business; SQLite makes its log alike.
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            belong_to(self.path, self.path.parent)
+        database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        try:
+            # We are alone with it: no shared memory, a file that a full disk would not even hold.
+            database.execute("PRAGMA locking_mode = EXCLUSIVE")
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = NORMAL")
+            database.execute("PRAGMA cache_size = -256")
+            database.execute("PRAGMA journal_size_limit = 4194304")
+            version = int(database.execute("PRAGMA user_version").fetchone()[0])
+            if version not in {0, VERSION}:
+                raise DamagedError(f"{self.path}: is of version {version}, not {VERSION}")
+            if version == 0:
+                database.execute(TABLE)
+                database.execute(f"PRAGMA user_version = {VERSION}")
+            self._measure(database)
+        except BaseException:
+            with closing(database):
+                raise
+        return database
+
+    def _measure(self, database: sqlite3.Connection) -> None:
+        pages, free, size = (
+            int(database.execute(f"PRAGMA {name}").fetchone()[0])
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        self.bytes = (pages - free) * size
+
+    def _why(self, full: bool) -> str | None:
+        """SQLite says little of why a file cannot be written; the file system says more."""
+        try:
+            disk = os.statvfs(self.path.parent)
+        except OSError as problem:
+            return problem.strerror
+        if disk.f_flag & os.ST_RDONLY:
+            return "the disk is read-only; see what the kernel says of it (dmesg)"
+        if full or disk.f_bavail == 0:
+            return "the disk is full; free some space"
+        return None
+
+    def _boot_id(self) -> str:
+        """Name this run of the machine."""
+        if not self._boot:
+            self._boot = BOOT_ID.read_text(encoding="ascii").strip()
+        return self._boot
+
+
+def pack(messages: Sequence[bytes]) -> bytes:
+    """Compress the messages of a row; none has a line end in it, as JSON on the wire has not."""
+    return zlib.compress(b"\n".join(messages), 6)

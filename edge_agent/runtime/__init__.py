@@ -1,0 +1,1 @@
+"""What runs while the agent serves: scheduler, models, pipelines, and the upkeep of models."""

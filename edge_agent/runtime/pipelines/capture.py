@@ -1,0 +1,407 @@
+"""The capture side of a pipeline: a source kept open, its captures put on the board.
+
+One thread for each source; what hangs in a driver is left behind, and another thread begins.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ...core.errors import AgentError, ModelError, SampleError, SourceError
+from ...core.frozen import record
+from ...core.threads import Crew
+from ...core.timeline import Clock
+from ...core.types import Array, Reading, Sample
+from ...device.wall_clock import WallClock
+from ...inference.model import Model, Prepared, Region, cut, outside
+from ...mqtt import payloads
+from ...mqtt.client import Backoff, Channel, Link
+from ...sources.source import Source, open_source
+from ...sources.spec import SourceSpec
+from ..scheduler.board import Board, Slot
+from ..serving.active import Serving
+
+if TYPE_CHECKING:
+    from ...inference.preprocess.windowing import Windower
+    from .motion_gate import MotionGate
+
+log = logging.getLogger(__name__)
+
+STALL_SECONDS = 10.0
+"""A camera that gives nothing for so long is given up on."""
+OPEN_SECONDS = 30.0
+STUCK_READS = 4
+"""Reads that may be stuck in a driver at a time before no new one is begun."""
+SOURCE_STABLE = 10.0
+
+
+@record
+class Identity:
+    """Who publishes."""
+
+    device: str
+    session: str
+    topics: payloads.Topics
+    clock: Clock
+    wall: WallClock | None = None
+    """Judges the times that results bear; None: they are taken as they are."""
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One capture thread; it may get stuck in a driver and be left behind."""
+
+    closing: threading.Event = field(default_factory=threading.Event)
+    beat: float = field(default_factory=time.monotonic)
+    """When it last gave a sign of life."""
+    limit: float = OPEN_SECONDS
+    opening: bool = False
+    """Whether it is at opening its source."""
+    late: bool = False
+    """Whether that took so long that it was told of."""
+    began: float = field(default_factory=time.monotonic)
+    thread: threading.Thread | None = None
+
+
+class MisfitError(SourceError):
+    """What the source gives does not fit the model: it is there, and of no use."""
+
+
+class Capture:
+    """Keeps a source open, through every loss of it."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: SourceSpec,
+        slot: Slot[Model],
+        channel: Channel,
+        servings: Sequence[Serving],
+        *,
+        rate: float | None,
+        motion: bool,
+        region: Region | None,
+        identity: Identity,
+        board: Board[Model],
+        link: Link,
+        report: Callable[[Exception], None],
+        wanted: Callable[[Array], bool],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            name: of the pipeline.
+            spec: what to open.
+            slot: where captures go.
+            channel: where results go: a lossless source waits for it.
+            servings: the pipeline's models; of a signal only they know the windows.
+            rate: at most so many captures a second.
+            motion: leave out frames in which nothing moves.
+            region: of a picture, all that the models look at; None: the whole.
+            identity: who publishes.
+            board: whose slot it is.
+            link: where the source's state is said.
+            report: told of captures that cannot be used.
+            wanted: whether a picture is to be looked at even if nothing moves in it.
+
+        """
+        self.name = name
+        self.spec = spec
+        self.slot = slot
+        self.channel = channel
+        self.servings = servings
+        self.rate = rate
+        self.board = board
+        self.link = link
+        self.state: str | None = None
+        self.error: str | None = None
+        self._motion = motion
+        self._region = region
+        self._identity = identity
+        self._report = report
+        self._wanted = wanted
+        self._gate: MotionGate | None = None
+        self._due = 0.0
+        self._misfit = False
+        """What the source gave last did not fit: it runs again when something does."""
+        self._attempt: Attempt | None = None
+        self._stuck: list[Attempt] = []
+
+    def change_rate(self, rate: float) -> None:
+        """Take another rate at once, however long the pause that the old one asked for."""
+        self.rate = rate
+        self._due = 0.0
+
+    def halt(self) -> None:
+        """Stop capturing."""
+        if self._attempt is not None:
+            self._attempt.closing.set()
+
+    def begin(self, crew: Crew) -> None:
+        """Start capturing."""
+        attempt = Attempt()
+        self._attempt = attempt
+        attempt.thread = crew.spawn(f"capture-{self.name}", lambda: self._capture(attempt))
+
+    def watch(self, crew: Crew) -> None:
+        """Give up on a camera that hangs in its driver, where no time-out helps (opencv#22677).
+
+        A file that does not open, as on a network disk that is gone, is only told of: the next
+        attempt would hang as well, and this one goes on once the disk is back.
+        """
+        attempt = self._attempt
+        self._stuck = [
+            old for old in self._stuck if old.thread is not None and old.thread.is_alive()
+        ]
+        if attempt is None or attempt.closing.is_set():
+            return
+        if time.monotonic() - attempt.beat < attempt.limit:
+            return
+        if not self.spec.live:
+            if attempt.opening:
+                attempt.late = True
+                self._set_state(
+                    "lost",
+                    f"{self.spec.redacted}: has not opened for {attempt.limit:.0f} s; "
+                    "is it a pipe, or on a disk that does not answer?",
+                )
+            return
+        self._set_state("lost", f"gave nothing for {attempt.limit:.0f} s")
+        if len(self._stuck) >= STUCK_READS:
+            return
+        attempt.closing.set()
+        if attempt.thread is not None:
+            crew.abandon(attempt.thread)
+            self._stuck.append(attempt)
+        self.begin(crew)
+
+    def _capture(self, attempt: Attempt) -> None:
+        """Keep the newest capture on the board, through every loss of the source."""
+        backoff = Backoff(first=0.5, most=30.0)
+        while not attempt.closing.is_set():
+            began = time.monotonic()
+            pause = backoff.pause()
+            attempt.beat, attempt.limit, attempt.opening = began, OPEN_SECONDS, True
+            try:
+                with closing(open_source(self.spec, attempt.closing)) as source:
+                    attempt.limit, attempt.opening = STALL_SECONDS, False
+                    if attempt.late:
+                        attempt.late = False
+                        self._set_state("running", None)
+                    try:
+                        self._read(source, attempt)
+                    finally:
+                        self.board.pass_on(self.slot)
+                    trouble = source.trouble
+                # Said after the last result, for those who wait for it.
+                self.board.settled(self.slot, attempt.closing)
+                if not attempt.closing.is_set():
+                    self._set_state("ended", trouble)
+                return
+            except SourceError as problem:
+                if attempt.closing.is_set():
+                    return
+                self._misfit = isinstance(problem, MisfitError)
+                self._set_state("lost", str(problem))
+            if time.monotonic() - began > SOURCE_STABLE and not self._misfit:
+                backoff.reset()
+            attempt.opening = False
+            deadline = time.monotonic() + pause
+            while time.monotonic() < deadline and not attempt.closing.wait(0.25):
+                attempt.beat = time.monotonic()
+
+    def _read(self, source: Source, attempt: Attempt) -> None:
+        lossless = self.spec.lossless
+        windows = Windows(self) if source.kind == "signal" else None
+        # A signal is slowed down window by window.
+        recorded = lossless and windows is None
+        while not attempt.closing.is_set():
+            if lossless and not self.link.ready(self.channel, attempt.closing):
+                return
+            if recorded and not self.pace(attempt):
+                return
+            if recorded and not self.board.turn(self.slot, several=self.rate is None):
+                return
+            attempt.beat = time.monotonic()
+            if not source.grab():
+                break
+            if attempt.closing.is_set():
+                return  # given up on, or gone, while the driver was stuck
+            if self.state != "running" and not self._misfit:
+                self._identity.clock.take("first_frame", time.monotonic() - attempt.began)
+                self._set_state("running", None)
+            if not lossless and not self._is_due(time.monotonic()):
+                self.board.skip(self.slot, "rate")
+                continue
+            try:
+                reading = source.retrieve()
+                if windows is None:
+                    self._see_region(reading.data)
+            except SampleError as problem:
+                self.board.skip(self.slot, "error")
+                self._report(problem)
+                if windows is not None:
+                    windows.end()  # no window spans what is missing
+                if lossless:
+                    # A looped recording of nothing but damage must not spin.
+                    attempt.closing.wait(0.005)
+                continue
+            if windows is not None:
+                if not windows.put(reading, attempt):
+                    return
+                self._misfit = False
+            elif not self._put_picture(reading):
+                return
+        if windows is not None:
+            windows.end()
+
+    def _see_region(self, picture: Array) -> None:
+        """See that there is something to look at: a camera may change its size, and back.
+
+        Raises:
+            SampleError: nothing of the region lies inside the picture.
+
+        """
+        why = None if self._region is None else outside(picture, self._region)
+        if why is not None:
+            raise SampleError(why)
+
+    def _put_picture(self, reading: Reading) -> bool:
+        wanted = self._wanted(reading.data)
+        # It looks at each one, to know the background.
+        if self._motion and not self._moved(reading.data) and not wanted:
+            self.board.skip(self.slot, "still")
+            return True
+        early = self._early(reading)
+        return self.board.put(
+            self.slot,
+            lambda seq: Sample(
+                reading.data, seq, reading.time_ns, reading.since, reading.file, early=early
+            ),
+        )
+
+    def _early(self, reading: Reading) -> Prepared | None:
+        """Prepare a picture that will wait: it is in the processor's cache now, and not then.
+
+        One that will not wait is left to its lane, beside which the next can be decoded meanwhile;
+        and one that may give way to a newer one is not worth it.
+        """
+        if len(self.servings) > 1 or not self.slot.turn.row:
+            return None
+        model = self.servings[0].model
+        if model is None or model.together > 1:
+            return None
+        try:
+            return model.make_ready(reading.data, self._region, stream=reading.file is None)
+        except AgentError:
+            return None  # the lane meets the same, and says so
+
+    def _moved(self, picture: Array) -> bool:
+        if self._gate is None:
+            from .motion_gate import MotionGate
+
+            self._gate = MotionGate()
+        # Nothing that moves elsewhere can be found.
+        looked_at = picture if self._region is None else cut(picture, self._region)[0]
+        return self._gate.moved(looked_at)
+
+    def _is_due(self, now: float) -> bool:
+        """Whether `rate` allows another capture now."""
+        if self.rate is None:
+            return True
+        period = 1.0 / self.rate
+        if now < self._due:
+            return False
+        # Keeping to the grid makes the average exact; after a pause it starts anew.
+        self._due = self._due + period if now - self._due < period else now + period
+        return True
+
+    def pace(self, attempt: Attempt) -> bool:
+        """Let `rate` slow a lossless source down; False when it shall stop."""
+        # In small steps: `rate` may change meanwhile.
+        while self.rate is not None and (pause := self._due - time.monotonic()) > 0:
+            if attempt.closing.wait(min(pause, 0.5)):
+                return False
+        if self.rate is not None:
+            self._due = max(self._due, time.monotonic()) + 1.0 / self.rate
+        return True
+
+    def _set_state(self, state: str, error: str | None) -> None:
+        if (state, error) == (self.state, self.error):
+            return
+        self.state, self.error = state, error
+        if state == "lost":
+            log.warning("source of %s: %s", self.name, error)
+        elif error is not None:
+            log.warning("source of %s: %s: %s", self.name, state, error)
+        else:
+            log.info("source of %s: %s", self.name, state)
+        payload = {"schema": payloads.SCHEMA, "state": state, "time": payloads.iso(time.time_ns())}
+        if error is not None:
+            payload["error"] = error
+        self.link.publish(
+            self._identity.topics.source(self.name), payloads.encode(payload), qos=1, retain=True
+        )
+
+
+class Windows:
+    """Cuts a signal into what the pipeline's model takes; a new model may take other windows."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._spec: object = None
+        self._windower: Windower | None = None
+
+    def put(self, reading: Reading, attempt: Attempt) -> bool:
+        """Put every window that *reading* completes on the board; False when it shall stop."""
+        model = self._model(attempt)
+        if model is None:
+            return False
+        spec = model.manifest.input
+        if self._windower is None or spec != self._spec:
+            self.end()
+            from ...inference.preprocess.windowing import Windower
+
+            try:
+                self._windower = Windower(spec, reading.columns)
+            except ModelError as problem:
+                raise MisfitError(f"{model.id} does not fit this source: {problem}") from None
+            self._spec = spec
+        try:
+            windows = self._windower.push(reading.data, reading.time_ns, reading.since)
+        except ModelError as problem:
+            raise MisfitError(f"{model.id} does not fit this source: {problem}") from None
+        capture = self._capture
+        for data, time_ns, since in windows:
+
+            def make(
+                seq: int, data: Array = data, time_ns: int = time_ns, since: float = since
+            ) -> Sample:
+                return Sample(data, seq, time_ns, since, picture=False)
+
+            if not capture.link.ready(capture.channel, attempt.closing):
+                return False
+            if not (capture.pace(attempt) and capture.board.put(capture.slot, make)):
+                return False
+        return True
+
+    def _model(self, attempt: Attempt) -> Model | None:
+        """Wait for a model: only it knows the windows."""
+        while not attempt.closing.is_set():
+            for serving in self._capture.servings:
+                if serving.model is not None:
+                    return serving.model
+            attempt.closing.wait(0.02)
+        return None
+
+    def end(self) -> None:
+        """Count what no window has taken."""
+        if self._windower is not None and self._windower.rest:
+            self._capture.board.skip(self._capture.slot, "partial")
+            self._windower.reset()

@@ -1,0 +1,97 @@
+"""Draws what was found onto a picture, for snapshots and `try`."""
+
+from __future__ import annotations
+
+import hashlib
+
+import cv2
+
+from ...core.errors import SampleError
+from ...core.types import Anomaly, Array, Classes, Detections, Findings, RawTensors, Values
+
+FONT = cv2.FONT_HERSHEY_SIMPLEX
+
+
+def annotate(picture: Array, found: Findings) -> Array:
+    """Give a copy of *picture*, uint8 BGR, with boxes and labels drawn."""
+    canvas = picture.copy()
+    height, width = canvas.shape[:2]
+    scale = max(0.4, min(width, height) / 900)
+    # Of one pixel, JPEG's halved colours would leave a grey shade.
+    thick = max(2, round(scale * 2))
+    match found:
+        case Detections():
+            for label, score, box in zip(found.labels, found.scores, found.boxes, strict=True):
+                x1, y1, x2, y2 = (round(float(side)) for side in box)
+                color = color_of(label)
+                cv2.rectangle(canvas, (x1, y1), (x2, y2), color, thick)
+                _tag(canvas, f"{label} {score:.2f}", (x1, y1), scale, color)
+            if found.points is not None:
+                for x, y in found.points.reshape(-1, 2):
+                    cv2.circle(
+                        canvas, (round(float(x)), round(float(y))), thick + 1, (0, 255, 255), -1
+                    )
+        case Classes():
+            lines = [
+                f"{n} {s:.2f}" for n, s in zip(found.labels[:5], found.scores[:5], strict=True)
+            ]
+            _lines(canvas, lines, scale)
+        case Anomaly():
+            _lines(
+                canvas, [f"{'ANOMALY' if found.anomalous else 'normal'} {found.score:.3g}"], scale
+            )
+        case Values():
+            _lines(
+                canvas,
+                [f"{name} {value:.4g}" for name, value in list(found.values.items())[:12]],
+                scale,
+            )
+        case RawTensors():
+            _lines(
+                canvas,
+                [f"{name} {list(a.shape)}" for name, a in list(found.tensors.items())[:12]],
+                scale,
+            )
+    return canvas
+
+
+def color_of(label: str) -> tuple[int, int, int]:
+    """Give each label a colour of its own, the same on every device."""
+    digest = hashlib.blake2b(label.encode(), digest_size=3).digest()
+    blue, green, red = (80 + value % 176 for value in digest)
+    return blue, green, red
+
+
+def jpeg(picture: Array, quality: int = 80) -> bytes:
+    """Encode as JPEG."""
+    done, data = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, quality])
+    if not done:
+        raise SampleError(f"a picture of shape {picture.shape} cannot be encoded as JPEG")
+    return data.tobytes()
+
+
+def _lines(canvas: Array, lines: list[str], scale: float) -> None:
+    for index, line in enumerate(lines):
+        _tag(canvas, line, (4, round((index + 1) * 34 * scale)), scale, (40, 40, 40))
+
+
+def _tag(
+    canvas: Array, text: str, corner: tuple[int, int], scale: float, color: tuple[int, int, int]
+) -> None:
+    """Write *text* on a filled bar above *corner*, or inside where there is no room above."""
+    (width, height), base = cv2.getTextSize(text, FONT, scale, 1)
+    x, y = max(0, corner[0]), corner[1]
+    if y - height - base < 0:
+        y += height + base
+    cv2.rectangle(canvas, (x, y - height - base), (x + width, y), color, -1)
+    dark = sum(color) > 380
+    cv2.putText(
+        canvas,
+        text,
+        (x, y - base + 1),
+        FONT,
+        scale,
+        (0, 0, 0) if dark else (255, 255, 255),
+        1,
+        cv2.LINE_AA,
+    )

@@ -1,0 +1,252 @@
+"""The way of a frame: everything between a source and the broker, and nothing else.
+
+This is what stands before the first result; orders, pushes and health come after it (`control`).
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ...config.overrides import Overrides
+from ...config.settings import Pipeline as PipelineSettings
+from ...config.settings import Settings, parse_route
+from ...core.errors import UsageError
+from ...core.threads import Crew, Stops
+from ...core.timeline import Clock
+from ...device.wall_clock import WallClock
+from ...inference.model import Model
+from ...mqtt import payloads
+from ...mqtt.client import Link
+from ...mqtt.inbox import Inbox
+from ...sources.hw_decode import HARDWARE
+from ...sources.spec import parse_source
+from ..scheduler.board import Board, Job
+from ..serving.active import Serving, Servings
+from .pipeline import Identity, Pipeline
+
+if TYPE_CHECKING:
+    from ...models.store.catalog import Library
+    from ..serving.loader import Engines
+
+
+class Beat:
+    """A lane's sign of life; written by the lane, read by the watchdog."""
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        """When the present frame was begun; None: idle."""
+
+    def begin(self) -> None:
+        self.since = time.monotonic()
+
+    def end(self) -> None:
+        self.since = None
+
+
+class Frames:
+    """Pipelines, board, lanes, servings and link."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        lanes: int,
+        library: Callable[[], Library],
+        engines: Callable[[], Engines],
+        stops: Stops,
+        clock: Clock,
+    ) -> None:
+        """Open what can be opened without waiting for anyone.
+
+        Args:
+            settings: checked settings.
+            lanes: how many frames are inferred at a time.
+            library: gives what models there are; asked when first needed.
+            engines: gives how they are opened; likewise.
+            stops: where reasons to stop are left.
+            clock: measures the start.
+
+        Raises:
+            UsageError: something the settings name is not as it should be.
+
+        """
+        self.settings = settings
+        HARDWARE.allowed = settings.decode == "auto"
+        self.clock = clock
+        self.wall = WallClock(str(settings.state))
+        self.session = str(uuid.uuid4())
+        self.topics = payloads.Topics(settings.broker.topic_root, settings.device_id)
+        self.board: Board[Model] = Board(
+            max_delay=settings.batching.max_delay_ms / 1e3, lanes=lanes
+        )
+        self.servings = Servings(self.board, library, engines)
+        self.pipelines: dict[str, Pipeline] = {}
+        self.inbox = Inbox()
+        self.link = Link(
+            settings.broker,
+            f"edge-agent-{settings.device_id}",
+            status_topic=self.topics.status,
+            status=self._status,
+            inboxes=self._inboxes,
+            inbox=self.inbox,
+            spool=settings.state / "spool.db",
+        )
+        self.overrides = Overrides(settings.state / "overrides.json")
+        self.crew = Crew(stops)
+        self.beats: list[Beat] = []
+        self._lanes = lanes
+        self._counted: dict[str, int] = {}
+        """Of pipelines that are gone: how far they had counted."""
+        self._cold: tuple[str, ...] = ()
+        """Models that served when the first result went out."""
+        for pipeline in settings.pipelines:
+            self.add(pipeline)
+
+    def start(self) -> None:
+        """Start the sources and the lanes."""
+        for pipeline in self.pipelines.values():
+            pipeline.start(self.crew)
+        for number in range(self._lanes):
+            beat = Beat()
+            self.beats.append(beat)
+            self.crew.spawn(f"lane-{number}", partial(self._lane, beat))
+
+    def halt(self) -> None:
+        """Stop capturing."""
+        for pipeline in self.pipelines.values():
+            pipeline.halt()
+
+    def watch(self) -> None:
+        """Give up on cameras that hang; called every second or so."""
+        for pipeline in self.pipelines.values():
+            pipeline.watch(self.crew)
+
+    def moves(self, limit: float) -> bool:
+        """Whether no lane has been inside an engine for more than *limit* seconds."""
+        now = time.monotonic()
+        return all(beat.since is None or now - beat.since < limit for beat in self.beats)
+
+    def _lane(self, beat: Beat) -> None:
+        while (job := self.board.take()) is not None:
+            beat.begin()
+            if job.model.together > 1:
+                self._together(self.board.gather(job))
+            else:
+                job.slot.work(job)
+            beat.end()
+
+    @staticmethod
+    def _together(jobs: list[Job[Model]]) -> None:
+        """Infer frames of several pipelines at a time; each goes its own way then."""
+        answers = jobs[0].model.infer_all([job.slot.ask(job) for job in jobs])
+        for job, answer in zip(jobs, answers, strict=True):
+            job.slot.tell(job, answer)
+
+    # Pipelines
+
+    def add(self, settings: PipelineSettings) -> Pipeline:
+        """Make a pipeline; it is not started.
+
+        Raises:
+            UsageError: its source is not one.
+
+        """
+        try:
+            spec = parse_source(settings.source, self.settings.base)
+        except UsageError as problem:
+            raise UsageError(f"pipelines[{settings.name}].source: {problem}") from None
+        pipeline = Pipeline(
+            self.overrides.applied(settings),
+            spec,
+            [self.servings.need(arm, spec.kind) for arm in settings.arms],
+            [
+                (stage, self.servings.need(parse_route(stage.model)[0], "picture"))
+                for stage in settings.then
+            ],
+            identity=Identity(
+                self.settings.device_id, self.session, self.topics, self.clock, self.wall
+            ),
+            board=self.board,
+            link=self.link,
+            wake=self.servings.fill_one,
+        )
+        for stage, serving in pipeline.seconds:
+            serving.crops = max(serving.crops, stage.limit)
+        # A number is given once in a session, whatever becomes of the pipeline.
+        pipeline.slot.seq = self._counted.get(settings.name, 0)
+        self.pipelines[settings.name] = pipeline
+        return pipeline
+
+    def remove(self, name: str) -> None:
+        """Stop a pipeline and forget it."""
+        gone = self.pipelines.pop(name)
+        gone.stop()
+        self._counted[name] = gone.slot.seq
+
+    def used(self) -> list[Serving]:
+        """List the servings that pipelines use."""
+        found: list[Serving] = []
+        for pipeline in list(self.pipelines.values()):
+            found += [*pipeline.servings, *(serving for _, serving in pipeline.seconds)]
+        return found
+
+    def present(self) -> frozenset[object]:
+        """Name what takes memory while it is there: sources that give, and models."""
+        pipelines = list(self.pipelines.values())
+        running = {("source", id(p)) for p in pipelines if p.state in {None, "running"}}
+        models = {("model", id(serving.model)) for serving in self.servings.all()}
+        return frozenset(running | models)
+
+    def flows(self, name: str) -> bool:
+        """Whether a source that feeds the live version of a model may still give something."""
+        return any(
+            pipeline.state in {None, "running"}
+            and any(s.arm.name == name and s.arm.version is None for s in pipeline.servings)
+            for pipeline in list(self.pipelines.values())
+        )
+
+    def expects(self) -> bool:
+        """Whether a first result may still come: some source gives, and has its models."""
+        return any(
+            pipeline.state in {None, "running"} and pipeline.served
+            for pipeline in self.pipelines.values()
+        )
+
+    def lazy(self, *, wanted: bool) -> None:
+        """Have the models of second stages loaded when they are needed, or at once."""
+        first = {id(s) for pipeline in self.pipelines.values() for s in pipeline.servings}
+        for pipeline in self.pipelines.values():
+            for _, serving in pipeline.seconds:
+                serving.lazy = wanted and id(serving) not in first
+
+    def cold_start(self, model: Model) -> dict[str, float] | None:
+        """Give the steps of the start for a model that served the first result."""
+        steps = self.clock.steps
+        if steps is None:
+            return None
+        if not self._cold:
+            self._cold = tuple(s.model.id for s in self.servings.all() if s.model is not None)
+        return steps if model.id in self._cold else None
+
+    # What the link asks
+
+    def _status(self, state: str, reason: str) -> bytes:
+        return payloads.encode(
+            {
+                "schema": payloads.SCHEMA,
+                "state": state,
+                "session": self.session,
+                "reason": reason,
+                "time": payloads.iso(time.time_ns()),
+            }
+        )
+
+    def _inboxes(self) -> list[str]:
+        return [
+            f"{self.topics.inbox}/#",
+            *(f"{self.topics.group_inbox(group)}/#" for group in self.settings.groups),
+        ]

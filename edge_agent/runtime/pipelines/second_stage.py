@@ -1,0 +1,63 @@
+"""Second stages: a second model on what the first one found."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from ...config.settings import SecondStage
+from ...core.errors import AgentError
+from ...core.types import Detections, Findings, Request, Sample, Second
+from ...inference.model import Model, Region, outside
+
+
+def concerns(stage: SecondStage, found: Detections) -> bool:
+    """Whether a stage has anything to look at."""
+    return any(not stage.labels or label in stage.labels for label in found.labels)
+
+
+def look(stage: SecondStage, model: Model, sample: Sample, first: Detections) -> Second:
+    """Look at each detection that the stage concerns; the crops go through the model together.
+
+    Raises:
+        SampleError, EngineError, ModelError: the first crop on which the model failed.
+
+    """
+    begin = time.perf_counter()
+    # What was found beyond the picture's edge cannot be looked at.
+    crops = [
+        None if crop is None or outside(sample.data, crop) else crop
+        for crop in regions(stage, first)
+    ]
+    asked = [Request(sample, stage.threshold, crop) for crop in crops if crop is not None]
+    answers = iter(model.infer_all(asked))
+    found: list[Findings | None] = []
+    together = 1
+    for crop in crops:
+        answer = next(answers) if crop is not None else None
+        if isinstance(answer, AgentError):
+            raise answer
+        if answer is not None:
+            together = max(together, answer.timing.together)
+        found.append(None if answer is None else answer.findings)
+    took_ms = (time.perf_counter() - begin) * 1e3
+    return Second(tuple(found), len(asked), together, took_ms)
+
+
+def regions(stage: SecondStage, first: Detections) -> Sequence[Region | None]:
+    """Say where to look, for each detection; None: not there."""
+    left = stage.limit
+    found: list[Region | None] = []
+    for label, (x1, y1, x2, y2) in zip(first.labels, first.boxes.tolist(), strict=True):
+        other = bool(stage.labels) and label not in stage.labels
+        if left == 0 or other or x2 - x1 < 1 or y2 - y1 < 1:
+            found.append(None)
+            continue
+        left -= 1
+        mx, my = stage.margin * (x2 - x1), stage.margin * (y2 - y1)
+        # Every pixel that the box begins on, none that it hardly touches: what is small is
+        # sensitive to a missing line.
+        corner = (math.floor(x1 - mx), math.floor(y1 - my))
+        found.append((*corner, round(x2 + mx), round(y2 + my)))
+    return found

@@ -1,0 +1,114 @@
+"""Models that have taken the whole agent down, and on which engine: counted over restarts.
+
+Without this a model whose engine crashes or hangs at every start would have the service manager
+restart the agent for ever. After LIMIT times in a row the pair is left alone: the next engine of
+the profile serves the model, and where there is none the agent runs without it and says so. A run
+that goes well forgives what has not come to that yet.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from ... import __version__
+from ...core.files import replace_file
+from ...core.flight_recorder import LastWords, short
+
+log = logging.getLogger(__name__)
+
+FILE = "crashes.json"
+SCHEMA = 1
+LIMIT = 3
+"""Times in a row, after which a model is not loaded on that engine any more."""
+GOOD_SECONDS = 300.0
+"""A run that has lasted so long is a good one."""
+
+
+class Crashes:
+    """What each model has done on each engine."""
+
+    def __init__(self, state: Path) -> None:
+        """Read what is known.
+
+        Args:
+            state: the state folder.
+
+        """
+        self._path = state / FILE
+        self._known = _read(self._path)
+
+    def add(self, last: LastWords) -> None:
+        """Count how the last run ended against whatever it was doing."""
+        for each in last.doing:
+            times = self._times(each.what) + 1
+            verb = "loading" if each.kind == "load" else "running"
+            why = f"the agent {last.why} while {verb} it"
+            self._known[each.what] = (times, why)
+            if times >= LIMIT:
+                log.error(
+                    "model %s: %s, %d times in a row: it is left alone",
+                    short(each.what),
+                    why,
+                    times,
+                )
+            else:
+                log.warning("model %s: %s (%d of %d times)", short(each.what), why, times, LIMIT)
+        if last.doing:
+            self._keep()
+
+    def barred(self, what: str) -> str | None:
+        """Say why a model may not be loaded on an engine; None: it may.
+
+        Args:
+            what: model and engine as `core.flight_recorder.place` names them.
+
+        """
+        times, why = self._known.get(what, (0, ""))
+        if times < LIMIT:
+            return None
+        return (
+            f"{why}, {times} times in a row; use another version or engine, "
+            f"or remove {self._path} and restart to try it again"
+        )
+
+    def why(self) -> list[str]:
+        """Say what has been done and is not forgiven."""
+        return [
+            f"model {short(what)}: {why} ({times} of {LIMIT} times)"
+            for what, (times, why) in self._known.items()
+            if times < LIMIT
+        ]
+
+    def forgive(self) -> None:
+        """Forget what has not come to the limit: this run goes well."""
+        kept = {what: entry for what, entry in self._known.items() if entry[0] >= LIMIT}
+        if kept != self._known:
+            self._known = kept
+            self._keep()
+
+    def _times(self, what: str) -> int:
+        return self._known.get(what, (0, ""))[0]
+
+    def _keep(self) -> None:
+        counts = {what: [times, why] for what, (times, why) in self._known.items()}
+        body = {"schema": SCHEMA, "agent": __version__, "counts": counts}
+        try:
+            replace_file(self._path, json.dumps(body, indent=1).encode())
+        except OSError as problem:
+            log.warning("%s: cannot be written: %s", self._path, problem.strerror)
+
+
+def _read(path: Path) -> dict[str, tuple[int, str]]:
+    """Read the counts; another version of this program has a clean slate."""
+    try:
+        body = json.loads(path.read_bytes())
+        if body["schema"] != SCHEMA or body["agent"] != __version__:
+            return {}
+        return {str(what): (int(times), str(why)) for what, (times, why) in body["counts"].items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        log.warning("%s: damaged; crashes before this start are forgotten", path)
+        return {}

@@ -1,0 +1,325 @@
+"""What models there are for this device, and how they are opened on it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from ...config.device_profile import (
+    DeviceProfile,
+    Lineup,
+    Match,
+    choose,
+    default_dirs,
+    lineup,
+    load_profiles,
+)
+from ...config.settings import Batching, Settings
+from ...core.bundled import bundled
+from ...core.errors import AgentError, BarredError, EngineError, ModelError
+from ...core.files import make_state_folder, size_of
+from ...core.flight_recorder import place
+from ...core.types import Kind
+from ...device.hardware import Facts, read_facts
+from ...device.resources import usable_cpus
+from ...inference.engines.engine import EngineChoice, EngineName
+from ...inference.engines.probe import probe
+from ...inference.model import Model, engine_order, open_model
+from ...inference.prepared.artifact import Form, FormError
+from ...inference.prepared.build.cache import find, prepare
+from ...inference.prepared.fallback import QuickEngine, quick_model
+from ...models.files.check_onnx import check_network
+from ...models.manifest import ModelFolder
+from ...models.store.catalog import Library
+from ...models.store.store import Store
+from .challenger_results import refused
+from .crash_ledger import Crashes
+from .out_of_core import Oversize
+from .tuning_results import Tuning, Way
+
+log = logging.getLogger(__name__)
+
+
+def match_profile(settings: Settings) -> tuple[Match, Facts]:
+    """Choose this device's profile.
+
+    Raises:
+        UsageError: the profile named is not there, or a profile is wrong.
+
+    """
+    facts = read_facts()
+    return choose(load_profiles(default_dirs()), facts, settings.profile), facts
+
+
+def library_of(settings: Settings, store: Store) -> Library:
+    """Open the three places where models are."""
+    return Library(store, [Path(folder) for folder in settings.models_dirs], bundled("models"))
+
+
+def open_store(settings: Settings) -> Store:
+    """Open the store, making its folder.
+
+    Raises:
+        UsageError: it cannot be made or written.
+
+    """
+    make_state_folder(settings.state)
+    return Store(settings.state)
+
+
+class Engines:
+    """How models are opened on this device."""
+
+    def __init__(
+        self,
+        profile: DeviceProfile,
+        facts: Facts,
+        wanted: EngineName | Literal["auto"],
+        store: Store | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            profile: of this device.
+            facts: the machine.
+            wanted: the engine that the settings insist on.
+            store: keeps prepared forms; None: a model is loaded whole, whatever it takes.
+
+        """
+        self._store = store
+        self.tuning = None if store is None else Tuning(store.root, profile, facts)
+        """What a tune has found out; None: nothing is known, nor to be kept."""
+        self._profile = profile
+        self._facts = facts
+        self._wanted = wanted
+        self.batching = Batching()
+        """How many frames of several pipelines go through a model at a time."""
+        self.crashes: Crashes | None = None
+        """What is known of models that take the agent down; None: nothing."""
+
+    @property
+    def profile(self) -> DeviceProfile:
+        """The device's profile."""
+        return self._profile
+
+    @cached_property
+    def lanes(self) -> int:
+        """How many frames are inferred at a time: as the profile says, or a tune, else two."""
+        usual = self._profile.lanes or min(2, self._facts.cpus)
+        return usual if self.tuning is None else self.tuning.lanes(usual)
+
+    @cached_property
+    def lineup(self) -> Lineup:
+        """The engines to try; asks them, in child processes, only where there is an accelerator."""
+        return lineup(self._profile, self._facts, probe, self._wanted)
+
+    def choices_for(self, folder: ModelFolder) -> list[EngineChoice]:
+        """List the engines to try for a model, in order: what a tune has found best comes first.
+
+        Raises:
+            EngineError: as for `allowed`.
+
+        """
+        choices = self.allowed(folder)
+        if self.tuning is None:
+            return choices
+        try:
+            return self.tuning.order(folder.path, self.lanes, choices)
+        except ModelError:
+            return choices  # what is wrong with its files is said when they are loaded
+
+    def best_way(self, folder: ModelFolder) -> Way | None:
+        """Say how a tune has found a model to run best; None: nothing is known."""
+        if self.tuning is None:
+            return None
+        try:
+            return self.tuning.best(folder.path, self.lanes, self.allowed(folder))
+        except (ModelError, EngineError):
+            return None
+
+    def wants_tune(self, folder: ModelFolder) -> bool:
+        """Whether the profile has models tuned by the agent, and this one is not yet."""
+        return (
+            self._profile.tune
+            and self.tuning is not None
+            and not self.exceeds_budget(folder)
+            and self.best_way(folder) is None
+        )
+
+    def allowed(self, folder: ModelFolder) -> list[EngineChoice]:
+        """List the engines that may run a model, in the profile's order.
+
+        Raises:
+            EngineError: the engine that the settings insist on cannot read such a file.
+            BarredError: on every one of them it has taken the agent down, again and again.
+
+        """
+        choices = [self._within_budget(choice) for choice in self.lineup.choices]
+        choices = engine_order(choices, self._wanted, folder.network)
+        barred = [self._barred(folder, choice) for choice in choices]
+        if choices and all(barred):
+            raise BarredError(f"{folder.manifest.id}: is not loaded: {barred[0]}")
+        return [choice for choice, why in zip(choices, barred, strict=True) if why is None]
+
+    def _within_budget(self, choice: EngineChoice) -> EngineChoice:
+        """Give an engine the lanes that there are, and no more threads than cores are left to each.
+
+        Whatever number of models takes turns in a lane, and on whichever engines: never more
+        threads compute than there are cores.
+        """
+        threads = choice.threads
+        if choice.device.upper() == "CPU":
+            threads = min(threads, max(1, self._facts.cpus // self.lanes))
+        return replace(choice, lanes=self.lanes, threads=threads)
+
+    def _barred(self, folder: ModelFolder, choice: EngineChoice) -> str | None:
+        """Say why a model is not to be loaded on an engine, for what it has done there."""
+        if self.crashes is None:
+            return None
+        return self.crashes.barred(
+            place(folder.manifest.id, choice.engine, choice.device, str(folder.network))
+        )
+
+    def open(
+        self, folder: ModelFolder, kind: Kind, *, checked: bool = False
+    ) -> tuple[Model, list[str]]:
+        """Load a model on the first engine that can run it; says why others were passed over.
+
+        Raises:
+            ModelError: the model is not fit to run.
+            EngineError: no engine can run it.
+
+        """
+        choices = self.choices_for(folder)
+        oversize = self.oversize(folder)
+        if oversize is not None:
+            return oversize.open(folder, kind, checked=checked), []
+        model = self._known_better(folder, kind, choices, checked=checked)
+        passed: list[str] = []
+        if model is None:
+            model, passed = open_model(folder, choices, kind, checked=checked)
+        absent = [*self.lineup.absent]
+        for choice in self.lineup.choices:
+            why = self._barred(folder, choice)
+            absent += [(choice, why)] if why is not None else []
+        return model, [f"{c.engine}:{c.device}: {why}" for c, why in absent] + passed
+
+    def _known_better(
+        self, folder: ModelFolder, kind: Kind, choices: list[EngineChoice], *, checked: bool
+    ) -> Model | None:
+        """Load a model from its form, where the engine preferred to it was found to be no faster.
+
+        Else a start that is not from a plan would go back on what this device has measured.
+        """
+        quick = self.quick_choice(folder)
+        if self._store is None or quick is None or not choices or quick.place == choices[0].place:
+            return None
+        if self.best_way(folder) is not None:
+            return None  # a tune knows better
+        try:
+            form = self.form_of(folder, kind)
+            if form is None or not refused(Path(form.folder), choices[0]):
+                return None
+            if not checked:
+                check_network(folder.network)
+            return self.open_form(folder, form, kind)
+        except EngineError as problem:
+            log.info("model %s: not from its form: %s", folder.manifest.id, problem)
+            return None
+
+    def form_of(self, folder: ModelFolder, kind: Kind, *, make: bool = False) -> Form | None:
+        """Find the prepared form of a model, or have it made; None: there is none.
+
+        Raises:
+            ModelError: a file of the model cannot be read.
+
+        """
+        quick, budget = self.quick_choice(folder), self._profile.memory_budget_mb
+        if self._store is None or quick is None:
+            return None
+        form = find(self._store.root, folder.path, quick, kind, budget)
+        if form is None and make:
+            try:
+                form = prepare(self._store, folder, quick, kind, budget_mb=budget)
+            except FormError as problem:
+                log.warning("%s", problem)
+        return form
+
+    def open_form(
+        self, folder: ModelFolder, form: Form, kind: Kind, threads: int | None = None
+    ) -> Model:
+        """Load a model from its prepared form, for the long run.
+
+        Args:
+            folder: of the model.
+            form: to load.
+            kind: of sample that it will be given.
+            threads: of one inference; None: as many as its engine has on this device.
+
+        Raises:
+            EngineError: it cannot be run so.
+
+        """
+        quick = self.quick_choice(folder)
+        if quick is None:
+            raise EngineError(f"{folder.manifest.id}: no engine may run its prepared form")
+        own = next((one for one in self.choices_for(folder) if one.place == quick.place), quick)
+        model = quick_model(folder, quick, form, kind)
+        try:
+            if isinstance(model.engine, QuickEngine):
+                model.engine.form.settle(threads or own.threads or None)
+            model.warm_up()
+        except AgentError:
+            model.close()
+            raise
+        return model
+
+    def max_batch(self, folder: ModelFolder) -> int:
+        """Say how many samples a model is to take at a time, by settings or tune; 1: one by one."""
+        if self.batching.max_batch:
+            return self.batching.max_batch
+        best = self.best_way(folder)
+        return 1 if best is None else best.batch
+
+    def exceeds_budget(self, folder: ModelFolder) -> bool:
+        """Whether a model's weights alone are more than all models may take."""
+        budget = self._profile.memory_budget_mb * 2**20
+        return 0 < budget < size_of(folder.path)
+
+    def quick_choice(self, folder: ModelFolder) -> EngineChoice | None:
+        """Say how a start runs a model: on ONNX Runtime, with all cores for its first frame.
+
+        What only OpenVINO can run, or is to run, is imported by it; None: nothing can be prepared.
+        """
+        try:
+            choices = self.choices_for(folder)
+        except EngineError:
+            return None
+        for choice in choices:
+            if choice.place == ("onnxruntime", "CPU"):
+                return replace(choice, threads=usable_cpus(), lanes=1)
+        first = choices[0] if choices else None
+        here = first is not None and first.place == ("openvino", "CPU")
+        return first if here else None
+
+    def oversize(self, folder: ModelFolder) -> Oversize | None:
+        """Say how a model is loaded that is larger than all models may take; None: it is not.
+
+        Raises:
+            EngineError: it is, and nothing here can run it.
+
+        """
+        if self._store is None or not self.exceeds_budget(folder):
+            return None
+        choice = self.quick_choice(folder)
+        budget = self._profile.memory_budget_mb
+        if choice is None or choice.engine != "onnxruntime":
+            engines = ", ".join(one.engine for one in self.choices_for(folder)) or "none"
+            raise EngineError(
+                f"{folder.manifest.id}: is larger than memory_budget_mb = {budget}, and only "
+                f"ONNX Runtime can run such a model (here: {engines}); raise the budget"
+            )
+        return Oversize(self._store.root, choice, budget)

@@ -1,0 +1,62 @@
+"""A model larger than all models may take: its weights come and go, slower, but it runs at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...core.frozen import record
+from ...core.types import Kind
+from ...inference.engines.engine import EngineChoice
+from ...inference.model import Model
+from ...inference.prepared.build.cache import find, prepare
+from ...inference.prepared.fallback import quick_model
+from ...models.files.check_onnx import check_network
+from ...models.manifest import ModelFolder
+from ...models.store.store import Store
+
+
+@record
+class Oversize:
+    """How such models are loaded here."""
+
+    state: Path
+    """The state folder, where prepared forms lie."""
+    choice: EngineChoice
+    """Of ONNX Runtime; nothing else can run them."""
+    budget_mb: int
+    """What all models may take, MiB."""
+
+    def open(self, folder: ModelFolder, kind: Kind, *, checked: bool) -> Model:
+        """Load a model from its prepared form, which is made if there is none.
+
+        Args:
+            folder: of the model.
+            kind: of sample that it will be given.
+            checked: its network has been checked already.
+
+        Raises:
+            ModelError: the model is not fit to run.
+            EngineError: it cannot be run so.
+
+        """
+        if not checked:
+            check_network(folder.network)
+        form = find(self.state, folder.path, self.choice, kind, self.budget_mb) or prepare(
+            Store(self.state), folder, self.choice, kind, budget_mb=self.budget_mb
+        )
+        return quick_model(folder, self.choice, form, kind)
+
+    def words(self) -> dict[str, Any]:
+        """Give it as JSON, for another process."""
+        return {
+            "state": str(self.state),
+            "choice": self.choice.words(),
+            "budget_mb": self.budget_mb,
+        }
+
+
+def from_words(words: Mapping[str, Any]) -> Oversize:
+    """Read what `words` gave."""
+    return Oversize(Path(words["state"]), EngineChoice(**words["choice"]), words["budget_mb"])

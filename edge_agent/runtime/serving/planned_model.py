@@ -1,0 +1,23 @@
+"""A model as the next start will load it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from ...core.types import Kind
+
+
+class Quick(NamedTuple):
+    """A model of a start, and the prepared form that it is loaded from."""
+
+    name: str
+    version: str | None
+    """As the pipeline has it; None: the live one."""
+    kind: Kind
+    folder: Any
+    """Packed `ModelFolder`."""
+    choice: Any
+    """Packed `EngineChoice`."""
+    form: str
+    """Folder of the prepared form."""

@@ -1,0 +1,1 @@
+"""Background work on serving models: better engines, failover, prepared forms, memory."""

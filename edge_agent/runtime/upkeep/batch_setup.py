@@ -1,0 +1,143 @@
+"""Has models take several samples at a time, where that was asked for or pays.
+
+Behind, when a model serves already: of a network that takes any number ONNX Runtime's session is
+used as it is; OpenVINO's are compiled for it; and what was started from a prepared form, which
+takes one sample at a time, is loaded whole and exchanged between two frames.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from weakref import WeakKeyDictionary, WeakSet
+
+from ...core.errors import AgentError, EngineError
+from ...core.files import size_of
+from ...inference.batching import Batch, open_batch, seconds_alone
+from ...inference.model import Model, open_model
+from ...inference.prepared.engine import takes_several
+from ...inference.prepared.fallback import QuickEngine
+from ..scheduler.board import Board
+from ..serving.active import Serving, Servings
+from ..serving.loader import Engines
+
+log = logging.getLogger(__name__)
+
+MOST_CROPS = 8
+"""Crops of a second stage that go together at most: more gains nothing on a processor."""
+UNASKED_BYTES = 16 << 20
+"""Of a network that OpenVINO compiles for several crops without having been asked to: each size
+takes as much memory again, in every lane."""
+
+
+class Batcher:
+    """Looks at each model that serves, once."""
+
+    def __init__(
+        self, servings: Servings, engines: Engines, board: Board[Model], after: threading.Event
+    ) -> None:
+        """Prepare.
+
+        Args:
+            servings: what serves.
+            engines: how models are opened here, and how many samples are to go together.
+            board: whose frames go through them.
+            after: set when the models of a start have found the engines that they keep.
+
+        """
+        self._servings = servings
+        self._engines = engines
+        self._board = board
+        self._after = after
+        self._seen: WeakSet[Model] = WeakSet()
+        self._before: WeakKeyDictionary[Model, float] = WeakKeyDictionary()
+        """What a sample took of that in whose place a model was loaded whole, seconds."""
+        self._closing = False
+        self._changed = threading.Event()
+
+    def wake(self) -> None:
+        """See whether something new serves."""
+        self._changed.set()
+
+    def close(self) -> None:
+        self._closing = True
+        self._changed.set()
+        self._after.set()
+
+    def run(self) -> None:
+        """See to what serves, until closed."""
+        self._after.wait()
+        while not self._closing:
+            for serving in self._servings.all():
+                model = serving.model
+                if model is None or model in self._seen or self._closing:
+                    continue
+                self._seen.add(model)
+                self._equip(serving, model)
+            self._changed.wait()
+            self._changed.clear()
+
+    def _equip(self, serving: Serving, model: Model) -> None:
+        asked = self._engines.max_batch(model.folder)
+        most = max(asked, min(serving.crops, MOST_CROPS))
+        if most < 2 or (asked < 2 and _costly(model)):
+            return
+        try:
+            if isinstance(model.engine, QuickEngine) and model.choice.engine == "onnxruntime":
+                self._reload(serving, model, model.engine)
+                return  # the one that has come in its place is looked at next
+            batch = open_batch(model, serving.kind, most)
+        except AgentError as problem:
+            if asked > 1:
+                log.info("%s", problem)
+            return
+        # What a tune has decided is not measured again.
+        settled = asked > 1 and self._engines.batching.max_batch == 0
+        pays = settled or batch.pays(self._before.get(model, float("inf")))
+        if asked < 2 and not pays:
+            log.info("model %s: crops go one by one, which is faster", model.id)
+            batch.close()
+            return
+        if not pays:
+            log.warning(
+                "model %s: up to %d samples go together as [batching] max_batch says, though one "
+                "by one is faster here; leave it at 0 to have a tune decide",
+                model.id,
+                batch.most,
+            )
+        self._give(model, batch, asked)
+
+    def _give(self, model: Model, batch: Batch, asked: int) -> None:
+        with self._board.boundary():
+            serves = any(serving.model is model for serving in self._servings.all())
+            if serves:
+                model.batch, model.together = batch, max(1, asked)
+        if not serves:
+            batch.close()
+            return
+        log.info("model %s: up to %d samples go together", model.id, batch.most)
+
+    def _reload(self, serving: Serving, model: Model, engine: QuickEngine) -> None:
+        """Load a model whole that was started from its prepared form.
+
+        Raises:
+            EngineError: its network takes one sample at a time, or it cannot be loaded.
+            ModelError: the model is damaged meanwhile.
+
+        """
+        if not takes_several(engine.form.form):
+            raise EngineError(f"{model.id}: the network takes one sample at a time")
+        if self._engines.exceeds_budget(model.folder):
+            raise EngineError(f"{model.id}: is larger than the memory budget")
+        choices = self._engines.choices_for(model.folder)
+        own = [choice for choice in choices if choice.engine == model.choice.engine]
+        before = seconds_alone(model)
+        whole, _ = open_model(model.folder, own, serving.kind, checked=True)
+        self._before[whole] = before
+        if not self._servings.replace(model, whole):
+            whole.close()  # another one has come meanwhile
+
+
+def _costly(model: Model) -> bool:
+    """Whether several crops at a time would take much more memory."""
+    return model.choice.engine == "openvino" and size_of(model.folder.path) > UNASKED_BYTES

@@ -1,0 +1,189 @@
+"""`edge-agent bench pipeline`: figures of the real agent beside scripts, all through a broker."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_agent.bench.pipeline.figures import (
+    AGENT,
+    ENGINE,
+    HANDMADE,
+    PLAIN,
+    Idle,
+    Report,
+    Setup,
+    Turn,
+)
+from edge_agent.bench.pipeline.streams import (
+    IDLE,
+    MOST,
+    Place,
+    attempt,
+    cost_of_each,
+    most_served,
+    together,
+)
+from edge_agent.core.errors import AgentError
+from edge_agent.mqtt.loopback import broker
+from tests.helpers.small_models import brightness, decode_picture, plain, write_clip
+from tests.helpers.support import call_cli, run_cli
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a clip of two seconds."""
+    path = tmp_path_factory.mktemp("bench") / "clip.avi"
+    return write_clip(path, [plain(grey, 160, 120) for grey in range(0, 250, 5)])
+
+
+def test_measures_agent_scripts_and_engine(clip: Path, tmp_path: Path) -> None:
+    """One JSON object a model, with every figure that was promised, and a picture of them."""
+    model = brightness(tmp_path / "light")
+    picture = tmp_path / "bars.png"
+    options = ["--runs", "1", "--seconds", "0.4", "--pipelines", "", "--rate", "0"]
+    done = run_cli(
+        *("bench", "pipeline", str(model), "--source", str(clip), "--json"),
+        *(*options, "--picture", str(picture)),
+    )
+    assert done.returncode == 0, done.stderr
+    (figures,) = (json.loads(line) for line in done.stdout.splitlines())
+    assert figures["model"] == "light@1"
+    assert figures["fps"].keys() == {AGENT, PLAIN, HANDMADE, ENGINE}
+    assert all(spread["median"] > 0 for spread in figures["fps"].values())
+    assert figures["ratio"].keys() == {PLAIN, HANDMADE, ENGINE}
+    agent, plain_script = figures["fps"][AGENT]["median"], figures["fps"][PLAIN]["median"]
+    assert figures["ratio"][PLAIN]["median"] == pytest.approx(agent / plain_script, rel=0.01)
+    assert figures["step_ms"].keys() == {
+        *("decode", "preprocess", "infer", "postprocess", "publish")
+    }
+    assert figures["usual_preprocess_ms"] > 0
+    assert figures["cached_preprocess_ms"].keys() == {"agent", "usual"}
+    assert all(took > 0 for took in figures["cached_preprocess_ms"].values())
+    assert figures["cpu_s_per_1000"].keys() == {AGENT, PLAIN, HANDMADE, "decode_and_engine"}
+    assert figures["age_ms"]["p99"] >= figures["age_ms"]["p50"] > 0
+    assert figures.keys().isdisjoint({"scaling", "idle_pipeline", "streams"})
+    drawn = decode_picture(picture.read_bytes())
+    assert drawn.shape[1] == 1280
+    assert drawn.min() < 100 < drawn.max()
+
+
+def test_streams_are_counted_as_carried_only_if_served(clip: Path, tmp_path: Path) -> None:
+    """Two streams of a light model are served; with a bound that nothing can keep they are not."""
+    setup = Setup(clip=clip, runs=1, seconds=0.5, pipelines=(2,), rate=5.0, p99_ms=5000.0)
+    with broker(tmp_path) as loopback:
+        place = Place(brightness(tmp_path / "light"), loopback, tmp_path)
+        age, problem = attempt(place, setup, 2)
+        assert age > 0
+        assert problem == ""
+        assert "p99" in attempt(place, replace(setup, p99_ms=age / 1e6), 2)[1]
+        rounds = list(together(place, replace(setup, runs=2, seconds=1.0), 2))
+        assert len(rounds) == 2
+        for turn in (turn for both in rounds for turn in both):
+            assert turn.fps > 0
+            assert turn.cpu_ms > 0
+            assert len(turn.ages) > 2
+
+
+@given(capacity=st.integers(0, 2 * MOST), guess=st.integers(0, 2 * MOST))
+def test_the_most_that_is_served_is_found(capacity: int, guess: int) -> None:
+    """Wherever the search begins, it ends at the capacity, at most a twentieth below it."""
+    tried: list[int] = []
+
+    def served(count: int) -> bool:
+        tried.append(count)
+        return count <= capacity
+
+    most, refused = most_served(served, guess)
+    assert most <= min(capacity, MOST)
+    assert most >= min(capacity, MOST) * 0.95 - 1
+    assert refused == 0 if capacity >= MOST else refused > capacity
+    assert len(tried) == len(set(tried))
+    assert max(tried) <= MOST
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    """What disturbs a round disturbs both: the agent is compared with its own round's script."""
+    setup = Setup(clip=Path("c"), runs=2, seconds=1.0, pipelines=(), rate=0.0, p99_ms=100.0)
+    report = Report("m", setup)
+    report.turns[AGENT] += [Turn(100.0, 2.0), Turn(10.0, 3.0)]
+    report.turns[PLAIN] += [Turn(50.0), Turn(5.0)]
+    report.floor_ms += [1.0, 2.0]
+    report.usual_ms += [0.5, 0.9]
+    report.cached_ms += [{"agent": 0.1, "usual": 0.3}, {"agent": 0.2, "usual": 0.4}]
+    assert report.ratios(PLAIN) == [2.0, 2.0]
+    assert report.cpu_ratios() == [2.0, 1.5]
+    report.handmade = "openvino:1"
+    report.turns[HANDMADE] += [Turn(50.0), Turn(5.0)]
+    report.turns[ENGINE] += [Turn(200.0), Turn(20.0)]
+    report.steps.append({"decode": 1.0})
+    report.scaling[16] = [
+        (Turn(100.0), Turn(80.0, 1.5, (3.0,))),
+        (Turn(10.0), Turn(9.0, 2.5, (4.0,))),
+        (Turn(50.0), Turn(50.0, 2.0, (5.0,))),
+    ]
+    (row,) = report.json()["scaling"]
+    assert row["ratio"] == {"min": 0.8, "median": 0.9, "max": 1.0}
+    assert row["fps"]["median"] == 50.0
+    assert row["cpu_s_per_1000"]["max"] == 2.5
+    assert row["age_ms"]["p50"] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--source", "nowhere.mp4"], "--source: nowhere.mp4: no such clip"),
+        (["--pipelines", "1,many"], "--pipelines: expected whole numbers"),
+        (["--pipelines", "1,,2"], "--pipelines: expected whole numbers"),
+        (["--picture", "bars.jpg"], "--picture: bars.jpg: expected a name that ends in .png"),
+        (["--rate", "-1"], "--rate"),
+    ],
+)
+def test_wrong_options_are_told_in_a_line(options: list[str], words: str, tmp_path: Path) -> None:
+    """What cannot be measured ends with 2 and names the option."""
+    done = call_cli("bench", "pipeline", str(brightness(tmp_path / "light")), *options)
+    assert done.code == 2
+    assert words in done.error
+
+
+@pytest.mark.parametrize(("data", "words"), [(b"no clip", "not a video"), (b"", "is empty")])
+def test_a_clip_that_cannot_be_played_is_told_at_once(
+    data: bytes, words: str, tmp_path: Path
+) -> None:
+    """Nobody waits for results of it."""
+    (tmp_path / "bad.mp4").write_bytes(data)
+    done = call_cli(
+        "bench",
+        "pipeline",
+        str(brightness(tmp_path / "light")),
+        "--source",
+        str(tmp_path / "bad.mp4"),
+    )
+    assert done.code == 2
+    assert "bad.mp4" in done.error
+    assert words in done.error
+
+
+def test_a_program_that_ends_is_told(clip: Path, tmp_path: Path) -> None:
+    """A model that the scripts cannot take ends the command in a line, not in a wait."""
+    from edge_agent.bench.pipeline.players import script
+
+    with (
+        broker(tmp_path) as loopback,
+        pytest.raises(AgentError, match="the plain script ended with 1"),
+        script("plain", [clip, tmp_path / "absent"], loopback),
+    ):
+        pass
+
+
+def test_an_idle_pipeline_never_costs_less_than_nothing() -> None:
+    """What is measured of two agents differs by noise; a cost is shared out, and not below 0."""
+    found = cost_of_each((0.25, 100.0), (0.5, 132.0))
+    assert (found.pipelines, found.memory_mb) == (IDLE, 32 / IDLE)
+    assert found.cpu_percent == pytest.approx(25 / IDLE)
+    assert cost_of_each((0.012, 100.0), (0.008, 99.0)) == Idle(IDLE, 0.0, 0.0)

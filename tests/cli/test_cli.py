@@ -1,0 +1,432 @@
+"""The command line: its words, its exit statuses, and the commands that only look."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from edge_agent import __version__
+from edge_agent.cli.main import parser
+from edge_agent.config.device_profile import default_dirs, load_profiles
+from edge_agent.core.bundled import bundled
+from edge_agent.core.names import safe_name
+from tests.helpers.small_models import brightness, plain, write_pictures
+from tests.helpers.support import (
+    PATIENCE,
+    Listener,
+    Mosquitto,
+    call_cli,
+    free_port,
+    run_cli,
+    wait_until,
+)
+
+COMMANDS = (
+    "run",
+    "demo",
+    "try",
+    "check",
+    "profile",
+    "tail",
+    "push",
+    "models",
+    "rollback",
+    "add",
+    "pack",
+    "keygen",
+    "bench",
+    "install",
+    "uninstall",
+)
+
+
+# Words and statuses
+
+
+def test_the_version_is_printed() -> None:
+    """--version prints it and ends with 0."""
+    said = call_cli("--version")
+    assert (said.code, said.out, said.err) == (0, f"edge-agent {__version__}\n", "")
+
+
+def test_help_lists_every_command() -> None:
+    """--help names each command of the public interface that this version has."""
+    said = call_cli("--help")
+    assert said.code == 0
+    listed = {line.split()[0] for line in said.out.splitlines() if line.startswith("    ")}
+    assert set(COMMANDS) <= listed
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    """--help of each command gives its usage on stdout and ends with 0."""
+    said = call_cli(command, "--help")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith(f"usage: edge-agent {command} ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["rnu"], "invalid choice: 'rnu'"),
+        (["run", "now"], "unrecognized arguments: now"),
+        (["run", "--config"], "argument --config: expected one argument"),
+        (["tail", "-n", "0"], "argument -n: expected a whole number above 0, found '0'"),
+        (["tail", "-n", "²"], "argument -n: expected a whole number above 0, found '²'"),
+        (["tail", "--kind", "resutl"], "invalid choice: 'resutl'"),
+        (["tail", "--device", "a/b"], "--device: 'a/b' is not a name"),
+        (["tail", "--broker", "broker:1883"], "--broker: expected mqtt://"),
+        (["demo", "--seconds", "-1"], "expected a number above 0, found '-1'"),
+        (["bench", "pipeline", "m", "--rate", "-1"], "expected a number from 0, found '-1'"),
+        (["bench", "pipeline", "m", "--rate", "nan"], "expected a number from 0, found 'nan'"),
+        (["profile", "--config", "nope.toml"], "nope.toml: no such settings file"),
+        (["add", "nope.onnx"], "PATH: 'nope.onnx': no such file or folder"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_2(arguments: list[str], line: str) -> None:
+    """What cannot be meant is said in one line, with nothing on stdout."""
+    said = call_cli(*arguments)
+    assert (said.code, said.out) == (2, "")
+    assert line in said.error
+
+
+def test_the_program_gives_the_same_status() -> None:
+    """`python -m edge_agent` ends as `main` does, also where the reader has gone."""
+    ended = run_cli()
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        "edge-agent: the following arguments are required: COMMAND; see 'edge-agent --help'\n"
+    )
+
+
+def test_an_error_of_the_system_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no room for temporary files the place is named, without a traceback."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    folder = brightness(tmp_path / "light")
+    (tmp_path / "config.toml").write_text('state_dir = "state"\n')
+    said = call_cli(
+        "add", str(folder), "--name", "other", "--config", str(tmp_path / "config.toml")
+    )
+    assert (said.code, said.out) == (1, "")
+    assert said.error.startswith(f"edge-agent: {tmp_path}/nowhere/")
+    assert said.error.endswith(": No such file or directory")
+
+
+def test_no_command_needs_engines_to_explain_itself() -> None:
+    """Start-up time is a feature: neither engine, OpenCV nor MQTT is loaded for the parser."""
+    program = (
+        "import sys; from edge_agent.cli.main import parser; parser(); "
+        "print([m for m in ('openvino', 'onnxruntime', 'cv2', 'paho', 'numpy', 'pydantic') "
+        "if m in sys.modules])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "[]\n"
+
+
+def test_every_command_has_its_module() -> None:
+    """The parser names only modules that are there."""
+    (commands,) = [a for a in parser()._actions if a.dest == "command"]
+    assert commands.choices is not None
+    assert set(COMMANDS) <= set(commands.choices)
+
+
+# profile
+
+
+def test_the_profile_says_what_and_why() -> None:
+    """Facts, match, reason and the engines in their order are printed, one a line."""
+    said = call_cli("profile")
+    assert (said.code, said.err) == (0, "")
+    lines = [line.split(maxsplit=1) for line in said.out.splitlines()]
+    heads = [line[0] for line in lines]
+    for head in ("device", "machine", "flags", "profile", "why", "serves"):
+        assert heads.count(head) == 1, head
+    assert {line[1].split()[0] for line in lines if line[0] == "engine"} == {
+        "openvino",
+        "onnxruntime",
+    }
+
+
+def test_the_list_says_of_each_profile_why_not() -> None:
+    """--list names every profile once; one of them is the one that matches."""
+    said = call_cli("profile", "--list")
+    assert said.code == 0
+    listed = said.out.split("\n\n")[1].splitlines()
+    assert sorted(line.split()[0] for line in listed) == sorted(load_profiles(default_dirs()))
+    assert [line.split()[1] for line in listed].count("yes:") == 1
+
+
+def test_a_forced_engine_is_shown(tmp_path: Path) -> None:
+    """`profile` shows what the settings force, and that it serves first."""
+    config = tmp_path / "config.toml"
+    config.write_text('engine = "onnxruntime"\nprofile = "generic"\n')
+    said = call_cli("profile", "--config", str(config))
+    assert "serves    onnxruntime:CPU" in said.out
+    assert "openvino:" not in said.out
+    assert "named in the settings" in said.out
+
+
+# check
+
+
+def settings(folder: Path, broker: str, **more: Any) -> str:
+    """Write settings with one pipeline."""
+    brightness(folder / "library" / "light")
+    source = write_pictures(folder / "pictures", [plain(90)])
+    table = {
+        "device_id": "looking",
+        "state_dir": "state",
+        "models_dirs": ["library"],
+        "broker": {"url": broker},
+        "pipelines": [{"name": "door", "source": source, "model": "light"}],
+        **more,
+    }
+    (folder / "config.toml").write_text(tomli_w.dumps(table))
+    return str(folder / "config.toml")
+
+
+def test_a_good_setup_checks_out(tmp_path: Path, shared_broker: Mosquitto) -> None:
+    """`check` says of everything that it is fit, and ends with 0."""
+    said = call_cli("check", "--config", settings(tmp_path, shared_broker.url))
+    assert (said.code, said.err) == (0, "")
+    subjects = [line[6:].split(": ")[0] for line in said.out.splitlines() if line[:2] == "ok"]
+    assert subjects == [
+        *("settings", "profile", "engine", "engine", "state_dir", "broker", "models_dirs"),
+        *("pipeline door source", "pipeline door model light"),
+    ]
+    assert "FAIL" not in said.out
+
+
+def test_bundled_models_check_out_by_their_golden_cases(
+    tmp_path: Path, shared_broker: Mosquitto
+) -> None:
+    """`check` compares a model's golden cases too."""
+    media = bundled("models") / "media"
+    pipelines = [
+        {"name": "a", "source": f"file:{media}/conveyor.mp4", "model": "parts-inspection"},
+        {"name": "b", "source": f"csv:{media}/bearing.csv", "model": "bearing-vibration"},
+    ]
+    said = call_cli("check", "--config", settings(tmp_path, shared_broker.url, pipelines=pipelines))
+    assert said.code == 0, said.out
+    assert said.out.count("cases agree") == 2
+
+
+def test_check_says_who_is_trusted(tmp_path: Path, shared_broker: Mosquitto) -> None:
+    """A key that is fit is named, one that is not is a failure with its reason, none is said."""
+
+    def said(name: str, **more: Any) -> list[str]:
+        config = settings(tmp_path / name, shared_broker.url, pipelines=[], **more)
+        lines = call_cli("check", "--config", config).out.splitlines()
+        return [line for line in lines if line[6:].startswith("trust: ")]
+
+    (none,) = said("none")
+    assert none.startswith("note")
+    assert "no key is trusted" in none
+    folder = tmp_path / "trusted"
+    folder.mkdir()
+    assert call_cli("keygen", str(folder / "ci")).code == 0
+    (folder / "old.pub").write_text("-----BEGIN PUBLIC KEY-----\nnonsense\n")
+    bad, good = said("keys", trust={"keys": [str(folder)]})
+    assert bad.startswith("FAIL")
+    assert "old.pub: is no PEM public key" in bad
+    assert good == "ok    trust: keys: ci.pub"
+    assert any("allow_unsigned" in line for line in said("anyone", trust={"allow_unsigned": True}))
+
+
+def test_everything_that_is_wrong_is_said(tmp_path: Path) -> None:
+    """`check` goes on behind the first thing that is wrong, and ends with 1."""
+    port = free_port()
+    config = settings(
+        tmp_path,
+        f"mqtt://127.0.0.1:{port}",
+        models_dirs=["library", "nowhere"],
+        trust={"keys": ["no-keys"]},
+        pipelines=[
+            {"name": "a", "source": "dir:nowhere", "model": "lihgt"},
+            {"name": "b", "source": "dir:pictures", "model": "light@9"},
+            {"name": "c", "source": "dir:pictures", "model": "light", "roi": [64, 0, 99, 48]},
+            {"name": "d", "source": "dir:pictures", "model": "light", "roi": [63, 0, 99, 99]},
+        ],
+    )
+    said = call_cli("check", "--config", config)
+    assert (said.code, said.err) == (1, "")
+    failed = {
+        line[6:].partition(": ")[0]: line for line in said.out.splitlines() if line[:4] == "FAIL"
+    }
+    assert set(failed) == {
+        "broker",
+        "models_dirs",
+        "pipeline a source",
+        "pipeline a model lihgt",
+        "pipeline b model light@9",
+        "pipeline c source",
+        "trust",
+    }
+    assert f"127.0.0.1:{port} cannot be reached" in failed["broker"]
+    assert "did you mean 'light'?" in failed["pipeline a model lihgt"]
+    assert (
+        "roi [64, 0, 99, 48] lies wholly outside the picture, which is 64x48"
+        in (failed["pipeline c source"])
+    )
+
+
+# tail
+
+
+class Talk:
+    """A device's words on a broker, retained, under a topic root of their own."""
+
+    def __init__(self, listener: Listener, root: str) -> None:
+        self.listener = listener
+        self.root = root
+
+    def say(self, topic: str, payload: Any) -> None:
+        data = payload if isinstance(payload, bytes | str) else json.dumps(payload)
+        self.listener.publish(f"{self.root}/{topic}", data, retain=True)
+
+
+@pytest.fixture
+def talk(
+    shared_broker: Mosquitto,
+    listen: Callable[..., Listener],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Talk:
+    """Give a broker's corner where two devices have said something."""
+    root = safe_name(request.node.name)
+    monkeypatch.setenv("EDGE_AGENT_BROKER__TOPIC_ROOT", root)
+    monkeypatch.setenv("EDGE_AGENT_BROKER__URL", shared_broker.url)
+    made = Talk(listen(shared_broker.port, f"{root}/#"), root)
+    time = "2026-11-21T03:26:50.123Z"
+    for device in ("box-1", "box-2"):
+        made.say(f"{device}/status", {"state": "online", "reason": "started", "time": time})
+    made.say(
+        "box-1/result/door",
+        {
+            "schema": 1,
+            "seq": 41,
+            "time": time,
+            "model": "face@3",
+            "detections": [{"label": "face", "score": 0.981, "box": [1, 2, 3, 4]}],
+            "timing": {"age_ms": 9.8},
+        },
+    )
+    made.say("box-1/model/face", {"name": "face", "live": "3", "previous": None, "time": time})
+    return made
+
+
+@pytest.mark.usefixtures("talk")
+def test_results_are_one_line_each() -> None:
+    """A result reads as when, who, which, what, by which model and how old."""
+    said = call_cli("tail", "-n", "1")
+    assert (said.code, said.err) == (0, "")
+    assert said.out == "03:26:50.123 box-1 result door: #41 face 0.98 · face@3 · 10 ms\n"
+
+
+@pytest.mark.usefixtures("talk")
+def test_kinds_are_told_apart() -> None:
+    """--kind shows that kind alone, and `all` shows all."""
+    said = call_cli("tail", "--kind", "status", "-n", "2")
+    assert said.out.splitlines() == [
+        "03:26:50.123 box-1 status: online (started)",
+        "03:26:50.123 box-2 status: online (started)",
+    ]
+    said = call_cli("tail", "--kind", "model", "-n", "1")
+    assert said.out == "03:26:50.123 box-1 model face: live 3, previous none\n"
+    said = call_cli("tail", "--kind", "all", "-n", "4")
+    assert len(said.out.splitlines()) == 4
+
+
+@pytest.mark.usefixtures("talk")
+def test_one_device_can_be_followed() -> None:
+    """--device shows that one's messages alone."""
+    said = call_cli("tail", "--kind", "status", "--device", "box-2", "-n", "1")
+    assert said.out == "03:26:50.123 box-2 status: online (started)\n"
+
+
+def test_json_is_one_object_a_line(talk: Talk) -> None:
+    """--json prints the payloads with their topics, and nothing else on stdout."""
+    said = call_cli("tail", "--kind", "all", "--json", "-n", "4")
+    assert said.code == 0
+    payloads = [json.loads(line) for line in said.out.splitlines()]
+    topics = {payload["topic"].removeprefix(f"{talk.root}/") for payload in payloads}
+    assert topics == {"box-1/status", "box-2/status", "box-1/result/door", "box-1/model/face"}
+
+
+@pytest.mark.parametrize(
+    "payload", [b"\xff\x00", b"plain words", b"[1, 2]", b'{"detections": 5}', b'{"time": 5}', b"5"]
+)
+def test_what_others_publish_does_not_stop_it(payload: bytes, talk: Talk) -> None:
+    """Words that are no payload of ours are shown as they are, on one line."""
+    talk.say("box-3/result/door", payload)
+    said = call_cli("tail", "--device", "box-3", "-n", "1")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.count("\n") == 1
+    said = call_cli("tail", "--device", "box-3", "-n", "1", "--json")
+    assert json.loads(said.out)["topic"] == f"{talk.root}/box-3/result/door"
+
+
+def test_a_broker_that_is_not_there_is_one_line_and_1() -> None:
+    """An unreachable broker is named, without the password that its URL holds."""
+    port = free_port()
+    said = call_cli("tail", "--broker", f"mqtt://me:geheim@127.0.0.1:{port}", "-n", "1")
+    assert (said.code, said.out) == (1, "")
+    assert f"mqtt://127.0.0.1:{port} cannot be reached" in said.error
+    assert "geheim" not in said.err
+
+
+def test_a_broker_that_goes_is_said(
+    broker: Mosquitto, listen: Callable[..., Listener], tmp_path: Path
+) -> None:
+    """When the connection breaks `tail` says so and ends with 1."""
+    listener = listen(broker.port)
+    listener.publish("edge/box/status", json.dumps({"state": "online"}), retain=True)
+    process, out = start_tail(tmp_path, broker)
+    broker.stop()
+    assert process.wait(PATIENCE) == 1
+    assert out.read_text().splitlines()[-1] == ("edge-agent: the connection to the broker is lost")
+
+
+def test_ctrl_c_ends_it_without_a_word(
+    shared_broker: Mosquitto, tmp_path: Path, listen: Callable[..., Listener]
+) -> None:
+    """SIGINT is the way to end `tail`: at once, with 0, without a traceback."""
+    listener = listen(shared_broker.port)
+    listener.publish("edge/box/status", json.dumps({"state": "online"}), retain=True)
+    process, out = start_tail(tmp_path, shared_broker)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE) == 0
+    assert "Traceback" not in out.read_text()
+    assert "edge-agent:" not in out.read_text()
+    listener.publish("edge/box/status", b"", retain=True)
+
+
+def start_tail(folder: Path, broker: Mosquitto) -> tuple[subprocess.Popen[bytes], Path]:
+    """Start `tail` and wait until it has shown something."""
+    out = folder / "out"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "edge_agent", "tail"),
+            *("--broker", broker.url, "--kind", "status", "--device", "box"),
+        ],
+        stdout=out.open("wb"),
+        stderr=subprocess.STDOUT,
+        env=dict(os.environ),
+    )
+    wait_until(lambda: "box status" in out.read_text(), "the first line")
+    return process, out

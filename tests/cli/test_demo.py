@@ -1,0 +1,187 @@
+"""`edge-agent demo`: everything at once, with nothing set up."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edge_agent.mqtt.loopback import FIRST_PORT, find_mosquitto, free_port
+from tests.helpers.support import CHECKOUT, PATIENCE, call_cli, run_cli, wait_until
+
+
+@contextmanager
+def taken(port: int) -> Iterator[None]:
+    """See that a port is taken, by whomever."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+            listener.listen()
+        except OSError:
+            assert not listener.connect_ex(("127.0.0.1", port)), "taken, but nobody listens"
+        yield
+
+
+def port_of(words: str) -> int:
+    """Find the port that the demo printed."""
+    found = re.search(r"on 127\.0\.0\.1:(\d+), started for this demo", words)
+    assert found, words
+    return int(found[1])
+
+
+def test_results_arrive_and_it_ends_by_itself(tmp_path: Path) -> None:
+    """Both bundled pipelines give results; a taken port is passed over and the next is printed."""
+    with taken(FIRST_PORT):
+        ended = run_cli("demo", "--seconds", "2", environ={"TMPDIR": str(tmp_path)})
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert port_of(ended.stdout) > FIRST_PORT
+    assert f"mosquitto_sub -p {port_of(ended.stdout)}" in ended.stdout
+    summary = {line.split(":")[0]: line for line in ended.stdout.splitlines()[-2:]}
+    assert set(summary) == {"conveyor", "bearing"}
+    assert "parts-inspection@1 on " in summary["conveyor"]
+    assert re.search(r"age p50 [\d.]+ p95 [\d.]+ p99 [\d.]+ ms", summary["conveyor"])
+    assert not list(tmp_path.glob("edge-agent*"))
+
+
+def test_json_is_all_there_is_on_stdout() -> None:
+    """With --json every line of stdout is a result; the rest is on stderr."""
+    ended = run_cli("demo", "--seconds", "1", "--json")
+    assert ended.returncode == 0
+    results = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert {result["pipeline"] for result in results} == {"conveyor", "bearing"}
+    assert all(result["schema"] == 1 and result["device"] == "demo" for result in results)
+    conveyor = [result for result in results if result["pipeline"] == "conveyor"]
+    assert any(result["detections"] for result in conveyor)
+    assert all("anomaly" in result for result in results if result["pipeline"] == "bearing")
+    assert port_of(ended.stderr) >= FIRST_PORT
+
+
+def test_the_users_settings_do_not_get_into_it() -> None:
+    """Variables meant for the installed agent do not lead the demo's agent elsewhere."""
+    ended = run_cli(
+        *("demo", "--pipeline", "bearing", "--seconds", "1"),
+        environ={
+            "EDGE_AGENT_BROKER__URL": "mqtt://127.0.0.1:9",
+            "EDGE_AGENT_PROFILE": "nonsense",
+            "EDGE_AGENT_DEVICE_ID": "somebody",
+        },
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "bearing: " in ended.stdout
+    assert "conveyor" not in ended.stdout
+
+
+def test_an_unknown_pipeline_is_wrong_usage() -> None:
+    """--pipeline names the ones there are."""
+    ended = call_cli("demo", "--pipeline", "door")
+    assert ended.code == 2
+    assert ended.error.endswith("there is no 'door'; there are conveyor, bearing")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_it_leaves_nothing_running(number: int, tmp_path: Path) -> None:
+    """Ctrl-C and a closed terminal end broker and agent with it, with 0."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edge_agent", "demo", "--pipeline", "bearing"],
+        stdout=(tmp_path / "out").open("wb"),
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "TMPDIR": str(tmp_path)},
+    )
+    try:
+        wait_until(lambda: "bearing #" in (tmp_path / "out").read_text(), "the first result")
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) >= 2
+        process.send_signal(number)
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert not [child for child in children if child.is_running()]
+    assert not list(tmp_path.glob("edge-agent*"))
+    words = (tmp_path / "out").read_text()
+    assert "Traceback" not in words
+    assert re.search(r"^bearing: \d+ results", words, re.MULTILINE)
+
+
+# The broker
+
+
+def test_the_next_free_port_is_taken() -> None:
+    """Where somebody listens the next port is tried."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert free_port(port) > port
+
+
+def test_mosquitto_is_found_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The PATH's first counts; where only root's PATH leads is looked at too."""
+    program = tmp_path / "mosquitto"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/sbin")
+    assert find_mosquitto() == str(program)
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    there = next((p for p in ("/usr/sbin", "/usr/local/sbin") if Path(p, "mosquitto").exists()), "")
+    assert find_mosquitto() == (f"{there}/mosquitto" if there else None)
+
+
+HIDE = """
+for program in $(which -a mosquitto) /usr/sbin/mosquitto /usr/local/sbin/mosquitto; do
+    if [ -e "$program" ]; then mount --bind /dev/null "$program"; fi
+done
+exec "$@"
+"""
+
+
+def without_mosquitto(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command where there is no mosquitto: in a mount namespace of its own."""
+    if os.getuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("hiding mosquitto takes root and unshare")
+    apart = ["unshare", "--mount", "sh", "-ec", HIDE, "sh"]
+    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine does not allow mounts, not even in a namespace")
+    return subprocess.run(
+        [*apart, *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=3 * PATIENCE,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+    )
+
+
+def test_without_any_broker_the_mend_is_said() -> None:
+    """With neither mosquitto nor amqtt it ends with 2 and both ways to get one."""
+    # None in sys.modules is how Python marks a module that must not be found.
+    program = (
+        "import sys; sys.modules['amqtt'] = None; from edge_agent.cli.main import main; "
+        "sys.exit(main(['demo', '--seconds', '1']))"
+    )
+    ended = without_mosquitto(sys.executable, "-c", program)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        "edge-agent: demo needs a broker: install mosquitto (apt install mosquitto), "
+        "or amqtt (pip install 'edge-agent[demo]')\n"
+    )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("amqtt") is None, reason="amqtt is not installed")
+def test_amqtt_stands_in_for_mosquitto() -> None:
+    """Where there is no mosquitto, amqtt carries the demo."""
+    ended = without_mosquitto(sys.executable, "-m", "edge_agent", "demo", "--seconds", "1")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "amqtt on 127.0.0.1:" in ended.stdout
+    assert "conveyor: " in ended.stdout

@@ -1,0 +1,222 @@
+"""The service: its units as systemd judges them, and the parts of installing that need no root.
+
+What needs a booted systemd is done by `scripts/test-service`.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import PathDistribution
+from pathlib import Path
+
+import pytest
+
+from edge_agent.cli.install import RETRY, UNIT, _Kept
+from edge_agent.cli.install_settings import SKELETON, check, take
+from edge_agent.cli.own_wheel import wheel_of
+from edge_agent.config.load import load
+from edge_agent.core.errors import UsageError
+from tests.helpers.support import CHECKOUT, call_cli
+
+PYTHON = Path(sys.executable)
+
+needs_analyze = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
+)
+
+
+@pytest.fixture
+def units(tmp_path: Path) -> Path:
+    """Give a folder with the units, of a program that is there."""
+    for name in (UNIT, RETRY):
+        text = (CHECKOUT / "systemd" / name).read_text()
+        (tmp_path / name).write_text(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", text))
+    return tmp_path
+
+
+def value(unit: str, key: str) -> str:
+    """Give the one value of a key in a unit of the checkout."""
+    (found,) = re.findall(rf"(?m)^{key}=(.*)$", (CHECKOUT / "systemd" / unit).read_text())
+    return str(found)
+
+
+@needs_analyze
+def test_systemd_finds_nothing_wrong_with_the_units(units: Path) -> None:
+    """`systemd-analyze verify` prints nothing: an unknown key it would only print."""
+    done = subprocess.run(
+        ["systemd-analyze", "verify", f"./{UNIT}", f"./{RETRY}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=units,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@needs_analyze
+def test_the_service_is_exposed_little(units: Path) -> None:
+    """`systemd-analyze security` gives at most 1.5."""
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=yes", "--threshold=15", f"./{UNIT}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=units,
+    )
+    assert done.returncode == 0, done.stdout[-200:]
+
+
+def test_the_unit_is_one_that_systemd_252_knows() -> None:
+    """No key or value of later versions, and none that takes an engine what it needs."""
+    text = (CHECKOUT / "systemd" / UNIT).read_text()
+    keys = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    for later in ("notify-reload", "ImportCredential", "RestartSteps", "RestartMaxDelaySec"):
+        assert later not in keys
+    assert "MemoryDenyWriteExecute" not in keys  # OpenVINO compiles kernels as it runs
+    assert "ProcSubset" not in keys  # the engines read /proc/cpuinfo
+    assert value(UNIT, "SystemCallErrorNumber") == "EPERM"
+
+
+def test_ten_kills_in_a_row_are_within_the_limit() -> None:
+    """The limit on restarts is above ten, and what is given up on is tried anew when it is over."""
+    assert int(value(UNIT, "StartLimitBurst")) > 10
+    assert value(UNIT, "OnFailure") == RETRY
+    minutes = re.fullmatch(r"(\d+)min", value(RETRY, "OnActiveSec"))
+    assert minutes is not None
+    assert int(minutes[1]) * 60 > int(value(UNIT, "StartLimitIntervalSec"))
+    assert value(RETRY, "PartOf") == UNIT
+
+
+@pytest.mark.parametrize("command", ["install", "uninstall"])
+def test_without_systemd_or_root_nothing_is_touched(command: str) -> None:
+    """On a machine where it cannot be, one line says why, with exit status 2."""
+    if Path("/run/systemd/system").is_dir():
+        pytest.skip("systemd runs here; installing would change this machine")
+    called = call_cli(command)
+    assert called.code == 2
+    assert called.out == ""
+    assert re.search(r"needs systemd, which does not run here|run it with sudo", called.error)
+
+
+def test_an_installation_packs_itself(tmp_path: Path) -> None:
+    """What is installed becomes a wheel again: its files with their digests, nothing compiled."""
+    info = tmp_path / "edge_agent-1.2.dist-info"
+    files = {
+        "edge_agent/__init__.py": b"version = 1\n",
+        "edge_agent/_bundled/models/a.bin": bytes(range(256)),
+        "edge_agent/__pycache__/__init__.cpython-311.pyc": b"compiled",
+        f"{info.name}/METADATA": b"Metadata-Version: 2.1\nName: edge-agent\nVersion: 1.2\n",
+        f"{info.name}/WHEEL": b"Wheel-Version: 1.0\nTag: py3-none-any\n",
+        f"{info.name}/INSTALLER": b"pip\n",
+        f"{info.name}/direct_url.json": b"{}",
+        "../../../bin/edge-agent": b"#!",
+    }
+    for name, content in files.items():
+        if not name.startswith(".."):
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    (info / "RECORD").write_text("".join(f"{name},,\n" for name in [*files, f"{info.name}/RECORD"]))
+    out = tmp_path / "out"
+    out.mkdir()
+    wheel = wheel_of(PathDistribution(info), out)
+    assert wheel.name == "edge_agent-1.2-py3-none-any.whl"
+    kept = {"__init__.py", "a.bin", "METADATA", "WHEEL"}
+    with zipfile.ZipFile(wheel) as archive:
+        assert {Path(name).name for name in archive.namelist()} == kept | {"RECORD"}
+        rows = list(csv.reader(archive.read(f"{info.name}/RECORD").decode().splitlines()))
+        for name, digest, size in rows[:-1]:
+            content = archive.read(name)
+            assert content == files[name]
+            assert int(size) == len(content)
+            wanted = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=")
+            assert digest == f"sha256={wanted.decode()}"
+
+
+def test_what_was_changed_is_put_back(tmp_path: Path) -> None:
+    """After a failed upgrade files are as they were: changed ones, new ones, removed ones."""
+    changed, new, removed, same = (
+        tmp_path / name for name in ("changed", "new", "removed", "same")
+    )
+    for path in (changed, removed, same):
+        path.write_text("before")
+    kept = _Kept((changed, new, removed, same))
+    changed.write_text("after")
+    new.write_text("after")
+    removed.unlink()
+    before = same.stat().st_mtime_ns
+    assert kept.put_back()
+    assert [path.read_text() for path in (changed, removed, same)] == ["before"] * 3
+    assert not new.exists()
+    assert same.stat().st_mtime_ns == before
+    assert not kept.put_back()  # nothing to restart the service for
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Give a file of the operator's, and the settings in place with what they name beside them."""
+    monkeypatch.setenv("PYTHONPATH", str(CHECKOUT))
+    etc, home = tmp_path / "etc", tmp_path / "home"
+    for folder in (etc / "tls", home):
+        folder.mkdir(parents=True)
+    (etc / "tls/ca.pem").write_text("a certificate")
+    settings = etc / "config.toml"
+    settings.write_text('device_id = "before"\n')
+    config = home / "mine.toml"
+    config.write_text('[broker]\nurl = "mqtts://b"\nca_file = "tls/ca.pem"\n')
+    return config, settings
+
+
+def test_settings_are_judged_where_they_will_be(places: tuple[Path, Path]) -> None:
+    """Relative paths count from the folder of the service's settings, not from the operator's."""
+    config, settings = places
+    check(config, settings, PYTHON)
+    assert settings.read_text() == 'device_id = "before"\n'
+    take(config, settings, PYTHON)
+    assert settings.read_bytes() == config.read_bytes()
+    assert settings.stat().st_mode & 0o777 == 0o600
+    assert settings.with_suffix(".toml.before").read_text() == 'device_id = "before"\n'
+    assert {path.name for path in settings.parent.iterdir()} == {
+        "config.toml",
+        "config.toml.before",
+        "tls",
+    }
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("nonsense = 1\n", "nonsense: unknown key"),
+        ('[broker]\nurl = "mqtts://b"\nca_file = "none.pem"\n', "broker.ca_file: .*none.pem"),
+        ("device_id =\n", "mine.toml"),
+    ],
+)
+def test_wrong_settings_are_not_taken(places: tuple[Path, Path], wrong: str, says: str) -> None:
+    """One line that names the operator's file; what is in place stays, and nothing else is left."""
+    config, settings = places
+    config.write_text(wrong)
+    with pytest.raises(UsageError, match=says) as problem:
+        take(config, settings, PYTHON)
+    assert str(config) in str(problem.value)
+    assert "\n" not in str(problem.value)
+    assert settings.read_text() == 'device_id = "before"\n'
+    assert {path.name for path in settings.parent.iterdir()} == {"config.toml", "tls"}
+
+
+def test_the_skeleton_is_right(tmp_path: Path) -> None:
+    """What an installation without settings begins with can be loaded, also with its example."""
+    plain, full = tmp_path / "plain.toml", tmp_path / "full.toml"
+    skeleton = SKELETON.replace("/etc/edge-agent/trust.d", str(tmp_path))
+    plain.write_text(skeleton)
+    assert load(plain, {}).pipelines == ()
+    full.write_text(re.sub(r"(?m)^# (?=\[\[|\w+ +=)", "", skeleton))
+    settings = load(full, {})
+    assert (settings.device_id, settings.broker.username) == ("edge-01", "edge-01")
+    assert [pipeline.name for pipeline in settings.pipelines] == ["door"]

@@ -1,0 +1,344 @@
+"""`edge-agent try`: a bare model on any source; what it shows, and what it leaves for `run`."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge_agent.core.bundled import bundled
+from edge_agent.runtime.pipelines.draw import color_of
+from tests.helpers.small_models import brightness, plain, write_pictures
+from tests.helpers.support import (
+    ASSETS,
+    CHECKOUT,
+    PATIENCE,
+    AgentProcess,
+    Called,
+    Listener,
+    Mosquitto,
+    call_cli,
+    needs_assets,
+    wait_until,
+)
+from tests.helpers.tiny_networks import constant_outputs, to_ir
+
+Box = tuple[int, int, int, int]
+
+# A frame of 768x432 in an input of 160x160: letterboxed to 160x90, 35 rows of grey above and below.
+WIDTH, HEIGHT, SIDE = 768, 432, 160
+PERSON: Box = (288, 168, 480, 264)
+BOTTLE: Box = (48, 48, 144, 96)
+
+
+def in_input(box: Box) -> list[float]:
+    """Carry a box of the frame into the input."""
+    scale = SIDE / WIDTH
+    return [box[0] * scale, box[1] * scale + 35, box[2] * scale, box[3] * scale + 35]
+
+
+def as_center(box: Box) -> list[float]:
+    """Give center and size of a box, in the input."""
+    x1, y1, x2, y2 = in_input(box)
+    return [(x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1]
+
+
+def metadata(task: str = "detect", **more: str) -> dict[str, str]:
+    """Give what Ultralytics' exporter writes."""
+    return {
+        "description": "Ultralytics YOLOv8n model trained on parts.yaml",
+        "author": "Ultralytics",
+        "version": "8.3.0",
+        "license": "AGPL-3.0 License (https://ultralytics.com/license)",
+        "stride": "32",
+        "task": task,
+        "batch": "1",
+        "imgsz": f"[{SIDE}, {SIDE}]",
+        "names": "{0: 'person', 1: 'bottle'}",
+        **more,
+    }
+
+
+def yolov8(path: Path, **how: Any) -> Path:
+    """Write a detector of v8's form that finds both, each by two neighbouring anchors."""
+    table = np.zeros((1, 6, 525), np.float32)
+    table[0, :, 7] = [*as_center(PERSON), 0.9, 0.05]
+    table[0, :, 8] = [*as_center(PERSON), 0.6, 0.0]
+    table[0, :, 300] = [*as_center(BOTTLE), 0.1, 0.8]
+    return constant_outputs(
+        path,
+        {"output0": table},
+        picture=(1, 3, SIDE, SIDE),
+        metadata={**metadata(), **how},
+    )
+
+
+def end_to_end(path: Path) -> Path:
+    """Write a detector with suppression inside that finds both."""
+    table = np.zeros((1, 300, 6), np.float32)
+    table[0, 0] = [*in_input(PERSON), 0.9, 0]
+    table[0, 1] = [*in_input(BOTTLE), 0.8, 1]
+    return constant_outputs(
+        path,
+        {"output0": table},
+        picture=(1, 3, SIDE, SIDE),
+        metadata=metadata(end2end="True"),
+    )
+
+
+def ssd_ir(path: Path) -> Path:
+    """Write an IR with Model API's model_info that finds both."""
+    table = np.zeros((1, 1, 3, 7), np.float32)
+    size = np.array([WIDTH, HEIGHT] * 2)
+    table[0, 0, 0] = [0, 0, 0.9, *(np.array(PERSON) / size)]
+    table[0, 0, 1] = [0, 1, 0.8, *(np.array(BOTTLE) / size)]
+    table[0, 0, 2, 0] = -1
+    source = constant_outputs(path.with_suffix(".onnx"), {"boxes": table}, picture=(1, 3, 90, 160))
+    info = {
+        "model_type": "ssd",
+        "labels": "person bottle",
+        "confidence_threshold": "0.5",
+        "resize_type": "standard",
+        "reverse_input_channels": "True",
+        "mean_values": "127.5 127.5 127.5",
+        "scale_values": "127.5",
+    }
+    return to_ir(source, path, info)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Go to an empty folder: try.jpg is written where one is."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def frames(count: int = 1) -> list[NDArray[np.uint8]]:
+    """Give grey frames."""
+    return [plain(90, WIDTH, HEIGHT) for _ in range(count)]
+
+
+def check_picture(path: Path, *boxes: tuple[str, Box]) -> None:
+    """See that boxes are drawn where they belong, in their labels' colours, and nowhere else."""
+    picture = cv2.imread(str(path))
+    assert picture is not None
+    assert picture.shape == (HEIGHT, WIDTH, 3)
+    elsewhere = picture.astype(int)
+    for label, (x1, y1, x2, y2) in boxes:
+        color = np.array(color_of(label), int)
+        edges = {
+            "left": (picture[(y1 + y2) // 2, x1 - 1 : x1 + 2]),
+            "right": (picture[(y1 + y2) // 2, x2 - 1 : x2 + 2]),
+            "bottom": (picture[y2 - 1 : y2 + 2, (x1 + x2) // 2]),
+        }
+        for side, pixels in edges.items():
+            off = np.abs(pixels.astype(int) - color).sum(axis=1)
+            drawn = off < np.abs(pixels.astype(int) - 90).sum(axis=1) / 2
+            assert drawn.any(), f"{label}: the {side} edge is not drawn in {color}: {pixels}"
+        inner = picture[y1 + 8 : y2 - 8, x1 + 8 : x2 - 8].astype(int)
+        assert np.abs(inner - 90).max() < 25, f"{label}: its inside is drawn over"
+        # The box, its edges and the label above it.
+        elsewhere[max(0, y1 - 30) : y2 + 6, x1 - 6 : x2 + 40] = 90
+    assert np.abs(elsewhere - 90).max() < 25, "something is drawn elsewhere"
+
+
+def engines_of(said: Called) -> list[str]:
+    """List the engines whose speed was printed."""
+    pattern = r"engine {3}(\S+): ([0-9.]+) frames a second"
+    rates = re.findall(pattern, said.out)
+    assert all(float(rate) > 0 for _, rate in rates)
+    return [name for name, _ in rates]
+
+
+BOTH = ["openvino:CPU", "onnxruntime:CPUExecutionProvider"]
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "engines"),
+    [
+        (yolov8, "parts.onnx", BOTH),
+        (end_to_end, "parts.onnx", BOTH),
+        (ssd_ir, "parts.xml", ["openvino:CPU"]),
+    ],
+)
+def test_a_bare_detector_is_shown_and_saved(
+    make: Callable[[Path], Path],
+    name: str,
+    engines: list[str],
+    here: Path,
+    shared_broker: Mosquitto,
+    listen: Callable[..., Listener],
+) -> None:
+    """One line: results, speed by engine, boxes where they belong, and a folder `run` takes."""
+    source = write_pictures(here / "my pictures", frames(2))
+    path = source.removeprefix("dir:").replace("%20", " ")
+    said = call_cli("try", path, str(make(here / name)), "--save", "saved", "--seconds", "1")
+    assert (said.code, said.err) == (0, "")
+    assert "parts@1" in said.out
+    assert "as its own metadata tells" in said.out
+    assert sorted(engines_of(said)) == sorted(engines)
+    assert re.search(r"try #0 .*person 0\.90, bottle 0\.80", said.out)
+    assert re.search(r"^try: 2 results", said.out, re.MULTILINE)
+    check_picture(here / "try.jpg", ("person", PERSON), ("bottle", BOTTLE))
+
+    settings = tomllib.loads((here / "saved" / "edge-agent.toml").read_text())
+    assert [pipeline["model"] for pipeline in settings["pipelines"]] == ["parts"]
+    heard = listen(shared_broker.port, f"edge/{make.__name__}/#")
+    process = AgentProcess.__new__(AgentProcess)
+    process.folder = here
+    process.config = here / "saved" / "edge-agent.toml"
+    process.log = here / "agent.log"
+    process.environ = {
+        "EDGE_AGENT_BROKER__URL": shared_broker.url,
+        "EDGE_AGENT_DEVICE_ID": make.__name__,
+        "PYTHONPATH": str(CHECKOUT),
+    }
+    process.restart()
+    try:
+        topic = f"edge/{make.__name__}/result/parts"
+        heard.wait_for(lambda _: len(heard.on(topic)) == 2, "both pictures' results")
+    finally:
+        assert process.stop() == 0, process.words()
+    for result in heard.on(topic):
+        found = {entry["label"]: entry["box"] for entry in result["detections"]}
+        assert found["person"] == pytest.approx(PERSON, abs=1)
+        assert found["bottle"] == pytest.approx(BOTTLE, abs=1)
+
+
+@pytest.mark.parametrize("task", ["segment", "pose", "obb"])
+def test_a_task_that_is_not_supported_is_refused_by_name(task: str, here: Path) -> None:
+    """Boxes of a segmentation, pose or rotated-box model would be garbage."""
+    network = yolov8(here / "x.onnx", task=task)
+    said = call_cli("try", write_pictures(here / "p", frames()), str(network))
+    assert said.code == 1
+    assert said.error.startswith(f"edge-agent: {network}: task '{task}' is not supported")
+
+
+@needs_assets
+def test_a_clip_is_shown_until_the_time_is_over(here: Path) -> None:
+    """A bare detector on a real clip: results come, and --seconds ends it with 0."""
+    clip = ASSETS / "media" / "one-by-one-person-detection.mp4"
+    said = call_cli("try", str(clip), str(yolov8(here / "yolo.onnx")), "--seconds", "0.5")
+    assert (said.code, said.err) == (0, "")
+    assert "person 0.90, bottle 0.80" in said.out
+    picture = cv2.imread("try.jpg")
+    assert picture is not None
+    assert picture.shape == (HEIGHT, WIDTH, 3)
+
+
+def test_a_signal_is_shown(here: Path) -> None:
+    """A recorded signal through the bundled model: windows are judged, and no picture is drawn."""
+    models = bundled("models")
+    source = f"{models}/media/bearing.csv?loop=1"
+    said = call_cli("try", source, str(models / "bearing-vibration"), "--seconds", "1")
+    assert (said.code, said.err) == (0, "")
+    assert re.search(r"try #0 +(normal|ANOMALY)", said.out)
+    assert sorted(engines_of(said)) == sorted(BOTH)
+    assert not (here / "try.jpg").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_cleanly(number: int, here: Path) -> None:
+    """Ctrl-C, or being told to end, gives the summary and 0, and leaves no temporary files."""
+    (here / "tmp").mkdir()
+    source = write_pictures(here / "p", frames())
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "edge_agent", "try"),
+            *(f"{source}?loop=1&rate=20", str(yolov8(here / "yolo.onnx"))),
+        ],
+        stdout=(here / "out").open("wb"),
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "TMPDIR": str(here / "tmp")},
+    )
+    try:
+        wait_until(lambda: "try #" in (here / "out").read_text(), "the first result")
+        process.send_signal(number)
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+        process.wait()
+    words = (here / "out").read_text()
+    assert "Traceback" not in words
+    assert re.search(r"^try: \d+ results", words, re.MULTILINE)
+    assert not list((here / "tmp").glob("edge-agent*"))
+    assert cv2.imread("try.jpg") is not None
+
+
+def test_a_picture_that_cannot_be_written_is_said_and_done_without(here: Path) -> None:
+    """Where try.jpg cannot be written the results are shown all the same."""
+    (here / ".try.jpg.part").mkdir()
+    source = write_pictures(here / "p", frames())
+    said = call_cli("try", source, str(brightness(here / "light")), "--seconds", "1")
+    assert (said.code, said.err) == (0, "")
+    assert "try.jpg cannot be written here: Is a directory" in said.out
+    assert "light 90" in said.out
+
+
+USAGE: dict[str, tuple[list[str], str]] = {
+    "no such model": (["p", "nope.onnx"], "MODEL: 'nope.onnx': no such file or folder"),
+    "no such clip": (["nope.mp4", "light"], "nope.mp4: no such file or folder"),
+    "no source": (["", "light"], "SOURCE: is empty"),
+    "no model": (["p", ""], "MODEL: ''"),
+    "unknown form": (["rtps://camera/1", "light"], "unknown form 'rtps:'"),
+    "unknown option": (["dir:p?lop=1", "light"], "'lop'"),
+    "no time": (["p", "light", "--seconds", "0"], "expected a number above 0, found '0'"),
+    "time without end": (["p", "light", "--seconds", "inf"], "found 'inf'"),
+    "a folder that is full": (["p", "light", "--save", "p"], "p is there already and not empty"),
+    "a file for a folder": (["p", "light", "--save", "light/model.toml"], "--save: light/model"),
+    "no arguments": ([], "the following arguments are required: SOURCE, MODEL"),
+}
+
+
+@pytest.mark.parametrize("kind", USAGE)
+def test_wrong_usage_ends_with_2(kind: str, here: Path) -> None:
+    """A slip on the command line is one line with the mend, before any time is spent."""
+    arguments, line = USAGE[kind]
+    write_pictures(here / "p", frames())
+    brightness(here / "light")
+    said = call_cli("try", *arguments)
+    assert said.code == 2
+    assert line in said.error
+    assert "engine" not in said.out
+
+
+FAILURES: dict[str, tuple[list[str], str]] = {
+    "a camera that is off": (["rtsp://127.0.0.1:9/x", "light"], "nothing answers at 127.0.0.1"),
+    "a camera that is not there": (["/dev/video77", "light"], "/dev/video77: No such file"),
+    "a folder without pictures": (["light", "light"], "holds no pictures"),
+    "something that is no video": (["light/model.toml", "light"], "is not a video"),
+    "something that is no model": (["p", "p"], "p/model.toml: no such file"),
+    "a signal's model on pictures": (["p", "loud"], "the source gives pictures"),
+    "a picture's model on rows": (["csv:rows.csv", "colored"], "the source gives rows of numbers"),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_what_cannot_be_tried_ends_with_1(kind: str, here: Path) -> None:
+    """A source or model that does not work is one line that names it."""
+    arguments, line = FAILURES[kind]
+    write_pictures(here / "p", frames())
+    brightness(here / "light")
+    (here / "loud").mkdir()
+    manifest = (here / "light" / "model.toml").read_text()
+    (here / "loud" / "model.toml").write_text(manifest.replace("[input]", "[input]\nwindow = 8"))
+    (here / "loud" / "model.onnx").hardlink_to(here / "light" / "model.onnx")
+    (here / "rows.csv").write_text("a,b,c\n1,2,3\n4,5,6\n")
+    (here / "colored").mkdir()
+    mean = "[input]\nmean = [127, 127, 127]"
+    (here / "colored" / "model.toml").write_text(manifest.replace("[input]", mean))
+    (here / "colored" / "model.onnx").hardlink_to(here / "light" / "model.onnx")
+    said = call_cli("try", *arguments)
+    assert said.code == 1
+    assert line in said.error

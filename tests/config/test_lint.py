@@ -1,0 +1,173 @@
+"""What settings ask for in vain is said: in `check`, in the log, in health where it degrades."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from edge_agent.config.lint import doubts
+from edge_agent.config.settings import Pipeline, SecondStage
+from edge_agent.models.manifest import ModelFolder, load
+from tests.helpers.small_models import brightness, detector, plain, write_pictures
+from tests.helpers.support import (
+    AgentProcess,
+    Listener,
+    Mosquitto,
+    agent_settings,
+    call_cli,
+    free_port,
+    wait_until,
+)
+from tests.helpers.tiny_networks import to_ir
+
+FACE = [(0, 0.9, 0.1, 0.1, 0.9, 0.9)]
+
+
+@pytest.fixture
+def face(tmp_path: Path) -> ModelFolder:
+    """Give a detector of faces and hands."""
+    return load(detector(tmp_path / "models" / "face", FACE, ["face", "hand"]))
+
+
+@pytest.fixture
+def light(tmp_path: Path) -> ModelFolder:
+    """Give a model of numbers."""
+    return load(brightness(tmp_path / "models" / "light"))
+
+
+def asked(model: str = "face", **more: Any) -> Pipeline:
+    """Make settings of a pipeline."""
+    return Pipeline(name="door", source="dir:x", model=model, **more)
+
+
+def stage(**more: Any) -> tuple[SecondStage, ...]:
+    """Make one second stage."""
+    return (SecondStage(name="two", model="light", **more),)
+
+
+def test_what_can_come_about_is_no_doubt(face: ModelFolder, light: ModelFolder) -> None:
+    """Labels that the first model finds, a threshold of its own, an even split: not a word."""
+    assert doubts(asked(threshold=0.4, then=stage(labels=("hand",))), [face], [light]) == []
+    assert doubts(asked("face@1:50,face@2:50"), [face, face], []) == []
+    assert doubts(asked(then=stage(labels=("dog",))), [None], [None]) == []
+
+
+def test_a_label_that_is_never_found_is_said(face: ModelFolder, light: ModelFolder) -> None:
+    """With none of its labels a second stage never acts; with some it acts on those."""
+    (none,) = doubts(asked(then=stage(labels=("dog",))), [face], [light])
+    assert none == (
+        "then[two].labels: never acts: 'dog' is not among what face@1 finds (face, hand)"
+    )
+    (some,) = doubts(asked(then=stage(labels=("face", "dog"))), [face], [light])
+    assert some.startswith("then[two].labels: 'dog' is not among")
+
+
+def test_a_second_stage_on_what_finds_nothing_is_said(light: ModelFolder) -> None:
+    """Under a model of numbers there is no detection to look at."""
+    (line,) = doubts(asked("light", then=stage()), [light], [light])
+    assert line.startswith("then[two]: never acts: it looks at detections")
+
+
+def test_a_threshold_of_numbers_is_said(face: ModelFolder, light: ModelFolder) -> None:
+    """Numbers are all published, so that a threshold on them does nothing."""
+    (second,) = doubts(asked(then=stage(threshold=0.5)), [face], [light])
+    assert second.startswith("then[two].threshold has no effect: light@1")
+    (first,) = doubts(asked("light", threshold=0.5), [light], [])
+    assert first.startswith("threshold has no effect: light@1")
+
+
+def test_a_split_of_two_tasks_is_said(face: ModelFolder, light: ModelFolder) -> None:
+    """Results of one pipeline that change their kind are nothing that a reader expects."""
+    (line,) = doubts(asked("face:50,light:50"), [face, light], [])
+    assert "different tasks (face@1 is of detection, light@1 is of regression)" in line
+
+
+@pytest.mark.usefixtures("face", "light")
+def test_check_and_the_log_say_so(
+    tmp_path: Path, broker: Mosquitto, agent: Callable[..., AgentProcess]
+) -> None:
+    """`check` has a note, and is content all the same; a running agent logs it once."""
+    source = write_pictures(tmp_path / "pictures", [plain(90)])
+    pipeline = {
+        "name": "door",
+        "source": f"{source}?loop=1&rate=5",
+        "model": "face",
+        "then": [{"name": "two", "model": "light", "labels": ["dog"]}],
+    }
+    models = [str(tmp_path / "models")]
+    text = agent_settings("box", broker.url, [pipeline], models_dirs=models)
+    running = agent(text)
+    said = call_cli("check", "--config", str(running.config))
+    assert said.code == 0, said.out
+    note = "pipeline door: then[two].labels: never acts: 'dog' is not among what face@1 finds"
+    assert [line[:4] for line in said.out.splitlines() if note in line] == ["note"]
+    wait_until(lambda: note in running.words(), "the warning")
+    assert running.stop() == 0
+    assert running.words().count(note) == 1
+
+
+# A profile that lists no engine for a model's file
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> Path:
+    """Make a model in OpenVINO's own format."""
+    folder = brightness(tmp_path / "models" / "light")
+    to_ir(folder / "model.onnx", folder / "model.xml")
+    manifest = folder / "model.toml"
+    manifest.write_text(manifest.read_text().replace("model.onnx", "model.xml"))
+    return folder
+
+
+def test_ir_on_a_profile_without_openvino_is_said(
+    tmp_path: Path,
+    numbers: Path,
+    broker: Mosquitto,
+    listen: Callable[..., Listener],
+    agent: Callable[..., AgentProcess],
+) -> None:
+    """It runs on OpenVINO; health is degraded, the log and `passed_over` say why, and `check`."""
+    source = write_pictures(tmp_path / "pictures", [plain(90)])
+    pipeline = {"name": "door", "source": f"{source}?loop=1&rate=5", "model": numbers.name}
+    settings = agent_settings(
+        "box",
+        broker.url,
+        [pipeline],
+        models_dirs=[str(tmp_path / "models")],
+        engine="auto",
+        profile="arm-small",
+    )
+    listener = listen(broker.port)
+    running = agent(settings)
+    why = "onnxruntime:CPU: cannot read such a file, and the profile does not list openvino"
+    health = listener.wait_why(f"model light: on openvino:CPU, because {why}")
+    assert health["state"] == "degraded"
+    state = listener.wait_state("edge/box/model/light", live="1", engine="openvino:CPU")
+    assert state["passed_over"][0].startswith(why)
+    assert running.stop() == 0
+    assert running.words().count(why) == 1
+    said = call_cli("check", "--config", str(running.config))
+    assert f"passed over {why}" in said.out
+    shown = call_cli("profile", "--config", str(running.config))
+    assert "OpenVINO IR (.xml) runs on openvino:CPU, which the profile does not list" in shown.out
+
+
+def test_an_engine_that_the_settings_name_needs_no_word(tmp_path: Path, numbers: Path) -> None:
+    """`engine = "openvino"` is the user's word, which counts more than the profile's list."""
+    table = {
+        "state_dir": "state",
+        "models_dirs": [str(numbers.parent)],
+        "engine": "openvino",
+        "profile": "arm-small",
+        "broker": {"url": f"mqtt://127.0.0.1:{free_port()}"},
+        "pipelines": [{"name": "door", "source": "dir:x", "model": "light"}],
+    }
+    config = tmp_path / "config.toml"
+    config.write_text(tomli_w.dumps(table))
+    said = call_cli("check", "--config", str(config))
+    assert "light@1 runs on openvino:CPU\n" in said.out
+    assert "OpenVINO IR" not in call_cli("profile", "--config", str(config)).out

@@ -1,0 +1,542 @@
+"""From "it has arrived" to "it serves" and back: shadow, probation, commands, pins, `add`, replace.
+
+All with real agents; what a version does wrong, it does by what it computes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.push import (
+    Box,
+    PlainPackage,
+    PlainSender,
+    classifier,
+    endless,
+    model_folder,
+    plain_package,
+    send,
+    start_box,
+)
+from tests.helpers.support import PATIENCE, AgentProcess, Listener, Mosquitto, run_cli
+from tests.helpers.tiny_networks import node
+
+Boxes = Callable[..., Box]
+UNSIGNED: dict[str, Any] = {"trust": {"allow_unsigned": True}}
+
+
+@pytest.fixture
+def box(
+    tmp_path: Path,
+    broker: Mosquitto,
+    agent: Callable[..., AgentProcess],
+    listen: Callable[..., Listener],
+) -> Boxes:
+    """Start boxes that take unsigned packages, with the settings that a test wants."""
+
+    def start(**settings: Any) -> Box:
+        return start_box(
+            tmp_path, broker, listen(broker.port), agent, "edge-01", **{**UNSIGNED, **settings}
+        )
+
+    return start
+
+
+def package(tmp_path: Path, version: str, name: str = "level", **how: Any) -> PlainPackage:
+    """Make a package of a version."""
+    return plain_package(model_folder(tmp_path / version, version, name, **how), name, version)
+
+
+def deliver(box: Box, tmp_path: Path, version: str, **how: Any) -> dict[str, Any]:
+    """Push a version; gives how that ended."""
+    return send(box.broker.port, box.device, package(tmp_path, version, **how))
+
+
+def bright_fails(nodes: list[Any]) -> list[Any]:
+    """Give no finite output for any picture that is brighter than noise around zero.
+
+    The trial's inputs are within ±1 and centred, frames of the clip are not: their mean is taken
+    to a power that no float32 holds.
+    """
+    return [
+        node("ReduceMean", ["images"], ["mean"], keepdims=0),
+        node("Mul", ["mean", "steep"], ["power"]),
+        node("Exp", ["power"], ["huge"]),
+        node("Mul", ["huge", "tiny"], ["shift"]),
+        node("Add", ["images", "shift"], ["sum"]),
+        node("Flatten", ["sum"], ["flat"]),
+        *nodes[1:],
+    ]
+
+
+STEEP = {"steep": np.array(1e5, np.float32), "tiny": np.array(1e-30, np.float32)}
+
+
+def failing(tmp_path: Path, version: str) -> PlainPackage:
+    """Make a package of a model that passes its trial, and fails on every frame of the clip."""
+    new = model_folder(tmp_path / version, version)
+    classifier(new / "model.onnx", more=bright_fails, weights=STEEP)
+    return plain_package(new, "level", version)
+
+
+# Shadow
+
+
+def test_shadow_only_reports_by_default(box: Boxes, tmp_path: Path) -> None:
+    """A version that finds something else goes live, and how far it agreed is reported."""
+    one = box()
+    end = deliver(one, tmp_path, "2", best=2)
+    assert end["state"] == "probation"
+    shadow = one.wait_settled(outcome="live", version="2")["last"]["shadow"]
+    assert shadow["frames"] == 3
+    assert shadow["agreement"] == 0.0
+    assert shadow["errors"] == 0
+    assert shadow["infer_ms"]["p95"] > 0
+
+
+def test_shadow_can_demand_agreement(box: Boxes, tmp_path: Path) -> None:
+    """With min_agreement, one that finds something else is rejected, one that agrees goes live."""
+    one = box(trial={"min_agreement": 0.9})
+    end = deliver(one, tmp_path, "2", best=2)
+    assert end["state"] == "rejected"
+    assert "shadow: agrees on 0% of 3 frames, 90% wanted" in end["why"]
+    one.results_go_on("1")
+    end = deliver(one, tmp_path, "3", best=0, seed=11)
+    assert end["state"] == "probation"
+    one.wait_live("3")
+    assert one.stored()["level"] == {"3"}
+
+
+def test_manifest_can_be_stricter_never_laxer(box: Boxes, tmp_path: Path) -> None:
+    """A manifest raises the bounds of a trial, and cannot lower what the device wants.
+
+    Seen on the agreement that is wanted and the frames that are looked at.
+    """
+    one = box(trial={"min_agreement": 0.5, "shadow_frames": 4})
+    end = deliver(one, tmp_path, "2", best=2, trial={"min_agreement": 0.0, "shadow_frames": 1})
+    assert end["state"] == "rejected"
+    assert "0% of 4 frames, 50% wanted" in end["why"]
+    end = deliver(one, tmp_path, "3", best=2, trial={"min_agreement": 0.7, "shadow_frames": 6})
+    assert "0% of 6 frames, 70% wanted" in end["why"]
+
+
+def test_errors_in_shadow_reject(box: Boxes, tmp_path: Path) -> None:
+    """A version that fails on a live frame is rejected before anybody gets a result of it."""
+    one = box()
+    end = send(one.broker.port, "edge-01", failing(tmp_path, "2"))
+    assert end["state"] == "rejected"
+    assert "shadow: failed on a live frame" in end["why"]
+    assert "not finite" in end["why"]
+    one.results_go_on("1")
+    models = {each["model"] for each in one.listener.on(one.topic("result", "door"))}
+    assert models == {"level@1"}
+    assert one.health()["pipelines"]["door"]["dropped"]["error"] == 0
+
+
+# Probation
+
+
+def test_errors_in_probation_roll_back(box: Boxes, tmp_path: Path) -> None:
+    """A version that fails on frames while it serves gives way to the one before, by itself."""
+    one = box(trial={"shadow_frames": 0, "probation_s": 60})
+    with_errors = send(one.broker.port, "edge-01", failing(tmp_path, "2"))
+    assert with_errors["state"] in {"probation", "rejected"}
+    state = one.wait_settled(outcome="rolled-back", version="2")
+    assert re.search(r"failed on \d+ frames during its probation", state["last"]["why"])
+    assert state["live"] == "1"
+    one.results_go_on("1")
+    said = one.listener.on(one.topic("push", with_errors["transfer"]))
+    assert [each["state"] for each in said][-2:] == ["probation", "rejected"]
+
+
+def test_latency_in_probation_rolls_back(box: Boxes, tmp_path: Path) -> None:
+    """A version that becomes slower than allowed while it serves gives way to the one before."""
+    one = box(trial={"shadow_frames": 0, "probation_s": 60})
+
+    def often(nodes: list[Any]) -> list[Any]:
+        """Multiply once for noise around zero, and thousands of times for a picture."""
+        from onnx import TensorProto, helper
+
+        body = helper.make_graph(
+            [
+                node("Identity", ["go"], ["go_on"]),
+                node("MatMul", ["state", "mixer"], ["next"]),
+            ],
+            "body",
+            [
+                helper.make_tensor_value_info("count", TensorProto.INT64, []),
+                helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+                helper.make_tensor_value_info("state", TensorProto.FLOAT, [64, 64]),
+            ],
+            [
+                helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+                helper.make_tensor_value_info("next", TensorProto.FLOAT, [64, 64]),
+            ],
+        )
+        return [
+            node("ReduceMean", ["images"], ["mean"], keepdims=0),
+            node("Mul", ["mean", "often"], ["many"]),
+            node("Abs", ["many"], ["positive"]),
+            node("Cast", ["positive"], ["trips"], to=7),
+            node("Loop", ["trips", "true", "mixer"], ["mixed"], body=body),
+            node("ReduceMean", ["mixed"], ["rest"], keepdims=0),
+            node("Mul", ["rest", "nought"], ["nothing"]),
+            node("Add", ["images", "nothing"], ["sum"]),
+            node("Flatten", ["sum"], ["flat"]),
+            *nodes[1:],
+        ]
+
+    new = model_folder(tmp_path / "2", "2", trial={"max_infer_ms": 8})
+    classifier(
+        new / "model.onnx",
+        more=often,
+        weights={
+            "often": np.array(8000, np.float32),
+            "mixer": np.eye(64, dtype=np.float32),
+            "true": np.array(True),
+            "nought": np.array(0, np.float32),
+        },
+    )
+    end = send(one.broker.port, "edge-01", plain_package(new, "level", "2"))
+    assert end["state"] in {"probation", "rejected"}, end
+    state = one.wait_settled(outcome="rolled-back", version="2")
+    assert "too slow" in state["last"]["why"]
+    one.results_go_on("1")
+
+
+def test_crash_in_probation_rolls_back_and_an_orderly_end_does_not(
+    box: Boxes, tmp_path: Path
+) -> None:
+    """Stopped and started during a probation the new version stays; killed, it does not.
+
+    The one before then comes back before the new one has seen another frame.
+    """
+    one = box(trial={"probation_s": 60})
+    assert deliver(one, tmp_path, "2", best=2)["state"] == "probation"
+    one.wait_live("2")
+    assert one.agent.stop() == 0
+    started = len(one.listener.heard)
+    one.agent.restart()
+    one.listener.wait_for(
+        lambda heard: any("/result/" in h.topic for h in heard[started:]), "results"
+    )
+    one.results_go_on("2")
+    assert one.model()["candidate"]["phase"] == "probation"
+
+    one.agent.signal(signal.SIGKILL)
+    one.agent.wait()
+    one.agent.restart()
+    one.wait_live("1")
+    state = one.wait_settled(outcome="rolled-back", version="2")
+    assert state["last"]["why"] == (
+        "the agent did not outlive its probation: it crashed, was killed, or the power failed"
+    )
+    one.results_go_on("1")
+    results = one.listener.on(one.topic("result", "door"))
+    session = results[-1]["session"]
+    assert {each["model"] for each in results if each["session"] == session} == {"level@1"}
+
+
+def test_orderly_end_during_a_trial_begins_it_again(box: Boxes, tmp_path: Path) -> None:
+    """Stopped during a trial the agent ends at once; started again, it begins the trial anew."""
+    one = box()
+    new = model_folder(tmp_path / "2", "2")
+    endless(new)
+    with PlainSender(one.broker.port, "edge-01", plain_package(new, "level", "2")) as sender:
+        sender.offer()
+        sender.wait("trial")
+        assert one.agent.stop() == 0
+        assert "leaving it behind" not in one.agent.words()
+        assert one.stored()["level"] == {"2"}
+        one.agent.restart()
+        end = sender.wait("live", "rejected")
+    assert end["state"] == "rejected"
+    assert "hangs: no verdict within 4 s" in end["why"]
+    one.results_go_on("1")
+    one.wait_settled(outcome="rejected", version="2")
+    assert one.stored()["level"] == set()
+
+
+def test_first_version_that_fails_stays_for_want_of_another(box: Boxes, tmp_path: Path) -> None:
+    """With nothing to go back to, a version that fails its probation goes on, and that is said."""
+    one = box(version=None, trial={"probation_s": 60})
+    assert send(one.broker.port, "edge-01", failing(tmp_path, "1"))["state"] == "probation"
+    state = one.wait_settled(outcome="live", version="1")
+    assert "goes on all the same" in state["last"]["why"]
+    assert state["live"] == "1"
+    # A better one takes its place.
+    assert deliver(one, tmp_path, "2")["state"] == "probation"
+    one.wait_live("2")
+
+
+# Commands
+
+
+def test_commands_change_what_serves(box: Boxes, tmp_path: Path) -> None:
+    """Rollback, activate and delete are answered and do what they say, once.
+
+    Also over a restart; and they never touch what is in use.
+    """
+    one = box(trial={"probation_s": 0})
+    for version, best in (("2", 1), ("3", 2)):
+        assert deliver(one, tmp_path, version, best=best)["state"] == "live"
+    one.wait_live("3")
+    reply = one.command("rollback", "back", model="level")
+    assert (reply["ok"], reply["result"]) == (True, {"model": "level", "version": "2"})
+    one.wait_live("2")
+    assert one.model()["last"]["outcome"] == "rolled-back"
+    # The same request again is answered alike and not done again.
+    before = len(one.listener.on(one.topic("reply", "back")))
+    one.listener.publish(
+        one.topic("in", "command", "rollback"), json.dumps({"id": "back", "model": "level"})
+    )
+    one.listener.wait_for(
+        lambda _h: len(one.listener.on(one.topic("reply", "back"))) > before, "a second reply"
+    )
+    assert one.listener.last(one.topic("reply", "back")) == reply
+    one.results_go_on("2")
+
+    reply = one.command("activate", "forth", model="level", version="3")
+    assert reply["ok"], reply
+    one.wait_live("3")
+    for request, version, reason in (("live", "3", "live"), ("before", "2", "previous")):
+        refusal = one.command("delete", f"delete-{request}", model="level", version=version)
+        assert not refusal["ok"]
+        assert reason in refusal["error"]
+    assert not one.command("delete", "none", model="level", version="7")["ok"]
+    assert not one.command("activate", "none-2", model="level", version="7")["ok"]
+    assert not one.command("rollback", "none-3", model="nobody")["ok"]
+    assert deliver(one, tmp_path, "4", best=0)["state"] == "live"
+    one.wait_live("4")
+    assert one.command("delete", "delete-2", model="level", version="2")["ok"]
+    assert one.stored()["level"] == {"3", "4"}
+
+    # Over a restart.
+    assert one.agent.stop() == 0
+    one.agent.restart()
+    one.wait_live("4")
+    replies = len(one.listener.on(one.topic("reply", "back")))
+    one.listener.publish(
+        one.topic("in", "command", "rollback"), json.dumps({"id": "back", "model": "level"})
+    )
+    one.listener.wait_for(
+        lambda _h: len(one.listener.on(one.topic("reply", "back"))) > replies, "the old reply"
+    )
+    one.results_go_on("4")
+
+    done = run_cli("rollback", "level", "--device", "edge-01", "--broker", one.url)
+    assert done.returncode == 0, done.stderr
+    assert "level is back at version 3" in done.stdout
+    one.wait_live("3")
+    done = run_cli("models", "--broker", one.url)
+    assert done.returncode == 0
+    assert "level: live 3" in done.stdout
+
+
+def test_retained_command_is_refused(
+    tmp_path: Path,
+    broker: Mosquitto,
+    agent: Callable[..., AgentProcess],
+    listen: Callable[..., Listener],
+) -> None:
+    """A retained rollback is answered with a refusal, at the connect that replays it."""
+    listener = listen(broker.port)
+    body = json.dumps({"id": "kept", "model": "level"})
+    listener.publish("edge/edge-01/in/command/rollback", body, retain=True)
+    one = start_box(tmp_path, broker, listener, agent, "edge-01", **UNSIGNED)
+    reply = one.listener.wait_state(one.topic("reply", "kept"), id="kept")
+    assert not reply["ok"]
+    assert "retain" in reply["error"]
+    one.results_go_on("1")
+
+
+def test_rollback_of_what_is_being_tried(box: Boxes, tmp_path: Path) -> None:
+    """A rollback while a newer version is in its shadow phase ends that one, too."""
+    one = box(trial={"probation_s": 0})
+    assert deliver(one, tmp_path, "2", best=1)["state"] == "live"
+    one.wait_live("2")
+    third = package(tmp_path, "3", best=2, trial={"shadow_frames": 10_000})
+    with PlainSender(one.broker.port, "edge-01", third) as sender:
+        sender.offer()
+        sender.wait("shadow")
+        assert one.command("rollback", "now", model="level")["ok"]
+        end = sender.wait("live", "rejected")
+    assert end["state"] == "rejected"
+    assert "by command" in end["why"]
+    one.wait_live("1")
+    one.results_go_on("1")
+
+
+def test_pinned_version_stays(box: Boxes, tmp_path: Path) -> None:
+    """A pipeline that names a version keeps it while another follows the live one."""
+    one = box(
+        trial={"probation_s": 0},
+        pipelines=[
+            {"name": "door", "model": "level"},
+            {"name": "pinned", "model": "level@1"},
+        ],
+    )
+    assert deliver(one, tmp_path, "2", best=1)["state"] == "live"
+    one.wait_live("2")
+    one.results_go_on("1", "pinned")
+    one.results_go_on("2")
+    assert one.health()["pipelines"]["pinned"]["dropped"]["error"] == 0
+
+
+def test_pinned_version_can_come_later(box: Boxes, tmp_path: Path) -> None:
+    """A pipeline that names a version which is not there yet starts when it has been pushed.
+
+    It keeps it over newer ones, and protects it from being deleted.
+    """
+    one = box(
+        version=None,
+        trial={"probation_s": 0, "shadow_frames": 0},
+        pipelines=[{"name": "door", "model": "level"}, {"name": "pinned", "model": "level@2"}],
+    )
+    for version, best in (("2", 1), ("3", 2), ("4", 0)):
+        assert deliver(one, tmp_path, version, best=best)["state"] == "live"
+    one.wait_live("4")
+    one.wait_live("2", pipeline="pinned")
+    one.results_go_on("2", "pinned")
+    refusal = one.command("delete", "pinned", model="level", version="2")
+    assert not refusal["ok"]
+    assert "pipeline" in refusal["error"]
+
+
+# `add`
+
+
+def test_add_beside_an_agent_is_like_a_push(box: Boxes, tmp_path: Path) -> None:
+    """`add` on the state_dir of an agent at work has it try the model, and ends as a push does."""
+    one = box()
+    config = ["--config", str(one.agent.config)]
+    done = run_cli("add", str(model_folder(tmp_path / "2", "2", best=2)), *config)
+    assert done.returncode == 0, done.stderr
+    one.wait_live("2")
+    phases = [
+        each["candidate"]["phase"]
+        for each in one.listener.on(one.topic("model", "level"))
+        if "candidate" in each
+    ]
+    assert {"trial", "shadow"} <= set(phases)
+    one.wait_settled(outcome="live", version="2")
+
+    new = failing(tmp_path, "3")
+    assert new.blocks
+    done = run_cli("add", str(tmp_path / "3"), *config)
+    assert done.returncode == 1
+    assert "shadow: failed on a live frame" in done.stderr
+    assert "Traceback" not in done.stderr
+    one.results_go_on("2")
+    assert one.stored()["level"] == {"2"}
+    assert not list((one.state / "added").iterdir())
+
+
+def test_add_without_an_agent_is_tried_at_its_start(box: Boxes, tmp_path: Path) -> None:
+    """What was added while no agent ran is tried when it starts.
+
+    It serves if it passes, and is rejected if not.
+    """
+    one = box()
+    assert one.agent.stop() == 0
+    config = ["--config", str(one.agent.config)]
+    assert run_cli("add", str(model_folder(tmp_path / "2", "2", best=2)), *config).returncode == 0
+    one.agent.restart()
+    one.wait_live("2")
+    state = one.wait_settled(outcome="live", version="2")
+    assert "shadow" in state["last"]
+    assert one.agent.stop() == 0
+    failing(tmp_path, "3")
+    assert run_cli("add", str(tmp_path / "3"), *config).returncode == 0
+    one.agent.restart()
+    state = one.wait_settled(outcome="rejected", version="3")
+    assert "shadow: failed on a live frame" in state["last"]["why"]
+    one.results_go_on("2")
+    assert one.stored()["level"] == {"2"}
+
+
+# Little memory, no clock
+
+
+def test_replace_mode_says_what_it_costs(box: Boxes, tmp_path: Path) -> None:
+    """On a profile that cannot hold two models the old one goes first; that is said.
+
+    So is its cost in frames; and one that does not pass its trial changes nothing.
+    """
+    one = box(profile="arm-small", engine="auto", trial={"probation_s": 0})
+    assert deliver(one, tmp_path, "2", best=2)["state"] == "live"
+    one.wait_live("2")
+    last = one.wait_settled(outcome="live", version="2")["last"]
+    assert last["mode"] == "replace"
+    assert last["swap_ms"] > 0
+    assert last["frames_dropped"] >= 0
+    one.results_go_on("2")
+    end = deliver(one, tmp_path, "3", best=1, trial={"max_infer_ms": 0.0001})
+    assert end["state"] == "rejected"
+    one.results_go_on("2")
+
+
+OLD_CLOCK = """
+import sys
+import edge_agent
+from datetime import UTC, datetime, timedelta
+# What a box without a battery has: a clock from before this program was built.
+edge_agent.BUILD_DATE = datetime.now(UTC) + timedelta(days=3650)
+sys.argv = ["edge-agent", "run", "--config", sys.argv[1]]
+from edge_agent.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_without_a_clock_the_push_waits(
+    tmp_path: Path, broker: Mosquitto, listen: Callable[..., Listener]
+) -> None:
+    """Before the clock is set, a package that expires waits, and says so.
+
+    One that does not expire goes live.
+    """
+    listener = listen(broker.port)
+
+    def start(settings: str, name: str) -> AgentProcess:
+        process = AgentProcess.__new__(AgentProcess)
+        process.folder = tmp_path / name
+        process.folder.mkdir()
+        process.config = process.folder / "config.toml"
+        process.config.write_text(settings)
+        process.log = process.folder / "agent.log"
+        with process.log.open("wb") as log:
+            process.process = subprocess.Popen(
+                [sys.executable, "-c", OLD_CLOCK, str(process.config)], stdout=log, stderr=log
+            )
+        return process
+
+    one = start_box(tmp_path, broker, listener, start, "edge-01", **UNSIGNED)
+    try:
+        new = model_folder(tmp_path / "2", "2", best=2)
+        dated = plain_package(new, "level", "2", expires="2020-01-01T00:00:00.000Z")
+        with PlainSender(broker.port, "edge-01", dated) as sender:
+            sender.offer()
+            says = sender.wait("need", "rejected", "live")
+        assert says["state"] == "need"
+        assert "clock" in says["why"]
+        assert not says.get("need")
+        assert not sender.sent
+        one.results_go_on("1")
+        assert send(broker.port, "edge-01", plain_package(new, "level", "2"))["state"] == (
+            "probation"
+        )
+        one.wait_live("2")
+    finally:
+        one.agent.process.terminate()
+        one.agent.process.wait(PATIENCE)
+        print(one.agent.words())

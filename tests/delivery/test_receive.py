@@ -1,0 +1,173 @@
+"""The receiving side of pushes alone: what it says of offers, and whom it hands over."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_agent.core.errors import MalformedError
+from edge_agent.delivery.receive import admission
+from edge_agent.delivery.receive.blocks import MAX_TRANSFERS
+from edge_agent.delivery.receive.offers import MAX_OFFER_BYTES
+from edge_agent.delivery.receive.router import Receiver, Transfers
+from edge_agent.delivery.rollout.candidate import Candidate
+from edge_agent.models.packages.keys import TrustedKeys
+from edge_agent.models.store.catalog import Library
+from edge_agent.models.store.store import Store
+from edge_agent.mqtt.connection import Message
+from tests.helpers.push import PlainPackage, model_folder, plain_package
+
+EXPIRED = "2020-01-01T00:00:00.000Z"
+
+
+class Receiving:
+    """A device's receiving side, with a store; remembers what it says and whom it hands over."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store(folder / "state")
+        self.said: list[tuple[str, Mapping[str, Any]]] = []
+        self.handed: list[Candidate] = []
+        receiver = Receiver(
+            device="edge-01",
+            profile="generic",
+            groups=tuple,
+            trusted=lambda: TrustedKeys([]),
+            allow_unsigned=lambda: True,
+            quota_bytes=lambda: 2**24,
+            pinned=tuple,
+        )
+        self.transfers = Transfers(
+            self.store,
+            Library(self.store),
+            receiver,
+            self._hear,
+            self.handed.append,
+            lambda _name, _version: None,
+        )
+
+    def _hear(self, transfer: str, payload: Mapping[str, Any]) -> bool:
+        self.said.append((transfer, payload))
+        return True
+
+    def offer(self, package: PlainPackage) -> None:
+        """Offer a package."""
+        body = {"schema": 1, "package": base64.b64encode(package.header).decode()}
+        self.message(package, "offer", payload=json.dumps(body).encode())
+
+    def message(self, package: PlainPackage, *rest: str, payload: bytes) -> bool:
+        """Give it a message of a transfer."""
+        levels = ("push", package.transfer, *rest)
+        message = Message("/".join(levels), payload, retained=False, response_topic=None,
+                          correlation=None, ack=lambda: None)  # fmt: skip
+        return self.transfers.message(levels, message)
+
+    def states(self, package: PlainPackage) -> list[str]:
+        """List the states of a transfer that were said, in order."""
+        return [payload["state"] for transfer, payload in self.said if transfer == package.transfer]
+
+
+@pytest.fixture
+def receiving(tmp_path: Path) -> Iterator[Receiving]:
+    """Give a receiving side that takes unsigned packages."""
+    receiving = Receiving(tmp_path)
+    yield receiving
+    receiving.transfers.close()
+
+
+def offered(tmp_path: Path, version: str, **says: Any) -> PlainPackage:
+    """Make a package of a small model."""
+    return plain_package(model_folder(tmp_path / version, version), "level", version, **says)
+
+
+def test_an_offer_that_waited_for_the_clock_is_rejected_once(
+    tmp_path: Path, receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the clock is set and shows that it has expired, its sender hears of it, and only once.
+
+    It does not count among those that wait any more, either.
+    """
+    package = offered(tmp_path, "2", expires=EXPIRED)
+    with monkeypatch.context() as unset:
+        unset.setattr(admission, "BUILD_DATE", datetime.now(UTC) + timedelta(days=1))
+        receiving.offer(package)
+        receiving.transfers.tick(time.monotonic() + 10)
+        assert receiving.states(package) == ["need"]
+    for seconds in (20, 30, 40):
+        receiving.transfers.tick(time.monotonic() + seconds)
+    assert receiving.states(package) == ["need", "rejected"]
+    assert "expired" in receiving.said[-1][1]["why"]
+
+
+def test_only_so_many_offers_wait_for_the_clock(
+    tmp_path: Path, receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One more than may wait is refused; one that waits already may be offered again."""
+    monkeypatch.setattr(admission, "BUILD_DATE", datetime.now(UTC) + timedelta(days=1))
+    packages = [
+        offered(tmp_path, str(number), expires=EXPIRED) for number in range(2, MAX_TRANSFERS + 3)
+    ]
+    for package in packages:
+        receiving.offer(package)
+    *waiting, one_more = packages
+    assert [receiving.states(package) for package in waiting] == [["need"]] * MAX_TRANSFERS
+    assert receiving.states(one_more) == ["rejected"]
+    receiving.offer(waiting[0])
+    assert receiving.states(waiting[0]) == ["need", "need"]
+    receiving.message(waiting[0], "abort", payload=b"")
+    receiving.offer(one_more)
+    assert receiving.states(one_more) == ["rejected", "need"]
+
+
+def test_only_so_many_transfers_are_under_way(tmp_path: Path, receiving: Receiving) -> None:
+    """One more is refused until another has ended; the sender is told to try again."""
+    packages = [offered(tmp_path, str(number)) for number in range(2, MAX_TRANSFERS + 3)]
+    for package in packages:
+        receiving.offer(package)
+    *under_way, one_more = packages
+    assert [receiving.states(package) for package in under_way] == [["need"]] * MAX_TRANSFERS
+    assert receiving.states(one_more) == ["rejected"]
+    assert "try again later" in receiving.said[-1][1]["why"]
+    receiving.message(under_way[0], "abort", payload=b"")
+    receiving.offer(one_more)
+    assert receiving.states(one_more) == ["rejected", "need"]
+
+
+def test_a_package_is_asked_for_and_handed_over(tmp_path: Path, receiving: Receiving) -> None:
+    """List, then blocks, are asked for; what is complete is verified, and can be installed."""
+    package = offered(tmp_path, "2")
+    receiving.offer(package)
+    assert receiving.said[-1][1]["list"] == [[0, 0]]
+    receiving.message(package, "list", "0", payload=package.block_list)
+    assert receiving.said[-1][1]["need"] == [[0, len(package.blocks) - 1]]
+    assert receiving.transfers.progress() == {"level": ("2", 0.0)}
+    for number, block in enumerate(package.blocks):
+        assert receiving.message(package, "block", str(number), payload=block)
+    assert receiving.states(package) == ["need", "need", "verifying"]
+    assert receiving.transfers.progress() == {}
+    (candidate,) = receiving.handed
+    assert candidate.install().path == receiving.store.path("level", "2")
+    receiving.offer(package)
+    assert receiving.states(package)[3:] == ["verifying"]
+    candidate.finished("live", None)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"{", b"[]", b'{"package": 1}', b'{"package": "?"}', b" " * (MAX_OFFER_BYTES + 1)],
+    ids=["cut", "list", "number", "not base64", "too large"],
+)
+def test_what_is_no_offer_is_said_to_be_none(
+    tmp_path: Path, receiving: Receiving, payload: bytes
+) -> None:
+    """It counts as malformed, and whoever sent it is told."""
+    package = offered(tmp_path, "2")
+    with pytest.raises(MalformedError, match="offer"):
+        receiving.message(package, "offer", payload=payload)
+    assert receiving.states(package) == ["rejected"]

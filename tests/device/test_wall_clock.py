@@ -1,0 +1,169 @@
+"""A clock that has not been set, and one that jumps."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from edge_agent import BUILD_DATE
+from edge_agent.core.flight_recorder import FILE
+from edge_agent.device.wall_clock import WallClock
+from tests.helpers.small_models import brightness, plain, write_clip
+from tests.helpers.support import AgentProcess, Listener, Mosquitto, agent_settings, check_account
+
+BUILT = int(BUILD_DATE.timestamp()) * 10**9
+HOUR = 3600 * 10**9
+Agents = Callable[..., AgentProcess]
+Listeners = Callable[..., Listener]
+FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+
+
+class Hands:
+    """A clock that a test sets."""
+
+    def __init__(self, now: int) -> None:
+        self.now = now
+        self.set = False
+
+    def over(self, state: Path) -> WallClock:
+        return WallClock(str(state), now=lambda: self.now, is_set=lambda: self.set)
+
+
+def test_a_time_before_this_version_was_made_is_not_credible(tmp_path: Path) -> None:
+    """1970, where a box without a battery wakes up, and all until the day of the build."""
+    hands = Hands(12 * 10**9)
+    wall = hands.over(tmp_path)
+    assert not wall.credible()
+    assert not wall.credible(BUILT - 1)
+    assert wall.credible(BUILT)
+    hands.now = BUILT + HOUR
+    assert wall.credible()
+    assert not wall.credible(12 * 10**9), "what was read before stays as wrong as it was"
+
+
+def test_a_time_before_the_end_of_the_last_run_is_not_credible(tmp_path: Path) -> None:
+    """The state folder remembers when it was last written."""
+    (tmp_path / FILE).touch()
+    ended = BUILT + 1000 * HOUR
+    os.utime(tmp_path / FILE, ns=(ended, ended))
+    hands = Hands(BUILT + HOUR)
+    wall = hands.over(tmp_path)
+    assert not wall.credible()
+    assert wall.credible(ended)
+
+
+def test_the_system_is_believed_when_it_says_that_the_clock_is_set(tmp_path: Path) -> None:
+    """Then it was the last run whose clock was ahead; asked for once a second at most."""
+    (tmp_path / FILE).touch()
+    ended = BUILT + 1000 * HOUR
+    os.utime(tmp_path / FILE, ns=(ended, ended))
+    hands = Hands(BUILT + HOUR)
+    hands.set = True
+    wall = hands.over(tmp_path)
+    assert wall.credible()
+    assert wall.credible(BUILT + 2 * HOUR)
+    assert not wall.credible(BUILT), "read before the clock was set"
+
+
+# The agent
+
+
+@pytest.fixture
+def set_clock(tmp_path: Path) -> tuple[dict[str, str], Callable[[str], None]]:
+    """Give the environment of a process whose wall clock a test sets, by libfaketime.
+
+    Only the wall clock: the monotonic one goes on, as it does when a clock is set.
+    """
+    if not FAKETIME:
+        pytest.skip("libfaketime is not installed")
+    place = tmp_path / "clock"
+
+    def put(what: str) -> None:
+        place.with_suffix(".new").write_text(f"{what}\n")
+        place.with_suffix(".new").replace(place)
+
+    environ = {
+        "LD_PRELOAD": str(FAKETIME[0]),
+        "FAKETIME_TIMESTAMP_FILE": str(place),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "NO_FAKE_STAT": "1",
+        "TZ": "UTC",
+    }
+    return environ, put
+
+
+def seconds_to(when: datetime) -> str:
+    """Give what libfaketime adds to the clock to have it show *when*."""
+    return f"{(when - datetime.now(UTC)).total_seconds():+.0f}"
+
+
+def test_a_clock_that_is_set_while_the_agent_runs(
+    broker: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    tmp_path: Path,
+    set_clock: tuple[dict[str, str], Callable[[str], None]],
+) -> None:
+    """From 1971 to now, and ten minutes back: results go on, and say how far to trust their time.
+
+    Until the clock is credible results and health say `unset`, and commands are taken whatever
+    their time; then neither, and an old command is refused. No age is wrong by the jumps.
+    """
+    environ, put = set_clock
+    put(seconds_to(datetime(1971, 1, 1, tzinfo=UTC)))
+    brightness(tmp_path / "models" / "light")
+    clip = write_clip(tmp_path / "clip.avi", [plain(i) for i in range(50)])
+    pipeline = {"name": "p", "source": f"file:{clip}?loop=1", "model": "light"}
+    listener = listen(broker.port)
+    models = [str(tmp_path / "models")]
+    running = agent(
+        agent_settings("box", broker.url, [pipeline], models_dirs=models), environ=environ
+    )
+
+    def results() -> list[dict[str, object]]:
+        return listener.on("edge/box/result/p")
+
+    def ask(request: str, sent: datetime) -> dict[str, object]:
+        body = {"id": request, "time": sent.isoformat()}
+        listener.publish("edge/box/in/command/ping", json.dumps(body).encode())
+        answer: dict[str, object] = listener.wait_for(
+            lambda _: listener.last(f"edge/box/reply/{request}"), "a reply"
+        )
+        return answer
+
+    listener.wait_for(lambda _: len(results()) > 5, "results")
+    assert all(result["clock"] == "unset" for result in results())
+    assert str(results()[0]["time"]).startswith("1971-01-01T")
+    health = listener.wait_for(lambda _: listener.last("edge/box/health"), "health")
+    assert health["clock"] == "unset"
+    assert any(why.startswith("clock: shows 1971") for why in health["why"])
+    assert ask("early", datetime.now(UTC))["ok"] is True
+
+    put("+3600")
+    listener.wait_for(lambda _: "clock" not in results()[-1], "a credible time")
+    listener.wait_for(
+        lambda _: (h := listener.last("edge/box/health")) and "clock" not in h, "health to say so"
+    )
+    put("+3000")
+    count = len(results())
+    listener.wait_for(lambda _: len(results()) > count + 5, "results after the jump back")
+    assert "clock" not in results()[-1]
+    now = datetime.now(UTC) + timedelta(seconds=3000)
+    assert ask("fresh", now)["ok"] is True
+    old = ask("old", now - timedelta(seconds=300))
+    assert old["ok"] is False
+    assert "expired" in str(old["error"])
+    ages = [result["timing"]["age_ms"] for result in results()]  # type: ignore[index]
+    assert all(0 <= age < 60_000 for age in ages), "an age is not measured by the wall clock"
+    health = listener.wait_for(lambda _: listener.last("edge/box/health"), "health")
+    check_account(health["pipelines"]["p"])
+    assert 0 < health["uptime_s"] < 3000
+    assert running.stop() == 0
+    assert time.time_ns() > BUILT

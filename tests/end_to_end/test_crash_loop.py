@@ -1,0 +1,399 @@
+"""Models that crash or hang the whole process: counted over restarts, then left alone."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from edge_agent.core.flight_recorder import (
+    FILE,
+    Doing,
+    LastWords,
+    Recorder,
+    aloft,
+    last_words,
+    place,
+    take_off,
+)
+from edge_agent.daemon.hang_watch import SURE_SECONDS, Hangs
+from edge_agent.runtime.serving.crash_ledger import LIMIT, Crashes
+from tests.delivery.test_push_rejections import crash
+from tests.helpers.push import model_folder
+from tests.helpers.small_models import brightness, plain, write_clip, write_manifest
+from tests.helpers.support import AgentProcess, Listener, Mosquitto, agent_settings, wait_until
+from tests.helpers.tiny_networks import node, save_onnx
+
+Agents = Callable[..., AgentProcess]
+Listeners = Callable[..., Listener]
+
+FACE = "face@3 openvino:GPU 1-2"
+
+
+def died(state: Path, script: str) -> int:
+    """Run a few lines that end badly, with a recorder open on *state*; gives the status."""
+    head = f"from edge_agent.core.flight_recorder import recorder, Doing\nrecorder.open({str(state)!r})\n"
+    done = subprocess.run([sys.executable, "-c", head + script], check=False, capture_output=True)
+    return done.returncode
+
+
+# The page that outlives the process
+
+
+def test_a_crash_inside_an_engine_names_the_model(tmp_path: Path) -> None:
+    """After a SIGSEGV the next run knows which call it happened in, and none that was over."""
+    status = died(
+        tmp_path,
+        "import faulthandler\n"
+        "recorder.leave(recorder.enter('load', 'other@1 openvino:CPU 0-0'))\n"
+        f"recorder.enter('infer', {FACE!r})\n"
+        "faulthandler._sigsegv()",
+    )
+    last = last_words(str(tmp_path))
+    assert status == -signal.SIGSEGV
+    assert last is not None
+    assert last.why == "crashed (Segmentation fault)"
+    assert [(each.kind, each.what) for each in last.doing] == [("infer", FACE)]
+
+
+def test_a_crash_in_one_thread_is_not_held_against_another(tmp_path: Path) -> None:
+    """Of two calls that were under way, only that of the thread that crashed is to blame."""
+    last = None
+    status = died(
+        tmp_path,
+        "import faulthandler, threading\n"
+        "ready, never = threading.Event(), threading.Event()\n"
+        "def other():\n"
+        "    recorder.enter('infer', 'good@1 openvino:CPU 0-0'); ready.set(); never.wait()\n"
+        "threading.Thread(target=other, daemon=True).start(); ready.wait()\n"
+        f"recorder.enter('infer', {FACE!r})\n"
+        "faulthandler._sigabrt()",
+    )
+    last = last_words(str(tmp_path))
+    assert status == -signal.SIGABRT
+    assert last is not None
+    assert [each.what for each in last.doing] == [FACE]
+
+
+def test_a_kill_in_the_middle_of_an_inference_blames_nobody(tmp_path: Path) -> None:
+    """SIGKILL, as by an operator or a power cut, is told from a crash: no model is to blame."""
+    status = died(
+        tmp_path,
+        f"import os\nrecorder.enter('infer', {FACE!r})\nos.kill(os.getpid(), 9)",
+    )
+    last = last_words(str(tmp_path))
+    assert status == -signal.SIGKILL
+    assert last == LastWords("was killed, or the power failed", (), by_itself=False)
+
+
+def test_what_was_seen_to_hang_before_the_kill_is_to_blame(tmp_path: Path) -> None:
+    """A hang is noted while it lasts; whoever kills the process then, the model is named."""
+    died(
+        tmp_path,
+        f"import os\nrecorder.enter('infer', {FACE!r})\n"
+        f"recorder.hung(Doing('infer', {FACE!r}))\nos.kill(os.getpid(), 9)",
+    )
+    last = last_words(str(tmp_path))
+    assert last is not None
+    assert last.why == "hung inside an engine"
+    assert [each.what for each in last.doing] == [FACE]
+
+
+def test_an_orderly_end_and_no_run_at_all_leave_no_words(tmp_path: Path) -> None:
+    """Nothing is said of a run that closed its recorder, of none, and of a file of nonsense."""
+    assert last_words(str(tmp_path)) is None
+    assert died(tmp_path, f"recorder.enter('infer', {FACE!r})\nrecorder.close()") == 0
+    assert last_words(str(tmp_path)) is None
+    (tmp_path / FILE).write_bytes(b"\xff" * 9000)
+    assert last_words(str(tmp_path)) is None
+
+
+def test_notes_cost_no_more_places_than_there_are() -> None:
+    """Calls beyond those that have a place go unnoted, and all places come back."""
+    own = Recorder()
+    numbers = [own.enter("infer", f"m@{i} openvino:CPU 0-0") for i in range(30)]
+    assert numbers.count(-1) == 10
+    for number in numbers:
+        own.leave(number)
+    assert sorted(own.enter("infer", FACE) for _ in range(20)) == list(range(20))
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    """Without a place to write the notes are kept in memory only."""
+    own = Recorder()
+    own.open(str(tmp_path / "absent"))
+    with own.doing("infer", FACE):
+        assert own.stuck(-1.0) == Doing("infer", FACE)
+    assert own.stuck(-1.0) is None
+    own.close()
+
+
+def test_a_quick_start_that_got_nowhere_is_not_repeated(tmp_path: Path) -> None:
+    """The quick way is taken again only if the last one came as far as being the one agent."""
+    state = str(tmp_path)
+    assert take_off(state)
+    assert not take_off(state)
+    aloft(state)
+    assert take_off(state)
+    assert take_off(str(tmp_path / "absent")), "a folder that takes nothing is no reason"
+
+
+# What is counted
+
+
+def words(what: str = FACE) -> LastWords:
+    """Make the last words of a run that crashed while it loaded something."""
+    return LastWords("crashed (Aborted)", (Doing("load", what),))
+
+
+def test_after_three_crashes_in_a_row_a_pair_is_left_alone(tmp_path: Path) -> None:
+    """Counted over restarts; another version of the file, or another engine, is another pair."""
+    for number in range(LIMIT):
+        assert Crashes(tmp_path).barred(FACE) is None
+        Crashes(tmp_path).add(words())
+        assert bool(Crashes(tmp_path).why()) == (number + 1 < LIMIT)
+    why = Crashes(tmp_path).barred(FACE)
+    assert why is not None
+    assert "crashed (Aborted) while loading it, 3 times in a row" in why
+    assert Crashes(tmp_path).barred(FACE.replace("GPU", "CPU")) is None
+    assert Crashes(tmp_path).barred(FACE.replace("1-2", "1-3")) is None
+
+
+def test_a_good_run_forgives_what_has_not_come_to_the_limit(tmp_path: Path) -> None:
+    """In a row means in a row; what is left alone already stays so."""
+    crashes = Crashes(tmp_path)
+    for _ in range(LIMIT):
+        crashes.add(words("bad@1 openvino:GPU 1-2"))
+    crashes.add(words())
+    crashes.forgive()
+    again = Crashes(tmp_path)
+    assert again.why() == []
+    assert again.barred("bad@1 openvino:GPU 1-2") is not None
+    for _ in range(LIMIT - 1):
+        again.add(words())
+    assert again.barred(FACE) is None
+
+
+def test_a_damaged_count_is_a_clean_slate(tmp_path: Path) -> None:
+    """A file of nonsense, and one of another release, bar nothing."""
+    for content in ("nonsense", "[]", json.dumps({"schema": 1, "agent": "0.0", "counts": {}})):
+        (tmp_path / "crashes.json").write_text(content)
+        assert Crashes(tmp_path).barred(FACE) is None
+
+
+def test_another_file_is_another_place(tmp_path: Path) -> None:
+    """A model whose file has been replaced under the same version is given a new chance."""
+    network = tmp_path / "model.onnx"
+    network.write_bytes(b"one")
+    before = place("face@3", "openvino", "CPU", str(network))
+    network.write_bytes(b"another")
+    assert place("face@3", "openvino", "CPU", str(network)) != before
+
+
+# Hangs
+
+
+def test_a_hang_is_said_once_and_ends_the_agent_where_nobody_watches() -> None:
+    """It must last while we are awake; one that comes back is forgotten."""
+    own, ends = Recorder(), list[str]()
+    hangs = Hangs(own, -1.0, ends.append)
+    number = own.enter("infer", FACE)
+    assert not hangs.look(100.0), "a process that was frozen itself has seen nothing"
+    assert not hangs.look(100.0 + SURE_SECONDS / 2)
+    assert hangs.look(100.0 + SURE_SECONDS)
+    assert hangs.look(101.0 + SURE_SECONDS)
+    assert ends == ["model face@3 openvino:GPU: hangs inside the engine (infer)"]
+    own.leave(number)
+    assert not hangs.look(102.0 + SURE_SECONDS)
+
+
+def test_a_load_may_take_longer_than_an_inference() -> None:
+    """A network that is being built on a GPU is not taken for a hang after half a minute."""
+    own = Recorder()
+    number = own.enter("load", FACE)
+    assert own.stuck(-1.0) is None
+    assert own.why() == []
+    own.leave(number)
+
+
+# The agent
+
+
+def hanging(folder: Path) -> Path:
+    """Make a model that never comes back from a bright picture, and at once from a dark one."""
+    from onnx import TensorProto, helper
+
+    folder.mkdir(parents=True)
+    body = helper.make_graph(
+        [node("Identity", ["go"], ["go_on"]), node("Sin", ["state"], ["next"])],
+        "body",
+        [
+            helper.make_tensor_value_info("count", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state", TensorProto.FLOAT, (1,)),
+        ],
+        [
+            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, (1,)),
+        ],
+    )
+    save_onnx(
+        folder / "model.onnx",
+        [
+            node("ReduceMean", ["picture"], ["mean"], axes=[1, 2, 3], keepdims=0),
+            node("Mul", ["mean", "huge"], ["share"]),
+            node("Cast", ["share"], ["many"], to=7),
+            node("Squeeze", ["many"], ["trips"]),
+            node("Loop", ["trips", "true", "mean"], ["light"], body=body),
+        ],
+        [("picture", "float32", (1, 3, 16, 16))],
+        [("light", "float32", (1,))],
+        {"huge": np.array(1e12, np.float32), "true": np.array(True)},
+    )
+    return write_manifest(folder, "1", "regression", output={"decoder": "raw"})
+
+
+def test_a_model_that_hangs_is_said_and_left_alone_at_last(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """An inference that does not come back ends the feeding of the watchdog; then it is counted.
+
+    The test is the service manager: it is told that the agent is well, then nothing, and kills it.
+    """
+    brightness(tmp_path / "models" / "light")
+    network = hanging(tmp_path / "models" / "lamp") / "model.onnx"
+    clip = write_clip(tmp_path / "clip.avi", [plain(200)] * 50)
+    pipelines = [
+        {"name": name, "source": f"file:{clip}?loop=1", "model": model}
+        for name, model in (("bad", "lamp"), ("good", "light"))
+    ]
+    state = tmp_path / "agent" / "state"
+    state.mkdir(parents=True)
+    lamp = place("lamp@1", "onnxruntime", "CPU", str(network))
+    for _ in range(LIMIT - 1):
+        Crashes(state).add(LastWords("hung inside an engine", (Doing("infer", lamp),)))
+    listener = listen(broker.port)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(0.0)
+        running = agent(
+            agent_settings("box", broker.url, pipelines, models_dirs=[str(tmp_path / "models")]),
+            environ={"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"},
+        )
+        words = "model lamp@1 onnxruntime:CPU: hangs inside the engine (infer)"
+        wait_until(lambda: words in running.words(), "the agent to see it")
+        fed = heard_of(manager)
+        assert b"WATCHDOG=1" in fed
+        assert running.words().count(words) == 1
+        listener.wait_for(
+            lambda _: (
+                (h := listener.last("edge/box/health"))
+                and any("lamp@1 onnxruntime:CPU: is inside one inference" in w for w in h["why"])
+            ),
+            "health to say so",
+        )
+        assert b"WATCHDOG=1" not in heard_of(manager)
+        running.signal(signal.SIGKILL)
+        running.wait()
+    listener.heard.clear()
+    running.restart()
+    listener.wait_for(
+        lambda _: (
+            (h := listener.last("edge/box/health"))
+            and any("lamp@1: is not loaded" in reason for reason in h["why"])
+        ),
+        "a health that says so",
+    )
+    listener.wait_for(lambda _: len(listener.on("edge/box/result/good")) > 3, "the good model")
+    assert running.stop() == 0
+
+
+def heard_of(manager: socket.socket) -> set[bytes]:
+    """Take all that a service manager has been told so far."""
+    told = set()
+    while True:
+        try:
+            told.add(manager.recv(4096))
+        except BlockingIOError:
+            return told
+
+
+DEATHS = {-signal.SIGFPE, -signal.SIGSEGV}
+"""Of a division that is refused. While the record of it is written other threads run on, whose
+frames it looks at: once in some hundred times that kills as well, after what counts is written."""
+
+
+def test_a_model_that_crashes_at_every_start_does_not_take_the_box_down(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """After three deaths the agent runs without it, says why, and serves the other model.
+
+    The engine dies of an integer division that the processor refuses, when the model is loaded.
+    """
+    brightness(tmp_path / "models" / "light")
+    crash(model_folder(tmp_path / "models" / "level", "1"))
+    clip = write_clip(tmp_path / "clip.avi", [plain(i) for i in range(50)])
+    pipelines = [
+        {"name": name, "source": f"file:{clip}?loop=1", "model": model}
+        for name, model in (("bad", "level"), ("good", "light"))
+    ]
+    listener = listen(broker.port)
+    settings = agent_settings("box", broker.url, pipelines, models_dirs=[str(tmp_path / "models")])
+    running = agent(settings)
+    for _ in range(LIMIT):
+        assert running.wait() in DEATHS
+        running.restart()
+    why = "crashed (Floating point exception)"
+    listener.wait_for(
+        lambda heard: any(h.topic == "edge/box/result/good" for h in heard), "the good model"
+    )
+    listener.wait_for(
+        lambda _: (
+            (h := listener.last("edge/box/health"))
+            and h["state"] == "degraded"
+            and any("level@1: is not loaded" in reason and why in reason for reason in h["why"])
+        ),
+        "a health that says so",
+    )
+    state = listener.wait_for(
+        lambda _: (s := listener.last("edge/box/model/level")) and "error" in s and s,
+        "the model's topic",
+    )
+    assert "3 times in a row" in state["error"]
+    # Killed and started again it neither counts nor forgets.
+    running.signal(signal.SIGKILL)
+    running.wait()
+    running.restart()
+    before = len(listener.on("edge/box/result/good"))
+    listener.wait_for(lambda _: len(listener.on("edge/box/result/good")) > before + 3, "results")
+    assert running.stop() == 0
+
+
+def test_a_box_whose_only_model_crashes_stays_reachable(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """With nothing left to run the agent does not end: it waits for a push, and says why."""
+    crash(model_folder(tmp_path / "models" / "level", "1"))
+    clip = write_clip(tmp_path / "clip.avi", [plain(i) for i in range(50)])
+    pipeline = {"name": "p", "source": f"file:{clip}?loop=1", "model": "level"}
+    listener = listen(broker.port)
+    settings = agent_settings("box", broker.url, [pipeline], models_dirs=[str(tmp_path / "models")])
+    running = agent(settings)
+    for _ in range(LIMIT):
+        assert running.wait() in DEATHS
+        running.restart()
+    listener.wait_for(
+        lambda _: (
+            (h := listener.last("edge/box/health"))
+            and any("level@1: is not loaded" in reason for reason in h["why"])
+        ),
+        "a health that says so",
+    )
+    assert running.process.poll() is None
+    assert running.stop() == 0

@@ -1,0 +1,63 @@
+"""Parts of an agent that are not at work: no broker, no source, no model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from queue import SimpleQueue
+
+from edge_agent.config.settings import Arm, Broker
+from edge_agent.config.settings import Pipeline as PipelineSettings
+from edge_agent.core.timeline import Clock
+from edge_agent.inference.model import Model
+from edge_agent.mqtt.client import Link
+from edge_agent.mqtt.connection import Message
+from edge_agent.mqtt.payloads import Topics
+from edge_agent.runtime.pipelines.pipeline import Identity, Pipeline
+from edge_agent.runtime.scheduler.board import Board
+from edge_agent.runtime.serving.active import Serving
+from edge_agent.sources.spec import parse_source
+
+TOPICS = Topics("edge", "box")
+
+
+def offline_link(inbox: SimpleQueue[Message | None] | None = None) -> Link:
+    """Make a link that has not been told to connect.
+
+    Args:
+        inbox: where what arrives would be left; None: it is of no interest.
+
+    """
+    return Link(
+        Broker(),
+        "edge-agent-box",
+        status_topic=TOPICS.status,
+        status=lambda *_: b"{}",
+        inboxes=list,
+        inbox=SimpleQueue() if inbox is None else inbox,
+    )
+
+
+def idle_pipeline(
+    name: str, source: str, folder: Path, board: Board[Model], link: Link, *, qos: int = 1
+) -> Pipeline:
+    """Make a pipeline whose source is not opened, and whose model is not there.
+
+    Args:
+        name: its own.
+        source: as in settings.
+        folder: that paths are relative to.
+        board: where its captures would go.
+        link: where its results would go.
+        qos: of its results.
+
+    """
+    spec = parse_source(source, folder)
+    return Pipeline(
+        PipelineSettings(name=name, source=source, model="m", qos=qos),
+        spec,
+        [Serving(Arm("m", None, 1), spec.kind)],
+        [],
+        identity=Identity("box", "session", TOPICS, Clock()),
+        board=board,
+        link=link,
+    )

@@ -1,0 +1,33 @@
+"""A link in a process of its own, to be killed: sends numbered results without end.
+
+    python -m tests.helpers.spool_case URL SPOOL SESSION RATE
+
+After each it prints its number, how many messages lie on disk, and how many wait in all.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+from tests.helpers.mqtt_client import make_link, parcel
+
+
+def main() -> None:
+    """Send until killed."""
+    url, spool, session, rate = sys.argv[1:]
+    link = make_link(url, spool=Path(spool))
+    channel = link.channel("p", qos=1, lossless=False)
+    threading.Thread(target=link.run, daemon=True).start()
+    pause = threading.Event()
+    number = 0
+    while not pause.wait(1 / float(rate)):
+        link.send(parcel(channel, number, session=session))
+        counters = link.counters()
+        print(number, counters.on_disk, counters.waiting, flush=True)
+        number += 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,326 @@
+"""Golden cases: what counts as the same, and which files are believed."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+from numpy.typing import NDArray
+
+from edge_agent.core.errors import ModelError
+from edge_agent.core.types import Anomaly, Classes, Detections, RawTensors, Values
+from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.golden import (
+    compare_findings,
+    compare_golden,
+    matched,
+    read_golden,
+    relative_l2,
+)
+from edge_agent.inference.model import Model, open_model
+from edge_agent.models.manifest import load
+from tests.helpers.tiny_networks import constant_outputs
+
+PICTURE: NDArray[np.float32] = np.full((1, 3, 32, 32), 7, np.float32)
+SCORES: NDArray[np.float32] = np.array([[0.1, 0.7, 0.2]], np.float32)
+
+Opener = Callable[..., Model]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Opener]:
+    """Open models that give SCORES for every picture; closed after the test."""
+    made: list[Model] = []
+
+    def make(task: str = "classification", **more: Any) -> Model:
+        decoder = {"classification": "softmax", "raw": "raw"}[task]
+        labels = {"labels": ["a", "b", "c"]} if task == "classification" else {}
+        table = {
+            "name": "level",
+            "version": "1",
+            "task": task,
+            "file": "model.onnx",
+            "output": {"decoder": decoder, **labels},
+            **more,
+        }
+        (tmp_path / "model.toml").write_text(tomli_w.dumps(table))
+        constant_outputs(tmp_path / "model.onnx", {"scores": SCORES})
+        model, _ = open_model(load(tmp_path), [EngineChoice("onnxruntime")], "picture")
+        made.append(model)
+        return model
+
+    yield make
+    for model in made:
+        model.close()
+
+
+def golden(model: Model, **arrays: Any) -> Path:
+    """Write golden.npz; "__" stands for the "/" in a name."""
+    path = model.folder.path / "golden.npz"
+    np.savez(path, **{name.replace("__", "/"): array for name, array in arrays.items()})
+    return path
+
+
+def test_a_model_without_golden_cases_is_not_compared(opened: Opener) -> None:
+    """No golden.npz is no error and no agreement."""
+    assert compare_golden(opened()) is None
+
+
+def test_a_case_that_gives_what_it_gave_agrees(opened: Opener) -> None:
+    """The same best class passes, whatever the last bits of the scores; one case is no axis."""
+    model = opened()
+    golden(model, input__images=PICTURE, output__scores=SCORES + np.float32(0.01))
+    agreement = compare_golden(model)
+    assert agreement is not None
+    assert agreement.passed
+    assert agreement.why == "1 case agrees"
+
+
+def test_several_cases_lie_along_a_leading_axis(opened: Opener) -> None:
+    """Each case is run on its own; all agree."""
+    model = opened()
+    golden(model, input__images=np.stack([PICTURE] * 3), output__scores=np.stack([SCORES] * 3))
+    assert len(read_golden(model)) == 3
+    agreement = compare_golden(model)
+    assert agreement is not None
+    assert agreement.passed
+
+
+def test_another_best_class_is_a_disagreement(opened: Opener) -> None:
+    """Which class was expected and which came is said, with the number of the case."""
+    model = opened()
+    other = np.array([[0.8, 0.1, 0.1]], np.float32)
+    golden(model, input__images=np.stack([PICTURE] * 2), output__scores=np.stack([SCORES, other]))
+    agreement = compare_golden(model)
+    assert agreement is not None
+    assert not agreement.passed
+    assert agreement.why == "case 1: best class b, expected a"
+
+
+def test_raw_tensors_agree_within_the_manifests_tolerance(opened: Opener) -> None:
+    """A tensor 2 % off passes at the usual 5 %, and fails where the manifest wants 1 %."""
+    model = opened("raw")
+    golden(model, input__images=PICTURE, output__scores=SCORES * np.float32(1.02))
+    agreement = compare_golden(model)
+    assert agreement is not None
+    assert agreement.passed
+    model = opened("raw", trial={"tolerance": 0.01})
+    agreement = compare_golden(model)
+    assert agreement is not None
+    assert not agreement.passed
+    assert agreement.why.startswith("case 0: output scores: relative distance 0.0196, allowed 0.01")
+
+
+def test_outputs_of_another_float_width_are_compared(opened: Opener) -> None:
+    """A float16 output of one engine is held against a float32 one of another."""
+    model = opened()
+    golden(model, input__images=PICTURE, output__scores=SCORES.astype(np.float16))
+    agreement = compare_golden(model)
+    assert agreement is not None
+    assert agreement.passed
+
+
+def pickled(path: Path) -> None:
+    """Write an array of Python objects."""
+    np.savez(path, **{"input/images": np.array([{"a": 1}], object)}, allow_pickle=True)
+
+
+def renamed(path: Path) -> None:
+    """Write members that are arrays by their names alone."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("input/images.npy", b"not an array")
+        archive.writestr("output/scores.npy", b"not an array")
+
+
+def deflated(path: Path) -> None:
+    """Write an archive whose one member is damaged inside its compressed data."""
+    arrays: dict[str, Any] = {"input/images": np.zeros((1, 3, 32, 32), np.float32)}
+    np.savez_compressed(path, **arrays)
+    data = bytearray(path.read_bytes())
+    begin = data.index(b".npy") + 40
+    data[begin : begin + 30] = b"\xff" * 30
+    path.write_bytes(bytes(data))
+
+
+def bomb(path: Path) -> None:
+    """Write 300 MiB of zeros in a few hundred kilobytes."""
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        archive.open("input/images.npy", "w") as member,
+    ):
+        for _ in range(300):
+            member.write(bytes(2**20))
+
+
+DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty": (lambda path: path.write_bytes(b""), "cannot be read"),
+    "cut short": (lambda path: path.write_bytes(b"PK\3\4" + bytes(60)), "cannot be read"),
+    "an array instead of an archive": (
+        lambda path: np.save(path.open("wb"), PICTURE),
+        "cannot be read",
+    ),
+    "pickled": (pickled, "cannot be read: Object arrays cannot be loaded when allow_pickle=False"),
+    "no arrays inside": (renamed, "input/images: is not an array of numbers"),
+    "damaged inside": (deflated, "cannot be read"),
+    "a bomb": (bomb, "300 MiB of arrays, expected at most 256"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_file_that_is_no_archive_of_arrays_is_refused(kind: str, opened: Opener) -> None:
+    """Damaged, pickled and exploding files are one line, and nothing in them is run."""
+    write, line = DAMAGED[kind]
+    model = opened()
+    write(model.folder.path / "golden.npz")
+    with pytest.raises(ModelError) as caught:
+        read_golden(model)
+    assert line in str(caught.value)
+    assert str(caught.value).startswith("level@1: golden.npz: ")
+
+
+MISFITS: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown array": ({"image": PICTURE}, "lacks input/images"),
+    "one array more": (
+        {"input__images": PICTURE, "output__scores": SCORES, "output__x": SCORES},
+        "expected input/images, output/scores; unknown: output/x",
+    ),
+    "no input": ({"output__scores": SCORES}, "lacks input/images"),
+    "no output": ({"input__images": PICTURE}, "holds no output/<tensor>"),
+    "another shape": (
+        {"input__images": PICTURE[:, :, :9], "output__scores": SCORES},
+        "input/images: expected images float32[1, 3, 32, 32], found float32[1, 3, 9, 32]",
+    ),
+    "another rank": (
+        {"input__images": PICTURE[0, 0], "output__scores": SCORES},
+        "input/images: expected 4 axes, or 5 with one of cases; found 2",
+    ),
+    "another type": (
+        {"input__images": PICTURE.astype(np.uint8), "output__scores": SCORES},
+        "input/images: expected images float32[1, 3, 32, 32], found uint8[1, 3, 32, 32]",
+    ),
+    "another output": (
+        {"input__images": PICTURE, "output__scores": SCORES[:, :2]},
+        "output/scores: expected scores float32[1, 3], found float32[1, 2]",
+    ),
+    "NaN": (
+        {"input__images": PICTURE, "output__scores": SCORES * np.float32("nan")},
+        "output/scores: holds NaN or infinity",
+    ),
+    "text": (
+        {"input__images": np.array([["a"]]), "output__scores": SCORES},
+        "input/images: is not an array of numbers",
+    ),
+    "other counts": (
+        {"input__images": np.stack([PICTURE] * 2), "output__scores": SCORES},
+        "every array needs the same number of cases",
+    ),
+    "no cases": (
+        {"input__images": PICTURE[None][:0], "output__scores": SCORES[None][:0]},
+        "every array needs the same number of cases",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MISFITS)
+def test_cases_that_do_not_fit_the_network_are_refused(kind: str, opened: Opener) -> None:
+    """Expected and found, by name of the tensor, before any engine sees the arrays."""
+    arrays, line = MISFITS[kind]
+    model = opened()
+    golden(model, **arrays)
+    with pytest.raises(ModelError) as caught:
+        compare_golden(model)
+    assert line in str(caught.value)
+
+
+# What counts as the same
+
+
+def detections(*found: tuple[str, float, tuple[float, float, float, float]]) -> Detections:
+    """Make what a detector found, of label, score and box."""
+    return Detections(
+        np.array([box for _, _, box in found], np.float32).reshape(-1, 4),
+        np.array([score for _, score, _ in found], np.float32),
+        tuple(label for label, _, _ in found),
+    )
+
+
+CUP = ("cup", 0.9, (0.0, 0.0, 10.0, 10.0))
+
+
+def test_boxes_match_by_label_and_overlap() -> None:
+    """A box found a little aside matches; of another label, or half aside, it does not."""
+    aside = ("cup", 0.5, (2.0, 0.0, 12.0, 10.0))  # IoU 8/12
+    far = ("cup", 0.9, (5.0, 0.0, 15.0, 10.0))  # IoU 5/15
+    other = ("jug", 0.9, (0.0, 0.0, 10.0, 10.0))
+    assert matched(detections(CUP), detections(aside)) == 1
+    assert matched(detections(CUP), detections(far)) == 0
+    assert matched(detections(CUP), detections(other)) == 0
+
+
+def test_each_box_is_matched_once_and_each_too_many_counts() -> None:
+    """Two boxes where one was, or one where two were, are half a match."""
+    assert matched(detections(CUP), detections(CUP, CUP)) == 0.5
+    assert matched(detections(CUP, CUP), detections(CUP)) == 0.5
+    assert matched(detections(), detections()) == 1
+    assert matched(detections(), detections(CUP)) == 0
+
+
+def test_boxes_in_doubt_count_only_where_both_have_them() -> None:
+    """What is near the threshold may be missing on either side; what is sure may not."""
+    unsure = ("cup", 0.52, (50.0, 0.0, 60.0, 10.0))
+    for one, other in ((detections(CUP, unsure), detections(CUP)), (detections(), detections(CUP))):
+        strict, lenient = matched(one, other), matched(one, other, doubt=0.55)
+        assert strict < 1
+        assert lenient == (1 if len(one) else 0)
+        assert matched(other, one, doubt=0.55) == lenient
+    assert matched(detections(unsure), detections(unsure), doubt=0.55) == 1
+    assert matched(detections(unsure), detections(), doubt=0.55) == 1
+
+
+def test_nineteen_of_twenty_boxes_are_enough() -> None:
+    """95 % of boxes found again pass, fewer do not."""
+    boxes = [("cup", 0.9, (20.0 * i, 0.0, 20.0 * i + 10, 10.0)) for i in range(20)]
+    all_of_them = detections(*boxes)
+    assert compare_findings(all_of_them, detections(*boxes[1:]), 0).passed
+    assert not compare_findings(all_of_them, detections(*boxes[2:]), 0).passed
+
+
+def test_anomaly_scores_agree_relatively() -> None:
+    """A score within the tolerance of what was expected agrees; above it, it does not."""
+    assert compare_findings(Anomaly(2.0, 1), Anomaly(2.09, 1), 0.05).passed
+    assert not compare_findings(Anomaly(2.0, 1), Anomaly(2.11, 1), 0.05).passed
+
+
+def test_nothing_found_agrees_with_nothing_found_alone() -> None:
+    """No class expected and none found agree; one found instead does not."""
+    none = Classes((), ())
+    assert compare_findings(none, none, 0).passed
+    assert not compare_findings(none, Classes(("a",), (1.0,)), 0).passed
+
+
+def test_findings_of_two_kinds_do_not_agree() -> None:
+    """A classifier's answer is no detector's."""
+    assert not compare_findings(Classes(("a",), (1.0,)), detections(), 1).passed
+
+
+def test_a_distance_is_relative_and_infinite_where_there_is_none() -> None:
+    """Twice as long is a distance of 1; other shapes and NaN are infinitely far."""
+    one = np.ones(4, np.float32)
+    assert relative_l2(one, 2 * one) == 1
+    assert relative_l2(one, np.ones(5, np.float32)) == float("inf")
+    assert relative_l2(one, one * np.float32("nan")) == float("inf")
+    # Integers of a quantised network must not wrap around.
+    assert relative_l2(np.array([200], np.uint8), np.array([100], np.uint8)) == 0.5
+
+
+def test_measured_values_agree_within_the_tolerance() -> None:
+    """Two models that give numbers are compared number by number."""
+    assert compare_findings(Values({"v": 100.0}), Values({"v": 101.0}), 0.05).passed
+    assert not compare_findings(Values({"v": 100.0}), Values({"v": 150.0}), 0.05).passed
+    raw = RawTensors({"t": np.array([1.0, 2.0])})
+    assert not compare_findings(raw, RawTensors({"t": np.array([2.0, 1.0])}), 0.05).passed

@@ -1,0 +1,554 @@
+"""Prepared forms: the network's own numbers, whichever way they are loaded, or no form at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from edge_agent.core.errors import EngineError, ModelError
+from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.prepared.artifact import (
+    FILE,
+    FOLDER,
+    GRAPH,
+    WEIGHTS,
+    Form,
+    FormError,
+    read,
+)
+from edge_agent.inference.prepared.build import collect
+from edge_agent.inference.prepared.build.cache import StoppedError, discard, find, key_of, prepare
+from edge_agent.inference.prepared.engine import FormEngine, open_form, specs_of
+from edge_agent.inference.prepared.load import begin, start, warm
+from edge_agent.inference.prepared.strategy import choose
+from edge_agent.models.manifest import load
+from edge_agent.models.store.housekeeping import clean_leftovers
+from edge_agent.models.store.store import Store
+from tests.helpers.prepared_models import (
+    CPU,
+    WIDTH,
+    chain,
+    damage,
+    noise,
+    plain,
+    raw_manifest,
+    rewrite,
+    table_of,
+)
+from tests.helpers.support import CHECKOUT, wait_until
+from tests.helpers.tiny_networks import node, save_onnx
+
+RUNGS = ("whole", "parallel", "staged", "bare")
+LAYERS = 8
+
+
+class Made:
+    """A model, and a form that was made of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = chain(folder / "chain", LAYERS)
+        self.store = Store(folder / "state")
+        self.form = prepare(self.store, load(self.model), CPU, "signal")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Make one form for all tests that do not harm it."""
+    return Made(tmp_path_factory.mktemp("forms"))
+
+
+@pytest.fixture
+def form(made: Made, tmp_path: Path) -> Form:
+    """Copy the form, for tests that do."""
+    place = tmp_path / made.form.key
+    shutil.copytree(made.form.folder, place)
+    return read(str(place))
+
+
+def engine_of(form: Form, rung: str) -> FormEngine:
+    """Load a form by one rung."""
+    return FormEngine(start(form, rung), specs_of(form, "inputs"), specs_of(form, "outputs"))
+
+
+@pytest.mark.parametrize("rung", ["whole", "parallel", "staged"])
+def test_numbers_are_the_networks_own(made: Made, rung: str) -> None:
+    """Loaded whole or in stages, the outputs are those of the network itself bit for bit."""
+    network, engine = plain(made.model), engine_of(made.form, rung)
+    assert engine.label == network.label
+    assert (engine.inputs, engine.outputs) == (network.inputs, network.outputs)
+    for seed in range(3):
+        x = {"x0": noise(seed, 4, WIDTH)}
+        np.testing.assert_array_equal(engine.infer(x)[f"x{LAYERS}"], network.infer(x)[f"x{LAYERS}"])
+    engine.close()
+
+
+def test_bare_numbers_differ_as_stated(made: Made) -> None:
+    """Without prepared weights a float network adds in another order; how far is in the table."""
+    network, engine = plain(made.model), engine_of(made.form, "bare")
+    x = {"x0": noise(1, 4, WIDTH)}
+    expected, found = network.infer(x)[f"x{LAYERS}"], engine.infer(x)[f"x{LAYERS}"]
+    assert made.form.table["distance"]["bare"] <= 1e-4
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert engine.mode == "bare"
+
+
+def test_settled_engine_has_the_networks_own_numbers(made: Made) -> None:
+    """What goes first without prepared weights is exchanged for the whole session."""
+    network, engine = plain(made.model), engine_of(made.form, "bare")
+    x = {"x0": noise(2, 4, WIDTH)}
+    engine.infer(x)
+    assert made.form.table["settled"]["bare"] in {"whole", "bare"}
+    made.form.table["settled"]["bare"] = "whole"
+    assert engine.settle()
+    assert engine.mode == "resident"
+    np.testing.assert_array_equal(engine.infer(x)[f"x{LAYERS}"], network.infer(x)[f"x{LAYERS}"])
+    assert not engine.settle()
+
+
+def test_it_is_exchanged_while_it_is_used(made: Made) -> None:
+    """Calls that run while the twin is put in place get results, every one of them."""
+    made.form.table["settled"]["staged"] = "whole"
+    engine = engine_of(made.form, "staged")
+    expected = plain(made.model).infer({"x0": noise(3, 4, WIDTH)})[f"x{LAYERS}"]
+    settled = threading.Event()
+
+    def work() -> int:
+        runs = 0
+        while not settled.is_set() or runs < 20:
+            found = engine.infer({"x0": noise(3, 4, WIDTH)})[f"x{LAYERS}"]
+            np.testing.assert_array_equal(found, expected)
+            runs += 1
+        return runs
+
+    with ThreadPoolExecutor(2) as pool:
+        working = [pool.submit(work) for _ in range(2)]
+        try:
+            assert engine.settle()
+        finally:
+            settled.set()
+        assert all(each.result() >= 20 for each in working)
+
+
+def test_table_says_what_was_measured(made: Made) -> None:
+    """The table has figures of every rung, of every stage, the decision and the reason for it."""
+    table = table_of(made.form.folder)
+    assert table["decision"] in RUNGS
+    assert table["decision"] in table["why"]
+    assert {"whole", "bare"} <= table["rungs"].keys()
+    for rung in table["rungs"].values():
+        for figures in rung.values():
+            assert figures["build_ms"] > 0
+            assert figures["steady_ms"] > 0
+    if os.cpu_count() != 1:
+        assert len(table["stages"]) > 1
+        assert all(stage["build_ms"] > 0 and stage["run_ms"] > 0 for stage in table["stages"])
+
+
+def test_weights_lie_in_order_of_execution(made: Made) -> None:
+    """Each large tensor begins at a page, later ones behind earlier ones; stages share no page."""
+    from onnx import ModelProto
+
+    model = ModelProto()
+    model.ParseFromString(Path(made.form.path(GRAPH)).read_bytes())
+    places: dict[str, int] = {}
+    for tensor in model.graph.initializer:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if entries:
+            assert entries["location"] == WEIGHTS
+            places[tensor.name] = int(entries["offset"])
+    large = [places[name] for step in model.graph.node for name in step.input if name in places]
+    assert len(large) >= LAYERS
+    assert large == sorted(large)
+    assert all(place % 4096 == 0 for place in large)
+    ranges = [stage["range"] for stage in made.form.table["stages"]]
+    assert ranges[0][0] == 0
+    assert ranges[-1][1] == Path(made.form.path(WEIGHTS)).stat().st_size
+    assert all(one[1] == other[0] for one, other in pairwise(ranges))
+    assert all(start % 4096 == 0 for start, _, _ in ranges)
+
+
+def test_it_is_found_again(made: Made) -> None:
+    """The same model on the same engine has a form, another engine, choice or kind has none."""
+    found = find(made.store.root, made.model, CPU, "signal")
+    assert found is not None
+    assert found.folder == made.form.folder
+    assert Path(found.folder).name == found.key
+    for other in (replace(CPU, threads=1), replace(CPU, options={"enable_mem_pattern": False})):
+        assert find(made.store.root, made.model, other, "signal") is None
+    assert find(made.store.root, made.model, CPU, "picture") is None
+    assert find(made.store.root, made.model, CPU, "signal", budget_mb=64) is None
+    assert list(made.store.staging.iterdir()) == []
+
+
+def test_key_follows_the_models_files(made: Made, tmp_path: Path) -> None:
+    """Another byte in any file of the model is another key, though name, size and time are kept."""
+    copy = tmp_path / "chain"
+    shutil.copytree(made.model, copy)
+    first = key_of(tmp_path, copy, CPU, "signal")
+    assert first == key_of(tmp_path, copy, CPU, "signal")
+    assert first == made.form.key
+    before = (copy / "model.onnx").stat()
+    damage(copy / "model.onnx", 5000)
+    os.utime(copy / "model.onnx", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert key_of(tmp_path, copy, CPU, "signal") != first
+
+
+def test_every_damaged_stage_is_noticed(made: Made, form: Form) -> None:
+    """One bit turned over in any stage's weights: no result comes of it, loaded in any way."""
+    for stage in form.table["stages"]:
+        first, last, _ = stage["range"]
+        damage(Path(form.path(WEIGHTS)), (first + last) // 2)
+        for rung in RUNGS:
+            engine = engine_of(form, rung)
+            with pytest.raises(FormError, match=r"weights\.bin: bytes .* are damaged"):
+                engine.infer({"x0": noise(0, 4, WIDTH)})
+            engine.close()
+        damage(Path(form.path(WEIGHTS)), (first + last) // 2)
+    engine = engine_of(form, "staged")
+    expected = plain(made.model).infer({"x0": noise(0, 4, WIDTH)})
+    np.testing.assert_array_equal(
+        engine.infer({"x0": noise(0, 4, WIDTH)})[f"x{LAYERS}"], expected[f"x{LAYERS}"]
+    )
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_damaged_graph_is_never_parsed(form: Form, rung: str) -> None:
+    """A graph whose checksum is another is not given to the engine."""
+    for name in form.table["files"]:
+        if name.endswith(".onnx"):
+            damage(Path(form.path(name)), 30)
+    with pytest.raises(FormError, match=r"\.onnx: damaged"):
+        start(form, rung)
+
+
+@pytest.mark.parametrize("name", [FILE, GRAPH, WEIGHTS])
+@pytest.mark.parametrize("how", ["cut short", "missing"])
+def test_incomplete_form_is_not_read(form: Form, name: str, how: str) -> None:
+    """A file that is cut short or gone is noticed before anything is loaded."""
+    path = Path(form.path(name))
+    if how == "missing":
+        path.unlink()
+    else:
+        os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(FormError):
+        read(form.folder)
+
+
+def test_damaged_table_is_not_believed(form: Form) -> None:
+    """Any bit turned over in the table is noticed."""
+    path = Path(form.path(FILE))
+    for at in range(0, path.stat().st_size, 61):
+        damage(path, at)
+        with pytest.raises(FormError, match="damaged"):
+            read(form.folder)
+        damage(path, at)
+    assert read(form.folder).key == form.key
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cpu": "0123456789abcdef"}, "other instructions"),
+        ({"format": 0}, "form 0, expected"),
+        ({"version": "1.0.0"}, r"made by onnxruntime 1\.0\.0"),
+    ],
+)
+def test_form_of_elsewhere_is_refused(form: Form, changes: dict[str, object], words: str) -> None:
+    """A form of another processor, format or engine version is whole, and not used."""
+    rewrite(form, **changes)
+    with pytest.raises(FormError, match=words):
+        begin(form.folder)
+
+
+def test_unusable_form_is_as_good_as_none(made: Made, tmp_path: Path) -> None:
+    """A damaged form is not found; making it anew puts a good one in its place."""
+    store = Store(tmp_path / "state")
+    shutil.copytree(made.form.folder, store.root / FOLDER / made.form.key)
+    damage(store.root / FOLDER / made.form.key / FILE, 100)
+    assert find(store.root, made.model, CPU, "signal") is None
+    again = prepare(store, load(made.model), CPU, "signal")
+    assert again.key == made.form.key
+    discard(again.folder, store)
+    discard(again.folder, store)
+    assert find(store.root, made.model, CPU, "signal") is None
+
+
+def test_it_can_be_begun_early(made: Made) -> None:
+    """Loading that was begun by its folder alone becomes an engine when the rest is there."""
+    warm(made.form.folder)
+    begun = begin(made.form.folder)
+    engine = open_form(CPU, begun, lambda _: {})
+    x = {"x0": noise(5, 4, WIDTH)}
+    np.testing.assert_allclose(
+        engine.infer(x)[f"x{LAYERS}"], plain(made.model).infer(x)[f"x{LAYERS}"], atol=1e-4
+    )
+    assert begun.form.table["decision"] in RUNGS
+
+
+def test_beginning_imports_little() -> None:
+    """What is imported before the engine is neither NumPy nor anything else that is large."""
+    script = (
+        "import sys, edge_agent.inference.prepared.load;"
+        "print([m for m in ('numpy', 'onnx', 'onnxruntime', 'openvino', 'pydantic', 'cv2',"
+        " 'edge_agent.core.types', 'edge_agent.inference.engines.engine') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=CHECKOUT
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_form_of_other_sizes_is_refused(made: Made) -> None:
+    """A form that was made for other sizes than those wanted now is not used."""
+    rewritten = Form(made.form.folder, dict(made.form.table))
+    rewritten.table["declared"] = [["x0", [None, WIDTH], "float32"]]
+    with pytest.raises(FormError, match=rf"form for x0 float32\[4, {WIDTH}\], not for .*\[2, "):
+        open_form(CPU, rewritten, lambda _: {"x0": (2, WIDTH)})
+    with pytest.raises(FormError, match="not of openvino"):
+        open_form(EngineChoice("openvino"), made.form, lambda _: {})
+
+
+def test_inputs_are_checked(made: Made) -> None:
+    """A missing or misshapen input is an error by name, as of every engine."""
+    engine = engine_of(made.form, "staged")
+    with pytest.raises(EngineError, match="inputs: expected"):
+        engine.infer({})
+    with pytest.raises(EngineError, match="expected x0"):
+        engine.infer({"x0": noise(0, 3, WIDTH)})
+    engine.close()
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        engine.infer({"x0": noise(0, 4, WIDTH)})
+
+
+@pytest.mark.parametrize("rung", [*RUNGS, "streaming"])
+def test_closing_while_another_thread_infers(made: Made, rung: str) -> None:
+    """A call that runs while the engine is closed ends with a result or an error, not a crash."""
+    x = {"x0": noise(6, 4, WIDTH)}
+    expected = plain(made.model).infer(x)[f"x{LAYERS}"]
+    for _ in range(5):
+        engine = engine_of(made.form, rung)
+        begun = threading.Event()
+
+        def work(engine: FormEngine = engine, begun: threading.Event = begun) -> int:
+            runs = 0
+            while True:
+                try:
+                    found = engine.infer(x)[f"x{LAYERS}"]
+                except EngineError as problem:
+                    assert "closed" in str(problem)  # noqa: PT017 - it ends the loop
+                    return runs
+                np.testing.assert_allclose(found, expected, atol=1e-4)
+                runs += 1
+                begun.set()
+
+        with ThreadPoolExecutor(1) as pool:
+            working = pool.submit(work)
+            assert begun.wait(20)
+            engine.close()
+            assert working.result(20) >= 1
+
+
+def test_input_may_be_read_only(made: Made) -> None:
+    """Arrays in records are never written to, so that stages take them locked too."""
+    x = noise(0, 4, WIDTH)
+    x.setflags(write=False)
+    engine = engine_of(made.form, "staged")
+    expected = plain(made.model).infer({"x0": x})[f"x{LAYERS}"]
+    np.testing.assert_array_equal(engine.infer({"x0": x})[f"x{LAYERS}"], expected)
+
+
+def test_no_form_of_what_is_no_network(tmp_path: Path) -> None:
+    """A file that is not ONNX is refused in words, and nothing is left behind."""
+    model = chain(tmp_path / "chain", 2)
+    (model / "model.onnx").write_bytes(b"not a network" * 100)
+    store = Store(tmp_path / "state")
+    with pytest.raises(FormError, match=r"chain@1: cannot be prepared: .*onnx"):
+        prepare(store, load(model), CPU, "signal")
+    assert list(store.staging.iterdir()) == []
+    assert list((store.root / FOLDER).glob("*/")) == []
+
+
+def test_making_it_can_be_stopped(tmp_path: Path) -> None:
+    """Whoever wants no form any more says so, and gets his reason back; nothing is left."""
+    model, store = chain(tmp_path / "chain"), Store(tmp_path / "state")
+    for asked in (1, 3):
+        answers = iter([None] * asked)
+        with pytest.raises(StoppedError, match="the box goes down"):
+            prepare(
+                store,
+                load(model),
+                CPU,
+                "signal",
+                stopped=lambda left=answers: next(left, "the box goes down"),  # type: ignore[misc]
+            )
+    with pytest.raises(FormError, match="not done within"):
+        prepare(store, load(model), CPU, "signal", timeout_s=0.0)
+    assert list(store.staging.iterdir()) == []
+
+
+def test_no_form_without_room(made: Made, tmp_path: Path) -> None:
+    """Where the quota leaves no room for a form, none is made, and it is said."""
+    with pytest.raises(FormError, match=r"does not fit.*quota_mb"):
+        prepare(Store(tmp_path), load(made.model), CPU, "signal", quota=1000)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from edge_agent.inference.prepared.build.cache import prepare
+from edge_agent.models.manifest import load
+from edge_agent.models.store.store import Store
+from tests.helpers.prepared_models import CPU
+prepare(Store(Path(sys.argv[1])), load(Path(sys.argv[2])), CPU, "signal")
+"""
+
+
+@pytest.mark.parametrize("seen", [GRAPH, FILE])
+def test_killed_while_preparing(tmp_path: Path, seen: str) -> None:
+    """A kill -9 while a form is made, early or late, leaves nothing that is used or stays."""
+    model, store = chain(tmp_path / "chain"), Store(tmp_path / "state")
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(store.root), str(model)], cwd=CHECKOUT
+    )
+    wait_until(
+        lambda: any(store.staging.glob(f"*/*/{seen}")) or process.poll() is not None,
+        "the form to be begun",
+    )
+    # The moment between: it holds still, so that it is killed where it was seen.
+    process.send_signal(signal.SIGSTOP)
+    process.kill()
+    process.wait()
+    found = find(store.root, model, CPU, "signal")
+    if found is None:
+        assert not any((store.root / FOLDER).glob("*/"))
+    else:
+        # It was done in that very moment: then it is whole.
+        assert found.key == key_of(store.root, model, CPU, "signal")
+    wait_until(lambda: not _at_work(store), "the child to be gone")
+    clean_leftovers(store, derived=collect)
+    assert list(store.staging.iterdir()) == []
+
+
+def _at_work(store: Store) -> bool:
+    """Whether any process still has a file of a staging folder open or mapped."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if str(store.staging) in maps.read_text():
+                return True
+        except OSError:
+            continue  # gone meanwhile
+    return False
+
+
+def test_network_with_branches_and_shared_weights(tmp_path: Path) -> None:
+    """Weights that several stages use, and several outputs, give the network's own numbers."""
+    model = tmp_path / "tied"
+    model.mkdir()
+    weight = noise(7, WIDTH, WIDTH) / 11
+    steps = [
+        node("MatMul", ["x", "w"], ["a"]),
+        node("Tanh", ["a"], ["b"]),
+        node("MatMul", ["b", "v"], ["c"]),
+        node("Add", ["c", "x"], ["d"]),
+        node("Relu", ["d"], ["e"]),
+        node("MatMul", ["e", "w"], ["f"]),
+        node("Sigmoid", ["f"], ["y"]),
+    ]
+    save_onnx(
+        model / "model.onnx",
+        steps,
+        [("x", "float32", (2, WIDTH))],
+        [("y", "float32", (2, WIDTH)), ("b", "float32", (2, WIDTH))],
+        {"w": weight, "v": noise(8, WIDTH, WIDTH) / 11},
+    )
+    form = prepare(Store(tmp_path / "state"), load(raw_manifest(model)), CPU, "signal")
+    network = plain(model)
+    x = {"x": noise(9, 2, WIDTH)}
+    for rung in ("whole", "staged"):
+        found, expected = engine_of(form, rung).infer(x), network.infer(x)
+        assert list(found) == list(expected) == ["y", "b"]
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name], array)
+
+
+def test_network_without_large_weights(tmp_path: Path) -> None:
+    """A network whose weights all lie in its graph has a form like any other."""
+    model = chain(tmp_path / "small", 2, width=8)
+    form = prepare(Store(tmp_path / "state"), load(model), CPU, "signal")
+    x = {"x0": noise(1, 4, 8)}
+    np.testing.assert_array_equal(
+        engine_of(form, "whole").infer(x)["x2"], plain(model).infer(x)["x2"]
+    )
+
+
+def test_network_with_external_data(tmp_path: Path) -> None:
+    """Weights in files beside the network become the form's."""
+    model = chain(tmp_path / "split", 4, external="weights.data")
+    form = prepare(Store(tmp_path / "state"), load(model), CPU, "signal")
+    x = {"x0": noise(1, 4, WIDTH)}
+    expected = plain(model).infer(x)["x4"]
+    shutil.rmtree(model)
+    np.testing.assert_array_equal(engine_of(form, "whole").infer(x)["x4"], expected)
+
+
+@pytest.mark.parametrize(("spare", "best"), [("idle", "bare"), ("busy", "whole")])
+def test_the_soonest_result_decides(spare: str, best: str) -> None:
+    """The least time to the first result counts; of what is hardly more, the simpler is taken."""
+    rungs = {
+        "whole": {"idle": {"total_ms": 55.0}, "busy": {"total_ms": 55.0}},
+        "bare": {"idle": {"total_ms": 34.0}, "busy": {"total_ms": 54.0}},
+        "staged": {"idle": {"total_ms": 40.0}},
+    }
+    assert choose(rungs, spare) == best
+    assert choose({"whole": {"busy": {"total_ms": 1.0}}}, spare) == "whole"
+
+
+def test_skeleton_of_garbage(tmp_path: Path) -> None:
+    """Bytes that are no ONNX file are refused by the one who takes it apart, whatever they are."""
+    from edge_agent.inference.prepared.build.optimize import Outside
+    from edge_agent.models.files.skeleton import map_file, skeleton
+
+    model = chain(tmp_path / "chain", 2) / "model.onnx"
+    good = model.read_bytes()
+    refused = 0
+    for cut in range(1, len(good), len(good) // 40):
+        model.write_bytes(good[:cut])
+        try:
+            skeleton(map_file(model), "model.onnx")
+        except ModelError:
+            refused += 1
+    assert refused >= 35
+    model.write_bytes(good)
+    assert len(Outside(model).model.SerializeToString()) < 10_000 < len(good)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_tensor_that_says_where_its_bytes_lie(tmp_path: Path, elsewhere: bool) -> None:
+    """Quantisers, and whoever saves again what lay in files, say it of bytes in the graph, too."""
+    how: dict[str, Any] = {"external": "weights.data"} if elsewhere else {}
+    model = chain(tmp_path / "told", 3, **how)
+    path = model / "model.onnx"
+    network = onnx.load(path)
+    for tensor in network.graph.initializer:
+        tensor.data_location = onnx.TensorProto.DEFAULT
+    onnx.save(network, path)
+    assert b"\x70\x00" in path.read_bytes(), "it is written, though it is nothing new"
+    form = prepare(Store(tmp_path / "state"), load(model), CPU, "signal")
+    x = {"x0": noise(1, 4, WIDTH)}
+    np.testing.assert_array_equal(
+        engine_of(form, "whole").infer(x)["x3"], plain(model).infer(x)["x3"]
+    )

@@ -1,0 +1,139 @@
+"""Prepared forms in the store: counted, and collected with their model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from edge_agent.core.errors import ModelError
+from edge_agent.core.files import size_of
+from edge_agent.inference.prepared.artifact import FILE, FOLDER, read, write
+from edge_agent.inference.prepared.build import collect
+from edge_agent.inference.prepared.build.collect import collect_forms, forms, need_room
+from edge_agent.models.manifest import load
+from edge_agent.models.store.housekeeping import clean_leftovers, make_room
+from edge_agent.models.store.install import install_folder
+from edge_agent.models.store.store import Store
+from tests.helpers.model_folders import make_model, weights
+from tests.helpers.prepared_models import damage
+
+BIG = 1 << 40
+FORM_BYTES = 300_000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Open an empty store."""
+    return Store(tmp_path / "state")
+
+
+def put_in(store: Store, version: str) -> Path:
+    """Install a version; give its folder in the store."""
+    folder = make_model(
+        store.root.parent / f"face-{version}", version=version, network=weights(int(version))
+    )
+    return install_folder(store, load(folder)).path
+
+
+def form_of(store: Store, model: Path, key: str, engine: str = "onnxruntime") -> Path:
+    """Put a form in its place, of which only the table matters here."""
+    from edge_agent.inference.prepared.artifact import FORMAT, processor
+
+    place = store.root / FOLDER / key
+    place.mkdir(parents=True)
+    (place / "weights.bin").write_bytes(bytes(FORM_BYTES))
+    table = {
+        "format": FORMAT,
+        "key": key,
+        "cpu": processor(),
+        "model": str(model),
+        "kind": "picture",
+        "engine": engine,
+        "version": "1",
+        "files": {"weights.bin": [FORM_BYTES, ""]},
+    }
+    (place / FILE).write_bytes(write(table))
+    return place
+
+
+def test_form_goes_with_its_model(store: Store) -> None:
+    """Where the model is gone, its form is removed, and that is said; others stay."""
+    gone, stays = put_in(store, "1"), put_in(store, "2")
+    orphan, kept = form_of(store, gone, "a1"), form_of(store, stays, "a2")
+    store.activate("face", "2")
+    store.delete("face", "1")
+    (line,) = clean_leftovers(store, derived=collect)
+    assert line == f"{orphan}: its model is gone, removed"
+    assert forms(store) == [kept]
+    assert clean_leftovers(store, derived=collect) == ()
+
+
+def test_form_that_cannot_be_used_goes(store: Store) -> None:
+    """A damaged form, and one of another processor, is removed."""
+    model = put_in(store, "1")
+    damaged, foreign = form_of(store, model, "a1"), form_of(store, model, "a2", "openvino")
+    damage(damaged / FILE, 80)
+    form = read(str(foreign))
+    (foreign / FILE).write_bytes(write({**form.table, "cpu": "another"}))
+    lines = clean_leftovers(store, derived=collect)
+    assert len(lines) == 2
+    assert "damaged" in lines[0]
+    assert "other instructions" in lines[1]
+    assert forms(store) == []
+
+
+def test_older_form_of_the_same_goes(store: Store) -> None:
+    """Of two forms of a model for one engine the newer stays, unless the other is in use."""
+    model = put_in(store, "1")
+    old, new = form_of(store, model, "b"), form_of(store, model, "a")
+    other = form_of(store, model, "c", "openvino")
+    os.utime(old, (1, 1))
+    assert collect_forms(store, keep=["b"]) == ()
+    assert collect_forms(store) == (f"{old}: there is a newer one, removed",)
+    assert forms(store) == [new, other]
+
+
+def test_forms_count_against_the_quota(store: Store) -> None:
+    """What forms take is not free for versions; they give way before a version is refused."""
+    model = put_in(store, "1")
+    store.activate("face", "1")
+    form = form_of(store, model, "a1")
+    taken = size_of(store.models) + size_of(form)
+    assert make_room(store, 1000, taken + 1000, derived=collect) == ()
+    assert make_room(store, 1000, taken + 999, derived=collect) == ("prepared form a1",)
+    assert not form.exists()
+    assert model.is_dir()
+
+
+def test_version_goes_together_with_its_form(store: Store) -> None:
+    """A version that makes room takes its form along; the live one's stays while it can."""
+    old, live = put_in(store, "1"), put_in(store, "2")
+    store.activate("face", "2")
+    form_of(store, old, "a1")
+    kept = form_of(store, live, "a2")
+    taken = size_of(store.models) + size_of(store.root / FOLDER)
+    assert make_room(store, 1000, taken, derived=collect) == ("face@1",)
+    assert forms(store) == [kept]
+    assert live.is_dir()
+
+
+def test_no_version_gives_way_to_a_form(store: Store) -> None:
+    """A form is made only where there is room without deleting anything."""
+    model = put_in(store, "1")
+    taken = size_of(store.models)
+    need_room(store, model, 2 * taken)
+    need_room(store, model, 0)
+    with pytest.raises(ModelError, match=r"does not fit.*raise quota_mb"):
+        need_room(store, model, 2 * taken - 1)
+    assert model.is_dir()
+
+
+def test_digests_are_no_form(store: Store) -> None:
+    """What is remembered beside the forms is none of them, and stays."""
+    (store.root / FOLDER).mkdir()
+    (store.root / FOLDER / "digests.json").write_text("{}")
+    assert forms(store) == []
+    assert clean_leftovers(store, derived=collect) == ()
+    assert (store.root / FOLDER / "digests.json").is_file()

@@ -1,0 +1,620 @@
+"""Getting into a broker: versions of MQTT, TLS, passwords, access lists, and two of one name."""
+
+from __future__ import annotations
+
+import datetime as dt
+import getpass
+import importlib.util
+import ipaddress
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from edge_agent.config.settings import Broker
+from edge_agent.core.errors import LinkError
+from edge_agent.mqtt.connection import Hooks, connect
+from tests.helpers.small_models import brightness, plain, write_pictures
+from tests.helpers.support import (
+    CHECKOUT,
+    AgentProcess,
+    Listener,
+    Mosquitto,
+    Relay,
+    agent_settings,
+    call_cli,
+    free_port,
+    run_cli,
+    wait_until,
+)
+
+Agents = Callable[..., AgentProcess]
+Listeners = Callable[..., Listener]
+D = "edge/box"
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> list[str]:
+    """Make the one model that these tests need; as `models_dirs`."""
+    brightness(tmp_path / "models" / "light")
+    return [str(tmp_path / "models")]
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> dict[str, object]:
+    """Give a pipeline that is done with after three results."""
+    pictures = write_pictures(tmp_path / "in", [plain(i) for i in range(3)])
+    return {"name": "p", "source": pictures, "model": "light"}
+
+
+def is_served(listener: Listener) -> None:
+    """Wait until all three results have come, and one command was answered."""
+    listener.wait_state(f"{D}/source/p", state="ended")
+    assert [result["seq"] for result in listener.on(f"{D}/result/p")] == [0, 1, 2]
+    listener.publish(f"{D}/in/command/ping", b'{"id": "hello"}')
+    listener.wait_state(f"{D}/reply/hello", ok=True)
+
+
+# Versions of MQTT
+
+
+def test_mqtt_3_1_1_does_all_of_it(
+    broker: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    pipeline: dict[str, object],
+) -> None:
+    """With `protocol = 4` results, commands, status and will work alike."""
+    listener = listen(broker.port)
+    settings = agent_settings(
+        "box", broker.url, [pipeline], models_dirs=models, broker={"protocol": 4}
+    )
+    running = agent(settings)
+    is_served(listener)
+    assert "MQTT 3.1.1" in running.words()
+    running.signal(signal.SIGKILL)
+    running.wait()
+    listener.wait_state(f"{D}/status", state="offline", reason="lost")
+    running.restart()
+    listener.wait_state(f"{D}/status", state="online")
+    assert running.stop() == 0
+    listener.wait_state(f"{D}/status", state="offline", reason="stopped")
+
+
+class OldBroker(Relay):
+    """Speaks MQTT 3.1.1 only, as the specification of its time says how to refuse another."""
+
+    def first_words(self, words: bytes) -> bytes | None:
+        """Refuse a CONNECT of level 5 with return code 1, unacceptable protocol version."""
+        level = words[words.index(b"MQTT") + 4]
+        return b"\x20\x02\x00\x01" if level == 5 else None
+
+
+class DeafBroker(Relay):
+    """Hangs up without a word on MQTT 5."""
+
+    def first_words(self, words: bytes) -> bytes | None:
+        """Say nothing to a CONNECT of level 5."""
+        level = words[words.index(b"MQTT") + 4]
+        return b"" if level == 5 else None
+
+
+class SilentBroker(Relay):
+    """Takes a CONNECT of level 5, does not answer, and keeps the connection."""
+
+    def __init__(self, target: int) -> None:
+        super().__init__(target)
+        self.asked: list[int] = []
+        """Levels of the CONNECTs, in order."""
+        self._mute = socket.create_server(("127.0.0.1", 0))
+        self._real = target
+
+    def first_words(self, words: bytes) -> bytes | None:
+        """Lead a CONNECT of level 5 to somebody who never says a word."""
+        level = words[words.index(b"MQTT") + 4]
+        self.asked.append(level)
+        self._target = self._mute.getsockname()[1] if level == 5 else self._real
+        return None
+
+
+@pytest.mark.parametrize("kind", [OldBroker, DeafBroker, SilentBroker])
+def test_a_broker_that_refuses_mqtt_5_is_tried_with_3_1_1(
+    broker: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    pipeline: dict[str, object],
+    kind: type[Relay],
+) -> None:
+    """An old broker is used with MQTT 3.1.1, and the log says so."""
+    relay = kind(broker.port)
+    listener = listen(broker.port)
+    try:
+        running = agent(agent_settings("box", relay.url, [pipeline], models_dirs=models))
+        is_served(listener)
+        assert "speaking MQTT 3.1.1" in running.words()
+        assert running.stop() == 0
+    finally:
+        relay.shut()
+        relay.cut()
+
+
+def test_commands_too_try_a_silent_broker_with_3_1_1(broker: Mosquitto, listen: Listeners) -> None:
+    """A command that gets no answer to MQTT 5 does its work with 3.1.1, and says so."""
+    listen(broker.port).publish("edge/box/status", b'{"state": "offline"}', retain=True)
+    relay = SilentBroker(broker.port)
+    try:
+        done = call_cli("models", "--broker", relay.url)
+        assert done.code == 0
+        assert "box  offline" in done.out
+        assert f"{relay.url} does not answer to MQTT 5: speaking MQTT 3.1.1" in done.err
+        assert relay.asked == [5, 4]
+    finally:
+        relay.shut()
+        relay.cut()
+
+
+def test_silence_may_be_a_broker_that_is_slow(broker: Mosquitto) -> None:
+    """After a connection with 3.1.1 that silence has led to, the next begins with MQTT 5 again."""
+    relay = SilentBroker(broker.port)
+    try:
+        made = connect(Broker(url=relay.url), "slow", hooks=Hooks())
+        assert (made.protocol, made.settled) == (4, False)
+        made.close()
+    finally:
+        relay.shut()
+        relay.cut()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("amqtt") is None, reason="amqtt is not installed")
+def test_amqtt_is_served(
+    tmp_path: Path, listen: Listeners, agent: Agents, models: list[str], pipeline: dict[str, object]
+) -> None:
+    """The broker of Python's package index, which does not answer to MQTT 5, serves."""
+    port = free_port()
+    with (tmp_path / "amqtt.log").open("wb") as output:
+        broker = subprocess.Popen(
+            [sys.executable, "-m", "edge_agent.mqtt.amqtt_broker", str(port)],
+            stdout=output,
+            stderr=output,
+            cwd=CHECKOUT,
+        )
+    try:
+        wait_until(lambda: _listens(port), "amqtt to listen")
+        listener = listen(port)
+        running = agent(
+            agent_settings("box", f"mqtt://127.0.0.1:{port}", [pipeline], models_dirs=models)
+        )
+        is_served(listener)
+        assert running.stop() == 0
+    finally:
+        broker.terminate()
+        broker.wait(10)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_being_taken_over_is_reported(
+    broker: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    pipeline: dict[str, object],
+) -> None:
+    """DISCONNECT with 0x8E: the log says that another box uses this device_id; we stay away."""
+    relay = Relay(broker.port)
+    listener = listen(broker.port)
+    try:
+        running = agent(agent_settings("box", relay.url, [pipeline], models_dirs=models))
+        is_served(listener)
+        relay.interject(b"\xe0\x02\x8e\x00")
+        wait_until(lambda: "another box uses this device_id" in running.words(), "a word about it")
+        listener.wait_state(f"{D}/status", state="offline", reason="lost")
+        assert running.process.poll() is None
+        assert running.stop() == 0
+        assert running.words().count("connected to") == 1
+    finally:
+        relay.shut()
+        relay.cut()
+
+
+def test_two_boxes_of_one_name_notice_it(
+    broker: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    pipeline: dict[str, object],
+) -> None:
+    """Whatever the broker says to who is taken over, a box that is pushed out wonders aloud.
+
+    Old brokers just hang up; newer ones give the reason. The one that is left is `online`.
+    """
+    listener = listen(broker.port)
+    settings = agent_settings("box", broker.url, [pipeline], models_dirs=models)
+    boxes = [agent(settings, name) for name in ("first", "second")]
+    wait_until(lambda: any("device_id" in box.words() for box in boxes), "one of them to say so")
+    assert all(box.process.poll() is None for box in boxes)
+    assert boxes[0].stop() == 0
+    # Whichever was away comes back by itself, at the latest after a minute.
+    listener.wait_for(lambda _: _is_online(listener), "the second to be online", 90)
+    assert boxes[1].stop() == 0
+    listener.wait_state(f"{D}/status", state="offline", reason="stopped")
+
+
+def _is_online(listener: Listener) -> bool:
+    """Whether the last word is `online`, from another session than any that has stopped."""
+    said = listener.on(f"{D}/status")
+    stopped = {status["session"] for status in said if status["reason"] == "stopped"}
+    return said[-1]["state"] == "online" and said[-1]["session"] not in stopped
+
+
+# TLS
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A certificate and its key, as files."""
+
+    cert_file: Path
+    key_file: Path
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+
+def issue(folder: Path, name: str, issuer: Issued | None = None) -> Issued:
+    """Make a certificate for 127.0.0.1, signed by *issuer* or by itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = dt.datetime.now(dt.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer.certificate.subject if issuer else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            critical=False,
+        )
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .sign(issuer.key if issuer else key, hashes.SHA256())
+    )
+    folder.mkdir(exist_ok=True)
+    cert_file, key_file = folder / f"{name}.pem", folder / f"{name}.key"
+    cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return Issued(cert_file, key_file, certificate, key)
+
+
+@dataclass(frozen=True)
+class TlsBroker:
+    """A broker that asks for certificates, with a door without for the listener."""
+
+    broker: Mosquitto
+    port: int
+    authority: Issued
+    client: Issued
+    stranger: Issued
+
+    def settings(self, client: Issued | None, host: str = "127.0.0.1") -> dict[str, str]:
+        """Give the settings to reach it with a certificate or none."""
+        found = {"url": f"mqtts://{host}:{self.port}", "ca_file": str(self.authority.cert_file)}
+        if client is not None:
+            found |= {"cert_file": str(client.cert_file), "key_file": str(client.key_file)}
+        return found
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsBroker]:
+    """Start a broker with mutual TLS."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority = issue(folder, "authority")
+    server = issue(folder, "server", authority)
+    secure, plain_port = free_port(), free_port()
+    broker = Mosquitto(
+        folder / "broker",
+        f"user {getpass.getuser()}\nallow_anonymous true\n"
+        f"listener {plain_port} 127.0.0.1\n"
+        f"listener {secure} 127.0.0.1\ncafile {authority.cert_file}\n"
+        f"certfile {server.cert_file}\nkeyfile {server.key_file}\nrequire_certificate true\n",
+        port=plain_port,
+    )
+    yield TlsBroker(
+        broker, secure, authority, issue(folder, "box", authority), issue(folder, "stranger")
+    )
+    broker.stop()
+
+
+def test_mutual_tls(
+    tls: TlsBroker,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    pipeline: dict[str, object],
+) -> None:
+    """With `ca_file`, `cert_file` and `key_file` the agent works over `mqtts://`."""
+    listener = listen(tls.broker.port)
+    settings = agent_settings(
+        "box", "", [pipeline], models_dirs=models, broker=tls.settings(tls.client)
+    )
+    running = agent(settings)
+    is_served(listener)
+    assert running.stop() == 0
+    listener.wait_state(f"{D}/status", state="offline", reason="stopped")
+
+
+def test_tls_is_imported_only_where_it_is_used(tls: TlsBroker) -> None:
+    """A plain connection leaves the TLS library out; one with TLS after it still works."""
+    script = f"""
+import sys
+from edge_agent.mqtt.connection import Hooks, connect
+from edge_agent.config.settings import Broker
+
+connect(Broker(url="mqtt://127.0.0.1:{tls.broker.port}"), "plain", hooks=Hooks()).close()
+print({{"_ssl", "_hashlib", "http.client"}} & set(sys.modules))
+connect(Broker(**{tls.settings(tls.client)!r}), "tls", hooks=Hooks()).close()
+print("_ssl" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=CHECKOUT
+    )
+    assert done.stdout.splitlines() == ["set()", "True"]
+
+
+@pytest.mark.parametrize("who", ["nobody", "stranger"])
+def test_a_broker_that_does_not_know_us_is_tried_again(
+    tls: TlsBroker, agent: Agents, models: list[str], pipeline: dict[str, object], who: str
+) -> None:
+    """Without a certificate that the broker trusts it stays away; the agent says so and goes on."""
+    client = tls.stranger if who == "stranger" else None
+    settings = agent_settings(
+        "box", "", [pipeline], models_dirs=models, broker=tls.settings(client)
+    )
+    running = agent(settings)
+    wait_until(
+        lambda: f"broker: mqtts://127.0.0.1:{tls.port}" in running.words(), "a word about it"
+    )
+    wait_until(lambda: "model light is live" in running.words(), "the model")
+    mend = "trust our certificate" if who == "stranger" else "want a client certificate"
+    assert f"; it may {'not ' if who == 'stranger' else ''}{mend}" in running.words()
+    assert "broker.cert_file and broker.key_file" in running.words()
+    assert "connected to" not in running.words()
+    assert "Traceback" not in running.words()
+    assert running.stop() == 0
+
+
+@pytest.mark.parametrize("case", ["unknown authority", "other host"])
+def test_a_broker_that_we_do_not_know_is_not_spoken_to(
+    tls: TlsBroker, agent: Agents, models: list[str], pipeline: dict[str, object], case: str
+) -> None:
+    """A server certificate of an unknown authority, or of another host, is refused, aloud."""
+    entries = tls.settings(tls.client, "localhost" if case == "other host" else "127.0.0.1")
+    if case == "unknown authority":
+        del entries["ca_file"]
+    running = agent(agent_settings("box", "", [pipeline], models_dirs=models, broker=entries))
+    wait_until(lambda: "its certificate is not trusted" in running.words(), "a word about it")
+    assert "see broker.ca_file" in running.words()
+    assert running.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "content", "words"),
+    [
+        ("ca_file", None, "No such file or directory"),
+        ("ca_file", "no certificate", "holds no certificate in PEM form"),
+        ("cert_file", "no certificate", "not a certificate and its key"),
+        ("key_file", None, "No such file or directory"),
+    ],
+)
+def test_certificates_that_cannot_be_used_end_the_run(
+    tls: TlsBroker,
+    pipeline: dict[str, object],
+    tmp_path: Path,
+    key: str,
+    content: str | None,
+    words: str,
+) -> None:
+    """A file that is missing or is not what it should be: exit 2 and a line that names its key."""
+    broken = tmp_path / "broken.pem"
+    if content is not None:
+        broken.write_text(content)
+    entries = {**tls.settings(tls.client), key: str(broken)}
+    config = tmp_path / "config.toml"
+    config.write_text(agent_settings("box", "", [pipeline], broker=entries))
+    done = run_cli("run", "--config", str(config))
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert f"broker.{key}: {broken}" in done.stderr
+    assert words in done.stderr
+
+
+# Passwords and access lists
+
+
+def write_passwords(file: Path, **users: str) -> None:
+    """Write a password file as the broker reads it."""
+    file.write_text("")
+    for name, password in users.items():
+        command = ["mosquitto_passwd", "-b", str(file), name, password]
+        subprocess.run(command, check=True, capture_output=True)
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A broker that asks for a password, with a door without for the listener."""
+
+    broker: Mosquitto
+    port: int
+    passwords: Path
+
+    def change(self, **users: str) -> None:
+        """Give other passwords, without a restart."""
+        write_passwords(self.passwords, **users)
+        assert self.broker.process is not None
+        self.broker.process.send_signal(signal.SIGHUP)
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Guarded]:
+    """Start a broker for a user `box`, who may say nothing of models."""
+    if shutil.which("mosquitto_passwd") is None:
+        pytest.skip("mosquitto_passwd is not installed")
+    passwords, rights = tmp_path / "passwords", tmp_path / "rights"
+    write_passwords(passwords, box="p@ss:word")
+    rights.write_text(f"user box\ntopic readwrite edge/#\ntopic deny {D}/model/#\n")
+    port, guarded_port = free_port(), free_port()
+    broker = Mosquitto(
+        tmp_path / "broker",
+        f"user {getpass.getuser()}\nper_listener_settings true\n"
+        f"listener {port} 127.0.0.1\nallow_anonymous true\n"
+        f"listener {guarded_port} 127.0.0.1\nallow_anonymous false\n"
+        f"password_file {passwords}\nacl_file {rights}\n",
+        port=port,
+    )
+    yield Guarded(broker, guarded_port, passwords)
+    broker.stop()
+
+
+@pytest.mark.parametrize("place", ["url", "settings", "environment", "credential"])
+def test_a_password_is_taken_from_where_it_stands(
+    guarded: Guarded,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    pipeline: dict[str, object],
+    tmp_path: Path,
+    place: str,
+) -> None:
+    """User and password may stand in the URL, the settings, the environment or a credential.
+
+    Wherever it stands, the password does not get into the log.
+    """
+    url = f"mqtt://127.0.0.1:{guarded.port}"
+    entries: dict[str, str] = {"username": "box"}
+    environ: dict[str, str] = {}
+    match place:
+        case "url":
+            entries, url = {}, f"mqtt://box:p%40ss%3Aword@127.0.0.1:{guarded.port}"
+        case "settings":
+            entries["password"] = "p@ss:word"
+        case "environment":
+            environ["EDGE_AGENT_BROKER__PASSWORD"] = "p@ss:word"
+        case _:
+            (tmp_path / "credentials").mkdir()
+            (tmp_path / "credentials" / "broker.password").write_text("p@ss:word\n")
+            environ["CREDENTIALS_DIRECTORY"] = str(tmp_path / "credentials")
+    listener = listen(guarded.broker.port)
+    settings = agent_settings("box", url, [pipeline], models_dirs=models, broker=entries)
+    running = agent(settings, environ=environ)
+    is_served(listener)
+    assert "p@ss" not in running.words()
+    assert "p%40ss" not in running.words()
+    assert running.stop() == 0
+
+
+def test_a_wrong_password_is_tried_until_it_is_right(
+    guarded: Guarded,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    pipeline: dict[str, object],
+) -> None:
+    """The log says once that the broker refuses us; when it takes us after all, all is well."""
+    listener = listen(guarded.broker.port)
+    entries = {"username": "box", "password": "mistaken"}
+    url = f"mqtt://127.0.0.1:{guarded.port}"
+    running = agent(agent_settings("box", url, [pipeline], models_dirs=models, broker=entries))
+    refused = f"broker: {url} refuses us: Not authorized"
+    wait_until(lambda: refused in running.words(), "a word about it")
+    assert running.process.poll() is None
+    guarded.change(box="mistaken")
+    is_served(listener)
+    assert running.words().count(refused) == 1
+    assert running.words().count("refuses us") == 1
+    assert "mistaken" not in running.words()
+    assert running.stop() == 0
+
+
+class NoSirBroker(Relay):
+    """Answers every CONNECT with what it is told to, and hangs up at once."""
+
+    answer = b""
+
+    def first_words(self, _words: bytes) -> bytes | None:
+        """Say no."""
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("protocol", "answer", "reason"),
+    [
+        (5, b"\x20\x03\x00\x87\x00", "Not authorized"),
+        (5, b"\x20\x03\x00\x86\x00", "Bad user name or password"),
+        (4, b"\x20\x02\x00\x05", "Not authorized"),
+        (4, b"\x20\x02\x00\x04", "Bad user name or password"),
+    ],
+)
+def test_what_the_broker_answers_is_what_is_said(protocol: int, answer: bytes, reason: str) -> None:
+    """The reason of CONNACK is given, not that of the hanging up behind it; and what to look at.
+
+    Twenty times, since the two are told by another thread, one right after the other.
+    """
+    relay = NoSirBroker(free_port())
+    relay.answer = answer
+    mend = "broker.username and broker.password, or the credential broker.password"
+    try:
+        for user, words in (
+            ("box", f" (user box); look at {mend}"),
+            (None, f"; no user is given: set {mend}"),
+        ):
+            for _ in range(10):
+                settings = Broker(url=relay.url, username=user, password=user)
+                with pytest.raises(LinkError) as said:
+                    connect(settings, "box", hooks=Hooks(), protocol=protocol, session=True)
+                assert str(said.value) == f"{relay.url} refuses us: {reason}{words}"
+    finally:
+        relay.shut()
+
+
+def test_an_access_list_that_refuses_us_shows_in_health(
+    guarded: Guarded,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    pipeline: dict[str, object],
+) -> None:
+    """Where the broker does not take all that we publish, health is `degraded` and says why."""
+    listener = listen(guarded.broker.port)
+    entries = {"username": "box", "password": "p@ss:word"}
+    url = f"mqtt://127.0.0.1:{guarded.port}"
+    running = agent(agent_settings("box", url, [pipeline], models_dirs=models, broker=entries))
+    health = listener.wait_state(f"{D}/health", state="degraded")
+    assert "broker: does not take all that we publish" in health["why"]
+    assert "see its access list" in running.words()
+    is_served(listener)
+    assert running.stop() == 0

@@ -1,0 +1,46 @@
+"""What connections that have ended leave behind: nothing."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import paho.mqtt.client as paho
+import pytest
+
+from tests.helpers.mqtt_client import Line
+from tests.helpers.support import Mosquitto, Relay, wait_until
+
+
+@pytest.fixture
+def line(broker: Mosquitto, tmp_path: Path) -> Iterator[Line]:
+    """Make a link to a broker by a relay."""
+    relay = Relay(broker.port)
+    made = Line(relay, tmp_path / "spool.db")
+    yield made
+    made.close()
+    relay.shut()
+    relay.cut()
+
+
+def clients() -> int:
+    """Count paho's clients; each has two sockets of its own until it is gone."""
+    return sum(isinstance(each, paho.Client) for each in gc.get_objects())
+
+
+def test_a_broken_connection_is_gone_without_a_garbage_collection(line: Line) -> None:
+    """After five breaks there is one client, not six waiting for the next full collection."""
+    gc.collect()
+    before = clients()
+    gc.disable()
+    try:
+        line.start()
+        line.up()
+        for _ in range(5):
+            line.break_off()
+            line.relay.open()
+            line.up()
+        wait_until(lambda: clients() <= before + 1, "the old clients to be gone", 5)
+    finally:
+        gc.enable()

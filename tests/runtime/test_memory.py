@@ -1,0 +1,105 @@
+"""What is let go of when memory is short."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_agent.config.settings import Arm
+from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.model import Model, open_model
+from edge_agent.models.manifest import load
+from edge_agent.runtime.scheduler.board import Board
+from edge_agent.runtime.serving.active import Servings
+from edge_agent.runtime.upkeep.memory import EVERY, GONE_SECONDS, SHORT_IDLE, Thrift
+from tests.helpers.small_models import brightness
+
+
+def test_models_that_may_go_do_so_early_when_memory_is_short(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second stage without work goes after five seconds instead of its time; the first stays.
+
+    That memory is short is logged when it begins, not at every look.
+    """
+    board: Board[Model] = Board()
+    servings = Servings(board, lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
+    first, second = (servings.need(Arm(name, None, 1), "picture") for name in ("one", "two"))
+    for serving in (first, second):
+        folder = load(brightness(tmp_path / serving.arm.name))
+        servings.put(
+            serving.arm, "picture", open_model(folder, [EngineChoice("onnxruntime")], "picture")[0]
+        )
+    second.lazy = True
+    assert first.model is not None
+    assert second.model is not None
+    words: list[str] = []
+    thrift = Thrift(servings, idle_s=3600.0, short=lambda: words)
+    second.model.used_at -= SHORT_IDLE + 1
+    thrift.look(100.0)
+    assert second.model is not None, "there is room, and its time is not over"
+    words.append("memory: 95 of 100 MiB are used")
+    thrift.look(100.0 + EVERY)
+    thrift.look(100.0 + 2 * EVERY)
+    assert second.model is None
+    assert first.model is not None
+    assert [r.message for r in caplog.records if r.levelname == "WARNING"] == words
+    servings.close()
+
+
+def test_what_has_gone_gives_its_memory_back() -> None:
+    """Once, after its threads have ended; what comes, and what stays, is no reason."""
+    board: Board[Model] = Board()
+    servings = Servings(board, lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
+    there: set[object] = set()
+    trimmed: list[float] = []
+    now = 100.0
+    thrift = Thrift(
+        servings,
+        idle_s=0.0,
+        present=lambda: frozenset(there),
+        short=list,
+        forget=lambda: trimmed.append(now),
+    )
+
+    def wait(seconds: float) -> None:
+        nonlocal now
+        for _ in range(int(seconds)):
+            now += 1.0
+            thrift.look(now)
+
+    there |= {"a", "b", "c"}
+    wait(60)
+    assert not trimmed
+    there.remove("a")
+    wait(GONE_SECONDS)
+    there.remove("b")  # in a reload many go, one after the other
+    wait(GONE_SECONDS)
+    assert not trimmed
+    wait(60)
+    assert len(trimmed) == 1
+    there.remove("c")
+    there.add("d")
+    wait(60)
+    assert len(trimmed) == 2
+
+
+def test_models_are_let_go_of_without_waiting_for_their_last_frame(tmp_path: Path) -> None:
+    """Whoever reads the settings again goes on; a model with a frame in it is not idle either."""
+    board: Board[Model] = Board()
+    servings = Servings(board, lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
+    serving = servings.need(Arm("one", None, 1), "picture")
+    folder = load(brightness(tmp_path / "one"))
+    model = open_model(folder, [EngineChoice("onnxruntime")], "picture")[0]
+    for version in (None, "1"):
+        servings.put(Arm("one", version, 1), "picture", model)
+    serving.lazy = True
+    model.used_at -= 10.0
+    with board.using(lambda: [model]):
+        servings.unload_idle(5.0)
+        assert serving.model is model
+        assert servings.release({("one@1", "picture")}) == []
+        assert servings.release(set()) == [model]
+    assert servings.all() == []
+    servings.retire(model)

@@ -1,0 +1,347 @@
+"""Many clips at full pace: read a few at a time, prepared early, the same results."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from edge_agent.core.types import Request, Sample
+from edge_agent.inference.cost import Cost
+from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.model import Model, Prepared, open_model
+from edge_agent.models.manifest import load
+from edge_agent.runtime.scheduler.board import Board, Slot
+from edge_agent.runtime.scheduler.read_ahead import AHEAD, ROW, ROW_SECONDS
+from tests.helpers.quantized_models import SIZE, model
+from tests.helpers.support import (
+    CHECKOUT,
+    PATIENCE,
+    AgentProcess,
+    Heard,
+    Listener,
+    Mosquitto,
+    agent_settings,
+    check_account,
+    health_at_rest,
+)
+from tests.runtime.test_board import in_thread
+
+DEVICE = "crowd"
+ROOM = 4
+CLIP = f"file:{CHECKOUT / 'models' / 'media' / 'conveyor.mp4'}?pace=max"
+REGION = [40, 20, 400, 300]
+
+
+@dataclass
+class Served:
+    """Stands where a model stands."""
+
+    users: int = 0
+    together: int = 1
+    cost: Cost = field(default_factory=Cost)
+
+
+@dataclass
+class Crowd:
+    """A board, and clips at full pace that put what they may whenever they are asked to."""
+
+    clips: int
+    lanes: int = 2
+    cost: float = 0.001
+    """Seconds of a lane that a frame usually takes; 0: nobody knows."""
+    several: bool = True
+    board: Board[Served] = field(init=False)
+    slots: list[Slot[Served]] = field(default_factory=list)
+    model: Served = field(default_factory=Served)
+
+    def __post_init__(self) -> None:
+        self.board = Board(lanes=self.lanes)
+        self.model.cost.seconds = self.cost
+        for number in range(self.clips):
+            self.add(f"p{number}")
+
+    def add(self, name: str, *, lossless: bool = True, priority: int = 0) -> Slot[Served]:
+        """Add a pipeline."""
+        slot: Slot[Served] = Slot(
+            name, room=ROOM if lossless else 1, lossless=lossless, priority=priority
+        )
+        slot.pick = lambda: self.model
+        self.board.add(slot)
+        self.slots.append(slot)
+        return slot
+
+    def give(self, slot: Slot[Served]) -> int:
+        """Have a clip give all that it may now; says how many."""
+        gave = 0
+        while self.board.turn(slot, several=self.several, timeout=0):
+            assert put(self.board, slot)
+            gave += 1
+        return gave
+
+    def fill(self) -> list[int]:
+        """Have each give what it may."""
+        return [self.give(slot) for slot in self.slots if slot.lossless]
+
+    def take(self) -> str:
+        """Have a lane take what is next, and finish it; says whose it was."""
+        job = self.board.take()
+        assert job is not None
+        self.board.finish(job, lambda: None)
+        self.model.cost.seconds = self.cost  # as if it had taken what it usually takes
+        return job.slot.name
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return sum(len(slot.queue) for slot in self.slots)
+
+
+def put(board: Board[Served], slot: Slot[Served]) -> bool:
+    """Put a capture."""
+    return board.put(slot, lambda seq: Sample(np.zeros(1, np.float32), seq, 0, time.monotonic()))
+
+
+def test_a_clip_alone_gives_one_for_one() -> None:
+    """Two lanes must not wait for it while there is room, and each is prepared by its lane."""
+    crowd = Crowd(1)
+    assert crowd.fill() == [ROOM]
+    assert not crowd.slots[0].turn.row
+    crowd.take()
+    assert crowd.fill() == [1]
+
+
+def test_in_a_crowd_each_gives_several_in_a_row_and_little_waits() -> None:
+    """Of 16 clips at most what the lanes need soon waits, and every one has its turn."""
+    crowd = Crowd(16)
+    crowd.fill()
+    rows: list[tuple[str, int]] = []
+    for _ in range(600):
+        crowd.take()
+        rows += [(s.name, gave) for s in crowd.slots if (gave := crowd.give(s)) and s.turn.row]
+        assert 0 < crowd.waiting <= AHEAD * crowd.lanes + ROW
+    assert {count for _, count in rows} == {ROW}
+    assert len({name for name, _ in rows}) == 16
+    # In turn: between two rows of one come those of all others.
+    names = [name for name, _ in rows]
+    assert all(len(set(names[i : i + 16])) == 16 for i in range(len(names) - 16))
+
+
+@pytest.mark.parametrize("cost", [0.0, ROW_SECONDS])
+def test_where_frames_take_long_each_gives_one(cost: float) -> None:
+    """Nobody shall wait for a row of them; nor where nobody knows yet how long they take."""
+    crowd = Crowd(16, cost=cost)
+    crowd.fill()
+    for _ in range(100):
+        crowd.take()
+        assert all(gave <= 1 for gave in crowd.fill())
+        assert not any(slot.turn.row for slot in crowd.slots)
+
+
+def test_a_clip_that_is_slowed_down_gives_one_at_a_time() -> None:
+    """It sleeps between two, and shall not keep a turn meanwhile."""
+    crowd = Crowd(16, several=False)
+    crowd.fill()
+    for _ in range(50):
+        crowd.take()
+        assert all(gave <= 1 for gave in crowd.fill())
+
+
+def test_clips_of_another_priority_are_no_crowd() -> None:
+    """What waits behind is in nobody's way, and who waits behind must be there to be let in."""
+    crowd = Crowd(8)
+    crowd.fill()
+    first = crowd.add("first", priority=1)
+    assert crowd.give(first) == ROOM
+    assert crowd.take() == "first"
+    assert crowd.give(first) == 1
+    assert not first.turn.row
+
+
+def test_what_leaves_its_turn_lets_others_go_on() -> None:
+    """A clip that ends, or is taken away, in the middle of a row."""
+    crowd = Crowd(3)
+    crowd.fill()
+    for leave in (crowd.board.pass_on, crowd.board.remove):
+        while not any(slot.turn.left > 1 and slot.turn.row for slot in crowd.slots):
+            crowd.take()
+            for slot in crowd.slots:
+                # Each reads one, and is in the middle of its row then.
+                if crowd.board.turn(slot, timeout=0):
+                    put(crowd.board, slot)
+        leaving = next(slot for slot in crowd.slots if slot.turn.left > 1)
+        leave(leaving)
+        crowd.slots.remove(leaving)
+        gone = leaving.name
+        served = set()
+        for _ in range(40):
+            served.add(crowd.take())
+            crowd.fill()
+        assert served - {gone} == {slot.name for slot in crowd.slots}
+
+
+def test_whoever_holds_up_its_turn_holds_up_nobody() -> None:
+    """Clips on a disk that hangs have been asked for frames; a lane asks others before it waits."""
+    crowd = Crowd(12)
+    crowd.fill()
+    # As many as may go on are asked, and do not give.
+    hanging = [slot for slot in crowd.slots if not slot.queue][:3]
+    taken = {slot.name for slot in crowd.slots if slot not in hanging}
+    for slot in hanging:
+        slot.turn.left, slot.turn.rests = ROW, False
+    given: list[str] = []
+
+    def feed(slot: Slot[Served]) -> None:
+        while crowd.board.turn(slot):
+            if not put(crowd.board, slot):
+                return
+
+    for slot in crowd.slots:
+        if slot not in hanging:
+            in_thread(partial(feed, slot))
+    deadline = time.monotonic() + PATIENCE
+    while set(given) != taken:
+        assert time.monotonic() < deadline, f"only {set(given)}"
+        given.append(crowd.take())
+    crowd.board.close()
+
+
+def test_who_asks_after_it_was_taken_away_does_not_wait() -> None:
+    """A capture that was reading meanwhile; no lane looks for it from then on."""
+    crowd = Crowd(1)
+    (slot,) = crowd.slots
+    crowd.board.remove(slot)
+    assert not crowd.board.turn(slot)
+    assert not crowd.board._resting
+
+
+def test_a_signal_asks_nobody() -> None:
+    """Recordings of signals give window by window; they are no crowd to pictures."""
+    crowd = Crowd(1)
+    for number in range(4):
+        signal = crowd.add(f"s{number}")
+        for _ in range(ROOM):
+            put(crowd.board, signal)
+    assert crowd.give(crowd.slots[0]) == ROOM
+
+
+def test_closing_lets_everyone_go() -> None:
+    """Who waits for its turn is told that nobody will come."""
+    crowd = Crowd(6)
+    crowd.fill()
+    answers: list[bool] = []
+    resting = [slot for slot in crowd.slots if slot.turn.rests]
+    assert resting
+    threads = [
+        in_thread(lambda slot=slot: answers.append(crowd.board.turn(slot)))  # type: ignore[misc]
+        for slot in resting
+    ]
+    crowd.board.close()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert answers == [False] * len(resting)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Model:
+    """Load a small network that takes a picture."""
+    return open_model(load(model(tmp_path / "small")), [EngineChoice("onnxruntime")], "picture")[0]
+
+
+def picture(number: int = 0) -> Any:
+    """Make a picture."""
+    return np.random.default_rng(number).integers(0, 256, (3 * SIZE, 4 * SIZE, 3)).astype(np.uint8)
+
+
+def test_what_was_prepared_early_is_used(small: Model) -> None:
+    """By the model that it was prepared for, for the same part of the picture; by nobody else."""
+    early = small.make_ready(picture(), stream=True)
+    sample = Sample(picture(), 0, 0, 0.0, early=early)
+    assert small.prepare(Request(sample)) is early
+    part = small.prepare(Request(sample, region=(0, 0, SIZE, SIZE)))
+    assert part is not early
+    assert not np.array_equal(part.tensors["picture"], early.tensors["picture"])
+    of_another = Prepared({}, None, 0, 0, 0.0)
+    anew = small.prepare(Request(Sample(picture(), 0, 0, 0.0, early=of_another)))
+    assert np.array_equal(anew.tensors["picture"], early.tensors["picture"])
+    out = np.empty_like(early.tensors["picture"])
+    small.prepare(Request(sample), out)
+    assert np.array_equal(out, early.tensors["picture"])
+
+
+def test_only_pictures_of_streams_are_resized_in_the_quick_way(tmp_path: Path) -> None:
+    """Pictures of a folder are what somebody compares with; those of a codec are near enough."""
+    folder = model(tmp_path / "coarse", weights={"step": np.array(1 / 32, np.float32)})
+    coarse = open_model(load(folder), [EngineChoice("onnxruntime")], "picture")[0]
+    data = np.random.default_rng(0).integers(0, 256, (131, 173, 3)).astype(np.uint8)
+    ready = [coarse.prepare(Request(Sample(data, 0, 0, 0.0, file))) for file in (None, "cat.png")]
+    stream, still = (each.tensors["picture"] for each in ready)
+    assert stream.dtype.itemsize == 1
+    assert np.array_equal(still, coarse.make_ready(data).tensors["picture"])
+    assert np.array_equal(stream, coarse.make_ready(data, stream=True).tensors["picture"])
+    assert np.abs(stream.astype(int) - still).max() == (1 if cv2.ipp.useIPP() else 0)
+
+
+def test_threads_do_not_share_what_they_write_to(small: Model) -> None:
+    """Pictures that are prepared at the same time do not get into each other."""
+    wanted = [small.make_ready(picture(number)).tensors["picture"] for number in range(4)]
+    wrong: list[int] = []
+
+    def prepare(number: int) -> None:
+        for _ in range(200):
+            found = small.make_ready(picture(number)).tensors["picture"]
+            if not np.array_equal(found, wanted[number]):
+                wrong.append(number)
+
+    threads = [in_thread(partial(prepare, number)) for number in range(4)]
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def heard(topic: str, count: int, all_: list[Heard]) -> bool:
+    """Say whether so many messages have come."""
+    return sum(each.topic == topic for each in all_) == count
+
+
+def play(
+    broker: Mosquitto, folder: Path, device: str, pipelines: list[dict[str, Any]]
+) -> dict[str, list[dict[str, Any]]]:
+    """Play clips to their ends; gives the results of each."""
+    names = [each["name"] for each in pipelines]
+    listener = Listener(broker.port, f"edge/{device}/#")
+    settings = agent_settings(device, broker.url, pipelines, models_dirs=[str(CHECKOUT / "models")])
+    agent = AgentProcess(folder / device, settings)
+    try:
+        health = health_at_rest(listener, device, names)
+        for name in names:
+            check_account(health["pipelines"][name])
+            topic, count = f"edge/{device}/result/{name}", health["pipelines"][name]["published"]
+            listener.wait_for(partial(heard, topic, count), f"{count} results of {name}")
+        return {name: listener.on(f"edge/{device}/result/{name}") for name in names}
+    finally:
+        agent.stop()
+        listener.close()
+
+
+def test_a_crowd_finds_what_one_alone_finds(shared_broker: Mosquitto, tmp_path: Path) -> None:
+    """Every frame of every clip, in order, with the same boxes to the last digit."""
+    whole: dict[str, Any] = {"source": CLIP, "model": "parts-inspection"}
+    part = {**whole, "roi": REGION}
+    alone = play(
+        shared_broker, tmp_path, "alone", [{"name": "whole", **whole}, {"name": "part", **part}]
+    )
+    many = [{"name": f"whole-{i}", **whole} for i in range(3)]
+    many += [{"name": f"part-{i}", **part} for i in range(2)]
+    together = play(shared_broker, tmp_path, DEVICE, many)
+    for name, results in together.items():
+        wanted = alone[name.partition("-")[0]]
+        assert [r["seq"] for r in results] == list(range(len(wanted)))
+        assert [r["detections"] for r in results] == [r["detections"] for r in wanted]
+    assert any(result["detections"] for result in alone["part"])

@@ -1,0 +1,130 @@
+"""Hardware decoding is tried where there is a device for it, and what fails falls back at once.
+
+There is no such hardware where these tests run: OpenCV itself is asked for a decoder that it has
+not got, and refuses for real.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+
+import cv2
+import numpy as np
+import pytest
+
+from edge_agent.sources import hw_decode
+from edge_agent.sources.hw_decode import HARDWARE, Hardware
+from edge_agent.sources.source import open_source
+from edge_agent.sources.spec import parse_source
+from tests.helpers.small_models import plain, write_clip
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Path:
+    """Make a folder that stands for /dev/dri, with a render node."""
+    folder = tmp_path / "dri"
+    folder.mkdir()
+    (folder / "renderD128").touch()
+    return folder
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    """Make a clip of ten frames, each brighter than the one before."""
+    return write_clip(tmp_path / "clip.avi", [plain(20 * i) for i in range(10)])
+
+
+@pytest.fixture
+def process(nodes: Path) -> Iterator[Hardware]:
+    """Have this process believe in the render node; taken back afterwards."""
+    before = {name: getattr(HARDWARE, name) for name in ("_nodes", "kind", "allowed")}
+    HARDWARE._nodes = str(nodes)
+    yield HARDWARE
+    for name, value in before.items():
+        setattr(HARDWARE, name, value)
+    HARDWARE._failed.clear()
+    HARDWARE._trying.clear()
+
+
+def greys(clip: Path) -> list[int]:
+    """Play a clip; gives the middle grey of each frame."""
+    source = open_source(parse_source(f"file:{clip}?pace=max", clip.parent), Event())
+    found = []
+    while source.grab():
+        found.append(int(np.median(source.retrieve().data)))
+    source.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "kind", [cv2.VIDEO_ACCELERATION_ANY, cv2.VIDEO_ACCELERATION_VAAPI, cv2.VIDEO_ACCELERATION_DRM]
+)
+def test_without_a_decoder_every_frame_comes_all_the_same(
+    kind: int, process: Hardware, clip: Path
+) -> None:
+    """Whatever OpenCV is asked for and has not got: the clip is decoded in software, whole."""
+    expected = [20 * i for i in range(10)]
+    process.kind = kind
+    assert greys(clip) == pytest.approx(expected, abs=2)
+    assert greys(clip) == pytest.approx(expected, abs=2)
+
+
+def test_a_refusal_is_said_once_and_remembered(
+    process: Hardware, clip: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stream that the hardware decoder cannot take is not offered to it again."""
+    process.kind = cv2.VIDEO_ACCELERATION_VAAPI
+    with caplog.at_level(logging.WARNING):
+        greys(clip)
+        greys(clip)
+    said = [record.message for record in caplog.records if "hardware decoder" in record.message]
+    assert len(said) == 1
+    assert "decoding in software" in said[0]
+    assert not process.wanted(f"file:{clip}?pace=max")
+
+
+def test_a_file_that_is_no_clip_is_not_held_against_it(process: Hardware, tmp_path: Path) -> None:
+    """Where software cannot play it either, the decoder is not to blame."""
+    broken = tmp_path / "broken.mp4"
+    broken.write_bytes(b"no clip" * 100)
+    process.kind = cv2.VIDEO_ACCELERATION_VAAPI
+    opened = process.capture(cv2, str(broken), "broken", [])
+    assert not opened.isOpened()
+    assert process.wanted("broken")
+
+
+def test_it_is_tried_only_where_there_is_a_device(nodes: Path, tmp_path: Path) -> None:
+    """Without a render node, or with `decode = "software"`, streams are opened as ever."""
+    assert Hardware(str(nodes)).wanted("a")
+    assert not Hardware(str(tmp_path / "absent")).wanted("a")
+    (nodes / "renderD128").unlink()
+    (nodes / "card0").touch()
+    assert not Hardware(str(nodes)).wanted("a")
+    forbidden = Hardware(str(nodes))
+    (nodes / "renderD128").touch()
+    forbidden.allowed = False
+    assert not forbidden.wanted("a")
+
+
+def test_a_decoder_that_gives_nothing_is_doubted_until_a_picture_came(nodes: Path) -> None:
+    """A first picture that does not come is blamed on it; later losses are the camera's."""
+    known = Hardware(str(nodes))
+    assert known.wanted("silent")
+    assert known.doubt("silent")
+    assert not known.wanted("silent")
+    assert known.wanted("good")
+    known.works("good")
+    assert not known.doubt("good")
+    assert known.wanted("good")
+
+
+def test_a_decoder_that_hangs_is_tried_once(nodes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream given up on before its first picture is decoded in software the next time."""
+    monkeypatch.setattr(hw_decode, "PATIENCE_SECONDS", 0.0)
+    known = Hardware(str(nodes))
+    assert known.wanted("stuck")
+    assert not known.wanted("stuck")
+    assert known.wanted("another")

@@ -1,0 +1,1130 @@
+"""Sources: how their texts are read, and what opened ones give."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge_agent.core.errors import SampleError, SourceError, UsageError
+from edge_agent.core.types import Reading
+from edge_agent.sources.csv_file import MAX_LINE
+from edge_agent.sources.opencv import load
+from edge_agent.sources.source import Source, open_source
+from edge_agent.sources.spec import guess_source, parse_source, redact
+from tests.helpers.cameras import MjpegServer, RtspServer, free_port, rtsp_missing
+
+# Loaded as the program does it, before anything else could: that is when FFmpeg turns quiet.
+cv2 = load()
+
+ASSETS = Path(__file__).resolve().parents[2].parent / "shared" / "assets"
+HERE = Path("/base")
+
+Picture = NDArray[np.uint8]
+
+
+# Making media
+
+
+def plain(value: int, width: int = 64, height: int = 48) -> Picture:
+    """Make a picture of one grey."""
+    return np.full((height, width, 3), value, np.uint8)
+
+
+def make_clip(path: Path, frames: int = 12, rate: float = 25.0) -> Path:
+    """Write a clip whose frames grow lighter, 10 grey levels a frame."""
+    codec = "MJPG" if path.suffix == ".avi" else "mp4v"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), rate, (64, 48))
+    assert writer.isOpened()
+    for number in range(frames):
+        writer.write(plain(10 * number % 250))
+    writer.release()
+    return path
+
+
+def jpeg(picture: Picture, orientation: int | None = None) -> bytes:
+    """Encode a JPEG, with an EXIF orientation (TIFF tag 0x0112) if one is given."""
+    data: bytes = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes()
+    if orientation is None:
+        return data
+    tiff = b"MM\0*" + struct.pack(">IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
+    segment = b"Exif\0\0" + tiff
+    return data[:2] + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + data[2:]
+
+
+def npy_bytes(array: NDArray[np.generic]) -> bytes:
+    """Give an array as a .npy file."""
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def opened(text: str, base: Path, closing: threading.Event | None = None) -> Source:
+    """Open a source by its text."""
+    return open_source(parse_source(text, base), closing)
+
+
+def readings(source: Source, limit: int = 100_000) -> list[Reading]:
+    """Take readings until the source ends, or *limit* of them; close it."""
+    taken: list[Reading] = []
+    while len(taken) < limit and source.grab():
+        taken.append(source.retrieve())
+    source.close()
+    return taken
+
+
+def all_rows(source: Source) -> NDArray[np.float32]:
+    """Join the rows of a signal that ends."""
+    return np.concatenate([reading.data for reading in readings(source)])
+
+
+# Reading the text
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("file:clip.mp4", "/base/clip.mp4"),
+        ("file:/media/clip.mp4", "/media/clip.mp4"),
+        ("file:///media/clip.mp4", "/media/clip.mp4"),
+        ("file://localhost/media/clip.mp4", "/media/clip.mp4"),
+        ("FILE:clip.mp4", "/base/clip.mp4"),
+        ("file:50%25%3F%20a%26b.mp4?loop=1", "/base/50%? a&b.mp4"),
+        ("file:a#b.mp4", "/base/a#b.mp4"),
+        ("dir:frames/", "/base/frames"),
+        ("v4l2:/dev/video0", "/dev/video0"),
+    ],
+)
+def test_local_paths(text: str, path: str) -> None:
+    """Relative paths count from the base; percent-encoded characters are decoded."""
+    assert parse_source(text, HERE).path == Path(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "live", "lossless"),
+    [
+        ("rtsp://camera/stream", "picture", True, False),
+        ("rtsps://camera/stream", "picture", True, False),
+        ("http://camera/stream.mjpg", "picture", True, False),
+        ("https://camera/stream.mjpg?size=2", "picture", True, False),
+        ("v4l2:/dev/video0", "picture", True, False),
+        ("file:clip.mp4", "picture", False, False),
+        ("file:clip.mp4?pace=real&loop=1", "picture", False, False),
+        ("file:clip.mp4?pace=max", "picture", False, True),
+        ("dir:frames?rate=2", "picture", False, True),
+        ("csv:a.csv", "signal", False, True),
+        ("npy:a.npy?rate=100", "signal", False, True),
+        ("f32:a.bin?channels=8&rate=0.5", "signal", False, True),
+    ],
+)
+def test_what_is_known_without_opening(text: str, kind: str, live: bool, lossless: bool) -> None:
+    """Kind, liveness and losslessness follow from the text alone."""
+    spec = parse_source(text, HERE)
+    assert (spec.kind, spec.live, spec.lossless) == (kind, live, lossless)
+
+
+def test_options_are_read() -> None:
+    """The values of options reach the spec."""
+    spec = parse_source("f32:a.bin?channels=128&rate=12.5&loop=1", HERE)
+    assert (spec.channels, spec.rate, spec.loop) == (128, 12.5, True)
+    assert parse_source("f32:a.bin", HERE).channels == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ("clip.mp4", "did you mean 'file:clip.mp4'"),
+        ("photo.jpg", "did you mean 'dir:photo.jpg'"),
+        ("frames/", "did you mean 'dir:frames/'"),
+        ("/dev/video0", "did you mean 'v4l2:/dev/video0'"),
+        ("rtsq://camera/x", "unknown form 'rtsq:'; did you mean 'rtsp:'.*Known: .*npy:"),
+        ("ftp://host/x", "unknown form 'ftp:'.*known: rtsp:, .*f32:"),
+        ("wav:a.wav", "wav: is not supported by this version yet"),
+        ("mqtt:sensors/a", "mqtt: is not supported by this version yet"),
+        ("serial:/dev/ttyUSB0?baud=1", "serial: is not supported by this version yet"),
+        ("file:", "names no path; write e.g. file:clip.mp4"),
+        ("dir:?loop=1", "names no path"),
+        ("file:a%00b", "NUL"),
+        ("file:a%FFb.mp4", "the path is not UTF-8"),
+        ("dir:a\udcffb", "the path is not UTF-8"),
+        ("file://clip.mp4", "write file:clip.mp4"),
+        ("v4l2:0", "not a device; write e.g. v4l2:/dev/video0"),
+        ("v4l2:/dev/video0?size=1", "unknown option 'size'; v4l2: takes none"),
+        ("file:a.mp4?rate=5", "unknown option 'rate'; file: takes loop, pace"),
+        ("file:a.mp4?pace=fast", "pace: expected real or max, found 'fast'"),
+        ("file:a.mp4?loop", "option 'loop' has no value"),
+        ("file:a.mp4?loop=", "option 'loop' has no value"),
+        ("file:a.mp4?loop=yes", "loop: expected 0 or 1, found 'yes'"),
+        ("file:a.mp4?loop=1&loop=0", "'loop' is given twice"),
+        ("csv:a.csv?rate=fast", "rate: expected .*found 'fast'"),
+        ("csv:a.csv?rate=0", "rate: expected .*found '0'"),
+        ("csv:a.csv?rate=1e-300", "rate: expected .* from 0.00001 to 1000000, found '1e-300'"),
+        ("csv:a.csv?rate=nan", "rate: expected .*found 'nan'"),
+        ("csv:a.csv?channels=3", "unknown option 'channels'; csv: takes loop, rate"),
+        ("f32:a.bin?channels=0", "channels: expected .*found '0'"),
+        ("f32:a.bin?channels=1.5", "channels: expected .*found '1.5'"),
+        ("rtsp:camera/x", "names no host"),
+        ("rtsp:///x", "names no host"),
+        ("rtsp://camera:x/y", "host or port is not valid"),
+        ("rtsp://cam era/y", "space"),
+    ],
+)
+def test_a_wrong_text_is_one_clear_line(text: str, says: str) -> None:
+    """Each mistake in a source's text is one line that says what is wrong and how to mend it."""
+    with pytest.raises(UsageError, match=says) as problem:
+        parse_source(text, HERE)
+    assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("rtsp://admin:pw@cam/s", "rtsp://cam/s"),
+        ("rtsp://admin:p@w@cam:554/s", "rtsp://cam:554/s"),
+        ("rtsp://admin:p/w@cam/s", "rtsp://cam/s"),
+        ("rtsp://admin@cam/s", "rtsp://cam/s"),
+        ("rtsp://cam:554/live@1", "rtsp://cam:554/live@1"),
+        ("http://cam/v.cgi?user=admin&pwd=pw&size=2", "http://cam/v.cgi?user=admin&pwd=***&size=2"),
+        ("lost rtsp://a:b@c/d, and rtsp://e:f@g/h", "lost rtsp://c/d, and rtsp://g/h"),
+        ("file:clip.mp4", "file:clip.mp4"),
+    ],
+)
+def test_passwords_are_taken_out(text: str, shown: str) -> None:
+    """What is shown of a source holds neither user nor password."""
+    assert redact(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text", ["rtsp://admin:secret/1@cam/s", "rtps://admin:secret@cam/s", "rtsp://a:secret@/s"]
+)
+def test_errors_hold_no_password(text: str) -> None:
+    """An error about a source's text does not tell its password."""
+    with pytest.raises(UsageError) as problem:
+        parse_source(text, HERE)
+    assert "secret" not in str(problem.value)
+
+
+def test_a_spec_shows_no_password() -> None:
+    """Printing a spec, as a debugger or a traceback would, does not tell its password."""
+    assert "secret" not in repr(parse_source("rtsp://admin:secret@cam/s", HERE))
+
+
+@pytest.mark.parametrize(
+    ("typed", "text"),
+    [
+        ("rtsp://cam/s", "rtsp://cam/s"),
+        ("file:x.mp4?loop=1", "file:x.mp4?loop=1"),
+        ("mqtt:a/b", "mqtt:a/b"),
+        ("ftp://x/y", "ftp://x/y"),
+        ("/dev/video2", "v4l2:/dev/video2"),
+        ("0", "v4l2:/dev/video0"),
+        ("clip.mp4", "file:clip.mp4"),
+        ("frames", "dir:frames"),
+        ("photo.JPG", "dir:photo.JPG"),
+        ("log.csv", "csv:log.csv"),
+        ("x.npy", "npy:x.npy"),
+        ("a.wav", "wav:a.wav"),
+        ("100% real?.mp4", "file:100%25 real%3F.mp4"),
+        ("clip.mp4?loop=1", "file:clip.mp4?loop=1"),
+        ("missing.mp4", "file:missing.mp4"),
+    ],
+)
+def test_guessing(typed: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a person types without a form gets the one that fits."""
+    monkeypatch.chdir(tmp_path)
+    Path("frames").mkdir()
+    for name in ("clip.mp4", "photo.JPG", "log.csv", "x.npy", "100% real?.mp4"):
+        Path(name).touch()
+
+    assert guess_source(typed) == text
+
+
+# What every source does
+
+
+@dataclass
+class Case:
+    """A source, and how many readings it gives before it ends (None: never ends)."""
+
+    text: str
+    count: int | None
+
+
+@pytest.fixture(scope="module")
+def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder with one small source of each kind."""
+    folder = tmp_path_factory.mktemp("media")
+    make_clip(folder / "clip.mp4", 6, rate=100.0)
+    make_clip(folder / "clip.avi", 6, rate=100.0)
+    (folder / "pictures").mkdir()
+    for name in ("b.png", "a.jpg", "c.bmp", "d.webp", "e.tif"):
+        cv2.imwrite(str(folder / "pictures" / name), plain(50))
+    rows = np.arange(12, dtype=np.float32).reshape(6, 2)
+    np.savetxt(folder / "rows.csv", rows, delimiter=",", header="x,y", comments="")
+    np.save(folder / "rows.npy", rows)
+    rows.astype("<f4").tofile(folder / "rows.f32")
+    return folder
+
+
+CASES = [
+    Case("file:clip.mp4", 6),
+    Case("file:clip.avi?pace=max", 6),
+    Case("file:clip.mp4?loop=1", None),
+    Case("file:clip.mp4?pace=max&loop=1", None),
+    Case("dir:pictures", 5),
+    Case("dir:pictures/a.jpg", 1),
+    Case("dir:pictures?loop=1&rate=500", None),
+    Case("csv:rows.csv", 1),
+    Case("csv:rows.csv?rate=100", 6),
+    Case("csv:rows.csv?loop=1", None),
+    Case("npy:rows.npy", 1),
+    Case("npy:rows.npy?rate=100", 6),
+    Case("npy:rows.npy?loop=1&rate=100", None),
+    Case("f32:rows.f32?channels=2", 1),
+    Case("f32:rows.f32?channels=2&rate=50&loop=1", None),
+]
+
+
+@pytest.fixture(params=[*CASES, Case("http", None)], ids=lambda case: case.text)
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
+    """Each kind of source that can run anywhere."""
+    given: Case = request.param
+    if given.text != "http":
+        yield given
+        return
+    server = MjpegServer([jpeg(plain(80))])
+    yield Case(server.url(), None)
+    server.cut()
+
+
+def test_a_source_keeps_its_promises(case: Case, media: Path) -> None:
+    """Readings are of the announced kind, their clocks never go back, and it ends or goes on."""
+    spec = parse_source(case.text, media)
+    source = open_source(spec)
+
+    taken = readings(source, limit=20 if case.count is None else 1000)
+
+    assert (source.kind, source.lossless) == (spec.kind, spec.lossless)
+    assert len(taken) == (case.count or 20)
+    for reading in taken:
+        assert reading.data.dtype == (np.uint8 if spec.kind == "picture" else np.float32)
+        assert reading.data.ndim == (3 if spec.kind == "picture" else 2)
+        assert reading.data.flags.c_contiguous
+    for clock in ([r.time_ns for r in taken], [int(r.since * 1e9) for r in taken]):
+        assert clock == sorted(clock)
+    source.close()  # closed by `readings` already
+
+
+def test_an_ended_source_stays_ended(case: Case, media: Path) -> None:
+    """Asked again after the end, a source says again that it has ended."""
+    source = opened(case.text, media)
+    if case.count is not None:
+        while source.grab():
+            pass
+        assert [source.grab(), source.grab()] == [False, False]
+    else:
+        assert source.grab()
+    source.close()
+
+
+def test_readings_are_the_callers_own(case: Case, media: Path) -> None:
+    """A later reading does not change an earlier one."""
+    source = opened(case.text, media)
+    assert source.grab()
+    first = source.retrieve().data
+    before = first.copy()
+
+    for _ in range(4):
+        if source.grab():
+            source.retrieve().data[:] = 7
+    source.close()
+
+    assert np.array_equal(first, before)
+
+
+def test_closing_ends_a_source(case: Case, media: Path) -> None:
+    """Once the closing event is set, the next grab says that it is over."""
+    closing = threading.Event()
+    source = opened(case.text, media, closing)
+    assert source.grab()
+
+    closing.set()
+
+    assert source.grab() is False
+    source.close()
+
+
+@pytest.mark.parametrize(
+    "text", ["dir:pictures?rate=0.001", "csv:rows.csv?rate=0.001", "file:slow.avi"]
+)
+def test_closing_cuts_a_wait_short(text: str, media: Path) -> None:
+    """A grab that waits for a reading to be due, for a long time, returns when it is to close."""
+    make_clip(media / "slow.avi", 3, rate=0.125)  # 8 s a frame
+    closing = threading.Event()
+    source = opened(text, media, closing)
+    assert source.grab()
+    outcome: list[bool] = []
+    waiting = threading.Thread(target=lambda: outcome.append(source.grab()), daemon=True)
+
+    waiting.start()
+    closing.set()
+    waiting.join(5)  # less than the reading would take to be due
+
+    assert outcome == [False]
+    source.close()
+
+
+# Clips
+
+
+@pytest.mark.parametrize("name", ["clip.mp4", "clip.avi"])
+@pytest.mark.parametrize("pace", ["real", "max"])
+def test_every_frame_of_a_clip_comes_once_and_in_order(
+    name: str, pace: str, tmp_path: Path
+) -> None:
+    """A clip gives each of its frames, in order, whatever the pace."""
+    make_clip(tmp_path / name, 12, rate=200.0)
+
+    taken = readings(opened(f"file:{name}?pace={pace}", tmp_path))
+
+    assert [round(float(r.data.mean()) / 10) for r in taken] == list(range(12))
+    assert {r.data.shape for r in taken} == {(48, 64, 3)}
+
+
+def test_a_clip_keeps_its_own_rate(tmp_path: Path) -> None:
+    """At pace=real no frame comes before its time, counted from the first, loops included."""
+    make_clip(tmp_path / "clip.mp4", 4, rate=50.0)
+
+    taken = readings(opened("file:clip.mp4?loop=1", tmp_path), limit=10)
+
+    for number, reading in enumerate(taken):
+        assert reading.since - taken[0].since > number / 50.0 - 0.002
+
+
+def test_a_looped_clip_begins_anew(tmp_path: Path) -> None:
+    """After the last frame of a looped clip comes its first."""
+    make_clip(tmp_path / "clip.avi", 3)
+    taken = readings(opened("file:clip.avi?loop=1&pace=max", tmp_path), limit=7)
+    assert [round(float(r.data.mean()) / 10) for r in taken] == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_a_clip_with_special_characters(tmp_path: Path) -> None:
+    """A clip is found by its percent-encoded name."""
+    make_clip(tmp_path / "clip.avi", 3).rename(tmp_path / "Prüfung 100%? #1 %03d.avi")
+    source = opened("file:Pr%C3%BCfung%20100%25%3F #1 %2503d.avi?pace=max", tmp_path)
+    assert len(readings(source)) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file"),
+        (b"", "is empty"),
+        (b"not a video at all" * 100, "is not a video that can be played"),
+        (
+            b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nclip.mp4\n#EXT-X-ENDLIST\n",
+            "not a video",
+        ),
+        (b"ffconcat version 1.0\nfile clip.mp4\n", "not a video"),
+    ],
+    ids=["missing", "empty", "text", "playlist", "concat"],
+)
+def test_what_is_no_clip_is_one_clear_line(
+    content: bytes | None, says: str, tmp_path: Path
+) -> None:
+    """A file that cannot be played, or would name other files, is refused when it is opened."""
+    make_clip(tmp_path / "clip.mp4")
+    if content is not None:
+        (tmp_path / "bad.mp4").write_bytes(content)
+    with pytest.raises(SourceError, match=says) as problem:
+        opened("file:bad.mp4", tmp_path)
+    assert "\n" not in str(problem.value)
+
+
+def test_a_folder_is_no_clip(tmp_path: Path) -> None:
+    """A folder given as a file is told to be one, with the form to use."""
+    with pytest.raises(SourceError, match=r"is a folder; write dir:"):
+        opened("file:.", tmp_path)
+
+
+def test_a_clip_without_its_index_is_refused(tmp_path: Path) -> None:
+    """An MP4 cut short has lost its index and cannot be played: said at once."""
+    whole = make_clip(tmp_path / "clip.mp4", 40).read_bytes()
+    (tmp_path / "cut.mp4").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(SourceError, match="is not a video that can be played"):
+        opened("file:cut.mp4", tmp_path)
+
+
+def test_a_clip_cut_short_plays_what_is_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An AVI cut short gives the frames that it has, ends, and says that some are missing."""
+    whole = make_clip(tmp_path / "clip.avi", 100).read_bytes()
+    (tmp_path / "cut.avi").write_bytes(whole[: len(whole) // 2])
+
+    taken = readings(opened("file:cut.avi?pace=max", tmp_path))
+
+    assert 20 < len(taken) < 70
+    assert "of 100 frames; the file is damaged or cut short" in caplog.text
+
+
+@pytest.mark.assets
+@pytest.mark.parametrize(
+    ("name", "count", "shape"),
+    [
+        ("one-by-one-person-detection.mp4", 1394, (432, 768, 3)),
+        ("bottle-detection.mp4", 1189, (360, 640, 3)),
+    ],
+)
+def test_real_clips_give_every_frame(name: str, count: int, shape: tuple[int, ...]) -> None:
+    """A real clip at pace=max gives exactly the frames that it is known to hold."""
+    if not ASSETS.is_dir():
+        pytest.skip(f"reference media are not at {ASSETS}")
+    source = opened(f"file:{name}?pace=max", ASSETS / "media")
+    grabbed = 0
+    while source.grab():
+        grabbed += 1
+    source.close()
+    last = readings(opened(f"file:{name}?pace=max", ASSETS / "media"), limit=1)[0]
+
+    assert grabbed == count
+    assert last.data.shape == shape
+
+
+# Folders of pictures
+
+
+def test_pictures_come_in_name_order(tmp_path: Path) -> None:
+    """Pictures come by name, whatever their type and age; other files are passed over."""
+    for value, name in enumerate(("c.png", "a.bmp", "sub/b.png", "b.tiff", "B.WEBP")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        ok, data = cv2.imencode(Path(name).suffix.lower(), plain(20 * value))
+        assert ok
+        (tmp_path / name).write_bytes(data.tobytes())
+    (tmp_path / "notes.txt").write_text("not a picture")
+    (tmp_path / ".hidden.png").write_bytes(b"leavings")
+
+    taken = readings(opened("dir:.", tmp_path))
+
+    assert [r.file for r in taken] == ["B.WEBP", "a.bmp", "b.tiff", "c.png", "sub/b.png"]
+    assert [round(float(r.data.mean()) / 20) for r in taken] == [4, 1, 3, 0, 2]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(orientation: int, tmp_path: Path) -> None:
+    """A picture stored turned or mirrored comes upright, in all eight ways of EXIF."""
+    upright = plain(0)
+    upright[:10, :20] = 255  # bright corner at the top left
+    stored = {
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.transpose(1, 0, 2),
+        6: upright.transpose(1, 0, 2)[::-1],
+        7: upright.transpose(1, 0, 2)[::-1, ::-1],
+        8: upright.transpose(1, 0, 2)[:, ::-1],
+    }[orientation]
+    (tmp_path / "turned.jpg").write_bytes(jpeg(np.ascontiguousarray(stored), orientation))
+
+    picture = readings(opened("dir:turned.jpg", tmp_path))[0].data
+
+    assert picture.shape == upright.shape
+    assert np.abs(picture.astype(int) - upright).mean() < 5
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "name"),
+    [
+        ((48, 64), np.uint8, "grey.png"),
+        ((48, 64, 4), np.uint8, "alpha.png"),
+        ((48, 64, 3), np.uint16, "deep.png"),
+        ((48, 64), np.uint16, "deep-grey.tif"),
+    ],
+)
+def test_any_picture_becomes_bgr(
+    shape: tuple[int, ...], dtype: type[np.generic], name: str, tmp_path: Path
+) -> None:
+    """Grey, transparent and 16-bit pictures come as 8-bit BGR like all others."""
+    assert cv2.imwrite(str(tmp_path / name), np.full(shape, 100, dtype))
+    picture = readings(opened(f"dir:{name}", tmp_path))[0].data
+    assert picture.shape == (48, 64, 3)
+    assert picture.dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"no picture", jpeg(plain(90, 640, 480))[:-600]], ids=["empty", "text", "cut"]
+)
+def test_a_damaged_picture_costs_only_itself(damage: bytes, tmp_path: Path) -> None:
+    """A picture that cannot be decoded is one SampleError; those after it come."""
+    (tmp_path / "a.jpg").write_bytes(jpeg(plain(90)))
+    (tmp_path / "b.jpg").write_bytes(damage)
+    (tmp_path / "c.jpg").write_bytes(jpeg(plain(90)))
+    source = opened("dir:.", tmp_path)
+
+    assert source.grab()
+    assert source.retrieve().file == "a.jpg"
+    assert source.grab()
+    with pytest.raises(SampleError, match=r"b\.jpg: "):
+        source.retrieve()
+    assert source.grab()
+    assert source.retrieve().file == "c.jpg"
+    assert not source.grab()
+
+
+def test_a_looped_folder_shows_what_has_come(tmp_path: Path) -> None:
+    """Each pass over a looped folder lists it anew."""
+    (tmp_path / "b.jpg").write_bytes(jpeg(plain(90)))
+    source = opened("dir:.?loop=1", tmp_path)
+    assert source.grab()
+    (tmp_path / "a.jpg").write_bytes(jpeg(plain(90)))
+    assert [r.file for r in readings(source, limit=3)] == ["a.jpg", "b.jpg", "a.jpg"]
+
+
+def test_a_folder_of_links_is_a_folder_of_pictures(tmp_path: Path) -> None:
+    """A link to a picture is looked at like a picture, wherever it leads; a broken one is not."""
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "outside.jpg").write_bytes(jpeg(plain(90)))
+    (tmp_path / "inside" / "a.jpg").write_bytes(jpeg(plain(90)))
+    (tmp_path / "inside" / "b.jpg").symlink_to(tmp_path / "outside.jpg")
+    (tmp_path / "inside" / "c.jpg").symlink_to("a.jpg")
+    (tmp_path / "inside" / "d.jpg").symlink_to("nowhere.jpg")
+    taken = readings(opened("dir:inside", tmp_path))
+    assert [r.file for r in taken] == ["a.jpg", "b.jpg", "c.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("dir:empty", "holds no pictures"), ("dir:missing", "No such file")]
+)
+def test_a_folder_without_pictures_is_refused(text: str, says: str, tmp_path: Path) -> None:
+    """A missing folder, and one without pictures, are one line each when they are opened."""
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match=says):
+        opened(text, tmp_path)
+
+
+def test_a_rate_spaces_pictures(tmp_path: Path) -> None:
+    """With a rate, no picture comes before its time."""
+    for name in ("a.jpg", "b.jpg", "c.jpg"):
+        (tmp_path / name).write_bytes(jpeg(plain(90)))
+    taken = readings(opened("dir:.?rate=50", tmp_path))
+    for number, reading in enumerate(taken):
+        assert reading.since - taken[0].since > number / 50 - 0.002
+
+
+# Recorded signals
+
+
+def text_file(folder: Path, text: str) -> Path:
+    """Write a CSV file."""
+    path = folder / "rows.csv"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "rows"),
+    [
+        ("a,b\n1,2\n3,4\n", ("a", "b"), [[1, 2], [3, 4]]),
+        ("1,2\n3,4\n", (), [[1, 2], [3, 4]]),
+        ("1\n2\n", (), [[1], [2]]),
+        ("a;b\n1;2\n", ("a", "b"), [[1, 2]]),
+        ("a\tb\r\n1\t2\r\n", ("a", "b"), [[1, 2]]),
+        ("\ufeffa,b\n1,2\n", ("a", "b"), [[1, 2]]),
+        ("# a, b\n1, 2\n", ("a", "b"), [[1, 2]]),
+        ('"a,x",b\n"1",2\n', ("a,x", "b"), [[1, 2]]),
+        ("\n\na,b\n\n1,2\n3,4\n\n\n", ("a", "b"), [[1, 2], [3, 4]]),
+        ("1,2\n3,4\n  \n", (), [[1, 2], [3, 4]]),
+        ("a,b\r\r\n1,2\r\r\n3,4\r\r\n", ("a", "b"), [[1, 2], [3, 4]]),
+        ("1,2\r3,4\r", (), [[1, 2], [3, 4]]),
+        ("time,0,1\n5,1e-3,-2.5E2\n", ("time", "0", "1"), [[5, 1e-3, -250]]),
+    ],
+)
+def test_csv(text: str, columns: tuple[str, ...], rows: list[list[float]], tmp_path: Path) -> None:
+    """CSV is read with and without header, with the usual delimiters, quotes and blank lines."""
+    text_file(tmp_path, text)
+    taken = readings(opened("csv:rows.csv", tmp_path))
+    assert taken[0].columns == columns
+    assert np.allclose(taken[0].data, rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a,b\n1,2\n3,x\n5,6\n", r"line 3, column 'b': expected a number, found 'x'"),
+        ("1,2\n3,x\n5,6\n", r"line 2, column 1: expected a number, found 'x'"),
+        ("a,b\n1,2\n3,\n5,6\n", r"line 3, column 'b': .* an empty cell"),
+        ("a,b\n1,2\nnan,4\n5,6\n", r"line 3, column 'a': .*'nan'"),
+        ("a,b\n1,2\n3,1e39\n5,6\n", r"line 3, column 'b': .*'1e39'"),
+        ("a,b\n1,2\n3,4,5\n5,6\n", r"line 3: expected 2 cells, found 3"),
+        ("a,b\n1,2\n3\n5,6\n", r"line 3: expected 2 cells, found 1"),
+        ("a,b\n1,2\n,\n5,6\n", r"line 3, column 'a': .* an empty cell"),
+        ("1,2\n,\n5,6\n", r"line 2, column 0: .* an empty cell"),
+        ("a,b\n1,2\n\n5,6\n", r"line 3 is empty"),
+        ("1,2\n\n \n\n5,6\n\n", r"line 4 is empty"),
+    ],
+)
+@pytest.mark.parametrize("options", ["", "?rate=1000"])
+def test_a_bad_row_costs_only_itself(text: str, says: str, options: str, tmp_path: Path) -> None:
+    """A row that cannot be used is one SampleError with line and column; the others come."""
+    text_file(tmp_path, text)
+    source = opened(f"csv:rows.csv{options}", tmp_path)
+
+    assert source.grab()
+    assert source.retrieve().data.tolist() == [[1, 2]]
+    assert source.grab()
+    with pytest.raises(SampleError, match=says):
+        source.retrieve()
+    assert source.grab()
+    assert source.retrieve().data.tolist() == [[5, 6]]
+    assert not source.grab()
+
+
+def test_empty_lines_of_one_column_are_a_gap(tmp_path: Path) -> None:
+    """Where a row is one cell, an empty line in the middle is a missing reading as well."""
+    text_file(tmp_path, "1\n2\n\n3\n\n")
+    source = opened("csv:rows.csv", tmp_path)
+    assert source.grab()
+    assert source.retrieve().data.tolist() == [[1], [2]]
+    assert source.grab()
+    with pytest.raises(SampleError, match="line 3 is empty"):
+        source.retrieve()
+    assert source.grab()
+    assert source.retrieve().data.tolist() == [[3]]
+    assert not source.grab()
+
+
+def test_a_text_column_does_not_spoil_the_others(tmp_path: Path) -> None:
+    """A column that begins with text, such as a time stamp, is NaN; the others are read."""
+    text_file(tmp_path, "time,ax,note\n09:00:01,1.5,\n09:00:02,2.5,bump\n")
+    data = all_rows(opened("csv:rows.csv", tmp_path))
+    assert data[:, 1].tolist() == [1.5, 2.5]
+    assert np.isnan(data[:, [0, 2]]).all()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file"),
+        (b"", "is empty"),
+        (b"a,b\n", "no rows of numbers"),
+        (b"a,b\nc,d\n", "line 2 holds no number"),
+        (b"a,b\n1,2,3\n", "line 2 has 3 cells, but the header has 2"),
+        (b"x" * (MAX_LINE + 1), "line 1 is longer than"),
+        (bytes(range(256)) * 9, "holds no number|cells"),
+    ],
+    ids=["missing", "empty", "header only", "no numbers", "ragged", "long", "binary"],
+)
+def test_what_is_no_csv_is_one_clear_line(content: bytes | None, says: str, tmp_path: Path) -> None:
+    """A file that holds no rows of numbers is refused when it is opened."""
+    if content is not None:
+        (tmp_path / "rows.csv").write_bytes(content)
+    with pytest.raises(SourceError, match=says) as problem:
+        opened("csv:rows.csv", tmp_path)
+    assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", ">f4", "i2", "u1", "i8", "?"])
+@pytest.mark.parametrize("shape", [(5000,), (3000, 3), (2500, 2, 3), (40, 5, 3, 1)])
+def test_npy(shape: tuple[int, ...], dtype: str, order: str, tmp_path: Path) -> None:
+    """Arrays of any real type, size and order come whole, as float32, in pieces."""
+    values = np.random.default_rng(1).integers(0, 100, shape).astype(dtype)
+    ordered = np.asfortranarray(values) if order == "F" else values
+    np.save(tmp_path / "a.npy", ordered)
+
+    taken = readings(opened("npy:a.npy", tmp_path))
+
+    wanted = values.reshape(-1, 1) if len(shape) == 1 else values
+    found = np.concatenate([r.data for r in taken])
+    assert found.dtype == np.float32
+    assert np.array_equal(found, wanted.astype(np.float32))
+    assert max(len(r.data) for r in taken) <= 1024
+
+
+def test_a_transposed_array_comes_as_it_was_meant(tmp_path: Path) -> None:
+    """np.save of a transposed array stores columns; they come as time by channels all the same."""
+    channels = np.arange(6000, dtype=np.float32).reshape(2, 3000)
+    np.save(tmp_path / "a.npy", channels.T)
+    assert np.array_equal(all_rows(opened("npy:a.npy", tmp_path)), channels.T)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_value_that_is_not_finite_costs_its_row(order: str, tmp_path: Path) -> None:
+    """NaN, infinity and what float32 cannot hold are one SampleError each, naming row and value."""
+    values = np.arange(20, dtype=np.float64).reshape(10, 2)
+    values[2, 1], values[3, 0], values[9, 0] = np.nan, np.inf, 1e300
+    np.save(tmp_path / "a.npy", np.asfortranarray(values) if order == "F" else values)
+    source = opened("npy:a.npy", tmp_path)
+    rows: list[list[float]] = []
+    errors: list[str] = []
+
+    while source.grab():
+        try:
+            rows += source.retrieve().data.tolist()
+        except SampleError as problem:
+            errors.append(str(problem).partition(": ")[2])
+
+    assert rows == values[[0, 1, 4, 5, 6, 7, 8]].tolist()
+    assert [error.split(" is")[0] for error in errors] == [
+        "row 2, value 1", "row 3, value 0", "row 9, value 0"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file"),
+        (b"not numpy", "is not a .npy file"),
+        (npy_bytes(np.array([{"a": 1}], dtype=object)), "expected an array of real numbers"),
+        (npy_bytes(np.zeros(3, np.complex64)), "found type complex64"),
+        (npy_bytes(np.array(["a"])), "expected an array of real numbers"),
+        (npy_bytes(np.ones(())), r"found an array of shape \(\)"),
+        (npy_bytes(np.zeros((0, 3))), r"found an array of shape \(0, 3\)"),
+        (npy_bytes(np.zeros((9, 3)))[:-10], "is cut short: expected 27 values, found 25"),
+        (npy_bytes(np.zeros((9, 3)))[:40], "is not a .npy file"),
+    ],
+    ids=["missing", "text", "pickle", "complex", "str", "scalar", "no rows", "cut", "cut header"],
+)
+def test_what_is_no_array_is_one_clear_line(
+    content: bytes | None, says: str, tmp_path: Path
+) -> None:
+    """A file that holds no array of rows is refused when opened; nothing is ever unpickled."""
+    if content is not None:
+        (tmp_path / "a.npy").write_bytes(content)
+    with pytest.raises(SourceError, match=says) as problem:
+        opened("npy:a.npy", tmp_path)
+    assert "\n" not in str(problem.value)
+
+
+def test_an_array_cut_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    """A file that another program cuts short ends in a SourceError, not in a dead process."""
+    np.save(tmp_path / "a.npy", np.zeros((5000, 2), np.float32))
+    source = opened("npy:a.npy", tmp_path)
+    assert source.grab()
+
+    os.truncate(tmp_path / "a.npy", 1000)
+
+    with pytest.raises(SourceError, match="was cut short while it was read"):
+        source.grab()
+    source.close()
+
+
+def test_f32(tmp_path: Path) -> None:
+    """Bare float32 comes in rows of the given number of channels."""
+    values = np.random.default_rng(2).normal(size=(3000, 4)).astype("<f4")
+    values.tofile(tmp_path / "a.bin")
+    assert np.array_equal(all_rows(opened("f32:a.bin?channels=4", tmp_path)), values)
+    assert np.array_equal(all_rows(opened("f32:a.bin", tmp_path)), values.reshape(-1, 1))
+
+
+@pytest.mark.parametrize(
+    ("size", "says"),
+    [(None, "No such file"), (0, "found no bytes"), (50, "found 50 bytes, 2 more than 4 rows")],
+)
+def test_f32_must_be_whole_rows(size: int | None, says: str, tmp_path: Path) -> None:
+    """A size that is not whole rows is refused: the channels are wrong, or the file was cut."""
+    if size is not None:
+        (tmp_path / "a.bin").write_bytes(bytes(size))
+    with pytest.raises(SourceError, match=says):
+        opened("f32:a.bin?channels=3", tmp_path)
+
+
+@pytest.mark.parametrize("rate", [100, 5000])
+def test_a_rate_spaces_rows(rate: int, tmp_path: Path) -> None:
+    """With a rate, no row comes before its time, and those of a reading span 10 ms at most."""
+    np.save(tmp_path / "a.npy", np.arange(rate // 10, dtype=np.float32))
+
+    taken = readings(opened(f"npy:a.npy?rate={rate}", tmp_path))
+
+    assert np.concatenate([r.data for r in taken]).ravel().tolist() == list(range(rate // 10))
+    first = taken[0]
+    for reading in taken:
+        assert len(reading.data) <= max(1, rate // 100)
+        after = float(reading.data[-1, 0] - first.data[-1, 0]) / rate
+        assert reading.since - first.since > after - 0.002
+
+
+@pytest.mark.parametrize("form", ["csv", "npy", "f32"])
+def test_a_looped_recording_begins_anew(form: str, media: Path) -> None:
+    """After the last row of a looped recording comes its first."""
+    options = "&channels=2" if form == "f32" else ""
+    taken = readings(opened(f"{form}:rows.{form}?loop=1&rate=1000{options}", media), limit=8)
+    first = [row[0] for r in taken for row in r.data.tolist()]
+    assert first[:8] == [0, 2, 4, 6, 8, 10, 0, 2]
+
+
+@pytest.mark.assets
+def test_real_recordings() -> None:
+    """Real sensor files of three formats come with the sizes that they are known to have."""
+    if not ASSETS.is_dir():
+        pytest.skip(f"reference media are not at {ASSETS}")
+    imu = readings(opened("csv:imu/STILL_record_20250215_092952.csv", ASSETS / "media"))
+    mels = all_rows(opened("f32:ad01_normal_id_01.bin?channels=128", ASSETS / "media"))
+    words = readings(opened("npy:kws_yes_1000ms.npy", ASSETS / "media"))
+
+    assert sum(len(r.data) for r in imu) == 1500
+    assert imu[0].columns[:3] == ("Pitch", "Roll", "Gyro_X")
+    assert mels.shape == (200, 128)
+    assert [r.data.shape for r in words] == [(1, 49, 10, 1)]
+
+
+# Cameras
+
+
+@pytest.fixture
+def mjpeg() -> Iterator[Callable[..., MjpegServer]]:
+    """Start MJPEG servers that end with the test."""
+    servers: list[MjpegServer] = []
+
+    def start(login: str | None = None, port: int = 0) -> MjpegServer:
+        pictures = [jpeg(plain(value, 320, 240)) for value in (40, 120, 200)]
+        servers.append(MjpegServer(pictures, login=login, port=port))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.cut()
+
+
+def drain(source: Source) -> int:
+    """Take pictures until the source is lost; count them."""
+    count = 0
+    while source.grab():
+        count += 1
+    return count
+
+
+def test_mjpeg(mjpeg: Callable[..., MjpegServer]) -> None:
+    """Pictures of an MJPEG stream come as they were sent."""
+    taken = readings(opened(mjpeg().url(), HERE), limit=9)
+    assert {r.data.shape for r in taken} == {(240, 320, 3)}
+    assert {round(float(r.data.mean()) / 40) * 40 for r in taken} == {40, 120, 200}
+
+
+def test_a_cut_mjpeg_stream_is_lost_and_comes_back(mjpeg: Callable[..., MjpegServer]) -> None:
+    """A server that dies is a SourceError; opened anew after its return, pictures come again."""
+    server = mjpeg()
+    source = opened(server.url(), HERE)
+    assert source.grab()
+
+    server.cut()
+    with pytest.raises(SourceError, match="stopped sending pictures"):
+        drain(source)
+    source.close()
+    with pytest.raises(SourceError, match=f"nothing answers at 127.0.0.1 port {server.port}"):
+        opened(server.url(), HERE)
+
+    again = mjpeg(port=server.port)
+    assert len(readings(opened(again.url(), HERE), limit=3)) == 3
+
+
+def test_mjpeg_with_a_password(mjpeg: Callable[..., MjpegServer]) -> None:
+    """User and password of the URL are used; a refusal does not tell them."""
+    server = mjpeg(login="cam:se:cret")
+    assert len(readings(opened(server.url("cam:se%3Acret"), HERE), limit=2)) == 2
+    with pytest.raises(SourceError, match="check path, user and password") as problem:
+        opened(server.url("cam:wrong"), HERE)
+    assert "wrong" not in str(problem.value)
+
+
+def test_a_web_page_is_no_camera() -> None:
+    """A server that answers with something else than video is refused in one line."""
+    with (
+        MjpegServer([], page=b"<html>no pictures here</html>") as server,
+        pytest.raises(SourceError, match="not with a video stream") as problem,
+    ):
+        opened(server.url(), HERE)
+    assert "\n" not in str(problem.value)
+
+
+def test_a_host_that_is_not_there() -> None:
+    """A port that nothing listens on is told as that, without the password."""
+    port = free_port()
+    with pytest.raises(SourceError, match=f"nothing answers at 127.0.0.1 port {port}") as problem:
+        opened(f"rtsp://cam:secret@127.0.0.1:{port}/s", HERE)
+    assert "secret" not in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda _: None, "No such file or directory; plug it in"),
+        (lambda path: path.write_bytes(b"x"), "is not a device; write file:"),
+    ],
+    ids=["missing", "file"],
+)
+def test_what_is_no_device_is_one_clear_line(
+    make: Callable[[Path], object], says: str, tmp_path: Path
+) -> None:
+    """A missing camera, and a file in its place, are told apart."""
+    make(tmp_path / "video0")
+    with pytest.raises(SourceError, match=says):
+        opened(f"v4l2:{tmp_path}/video0", HERE)
+
+
+def test_a_device_that_is_no_camera_is_refused() -> None:
+    """A character device that gives no pictures is refused in one line."""
+    with pytest.raises(SourceError, match="is not a camera"):
+        opened("v4l2:/dev/null", HERE)
+
+
+@pytest.fixture
+def rtsp() -> Iterator[Callable[..., RtspServer]]:
+    """Start RTSP servers that end with the test."""
+    why = rtsp_missing()
+    if why:
+        pytest.skip(why)
+    servers: list[RtspServer] = []
+
+    def start(login: str = "", port: int | None = None) -> RtspServer:
+        servers.append(RtspServer(port=port, login=login))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.kill()
+
+
+@pytest.mark.rtsp
+def test_rtsp(rtsp: Callable[..., RtspServer]) -> None:
+    """Pictures of an RTSP camera come, and they change."""
+    taken = readings(opened(rtsp().url(), HERE), limit=10)
+    assert {r.data.shape for r in taken} == {(240, 320, 3)}
+    assert not np.array_equal(taken[0].data, taken[-1].data)
+
+
+@pytest.mark.rtsp
+def test_rtsp_with_a_password(rtsp: Callable[..., RtspServer]) -> None:
+    """User and password of the URL are used; without them the camera refuses."""
+    server = rtsp(login="cam:p@ss")
+    assert len(readings(opened(server.url("cam:p%40ss"), HERE), limit=2)) == 2
+    for login in ("", "cam:wrong"):
+        with pytest.raises(SourceError, match="check path, user and password") as problem:
+            opened(server.url(login), HERE)
+        assert "wrong" not in str(problem.value)
+
+
+@pytest.mark.rtsp
+def test_a_killed_rtsp_camera_is_lost_and_comes_back(rtsp: Callable[..., RtspServer]) -> None:
+    """A camera that dies is a SourceError; opened anew after its return, pictures come again."""
+    server = rtsp()
+    source = opened(server.url(), HERE)
+    assert source.grab()
+
+    os.kill(server.pid, signal.SIGKILL)
+    with pytest.raises(SourceError, match="stopped sending pictures"):
+        drain(source)
+    source.close()
+    server.kill()
+    with pytest.raises(SourceError, match="nothing answers"):
+        opened(server.url(), HERE)
+
+    again = rtsp(port=server.port)
+    assert len(readings(opened(again.url(), HERE), limit=3)) == 3
+
+
+@pytest.mark.rtsp
+def test_a_camera_that_hangs_is_given_up(rtsp: Callable[..., RtspServer]) -> None:
+    """A camera that keeps its connection but goes silent is a SourceError in the end."""
+    server = rtsp()
+    source = opened(server.url(), HERE)
+    assert source.grab()
+
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(SourceError, match="silent"):
+            drain(source)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    source.close()
+
+
+def test_a_clip_plays_while_a_camera_runs(
+    mjpeg: Callable[..., MjpegServer], tmp_path: Path
+) -> None:
+    """Clips and cameras, which need different options of the same library, open in any order."""
+    make_clip(tmp_path / "clip.avi", 4)
+    server = mjpeg()
+    for _ in range(3):
+        camera = opened(server.url(), HERE)
+        assert len(readings(opened("file:clip.avi?pace=max", tmp_path))) == 4
+        assert len(readings(camera, limit=2)) == 2
+
+
+def test_a_camera_that_hangs_holds_up_nobody_else(tmp_path: Path) -> None:
+    """While one camera takes a connection and says nothing, other sources open and close."""
+    make_clip(tmp_path / "clip.avi", 4)
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"rtsp://127.0.0.1:{silent.getsockname()[1]}/s"
+
+        def hang() -> None:
+            try:
+                opened(url, HERE)
+            except SourceError:
+                over.set()
+
+        threading.Thread(target=hang, daemon=True).start()
+        connection, _ = silent.accept()  # from here on, it waits for an answer
+
+        taken = readings(opened("file:clip.avi?pace=max", tmp_path))
+
+        assert len(taken) == 4
+        assert not over.is_set()
+        connection.close()
+    assert over.wait(10)
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a Python of its own, where OpenCV has not been loaded yet."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("OPENCV_")}
+    root = str(Path(__file__).resolve().parents[2])
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**kept, "PYTHONPATH": root, **environment},
+    )
+
+
+OPEN_CUT_CLIP = """
+import os
+from pathlib import Path
+from edge_agent.sources.source import open_source, parse_source
+source = open_source(parse_source("file:cut.avi?pace=max", Path({folder!r})))
+while source.grab():
+    source.retrieve()
+print(os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"])
+"""
+
+
+def test_libraries_keep_quiet_and_the_user_has_the_last_word(tmp_path: Path) -> None:
+    """A damaged clip prints nothing of FFmpeg's own, unless the user set the variables for it."""
+    whole = make_clip(tmp_path / "clip.avi", 20).read_bytes()
+    middle = len(whole) // 2
+    (tmp_path / "cut.avi").write_bytes(whole[:middle] + b"\x55" * 600 + whole[middle + 600 :])
+    code = OPEN_CUT_CLIP.format(folder=str(tmp_path))
+
+    quiet = run_python(code)
+    loud = run_python(code, OPENCV_FFMPEG_LOGLEVEL="48", OPENCV_FFMPEG_CAPTURE_OPTIONS="a;b")
+
+    assert quiet.stderr == ""
+    assert quiet.stdout.startswith("rtsp_transport;tcp")
+    assert len(quiet.stdout.splitlines()) == 1
+    assert "FFMPEG" in loud.stdout + loud.stderr
+    assert "a;b" in loud.stdout.splitlines()
