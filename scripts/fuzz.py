@@ -2,8 +2,9 @@
 
     python scripts/fuzz.py [TARGET…] [--seconds N] [--seed N]
 
-The targets are those of `tests/helpers/fuzzing.py`; `tests/end_to_end/test_fuzz.py` runs them in short. One line a
-target: how many cases, how many of them failed, and how fast. The smallest case of each failure is
+The targets are those of `tests/helpers/fuzzing.py`; `tests/end_to_end/test_fuzz.py` runs them in
+short. One line a target: how many cases, how many of them failed, and how fast. The smallest case
+of each failure is
 printed, with the seed that finds it again. Exit status 1 if any failed.
 """
 

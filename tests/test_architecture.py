@@ -123,7 +123,7 @@ def test_the_packages_are_those_that_are_listed() -> None:
 @pytest.mark.parametrize("module", sorted(modules().keys() - {"__init__", "__main__"}))
 def test_imports_point_down(module: str) -> None:
     """A module imports from its own package and those below it."""
-    own = PACKAGES.index(module.split(".")[0])
+    own = PACKAGES.index(module.split(".", maxsplit=1)[0])
     ours, _ = imports(module)
     for other in sorted(ours - {"__init__"}):
         assert PACKAGES.index(other.split(".")[0]) <= own, f"{module} imports {other}"

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str], clock: Clock | None = None) -> int:
     options = parser().parse_args(arguments)
     options.clock = clock or Clock()
     set_up(verbose=options.verbose, steady=options.command == "run")
-    command: Callable[[Options], int] = import_module(f"edge_agent.cli.main.{options.module}").main
+    command: Callable[[Options], int] = import_module(f"edge_agent.cli.{options.module}").main
     try:
         # The daemon has its own ways with signals.
         with nullcontext() if options.command == "run" else _tidy_end():

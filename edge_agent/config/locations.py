@@ -16,7 +16,7 @@ def config_file(given: str | None) -> str | None:
     """Find the settings file as `config.load.find_file` does; None where there is none."""
     for path in PLACES if given is None else (given,):
         if os.path.isfile(path):  # noqa: PTH113 - one call, before the first result
-            # As `Path.absolute` does, which makes nothing of "..": `config.load.load` does not either.
+            # As `Path.absolute` does, which makes nothing of "..": `config.load` does not either.
             return os.path.join(working_folder(), path)  # noqa: PTH118 - likewise
     return None
 

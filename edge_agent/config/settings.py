@@ -163,7 +163,7 @@ class Arm:
 
 @record(kw_only=True)
 class Settings:
-    """The whole of `config.load.toml`."""
+    """The whole of `config.toml`."""
 
     device_id: str = field(default_factory=default_device_id)
     groups: tuple[str, ...] = ()

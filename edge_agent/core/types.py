@@ -66,7 +66,9 @@ class Sample:
     file: str | None = None
     picture: bool = True
     early: object | None = None
-    """What a model has made of it already, `inference.model.Prepared`; whoever cannot use it does it anew."""
+    """What a model has prepared of it ahead, an `inference.model.Prepared`; ignored where it
+    cannot be
+    used."""
 
 
 @record(quick=True, eq=False)

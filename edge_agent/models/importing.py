@@ -97,7 +97,7 @@ def _told_of(place: Path, path: Path) -> Iterator[None]:
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:
-    """Write `inference.model.toml`, leaving out what is as it would be anyway."""
+    """Write `model.toml`, leaving out what is as it would be anyway."""
     import tomli_w
 
     table = _table(manifest)

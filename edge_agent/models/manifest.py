@@ -1,4 +1,4 @@
-"""What a model says of itself: `inference.model.toml`, section 4 of the public interface.
+"""What a model says of itself: `model.toml`, section 4 of the public interface.
 
 Knows no engine and no weights; whether the network fits its manifest is seen when both are loaded.
 """
@@ -176,7 +176,7 @@ class TrialSpec:
 
 @record(kw_only=True)
 class Manifest:
-    """The whole of `inference.model.toml`."""
+    """The whole of `model.toml`."""
 
     __pydantic_config__ = _STRICT
     name: str

@@ -266,7 +266,8 @@ def test_a_store_that_may_not_be_written_is_wrong_settings(tmp_path: Path) -> No
     # All that is needed is imported before: this Python may be for root alone.
     program = (
         "import os, sys\n"
-        "import edge_agent.daemon.control, edge_agent.config.load, edge_agent.models.store.install\n"
+        "import edge_agent.daemon.control, edge_agent.config.load\n"
+        "import edge_agent.models.store.install\n"
         "import pydantic_settings\n"
         "from edge_agent.cli.main import main\n"
         "os.setgroups([]); os.setgid(12345); os.setuid(12345)\n"

@@ -38,7 +38,10 @@ FACE = "face@3 openvino:GPU 1-2"
 
 def died(state: Path, script: str) -> int:
     """Run a few lines that end badly, with a recorder open on *state*; gives the status."""
-    head = f"from edge_agent.core.flight_recorder import recorder, Doing\nrecorder.open({str(state)!r})\n"
+    head = (
+        "from edge_agent.core.flight_recorder import recorder, Doing\n"
+        f"recorder.open({str(state)!r})\n"
+    )
     done = subprocess.run([sys.executable, "-c", head + script], check=False, capture_output=True)
     return done.returncode
 

@@ -450,8 +450,9 @@ def test_engines_report_to_nobody(tmp_path: Path) -> None:
 def test_engines_are_not_imported_before_they_are_used() -> None:
     """Looking at profiles, facts and model files loads no engine and no parser of models."""
     code = (
-        "import sys, edge_agent.inference.engines.engine, edge_agent.inference.engines.probe, edge_agent.config.device_profile, "
-        "edge_agent.device.hardware, edge_agent.models.files.check_onnx, edge_agent.models.files.metadata; "
+        "import sys, edge_agent.inference.engines.engine, edge_agent.inference.engines.probe, "
+        "edge_agent.config.device_profile, edge_agent.device.hardware, "
+        "edge_agent.models.files.check_onnx, edge_agent.models.files.metadata; "
         "print([m for m in ('onnxruntime', 'openvino', 'onnx', 'pydantic') if m in sys.modules])"
     )
     done = subprocess.run(

@@ -777,7 +777,8 @@ def test_start_from_a_form_looks_into_no_network(made: Made) -> None:
         f"form = read({made.form.folder!r})\n"
         f"model = quick_model(load(Path({str(made.place)!r})), choice, form, 'picture')\n"
         "model.infer(Sample(np.zeros((9, 9, 3), np.uint8), 0, 0, 0.0))\n"
-        "late = ('onnx', 'edge_agent.inference.folding.find', 'edge_agent.inference.folding.graph')\n"
+        "late = ('onnx', 'edge_agent.inference.folding.find',\n"
+        "        'edge_agent.inference.folding.graph')\n"
         "print([name for name in late if name in sys.modules], model.last['picture'].dtype)"
     )
     done = subprocess.run(

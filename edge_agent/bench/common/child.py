@@ -2,8 +2,8 @@
 
 While cold starts are timed, the benchmark's process must not hold the libraries that the timed
 ones load: what is mapped anywhere is not read from the disk again. `python -m
-edge_agent.bench.common.child MODULE FUNCTION` takes arguments as JSON on stdin, gives the result as JSON
-on stdout, and lines for people on stderr.
+edge_agent.bench.common.child MODULE FUNCTION` takes arguments as JSON on stdin, prints the result
+as JSON on stdout, and lines for people on stderr.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 One thread decodes and prepares, another infers, decodes the outputs and publishes; engine and
 number of threads are what runs quickest on the device, as `bench pipeline` finds out first. Like
 the plain one it has no health, no reconnecting, no second camera and no other model; it is what
-the agent's frame path must not be slower than. Run as `python -m edge_agent.bench.pipeline.handmade CLIP
-MODEL ENGINE THREADS PORT TOPIC`; plays until it is terminated.
+the agent's frame path must not be slower than. Run as
+`python -m edge_agent.bench.pipeline.handmade CLIP MODEL ENGINE THREADS PORT TOPIC`; plays until it
+is terminated.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The script that anyone would write first: OpenCV, ONNX Runtime, paho, one after the other.
 
 What the agent is measured against, so it is kept plain: default threads, default session, no
-thread of its own. Run as `python -m edge_agent.bench.pipeline.plain CLIP MODEL PORT TOPIC`; plays until it
-is terminated.
+thread of its own. Run as `python -m edge_agent.bench.pipeline.plain CLIP MODEL PORT TOPIC`; plays
+until it is terminated.
 """
 
 from __future__ import annotations

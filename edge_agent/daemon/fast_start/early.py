@@ -76,7 +76,7 @@ class Early:
         import_module(package)
 
     def model(self, index: int) -> Any:
-        """Give what was begun of a plan's model: `inference.prepared.load.Begun`; None: nothing was begun.
+        """Return the load begun for a model of the plan: `inference.prepared.load.Begun`, or None.
 
         Raises:
             FormError: the form cannot be used.

@@ -1,8 +1,9 @@
 """A candidate's trial in a process of its own, as the agent sees it.
 
-A native crash, a hang or too much memory ends the child, never the agent. The child is `judge`, run
-as `python -m edge_agent.delivery.trial.worker`: what it is to do comes as lines of JSON on its stdin, what
-it found is the last line of its stdout.
+A native crash, a hang or too much memory ends the child, never the agent. The child runs
+`python -m edge_agent.delivery.trial.worker`: requests are lines of JSON on its stdin, the verdict
+is
+the last line of its stdout.
 """
 
 from __future__ import annotations

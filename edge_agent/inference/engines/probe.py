@@ -1,8 +1,9 @@
 """What the installed engines can run on, asked in child processes.
 
 Looking for a GPU loads its driver, and drivers abort or hang. So each engine is asked in a child of
-its own (`python -m edge_agent.inference.engines.probe NAME`); what becomes of it is told in words. A machine
-without accelerators never needs this: `installed` reads versions without loading anything.
+its own (`python -m edge_agent.inference.engines.probe NAME`); what becomes of it is told in words.
+A machine without accelerators never needs this: `installed` reads versions without loading
+anything.
 """
 
 from __future__ import annotations

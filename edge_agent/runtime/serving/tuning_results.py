@@ -1,6 +1,6 @@
 """What a tune has found out on this device: engine, threads, lanes and batch that suit a model.
 
-`runtime.serving.tuning_results.json` in the state folder holds measurements, not decisions, and counts only where
+`tuning.json` in the state folder holds measurements, not decisions, and counts only where
 processor, cores, engines and profile are what they were. It never adds anything to what the profile
 allows: it puts one of the profile's engines first, and fills in what the profile leaves open. A
 file that is damaged, or of another device, is as good as none.

@@ -1,7 +1,8 @@
 """Lets the ways of running a model compete, in a process of its own.
 
-`python -m edge_agent.runtime.upkeep.tune_worker` takes a question of `tuner` as JSON on stdin and gives its answer as
-the last line of stdout. Ways take turns in several rounds and the best round of each counts, so
+`python -m edge_agent.runtime.upkeep.tune_worker` takes a question of `tuner` as JSON on stdin and
+prints its answer as the last line of stdout. Ways take turns in several rounds and the best round
+of each counts, so
 that what disturbs for a moment disturbs nobody's figure.
 """
 

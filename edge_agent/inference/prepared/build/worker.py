@@ -1,4 +1,4 @@
-"""Makes the prepared form of a model, in a process of its own: `python -m edge_agent.inference.prepared.build.worker`.
+"""Makes the prepared form of a model, in a process of its own: run as a module.
 
 The question comes as JSON on stdin, the answer is the last line of stdout. What comes out of it
 gives the network's own numbers bit for bit, or is not used.
