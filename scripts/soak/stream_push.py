@@ -1,6 +1,7 @@
 """Push a model through a proxy that limits the rate; measure when it first infers a live frame.
 
-    python scripts/soak/stream_push.py MODEL [--rate-mbps 5 25 100] [--runs 5] [--engine NAME] [--json]
+    python scripts/soak/stream_push.py MODEL [--rate-mbps 5 25 100] [--runs 5] [--engine NAME]
+        [--json]
 
 A real broker, a real agent that plays a clip with the model's first version, and a proxy between
 the two. Each run pushes a version of which every block is new, in turns with and without streaming.

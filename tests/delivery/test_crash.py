@@ -1,4 +1,4 @@
-"""A push is killed in the middle: a sample of `scripts/soak/crash_sweep.py`, which has all cases."""
+"""A push is killed in the middle: a sample of the cases of `scripts/soak/crash_sweep.py`."""
 
 from __future__ import annotations
 
