@@ -2,7 +2,7 @@
 
 Each target is a strategy and a check. The check calls the real reader; all that it may do is give
 something, or raise the error that its docstring names, with one clear line. Anything else that
-comes out is a finding. Used in short by `test_fuzz`, for longer by `scripts/fuzz.py`.
+comes out is a finding. Used in short by `test_fuzz`, for longer by `scripts/soak/fuzz.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Push a model through a proxy that limits the rate; measure when it first infers a live frame.
 
-    python scripts/stream_push.py MODEL [--rate-mbps 5 25 100] [--runs 5] [--engine NAME] [--json]
+    python scripts/soak/stream_push.py MODEL [--rate-mbps 5 25 100] [--runs 5] [--engine NAME]
+        [--json]
 
 A real broker, a real agent that plays a clip with the model's first version, and a proxy between
 the two. Each run pushes a version of which every block is new, in turns with and without streaming.
@@ -27,7 +28,7 @@ from urllib.parse import quote
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from edge_agent.bench.push.versions import versions
 from edge_agent.config.settings import Broker
@@ -37,7 +38,7 @@ from edge_agent.models.packages.packing import Package
 from edge_agent.mqtt.loopback import Loopback, broker
 from edge_agent.mqtt.one_shot import OneShotClient
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DEVICE = "bench"
 PATIENCE = 300.0
 QUIET_LOOKS = 15
