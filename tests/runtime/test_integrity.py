@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edge_agent.core.types import Sample
-from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.engines.protocol import EngineChoice
 from edge_agent.inference.prepared.build.cache import prepare
 from edge_agent.inference.prepared.digests import digests, rotten, rotten_form
 from edge_agent.inference.prepared.fallback import QuickEngine, quick_model
@@ -112,10 +112,11 @@ def test_a_damaged_form_is_left_and_the_numbers_stay(store: Store, engine: Any) 
     """Found damaged later on, a form serves no more: the network does, with the same numbers."""
     assert isinstance(engine.engine, QuickEngine)
     form = engine.engine.form.form
-    assert rotten_form(form, pieces) is None
+    checksums = engine.engine.checksums
+    assert rotten_form(checksums, pieces) is None
     before = engine.infer(sample()).findings.values
     damage(Path(form.folder, "weights.bin"), 4 * 1000 + 3)
-    assert rotten_form(form, pieces) == form.path("weights.bin")
+    assert rotten_form(checksums, pieces) == form.path("weights.bin")
     told: list[bool] = []
     servings: Any = SimpleNamespace(all=lambda: [SimpleNamespace(model=engine)])
 

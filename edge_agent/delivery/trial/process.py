@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.types import Kind, Tensors, TensorSpec
-from ...inference.engines.engine import EngineChoice
+from ...inference.engines.protocol import EngineChoice
 from ...runtime.serving.out_of_core import Oversize
 from ..early.news import NEWS
 from .worker import Verdict

@@ -21,18 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .engine import MODULES
-
-# Builds of ONNX Runtime that bring other providers install the same package under these names.
-_DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
-    "openvino": ("openvino",),
-    "onnxruntime": (
-        "onnxruntime",
-        "onnxruntime-gpu",
-        "onnxruntime-openvino",
-        "onnxruntime-migraphx",
-    ),
-}
+from .registry import ENGINES, capabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +48,8 @@ class Probe:
         wanted = device.lower()
         # "AUTO:GPU,CPU" chooses among devices itself; "GPU" stands for the first of "GPU.0" ….
         known = {name.lower() for name in facts.devices}
-        if wanted.partition(":")[0] in {"auto", "multi", "hetero", "batch"} or wanted in known:
+        virtual = capabilities(engine).virtual_devices
+        if wanted.partition(":")[0].upper() in virtual or wanted in known:
             return None
         if any(name.partition(".")[0] == wanted for name in known):
             return None
@@ -71,8 +61,8 @@ class Probe:
 def installed() -> dict[str, str]:
     """Give the version of each engine that is installed, without loading it."""
     versions = {}
-    for engine, names in _DISTRIBUTIONS.items():
-        for name in names:
+    for engine in ENGINES:
+        for name in capabilities(engine).distributions:
             with suppress(metadata.PackageNotFoundError):
                 versions[engine] = metadata.version(name)
                 break
@@ -85,7 +75,7 @@ def probe(timeout_s: float = 20.0) -> Probe:
     Never raises: an engine that crashes, hangs or is not there is described by its `problem`.
     """
     deadline = time.monotonic() + timeout_s
-    children = {engine: _start(engine) for engine in MODULES}
+    children = {engine: _start(engine) for engine in ENGINES}
     return Probe({engine: _finish(engine, child, deadline) for engine, child in children.items()})
 
 
@@ -154,35 +144,11 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _ask_openvino() -> dict[str, Any]:
-    import openvino as ov
-
-    core = ov.Core()
-    devices = {
-        device: str(core.get_property(device, "FULL_DEVICE_NAME"))
-        for device in core.available_devices
-    }
-    return {"version": ov.__version__, "devices": devices}
-
-
-def _ask_onnxruntime() -> dict[str, Any]:
-    import onnxruntime as ort
-
-    # What this build brings; whether a provider comes up is only seen when a session is made.
-    names = ort.get_available_providers()
-    return {
-        "version": ort.__version__,
-        "devices": {name.removesuffix("ExecutionProvider"): name for name in names},
-    }
-
-
-_ASK = {"openvino": _ask_openvino, "onnxruntime": _ask_onnxruntime}
-
-
 def _main(engine: str) -> None:
     """Be the child: one line of JSON."""
     try:
-        answer = _ASK[engine]()
+        version, devices = capabilities(engine).survey()
+        answer: dict[str, Any] = {"version": version, "devices": dict(devices)}
     except ImportError as problem:
         answer = {
             "version": None,

@@ -14,7 +14,7 @@ from ...core.errors import ModelError
 from ...core.files import belong_to, replace_file
 from ...models.store.store import NOTES
 from ..golden import GOLDEN
-from .artifact import FOLDER, Form
+from .artifact import FOLDER
 
 FILE = "digests.json"
 _PIECE = 1024 * 1024
@@ -80,17 +80,20 @@ def rotten(state: Path, folder: Path, pace: Pace) -> Iterator[str]:
             yield str(path)
 
 
-def rotten_form(form: Form, pace: Pace) -> str | None:
-    """Read a form's files again; name the first that is not what was written.
+def rotten_form(checksums: Mapping[str, str], pace: Pace) -> str | None:
+    """Read a form's files again; return the path of the first that is not what was written.
+
+    Args:
+        checksums: SHA-256 of each when it was written, by path.
+        pace: see `Pace`.
 
     Raises:
         OSError: one cannot be read; also from *pace*.
 
     """
-    known: Mapping[str, str] = form.table.get("sha256", {})
-    for name, digest in known.items():
-        if sha256(Path(form.path(name)), pace) != digest:
-            return form.path(name)
+    for path, digest in checksums.items():
+        if sha256(Path(path), pace) != digest:
+            return path
     return None
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ...core.errors import ModelError
 from ...core.types import Array, Kind, Tensors
 from ...models.manifest import ModelFolder
-from ..engines.engine import Engine, EngineChoice, open_engine
+from ..engines.protocol import Engine, EngineChoice, PreparedForm
+from ..engines.registry import open_engine
 from ..model import Model, assemble
 from ..preprocess.inputs import fixed_shapes
 from .artifact import Form, FormError
-from .engine import FormedEngine, open_form
+from .engine import FormedEngine, open_form, takes_several
 
 if TYPE_CHECKING:
     from .load import Begun
@@ -38,6 +40,7 @@ class QuickEngine:
 
         """
         self.form = form
+        self.widened = None
         self.damaged: str | None = None
         """What was wrong with the form."""
         self._engine: Engine = form
@@ -49,6 +52,31 @@ class QuickEngine:
         self.inputs = form.inputs
         self.outputs = form.outputs
         self.fold = form.fold
+
+    @property
+    def prepared(self) -> PreparedForm:
+        return self
+
+    @property
+    def folder(self) -> str:
+        return self.form.form.folder
+
+    @property
+    def streams(self) -> bool:
+        return self.form.mode == "streaming"
+
+    @property
+    def takes_several(self) -> bool:
+        return takes_several(self.form.form)
+
+    @property
+    def checksums(self) -> Mapping[str, str]:
+        form = self.form.form
+        return {form.path(name): digest for name, digest in form.table.get("sha256", {}).items()}
+
+    def settle(self, threads: int | None = None) -> bool:
+        """Build what runs fastest in the long run; see `PreparedForm`."""
+        return self.form.settle(threads)
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
         """Run the network, as every engine does."""
@@ -69,7 +97,7 @@ class QuickEngine:
             self._fallback(FormError(why))
 
     def _fallback(self, problem: FormError) -> Engine:
-        if self.form.mode == "streaming":
+        if self.streams:
             # The network itself does not fit. `Preparer` sees to a new form.
             if self.damaged is None:
                 log.warning("model %s: %s; it is prepared anew", self._folder.manifest.id, problem)
@@ -114,4 +142,5 @@ def quick_model(folder: ModelFolder, choice: EngineChoice, form: Form | Begun, k
 
 def streams(model: Model) -> bool:
     """Whether a model's weights come and go with each frame, for it is larger than the budget."""
-    return isinstance(model.engine, QuickEngine) and model.engine.form.mode == "streaming"
+    prepared = model.engine.prepared
+    return prepared is not None and prepared.streams

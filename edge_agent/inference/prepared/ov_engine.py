@@ -12,16 +12,29 @@ import numpy as np
 import openvino as ov
 
 from ...core.types import Array, Tensors, TensorSpec
-from ..engines.engine import EngineChoice, native_reason
-from ..engines.ov import VERSION, OvEngine, core, properties
+from ..engines.native_error import native_reason
+from ..engines.ov import NAME, VERSION, OvEngine, core, properties
+from ..engines.protocol import EngineChoice
 from .artifact import BLOB, Form, FormError, need_version
 from .mapped import Check, Mapped
+
+
+def open_prepared(
+    choice: EngineChoice,
+    form: Form,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+) -> BlobEngine:
+    """Load a form of this engine; see `prepared.engine.open_form`, which has checked it."""
+    return BlobEngine(choice, form, inputs, outputs)
 
 
 class BlobEngine:
     """A network that was imported; the first for one lane, those for the others behind it."""
 
     mode = "resident"
+    prepared = None
+    widened = None
 
     def __init__(
         self,
@@ -36,7 +49,7 @@ class BlobEngine:
             FormError: it is damaged, of another version of OpenVINO, or refused.
 
         """
-        need_version(form, "openvino", VERSION)
+        need_version(form, NAME, VERSION)
         self.label: str = form.table["label"]
         self.form = form
         self.fold = form.fold

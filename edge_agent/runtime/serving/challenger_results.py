@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ...core.files import replace_file
-from ...inference.engines.engine import EngineChoice
 from ...inference.engines.probe import installed
+from ...inference.engines.protocol import EngineChoice
 
 FILE = "understudies.json"
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...inference.prepared.digests import rotten, rotten_form
-from ...inference.prepared.fallback import QuickEngine
 from ..serving.active import Servings
 
 log = logging.getLogger(__name__)
@@ -91,11 +90,11 @@ class Scrub:
                         "install it again, and mind the disk"
                     )
                     log.error("%s", found[-1])
-                if isinstance(model.engine, QuickEngine) and model.engine.damaged is None:
-                    form = model.engine.form.form
-                    path = rotten_form(form, self._pace)
+                prepared = model.engine.prepared
+                if prepared is not None and prepared.damaged is None:
+                    path = rotten_form(prepared.checksums, self._pace)
                     if path is not None:
-                        model.engine.distrust(f"{path} has changed on the disk")
+                        prepared.distrust(f"{path} has changed on the disk")
                         self._damaged()
             except Stopped:
                 raise

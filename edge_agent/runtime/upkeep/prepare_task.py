@@ -12,13 +12,13 @@ from xxhash import xxh3_64_hexdigest
 from ...core.codec import pack
 from ...core.errors import EngineError, ModelError
 from ...core.types import Kind
-from ...inference.engines.engine import EngineChoice
 from ...inference.engines.probe import installed
+from ...inference.engines.protocol import EngineChoice
+from ...inference.engines.registry import titles
 from ...inference.model import Model
-from ...inference.prepared.artifact import BLOB, WEIGHTS, Form, FormError
+from ...inference.prepared.artifact import Form, FormError
 from ...inference.prepared.build.cache import StoppedError, discard, find, prepare
 from ...inference.prepared.build.collect import collect_forms
-from ...inference.prepared.fallback import QuickEngine
 from ...inference.prepared.mapped import Check, Mapped
 from ...models.store.store import Store
 from ..serving.active import Serving, Servings
@@ -96,20 +96,20 @@ class Preparer:
 
     def _discard_damaged(self, model: Model) -> None:
         """Throw away a form that turned out damaged, so that it is made anew."""
-        engine = model.engine
-        if not isinstance(engine, QuickEngine) or engine.damaged is None:
+        prepared = model.engine.prepared
+        if prepared is None or prepared.damaged is None:
             return
-        engine.damaged = None
-        discard(engine.form.form.folder, self._store)
+        prepared.damaged = None
+        discard(prepared.folder, self._store)
         self._forms.pop(model.folder.path, None)
-        if engine.form.mode == "streaming":
+        if prepared.streams:
             # Nothing else can run it: it is opened as at first, which makes a form.
             self._servings.reopen(model)
 
     def _prepare(self, model: Model, serving: Serving) -> None:
         choice = self._choice(model)
         if choice is None:
-            self._forms[model.folder.path] = "is not for ONNX Runtime"
+            self._forms[model.folder.path] = f"is not for {titles('graph')}"
             return
         try:
             form = self._found(model, choice, serving.kind) or prepare(
@@ -131,7 +131,7 @@ class Preparer:
             keep = [form.key for form in self._forms.values() if isinstance(form, Form)]
             for line in collect_forms(self._store, keep):
                 log.info("%s", line)
-            if not isinstance(model.engine, QuickEngine):
+            if model.engine.prepared is None:
                 self._offer(serving, model, form)
 
     def _found(self, model: Model, choice: EngineChoice, kind: Kind) -> Form | None:
@@ -141,7 +141,7 @@ class Preparer:
         it would be refused at every start.
         """
         form = find(self._store.root, model.folder.path, choice, kind, self._budget_mb)
-        if form is None or isinstance(model.engine, QuickEngine):
+        if form is None or model.engine.prepared is not None:
             return form
         try:
             _see_whole(form)
@@ -155,7 +155,7 @@ class Preparer:
         return "the agent ends" if self._closing.is_set() else None
 
     def _choice(self, model: Model) -> EngineChoice | None:
-        if isinstance(model.engine, QuickEngine):
+        if model.engine.prepared is not None:
             return model.choice
         return self._engines.quick_choice(model.folder)
 
@@ -203,14 +203,14 @@ def _see_whole(form: Form) -> None:
 
     """
     here, found = installed().get(form.engine), str(form.table["version"])
-    # OpenVINO names its build behind its version.
+    # Some engines name their build behind their version.
     if here is None or not f"{found}-".startswith(f"{here}-"):
         raise FormError(f"{form.folder}: made by {form.engine} {found}, here is {here or 'none'}")
     try:
         for name, (_, digest) in form.table["files"].items():
             if digest and xxh3_64_hexdigest(Path(form.path(name)).read_bytes()) != digest:
                 raise FormError(f"{form.path(name)}: damaged")
-        weights = Mapped(form.path(BLOB if form.engine == "openvino" else WEIGHTS))
+        weights = Mapped(form.weights)
         Check(weights, [tuple(stage["range"]) for stage in form.table["stages"]]).wait()
     except OSError as problem:
         raise FormError(f"{form.folder}: cannot be read: {problem.strerror}") from None

@@ -17,7 +17,7 @@ from ...config.device_profile import DeviceProfile
 from ...core.errors import EngineError
 from ...core.types import Kind
 from ...device.resources import usable_cpus
-from ...inference.engines.engine import EngineChoice
+from ...inference.engines.protocol import EngineChoice
 from ...models.manifest import ModelFolder
 from ..serving.loader import Engines
 from ..serving.tuning_results import Way
