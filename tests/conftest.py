@@ -15,6 +15,18 @@ from tests.helpers.support import AgentProcess, Listener, Mosquitto
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_SLOW_FIXTURES = {"agent", "broker", "shared_broker"}
+_SLOW_FOLDERS = {"bench", "delivery", "end_to_end"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts a broker or an agent as slow: `scripts/test quick` leaves it out."""
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if fixtures & _SLOW_FIXTURES or item.path.parent.name in _SLOW_FOLDERS:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
     """Run a mosquitto for tests that do not harm it; each uses a device id of its own."""

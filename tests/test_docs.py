@@ -1,7 +1,8 @@
-"""The documentation's commands, run; its access list, tried by those it is for and against."""
+"""The documentation: its links, tables and commands hold; its access list does what it says."""
 
 from __future__ import annotations
 
+import argparse
 import getpass
 import json
 import os
@@ -11,14 +12,23 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import paho.mqtt.client as mqtt
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
+from edge_agent.cli.main import parser
+from edge_agent.config.device_profile import DeviceProfile
+from edge_agent.config.settings import Settings
+from edge_agent.core.schema import is_key
+from edge_agent.inference.decode.registry import DECODERS
+from edge_agent.models.manifest import Manifest
+from edge_agent.sources.spec import FORMS
 from tests.helpers.small_models import brightness, plain, write_clip
 from tests.helpers.support import (
     CHECKOUT,
@@ -35,15 +45,296 @@ from tests.helpers.support import (
 from tests.mqtt.test_access import write_passwords
 
 DOCS = CHECKOUT / "docs"
+README = CHECKOUT / "README.md"
+PAGES = [*sorted(CHECKOUT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
+PROFILES = [path.stem for path in (CHECKOUT / "device_profiles").glob("*.toml")]
 Agents = Callable[..., AgentProcess]
 Listeners = Callable[..., Listener]
 
+# What the pages say
 
-def test_every_link_leads_somewhere() -> None:
-    """Links between the pages, and from them to the README, lead to files that are there."""
-    for page in DOCS.glob("*.md"):
-        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    """Relative links lead to files that are there, and those with a fragment to a heading."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, fragment = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        if fragment:
+            assert fragment in _anchors(target), f"{page.name}: {link}: no such heading"
+
+
+def _prose(page: Path) -> str:
+    """Give the text of a page without its code blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def _anchors(page: Path) -> set[str]:
+    """List the fragments that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", _prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings}
+
+
+def test_the_readme_is_a_first_screen() -> None:
+    """The README has at most 200 lines, and leads to every page in docs/."""
+    text = README.read_text()
+    assert len(text.splitlines()) <= 200
+    missing = [page.name for page in DOCS.iterdir() if f"(docs/{page.name})" not in text]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_a_page_says_who_it_is_for(page: Path) -> None:
+    """After its title, each page begins with one sentence: for whom, and what."""
+    title, empty, first = page.read_text().splitlines()[:3]
+    assert title.startswith("# ")
+    assert empty == ""
+    assert first.startswith("For "), first
+
+
+def test_no_settings_key_is_left_out() -> None:
+    """Every key of the settings has its row in settings.md, under its table; so has none else."""
+    keys = set(_keys(Settings))
+    assert _documented(DOCS / "settings.md") == keys
+
+
+def test_no_key_of_a_device_profile_is_left_out() -> None:
+    """Every key of a device profile has its row in profiles.md, under its table."""
+    assert _documented(DOCS / "profiles.md") == set(_keys(DeviceProfile))
+
+
+def test_no_key_of_the_manifest_is_left_out() -> None:
+    """Every key of a manifest is in a row of models.md."""
+    rows = "\n".join(re.findall(r"^\|.*\|$", (DOCS / "models.md").read_text(), re.MULTILINE))
+    # The parameters of a transform that is not implemented yet.
+    keys = [path for path in _keys(Manifest) if not path.startswith("input.logmel.")]
+    assert [key for key in keys if f"`{key.rpartition('.')[2]}`" not in rows] == []
+
+
+def test_every_decoder_and_source_is_described() -> None:
+    """Each decoder has its row in models.md, each form of a source its example in sources.md."""
+    models, sources = (DOCS / "models.md").read_text(), (DOCS / "sources.md").read_text()
+    assert [name for name in DECODERS if f"\n| `{name}` |" not in models] == []
+    assert [form for form in FORMS if f"`{form}:" not in sources] == []
+
+
+def test_every_command_and_option_is_described() -> None:
+    """The command line's own parser knows no command and no option that cli.md does not name."""
+    page = (DOCS / "cli.md").read_text()
+    for command, options in _commands(parser(), "edge-agent"):
+        line = "\n".join(
+            part for part in re.findall(r"`(edge-agent[^`]*)`", page) if part.startswith(command)
+        )
+        assert line, command
+        for option in options:
+            assert option in line, f"{command}: {option}"
+
+
+def _commands(made: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, set[str]]]:
+    """Give every command, and the options that only it has."""
+    for action in made._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, inner in action.choices.items():
+                yield from _commands(inner, f"{name} {word}")
+            return
+    options = {option for action in made._actions for option in action.option_strings}
+    if "--broker" in options:
+        # Said of all that talk to a broker in one sentence.
+        options -= {"--broker", "--config"}
+    yield name, options - {"-h", "--help"}
+
+
+def _keys(record: Any, above: str = "") -> Iterator[str]:
+    """Give every key of a TOML file as a dotted path; a table's own name is none."""
+    hints = get_type_hints(record)
+    for item in fields(record):
+        if not is_key(item):
+            continue
+        inner = [kind for kind in (hints[item.name], *_inside(hints[item.name])) if _table(kind)]
+        if inner:
+            yield from _keys(inner[0], f"{above}{item.name}.")
+        else:
+            yield f"{above}{item.name}"
+
+
+def _inside(hint: Any) -> Iterator[Any]:
+    """Give the types that a list or a choice of types is made of."""
+    for part in get_args(hint):
+        yield part
+        yield from _inside(part)
+
+
+def _table(kind: Any) -> bool:
+    return isinstance(kind, type) and is_dataclass(kind)
+
+
+def _documented(page: Path) -> set[str]:
+    """Give the keys in the first column of a page's reference, as dotted paths."""
+    keys: set[str] = set()
+    table = ""
+    rows = page.read_text().partition("| key | default | is |\n")[2].partition("\n\n")[0]
+    for row in rows.splitlines()[1:]:
+        cell = row.split("|")[1].strip()
+        if head := re.fullmatch(r"\*\*`\[+([a-z.]+)\]+`\*\*", cell):
+            table = f"{head[1]}."
+        else:
+            keys.update(f"{table}{key}" for key in re.findall(r"`([a-z_]+)`", cell))
+    return keys
+
+
+def test_blocks_of_toml_and_json_can_be_read() -> None:
+    """Examples are valid TOML and JSON."""
+    read = 0
+    for page in PAGES:
+        for language, block in _blocks(page):
+            if language == "toml":
+                tomllib.loads(block)
+            elif language == "json":
+                json.loads(block)
+            else:
+                continue
+            read += 1
+    assert read > 10
+
+
+# The commands on the pages
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "```console" in page.read_text()], ids=lambda page: page.name
+)
+def test_the_commands_of_a_page_work(page: Path, tmp_path: Path, command: Path) -> None:
+    """The commands of all console blocks, in their order, do and print what the page shows.
+
+    A block whose first line is a comment with a file's name is that file. `run` is started and
+    goes on, as in another terminal. `text` blocks, for what needs root or a network, are not run.
+    """
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "models").symlink_to(CHECKOUT / "models")
+    broker = Mosquitto(tmp_path / "broker")
+    running: list[subprocess.Popen[str]] = []
+    try:
+        shell = Shell(work, _environment(command, broker.port), running)
+        for language, block in _blocks(page):
+            file = re.match(r"# ([\w./-]+\.\w+)\n", block)
+            if language == "console":
+                for line, shown in _steps(block):
+                    shell.type(line, shown)
+            elif file is not None:
+                (work / file[1]).write_text(block)
+    finally:
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        for process in running:
+            process.wait(30)
+        broker.stop()
+
+
+def _blocks(page: Path) -> list[tuple[str, str]]:
+    """Give the language and text of every code block of a page."""
+    return re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def _steps(block: str) -> Iterator[tuple[str, list[str]]]:
+    """Give each command of a console block, and what it is shown to print."""
+    for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        line, *shown = step.splitlines()
+        yield line, [each for each in shown if each.strip() and each != "..."]
+
+
+def _environment(command: Path, port: int) -> dict[str, str]:
+    """Make the environment of a reader, whose broker listens on another port than 1883."""
+    for name, words in (
+        ("python", sys.executable),
+        ("mosquitto_pub", f"{shutil.which('mosquitto_pub')} -p {port}"),
+        ("mosquitto_sub", f"{shutil.which('mosquitto_sub')} -p {port}"),
+    ):
+        script = command / name
+        script.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        script.chmod(0o755)
+    return {
+        **os.environ,
+        "PATH": f"{command}:{os.environ['PATH']}",
+        "PYTHONPATH": str(CHECKOUT),
+        "EDGE_AGENT_BROKER__URL": f"mqtt://127.0.0.1:{port}",
+        "EDGE_AGENT_DEVICE_ID": "edge-01",
+    }
+
+
+class Shell:
+    """A terminal, in which commands are typed; `run` goes on in another one."""
+
+    def __init__(
+        self, work: Path, environ: dict[str, str], running: list[subprocess.Popen[str]]
+    ) -> None:
+        self._work = work
+        self._environ = environ
+        self._running = running
+
+    def type(self, line: str, shown: list[str]) -> None:
+        """Run a command; what is shown of its output must come, in whatever order."""
+        process = subprocess.Popen(
+            ["bash", "-uc", line],
+            cwd=self._work,
+            env=self._environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if line.startswith("edge-agent run"):
+            self._running.append(process)
+            self._await(process, line, shown)
+            return
+        try:
+            said, _ = process.communicate(timeout=180)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            pytest.fail(f"{line}: does not end; it printed:\n{process.communicate()[0]}")
+        missing = [each for each in shown if not _is_there(each, said.splitlines())]
+        assert missing == [], f"{line}: these lines are not in:\n{said}"
+        failed = any(each.startswith("edge-agent: ") for each in shown)
+        assert (process.returncode != 0) == failed, f"{line}: {process.returncode}\n{said}"
+
+    def _await(self, process: subprocess.Popen[str], line: str, shown: list[str]) -> None:
+        """Read what a daemon prints until all that is shown of it has come."""
+        said: list[str] = []
+        assert process.stdout is not None
+        stuck = threading.Timer(180, process.kill)
+        stuck.start()
+        for each in process.stdout:
+            said.append(each)
+            if all(_is_there(wanted, said) for wanted in shown):
+                break
+        else:
+            pytest.fail(f"{line}: ended; it printed:\n{''.join(said)}")
+        stuck.cancel()
+        # Read on, so that it never waits for us.
+        threading.Thread(target=process.stdout.read, daemon=True).start()
+
+
+def _is_there(shown: str, said: Iterable[str]) -> bool:
+    """Whether a line that a page shows is among those printed.
+
+    Errors are compared whole, other lines by their first two words: what follows is of one machine
+    and one moment. Numbers, engines and names of profiles are that everywhere.
+    """
+    count = None if shown.startswith("edge-agent: ") else 2
+    return any(_words(each)[:count] == _words(shown)[:count] for each in said)
+
+
+def _words(line: str) -> list[str]:
+    line = re.sub(rf"\b({'|'.join(PROFILES)})\b", "PROFILE", line)
+    line = re.sub(r"\b(openvino|onnxruntime)(:\w+)?", "ENGINE", line)
+    return re.split(r"[\s,]+", re.sub(r"\d+(\.\d+)?", "0", line).strip())
+
+
+# Security
 
 
 def test_the_bounds_in_the_threat_model_are_those_of_the_code() -> None:
@@ -77,9 +368,6 @@ def test_the_bounds_in_the_threat_model_are_those_of_the_code() -> None:
         assert words in page, words
 
 
-# Mutual TLS
-
-
 @pytest.fixture
 def command(tmp_path: Path) -> Path:
     """Make a folder that holds `edge-agent` as a command, which runs this very code."""
@@ -89,6 +377,9 @@ def command(tmp_path: Path) -> Path:
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -m edge_agent "$@"\n')
     script.chmod(0o755)
     return folder
+
+
+# Mutual TLS
 
 
 def test_the_walk_through_of_mutual_tls_works(tmp_path: Path, command: Path) -> None:

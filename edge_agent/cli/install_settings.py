@@ -12,7 +12,7 @@ from pathlib import Path
 from ..core.errors import UsageError
 
 SKELETON = """\
-# edge-agent: see the README for every key.
+# edge-agent: see docs/settings.md for every key.
 # After a change: sudo systemctl reload edge-agent
 
 # device_id = "edge-01"            # default: the hostname

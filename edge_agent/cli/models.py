@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.errors import AgentError, UsageError
 from ..core.names import NAME_RULE, is_name
-from ..mqtt.one_shot import BrokerClient
+from ..mqtt.one_shot import OneShotClient
 from .main import Options, broker_settings
 from .push import World
 from .terminal import printable
@@ -19,7 +19,7 @@ def main(options: Options) -> int:
     root = settings.broker.topic_root
     device = options.forget or options.device or "+"
     filters = [f"{root}/{device}/{kind}" for kind in ("status", "info", "model/+", "source/+")]
-    with BrokerClient(settings.broker, filters) as client:
+    with OneShotClient(settings.broker, filters) as client:
         world = World(client, root)
         world.look()
         if options.forget:
@@ -57,7 +57,7 @@ def _line(says: dict[str, object]) -> str:
     return "; ".join(parts)
 
 
-def _forget(client: BrokerClient, world: World, device: str) -> int:
+def _forget(client: OneShotClient, world: World, device: str) -> int:
     """Clear what a scrapped box left retained."""
     if world.online(device):
         raise AgentError(f"device {device} is online; it would say it all again")

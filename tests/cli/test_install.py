@@ -1,6 +1,6 @@
 """The service: its units as systemd judges them, and the parts of installing that need no root.
 
-What needs a booted systemd is done by `scripts/test-service`.
+What needs a booted systemd is done by `scripts/machines/test-service`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A push is killed in the middle: a sample of `scripts/crash_sweep.py`, which has all cases."""
+"""A push is killed in the middle: a sample of the cases of `scripts/soak/crash_sweep.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edge_agent.models.store.pointers import Trial
 from edge_agent.models.store.store import Store
 from tests.helpers.model_folders import make_model
 
-SWEEP = Path(__file__).resolve().parents[2] / "scripts" / "crash_sweep.py"
+SWEEP = Path(__file__).resolve().parents[2] / "scripts" / "soak" / "crash_sweep.py"
 
 
 def sweep(*arguments: str) -> str:

@@ -625,7 +625,7 @@ def resident_mb(box: Box) -> float:
 def test_memory_does_not_grow_with_pushes(box: Box, tmp_path: Path) -> None:
     """After many pushes of two contents in turn the agent holds no more memory than after a few.
 
-    `scripts/soak_push.py` does a hundred.
+    `scripts/soak/soak_push.py` does a hundred.
     """
     contents = [
         model_folder(tmp_path / str(best), "1", best=best, hidden=1300, seed=best)

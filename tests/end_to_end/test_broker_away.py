@@ -26,7 +26,7 @@ from tests.helpers.support import (
 def away(*arguments: str) -> dict[str, Any]:
     """Run the script that does it; what it measures in time is not looked at here."""
     done = subprocess.run(
-        [sys.executable, "scripts/broker_away.py", "--rate", "30", "--json", *arguments],
+        [sys.executable, "scripts/soak/broker_away.py", "--rate", "30", "--json", *arguments],
         cwd=CHECKOUT,
         capture_output=True,
         text=True,

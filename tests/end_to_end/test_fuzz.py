@@ -1,4 +1,4 @@
-"""Short runs of `fuzzing`; `scripts/fuzz.py` runs the same for as long as one likes."""
+"""Short runs of `fuzzing`; `scripts/soak/fuzz.py` runs the same for as long as one likes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The long runs of `scripts/soak.py`, cut short: a few rounds of each."""
+"""The long runs of `scripts/soak/soak.py`, cut short: a few rounds of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.helpers.support import CHECKOUT
 def soak(*arguments: str) -> dict[str, Any]:
     """Run it to a good end; gives what it says."""
     done = subprocess.run(
-        [sys.executable, str(CHECKOUT / "scripts" / "soak.py"), *arguments],
+        [sys.executable, str(CHECKOUT / "scripts" / "soak" / "soak.py"), *arguments],
         capture_output=True,
         text=True,
         timeout=150,

@@ -1,6 +1,6 @@
 """V4L2 devices and their numbers, on a sysfs made of files.
 
-A real driver whose camera goes and comes is in `scripts/test-v4l2`, in a virtual machine.
+A real driver whose camera goes and comes is in `scripts/machines/test-v4l2`, in a virtual machine.
 """
 
 from __future__ import annotations

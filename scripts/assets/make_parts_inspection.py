@@ -1,6 +1,6 @@
 """Make `models/parts-inspection` and `models/media/conveyor.mp4` from nothing but a seed.
 
-    python scripts/make_parts_inspection.py [--quick]
+    python scripts/assets/make_parts_inspection.py [--quick]
 
 A renderer draws machined parts (washers, flanges, gears, plates, nuts) lying on a moving
 conveyor as a camera above it would see them, some of them with one defect. A small
@@ -1065,8 +1065,8 @@ Finds machined parts (washers, flanges, gears, plates, nuts) on a conveyor seen 
 says of each whether it is good or what is wrong with it. Bundled for demonstration and tests.
 
 **It has never seen a photograph.** All its pictures are rendered by
-`scripts/make_parts_inspection.py`: shapes with bevelled edges, turned or brushed metal, a belt
-with litter on it, changing lamps, shadows, motion blur, noise and JPEG. Do not expect it to
+`scripts/assets/make_parts_inspection.py`: shapes with bevelled edges, turned or brushed metal, a
+belt with litter on it, changing lamps, shadows, motion blur, noise and JPEG. Do not expect it to
 work on a real line; it shows what such a model is, costs and publishes.
 
 ## Model

@@ -1,8 +1,8 @@
 """Long runs that show whether an agent can be left alone: what comes and goes leaves nothing.
 
-    python scripts/soak.py restarts [--restarts 50] [--settle 31] [--seed 7]
-    python scripts/soak.py absent   [--minutes 20]
-    python scripts/soak.py all      [--minutes 30] [--seed 7]
+    python scripts/soak/soak.py restarts [--restarts 50] [--settle 31] [--seed 7]
+    python scripts/soak/soak.py absent   [--minutes 20]
+    python scripts/soak/soak.py all      [--minutes 30] [--seed 7]
 
 `restarts` kills (SIGKILL) and starts an RTSP server and the broker so many times, in turns.
 `absent` gives the agent a camera that refuses, and one that takes the connection and never answers.
@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import psutil
 

@@ -1,6 +1,6 @@
 """Push many models in a row to one agent, and see that its memory does not grow.
 
-    python scripts/soak_push.py [--pushes 100] [--hidden 1300] [--json]
+    python scripts/soak/soak_push.py [--pushes 100] [--hidden 1300] [--json]
 
 The contents of two models alternate under rising versions, while a clip at 30 frames a second runs.
 Resident memory after the last push is compared with that after the tenth; ends with 1 when it is
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.helpers.push import Box, manifest, model_folder, plain_package, send, start_box
 from tests.helpers.support import AgentProcess, Listener, Mosquitto

@@ -1,6 +1,6 @@
 """Make `models/bearing-vibration` and `models/media/bearing.csv` from nothing but a seed.
 
-    python scripts/make_bearing_vibration.py [--quick]
+    python scripts/assets/make_bearing_vibration.py [--quick]
 
 A simulator writes the acceleration that a sensor on a bearing's housing would feel: shaft
 harmonics, broadband noise through the housing's resonances, changing speed and load, and
@@ -377,8 +377,8 @@ window of {length:.2f} s is. Bundled for demonstration and tests.
 **Everything it knows is simulated.** No real machine was measured. It stands for one imaginary
 machine (a nine-ball bearing on a shaft of 23.5 to 26.5 turns a second, one accelerometer at
 {rate} samples a second) and says nothing about any other: on yours it will alarm all the time
-or never. What carries over is the method: `scripts/make_bearing_vibration.py` is the whole of
-it, and its simulator is the part to replace by recordings of your healthy machine.
+or never. What carries over is the method: `scripts/assets/make_bearing_vibration.py` is the
+whole of it, and its simulator is the part to replace by recordings of your healthy machine.
 
 ## Model
 

@@ -1,6 +1,6 @@
 """Kills the agent, the pusher and the broker at every step of a push, and looks at what is left.
 
-    python scripts/crash_sweep.py [--cases N] [--seed N] [--jobs N] [--only REGEX] [--keep DIR]
+    python scripts/soak/crash_sweep.py [--cases N] [--seed N] [--jobs N] [--only REGEX] [--keep DIR]
 
 Every case has a real agent, a real mosquitto and a real `edge-agent push`, and ends with the same
 questions: did the device run the old version or the new one and nothing else; did the push complete
@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import pytest

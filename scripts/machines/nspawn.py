@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "systemd,systemd-sysv,dbus,libpam-systemd,python3,procps,iproute2,ca-certificates,"
     "debian-archive-keyring"

@@ -1,6 +1,6 @@
 """Throws garbage at everything that reads what strangers wrote, for as long as one likes.
 
-    python scripts/fuzz.py [TARGET…] [--seconds N] [--seed N]
+    python scripts/soak/fuzz.py [TARGET…] [--seconds N] [--seed N]
 
 The targets are those of `tests/helpers/fuzzing.py`; `tests/end_to_end/test_fuzz.py` runs them in
 short. One line a target: how many cases, how many of them failed, and how fast. The smallest case
@@ -19,7 +19,7 @@ import time
 import traceback
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 

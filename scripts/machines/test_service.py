@@ -1,6 +1,6 @@
 """Installs edge-agent on a bare Debian with systemd, and does to it what happens to services.
 
-    sudo scripts/test-service [ROOT] [--work DIR] [--keep]
+    sudo scripts/machines/test-service [ROOT] [--work DIR] [--keep]
 
 ROOT is a Debian 12 root file system with systemd, made by mmdebstrap where none is given; nothing
 is written to it. Needs systemd-container, mmdebstrap, a network for apt, and a Python 3.11 with pip

@@ -1,6 +1,6 @@
 """Take the broker away from an agent for a while, and see that no promised result is missing.
 
-    python scripts/broker_away.py [--seconds 60] [--rate 30] [--kill] [--json]
+    python scripts/soak/broker_away.py [--seconds 60] [--rate 30] [--kill] [--json]
 
 A live clip at `--rate` frames a second goes through a small model with `qos = 1`. The broker is
 killed (SIGKILL) for `--seconds`; with `--kill` the agent too, half-way, and started again. Ends
@@ -28,7 +28,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import psutil
 

@@ -1,8 +1,8 @@
 """Make the README's pictures of what the bundled models really do here and now.
 
-    .venv/bin/python scripts/make_pictures.py
+    .venv/bin/python scripts/assets/make_pictures.py
 
-They go to scripts/pictures: `demo.svg` is the demo's live view, a few seconds of it;
+They go to docs/pictures: `demo.svg` is the demo's live view, a few seconds of it;
 `conveyor.jpg` is a frame of its clip as the `snapshot` topic and `try.jpg` show it.
 """
 
@@ -22,8 +22,8 @@ from rich.terminal_theme import MONOKAI
 
 from edge_agent.cli.live import LiveView
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-PICTURES = CHECKOUT / "scripts" / "pictures"
+CHECKOUT = Path(__file__).resolve().parents[2]
+PICTURES = CHECKOUT / "docs" / "pictures"
 COLUMNS = 116
 WARM_SECONDS = 6.5  # the bearing is damaged from the fifth second on
 FRAMES = 8

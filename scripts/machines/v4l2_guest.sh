@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs inside the virtual machine of scripts/test-v4l2, as root: a camera is unplugged and comes
+# Runs inside the virtual machine of scripts/machines/test-v4l2, as root: a camera is unplugged and comes
 # back under another number while the service reads it. Says what it saw on the second serial port;
 # ends with "all is as it should be", or with a line FAIL.
 set -uo pipefail

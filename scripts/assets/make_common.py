@@ -29,7 +29,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 Floats = npt.NDArray[np.float32]
 
-MODELS = Path(__file__).resolve().parent.parent / "models"
+MODELS = Path(__file__).resolve().parents[2] / "models"
 OPSET = 17
 _INT8_FLAGS = {
     "avx512_vnni": "AVX-512 VNNI",
