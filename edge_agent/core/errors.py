@@ -7,7 +7,7 @@ AgentError
     BarredError      it could, but has taken the agent down doing so, again and again: leave it
   SourceError        the camera or sensor is gone: close it, wait, open it again
   SampleError        this one sample cannot be used: drop and count it
-  LinkError          the broker cannot be reached or said no: wait, try again
+  BrokerError        the broker cannot be reached or said no: wait, try again
   MalformedError     a message that is none of ours: count it, ignore it
 """
 
@@ -44,7 +44,7 @@ class SampleError(AgentError):
     """One reading that cannot be used."""
 
 
-class LinkError(AgentError):
+class BrokerError(AgentError):
     """A broker that cannot be reached or refuses us."""
 
 

@@ -152,7 +152,7 @@ class Agent:
             self._take_over(stack)
             stack.callback(frames.servings.close)
             # Outlives the workers, who publish; on the way out it says goodbye.
-            stack.callback(frames.link.close)
+            stack.callback(frames.client.close)
             stack.callback(self._close_transfers)
             stack.enter_context(frames.crew)
             stack.callback(self._close_control)
@@ -166,7 +166,7 @@ class Agent:
             frames.start()
             # Not of the crew: it publishes until the last of them is done.
             connecting = threading.Thread(
-                target=self._guarded, args=("link", frames.link.run), daemon=True
+                target=self._guarded, args=("client", frames.client.run), daemon=True
             )
             connecting.start()
             stack.callback(systemd.notify, "STOPPING=1")

@@ -135,7 +135,7 @@ class Control:
         self.says = Says(frames, opened.match, opened.facts, store, library)
         self.health = Health(
             frames.board,
-            frames.link,
+            frames.client,
             lambda: list(frames.pipelines.values()),
             servings.all,
             frames.settings.state,
@@ -190,7 +190,7 @@ class Control:
         frames = self._frames
         orders = Orders(
             frames.inbox,
-            frames.link,
+            frames.client,
             frames.topics,
             lambda: frames.settings.groups,
             Memory(frames.settings.state / "requests.json"),
@@ -355,7 +355,7 @@ class Control:
 
     def say_health(self) -> None:
         """Publish how the device is."""
-        self._frames.link.publish(
+        self._frames.client.publish(
             self._frames.topics.health, payloads.encode(self.health.payload())
         )
 

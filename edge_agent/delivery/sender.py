@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.errors import LinkError
+from ..core.errors import BrokerError
 from ..models.packages.packing import Package
-from ..mqtt.one_shot import BrokerClient, Heard
+from ..mqtt.one_shot import Heard, OneShotClient
 from ..mqtt.payloads import SCHEMA
 
 LIST_PART = 64 * 1024
@@ -44,7 +44,12 @@ class Sender:
     """One package to one device, or to all of a group."""
 
     def __init__(
-        self, client: BrokerClient, root: str, target: str, devices: Iterable[str], package: Package
+        self,
+        client: OneShotClient,
+        root: str,
+        target: str,
+        devices: Iterable[str],
+        package: Package,
     ) -> None:
         """Prepare.
 
@@ -87,7 +92,7 @@ class Sender:
         """Deal with one message, or with the silence; gives the device that was heard.
 
         Raises:
-            LinkError: the broker is gone, or does not take blocks of this size.
+            BrokerError: the broker is gone, or does not take blocks of this size.
 
         """
         now = time.monotonic()
@@ -140,7 +145,7 @@ class Sender:
         limit = self._client.max_packet
         topic = f"{self._prefix}/{kind}/{number}"
         if limit is not None and len(payload) + len(topic) + 16 > limit:
-            raise LinkError(
+            raise BrokerError(
                 f"the broker takes packets of {limit} bytes at most, a block has {len(payload)}; "
                 "raise its max_packet_size"
             )

@@ -17,7 +17,7 @@ from ..device.resources import ROOT
 from ..device.thermal import Thermometer
 from ..inference.model import Model
 from ..mqtt import payloads
-from ..mqtt.client import Counters, Link
+from ..mqtt.client import Client, Counters
 from ..runtime.pipelines.pipeline import Pipeline
 from ..runtime.scheduler.board import Account, Board
 from ..runtime.serving.active import Serving
@@ -33,7 +33,7 @@ class Health:
     def __init__(
         self,
         board: Board[Model],
-        link: Link,
+        client: Client,
         pipelines: Callable[[], Sequence[Pipeline]],
         servings: Callable[[], Sequence[Serving]],
         state_dir: Path,
@@ -45,7 +45,7 @@ class Health:
 
         Args:
             board: has the accounts.
-            link: has the counters of what is published.
+            client: has the counters of what is published.
             pipelines: those there are at the moment.
             servings: likewise.
             state_dir: whose disk counts.
@@ -55,7 +55,7 @@ class Health:
         """
         self._clock = clock
         self._board = board
-        self._link = link
+        self._client = client
         self._pipelines = pipelines
         self._servings = servings
         self._state_dir = state_dir
@@ -114,13 +114,15 @@ class Health:
         reasons += self._lateness.why(
             {name: account for name, account in expected.items() if name in deadlines}, deadlines
         )
-        link = self._link.counters()
-        if not link.connected:
-            reasons.append(f"broker: {link.problem or 'not connected yet'}")
-        elif link.unauthorized:
+        counters = self._client.counters()
+        if not counters.connected:
+            reasons.append(f"broker: {counters.problem or 'not connected yet'}")
+        elif counters.unauthorized:
             reasons.append("broker: does not take all that we publish")
-        if link.disk_problem is not None:
-            reasons.append(f"spool: {link.disk_problem}; until then what waits is in memory only")
+        if counters.disk_problem is not None:
+            reasons.append(
+                f"spool: {counters.disk_problem}; until then what waits is in memory only"
+            )
         reasons += self._thermometer.read().why()
         reasons += pressure.memory_why(self._root)
         reasons += pressure.disk_why(self._state_dir)
@@ -161,7 +163,7 @@ class Health:
         # to be published than to be inferred.
         states = [(p, p.state, p.channel.published, p.channel.lost) for p in self._pipelines()]
         accounts = self._board.accounts()
-        link = self._link.counters()
+        counters = self._client.counters()
         why = self.why()
         process = psutil.Process()
         payload: dict[str, Any] = {
@@ -175,8 +177,8 @@ class Health:
             "rss_mb": round(process.memory_info().rss / 2**20, 1),
             "cpu_percent": self._cpu_percent(),
             "disk_free_mb": self._disk_free(),
-            "spool": _spool(link),
-            "reconnects": link.reconnects,
+            "spool": _spool(counters),
+            "reconnects": counters.reconnects,
             "malformed": self.malformed,
             "watchdog": dict(self.watchdog),
         }
@@ -231,14 +233,14 @@ class Health:
             return 0
 
 
-def _spool(link: Counters) -> dict[str, Any]:
+def _spool(counters: Counters) -> dict[str, Any]:
     """Say what waits for the broker, and what has become of it."""
     return {
-        "waiting": link.waiting,
-        "on_disk": link.on_disk,
-        "bytes": link.disk_bytes,
-        "replayed": link.replayed,
-        "dropped": link.dropped,
-        "lost": link.lost,
-        "refused": link.refused,
+        "waiting": counters.waiting,
+        "on_disk": counters.on_disk,
+        "bytes": counters.disk_bytes,
+        "replayed": counters.replayed,
+        "dropped": counters.dropped,
+        "lost": counters.lost,
+        "refused": counters.refused,
     }

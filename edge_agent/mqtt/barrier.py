@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 
 from .connection import Connection
-from .message import CREDIT, Channel, Parcel
+from .message import CREDIT, Channel, Message
 
 FENCE_SECONDS = 0.25
 """Between two of them, at most, while results go out."""
@@ -18,7 +18,7 @@ MOST = 4
 """That may be unanswered."""
 
 
-class Fences:
+class Barrier:
     """Behind the lossless results of all channels. Whoever calls holds the link's lock."""
 
     def __init__(self, topic: str) -> None:
@@ -29,7 +29,7 @@ class Fences:
 
         """
         self._topic = topic
-        self._marks: dict[int, list[tuple[Channel, Parcel]]] = {}
+        self._marks: dict[int, list[tuple[Channel, Message]]] = {}
         """By message id of what is unanswered: the last result of each channel before it."""
         self._unfenced = 0
         self._put_at = 0.0

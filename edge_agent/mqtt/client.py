@@ -21,17 +21,17 @@ from ..config.settings import Broker
 from ..core.frozen import record
 from ..core.logs import ANSWER
 from .barrier import FENCE_SECONDS
-from .connection import Connection, Hooks, Message, Refusal, Will
-from .message import Channel, Parcel
-from .outbox import Outgoing
-from .reconnect import Backoff, Connecting
+from .connection import Connection, Hooks, ReceivedMessage, Refusal, Will
+from .message import Channel, Message
+from .outbox import Outbox
+from .reconnect import Backoff, Reconnect
 
 if TYPE_CHECKING:
     import ssl
 
     from .spool_wakeup import Standby
 
-__all__ = ["Backoff", "Channel", "Counters", "Link", "Parcel"]
+__all__ = ["Backoff", "Channel", "Client", "Counters", "Message"]
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Counters:
     """Why they wait in memory only."""
 
 
-class Link:
+class Client:
     """Publishes, listens, reconnects. `publish` and `send` may be called from any thread."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Link:
         status_topic: str,
         status: Callable[[str, str], bytes],
         inboxes: Callable[[], Iterable[str]],
-        inbox: SimpleQueue[Message | None],
+        inbox: SimpleQueue[ReceivedMessage | None],
         backoff: Backoff | None = None,
         spool: Path | None = None,
     ) -> None:
@@ -99,7 +99,7 @@ class Link:
         self._spool = spool
         self._lock = threading.Condition()
         """Held by whoever touches what is said and what waits, the connection included."""
-        self._out = Outgoing(f"{status_topic}/fence")
+        self._out = Outbox(f"{status_topic}/fence")
         self._standby: Standby | None = None
         self._connects = 0
         self._problem: str | None = None
@@ -113,7 +113,7 @@ class Link:
         self._ended = threading.Event()
         """The thread that connects has let go of the connection."""
         heard = self._heard.append
-        self._connecting = Connecting(
+        self._connecting = Reconnect(
             broker,
             client_id,
             hooks=Hooks(
@@ -185,7 +185,7 @@ class Link:
         with self._lock:
             self._out.reply(topic, payload, correlation)
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, parcel: Message) -> None:
         """Send a result; what becomes of it without a connection is up to its channel."""
         with self._lock:
             self._absorb()

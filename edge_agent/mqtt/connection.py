@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..config.settings import Broker
-from ..core.errors import LinkError
+from ..core.errors import BrokerError
 from ..core.frozen import record
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ UNSPECIFIED = 0x80
 
 
 @record
-class Message:
+class ReceivedMessage:
     """Something that arrived."""
 
     topic: str
@@ -88,7 +88,7 @@ class Hooks:
     Only leave word; never wait for a lock under which something is published, never raise.
     """
 
-    message: Callable[[Message], None] = lambda _message: None
+    message: Callable[[ReceivedMessage], None] = lambda _message: None
     published: Callable[[Connection, int, Refusal | None], None] = lambda _c, _mid, _refusal: None
     """QoS 1: acknowledged; QoS 0: written to the socket. With the broker's refusal, if any."""
     unsubscribed: Callable[[Connection, int], None] = lambda _c, _mid: None
@@ -96,7 +96,7 @@ class Hooks:
     """A subscription was."""
 
 
-class RefusesProtocol(LinkError):
+class RefusesProtocol(BrokerError):
     """The broker does not speak this version of MQTT, or hung up on it, or is silent."""
 
     def __init__(self, text: str, *, said: bool) -> None:
@@ -202,7 +202,7 @@ def connect(
         stopping: gives up early when set.
 
     Raises:
-        LinkError: it cannot be reached or refuses us.
+        BrokerError: it cannot be reached or refuses us.
 
     """
     wanted = protocol or broker.protocol
@@ -249,7 +249,7 @@ def _connect(
         except (OSError, ValueError) as problem:
             from .diagnose import unreachable
 
-            raise LinkError(f"{address} cannot be reached: {unreachable(problem, broker)}") from (
+            raise BrokerError(f"{address} cannot be reached: {unreachable(problem, broker)}") from (
                 problem
             )
         client.loop_start()
@@ -265,7 +265,7 @@ def _await_answer(connection: Connection, broker: Broker, stopping: threading.Ev
 
     Raises:
         RefusesProtocol: it does not take this version of MQTT, or may not.
-        LinkError: it refuses us, or is silent.
+        BrokerError: it refuses us, or is silent.
 
     """
     address, newest = broker.address, connection.protocol == 5
@@ -274,25 +274,25 @@ def _await_answer(connection: Connection, broker: Broker, stopping: threading.Ev
     while not (connection._answered.wait(TICK) or connection.gone.is_set()):  # noqa: SLF001
         left -= 1
         if stopping is not None and stopping.is_set():
-            raise LinkError(f"{address} does not answer")
+            raise BrokerError(f"{address} does not answer")
         if left <= 0:
             if newest:
                 raise RefusesProtocol(f"{address} does not answer to MQTT 5", said=False)
-            raise LinkError(f"{address} does not answer")
+            raise BrokerError(f"{address} does not answer")
     if not connection._answered.is_set():  # noqa: SLF001
         if newest:
             # Brokers of old close the connection without a word.
             raise RefusesProtocol(f"{address} closed the connection on MQTT 5", said=False)
         from .diagnose import hung_up
 
-        raise LinkError(f"{address} closed the connection{hung_up(broker)}")
+        raise BrokerError(f"{address} closed the connection{hung_up(broker)}")
     if connection._refusal is not None:  # noqa: SLF001
         code, reason = connection._refusal.code, connection._refusal.reason  # noqa: SLF001
         if newest and code in UNSUPPORTED_PROTOCOL:
             raise RefusesProtocol(f"{address} refuses MQTT 5 ({reason})", said=True)
         from .diagnose import refused
 
-        raise LinkError(f"{address} refuses us: {reason}{refused(code, broker)}")
+        raise BrokerError(f"{address} refuses us: {reason}{refused(code, broker)}")
 
 
 def _client(
@@ -385,7 +385,7 @@ def _attach(client: Client, connection: Connection, hooks: Hooks, *, manual_ack:
         properties = message.properties
         mid, qos = message.mid, message.qos
         hooks.message(
-            Message(
+            ReceivedMessage(
                 message.topic,
                 message.payload,
                 bool(message.retain),

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .connection import Message
+    from .connection import ReceivedMessage
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ MAX_BYTES = 320 * 2**20
 """Of all payloads that wait: one of the largest that MQTT can carry, and a window of blocks."""
 
 
-class Inbox(SimpleQueue["Message | None"]):
+class Inbox(SimpleQueue["ReceivedMessage | None"]):
     """A queue of messages; None tells the one who takes them that there will be no more."""
 
     def __init__(self, *, messages: int = MAX_MESSAGES, size: int = MAX_BYTES) -> None:
@@ -42,7 +42,9 @@ class Inbox(SimpleQueue["Message | None"]):
         self._counting = threading.Lock()
         self._full = False
 
-    def put(self, item: Message | None, block: bool = True, timeout: float | None = None) -> None:
+    def put(
+        self, item: ReceivedMessage | None, block: bool = True, timeout: float | None = None
+    ) -> None:
         """Leave a message; never waits."""
         if item is None:
             super().put(None)
@@ -62,7 +64,7 @@ class Inbox(SimpleQueue["Message | None"]):
         # Else the broker would keep one of its few places for it until the next connection.
         item.ack()
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Message | None:
+    def get(self, block: bool = True, timeout: float | None = None) -> ReceivedMessage | None:
         """Take a message.
 
         Raises:

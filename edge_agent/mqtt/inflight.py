@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from .message import Channel, Parcel
+from .message import Channel, Message
 
 if TYPE_CHECKING:
     from .spool import Row
@@ -26,14 +26,14 @@ LATE = 0.25
 DONE, IN_HAND, COUNTED = 1, 2, 4
 
 
-class Promise:
+class InflightMessage:
     """A parcel until it is acknowledged or given up."""
 
     # Not a dataclass: making one takes half a millisecond, on the way to the first result.
     __slots__ = ("batch", "done", "flying", "index", "number", "parcel", "saving")
 
     def __init__(
-        self, parcel: Parcel, number: int = 0, batch: Batch | None = None, index: int = 0
+        self, parcel: Message, number: int = 0, batch: Batch | None = None, index: int = 0
     ) -> None:
         """Make one that is nowhere yet, or on disk.
 
@@ -93,7 +93,7 @@ class Batch:
         self.marks[index] = DONE
         self.left -= 1
 
-    def wake(self, messages: Sequence[bytes], waited: float) -> Iterator[Promise]:
+    def wake(self, messages: Sequence[bytes], waited: float) -> Iterator[InflightMessage]:
         """Take in hand all that is asleep, given the row's messages and their seconds on disk."""
         since = time.monotonic() - waited
         for index, body in enumerate(messages):
@@ -101,7 +101,7 @@ class Batch:
             if mark & (DONE | IN_HAND):
                 continue
             self.take(index)
-            parcel = Parcel(
+            parcel = Message(
                 self.channel,
                 self.row.topic,
                 None,
@@ -111,10 +111,10 @@ class Batch:
                 body=body,
                 since=since,
             )
-            yield Promise(parcel, 0, self, index)
+            yield InflightMessage(parcel, 0, self, index)
 
 
-class Backlog:
+class Inflight:
     """All promises that are not kept yet. Whoever calls holds the link's lock."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class Backlog:
         """Rows in which nothing is left: to be removed from disk."""
         self.batches: dict[int, Batch] = {}
         """What is on disk, by its row's id, oldest first."""
-        self.fetched: deque[Promise] = deque()
+        self.fetched: deque[InflightMessage] = deque()
         """Read from disk, about to go."""
         self.connected_since: float | None = None
         self.dropped = 0
@@ -133,8 +133,8 @@ class Backlog:
         """Since the start."""
         self.unreadable = False
         """What is on disk cannot be had at the moment; the rest does not wait for it."""
-        self._flying: dict[int, Promise] = {}
-        self._waiting: deque[Promise] = deque()
+        self._flying: dict[int, InflightMessage] = {}
+        self._waiting: deque[InflightMessage] = deque()
         self._flying_bytes = self._waiting_bytes = 0
         self._owed = 0
         self._broken = False
@@ -161,14 +161,14 @@ class Backlog:
         """Replayed messages that are on their way."""
         return sum(promise.parcel.replayed for promise in self._flying.values())
 
-    def promise(self, parcel: Parcel) -> Promise:
+    def promise(self, parcel: Message) -> InflightMessage:
         """Take responsibility for a parcel."""
         self.promised += 1
         self._owed += 1
         parcel.channel.pending += 1
-        return Promise(parcel, self.promised)
+        return InflightMessage(parcel, self.promised)
 
-    def keep(self, promise: Promise) -> None:
+    def keep(self, promise: InflightMessage) -> None:
         """Have it wait for its turn."""
         promise.parcel.replayed = self._broken
         promise.parcel.seal()
@@ -187,7 +187,7 @@ class Backlog:
                 return
             promise.parcel.replayed = True
 
-    def next(self) -> Promise | None:
+    def next(self) -> InflightMessage | None:
         """Take what has waited longest; None where there is nothing, or nothing yet."""
         if self.fetched:
             return self.fetched.popleft()
@@ -201,7 +201,7 @@ class Backlog:
         self._waiting_bytes -= promise.size
         return promise
 
-    def fly(self, message: int, promise: Promise) -> None:
+    def fly(self, message: int, promise: InflightMessage) -> None:
         """Note that it is on its way, under this message id."""
         promise.flying = True
         self._flying[message] = promise
@@ -214,7 +214,7 @@ class Backlog:
             self._flying_bytes -= promise.size
             self._finish(promise)
 
-    def give_up(self, promise: Promise) -> None:
+    def give_up(self, promise: InflightMessage) -> None:
         """Count as lost what can neither be sent nor kept."""
         self.dropped += 1
         promise.parcel.channel.lost += 1
@@ -243,7 +243,7 @@ class Backlog:
 
     # What the keeper asks
 
-    def unsaved(self) -> list[Promise]:
+    def unsaved(self) -> list[InflightMessage]:
         """Give what is in memory only, in the order of sending."""
         unsaved = [promise for promise in self._flying.values() if promise.batch is None]
         return sorted([*unsaved, *self._waiting], key=lambda promise: promise.number)
@@ -266,7 +266,7 @@ class Backlog:
             earlier.pending += row.count
             self._owed += row.count
 
-    def saved(self, batch: Batch, members: Iterable[Promise]) -> None:
+    def saved(self, batch: Batch, members: Iterable[InflightMessage]) -> None:
         """Note that these are on disk now, and let go of those in memory that wait."""
         self.batches[batch.row.id] = batch
         for index, promise in enumerate(members):
@@ -317,11 +317,11 @@ class Backlog:
 
     # Between the two
 
-    def _wait(self, promises: Iterable[Promise]) -> None:
+    def _wait(self, promises: Iterable[InflightMessage]) -> None:
         self._waiting = deque(promises)
         self._waiting_bytes = sum(promise.size for promise in self._waiting)
 
-    def _finish(self, promise: Promise) -> None:
+    def _finish(self, promise: InflightMessage) -> None:
         promise.done, promise.flying = True, False
         promise.parcel.channel.pending -= 1
         self._owed -= 1

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.errors import LinkError, UsageError
+from ..core.errors import BrokerError, UsageError
 
 FIRST_PORT = 1883
 START_SECONDS = 15.0
@@ -47,7 +47,7 @@ def broker(folder: Path, more: str = "") -> Iterator[Loopback]:
 
     Raises:
         UsageError: there is none to run.
-        LinkError: it does not start.
+        BrokerError: it does not start.
 
     """
     mosquitto = find_mosquitto()
@@ -112,4 +112,4 @@ def _wait_until_listening(process: subprocess.Popen[bytes], made: Loopback, log:
             continue
         return
     words = log.read_text(errors="replace").strip().splitlines()
-    raise LinkError(f"{made.name} does not start: {words[-1] if words else 'it says nothing'}")
+    raise BrokerError(f"{made.name} does not start: {words[-1] if words else 'it says nothing'}")

@@ -21,7 +21,7 @@ class Channel:
     name: str
     qos: int
     lossless: bool
-    unconfirmed: deque[Parcel] = field(default_factory=deque)
+    unconfirmed: deque[Message] = field(default_factory=deque)
     """Lossless, QoS 0: sent or waiting, not yet known to have reached the broker."""
     pending: int = 0
     """QoS 1: sent or waiting, not yet acknowledged."""
@@ -35,7 +35,7 @@ class Channel:
 
 
 @dataclass(slots=True, eq=False)
-class Parcel:
+class Message:
     """One result or event.
 
     Encoded when it goes, since its age and whether it is a copy show only then; or when it has to

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from ..config.settings import Broker
-from ..core.errors import LinkError
+from ..core.errors import BrokerError
 from .connection import Connection, Hooks, Refusal, connect
 
 log = logging.getLogger(__name__)
@@ -50,14 +50,14 @@ class _Unpublished(NamedTuple):
     refusal: Refusal
 
 
-class BrokerClient:
+class OneShotClient:
     """One connection for the life of a command."""
 
     def __init__(self, broker: Broker, filters: list[str]) -> None:
         """Connect and listen.
 
         Raises:
-            LinkError: the broker cannot be reached or refuses us.
+            BrokerError: the broker cannot be reached or refuses us.
 
         """
         self._heard: SimpleQueue[Heard | _Unpublished] = SimpleQueue()
@@ -93,7 +93,7 @@ class BrokerClient:
         """Connect again, and listen to the same.
 
         Raises:
-            LinkError: the broker is still away.
+            BrokerError: the broker is still away.
 
         """
         self._connection.close()
@@ -123,14 +123,14 @@ class BrokerClient:
         """Wait until the broker has acknowledged; what is heard meanwhile is passed over.
 
         Raises:
-            LinkError: it refuses one of them, has not answered, or is gone.
+            BrokerError: it refuses one of them, has not answered, or is gone.
 
         """
         waiting = list(receipts)
         deadline = time.monotonic() + seconds
         while waiting := [receipt for receipt in waiting if not receipt.is_published()]:
             if time.monotonic() > deadline:
-                raise LinkError(f"the broker has not acknowledged within {seconds:.0f} s")
+                raise BrokerError(f"the broker has not acknowledged within {seconds:.0f} s")
             self.next(0.02)
         # A refusal is left before its receipt is settled.
         while not self._heard.empty():
@@ -140,7 +140,7 @@ class BrokerClient:
         """Wait for a message; None when the time is over.
 
         Raises:
-            LinkError: the connection is gone, or the broker has refused what was published.
+            BrokerError: the connection is gone, or the broker has refused what was published.
 
         """
         waited = 0.0
@@ -150,13 +150,13 @@ class BrokerClient:
                 heard = self._heard.get(timeout=step)
             except Empty:
                 if self._connection.gone.is_set():
-                    raise LinkError("the connection to the broker is lost") from None
+                    raise BrokerError("the connection to the broker is lost") from None
                 waited += step
                 if timeout is not None and waited >= timeout:
                     return None
             else:
                 if isinstance(heard, _Unpublished):
-                    raise LinkError(self._words(heard))
+                    raise BrokerError(self._words(heard))
                 return heard
 
     def _words(self, unpublished: _Unpublished) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from .barrier import Fences
+from .barrier import Barrier
 from .connection import Connection, Refusal
-from .inflight import Backlog, Promise
-from .message import Channel, Parcel
+from .inflight import Inflight, InflightMessage
+from .message import Channel, Message
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ REPLAY = 10
 Paho has 20 messages under way and queues those beyond, so that live ones find room at once."""
 
 
-class Outgoing:
+class Outbox:
     """Everything on its way to the broker, and what waits for one."""
 
     def __init__(self, fence_topic: str) -> None:
@@ -38,7 +38,7 @@ class Outgoing:
         """
         self.connection: Connection | None = None
         self.channels: list[Channel] = []
-        self.backlog = Backlog()
+        self.backlog = Inflight()
         self.refused = 0
         self.unauthorized = 0
         self.replayed = 0
@@ -47,9 +47,9 @@ class Outgoing:
         self._ever = False
         """Whether there has been a connection."""
         self._under_way = 0
-        self._fences = Fences(fence_topic)
+        self._fences = Barrier(fence_topic)
         self._retained: dict[str, bytes] = {}
-        self._held: deque[Parcel] = deque()
+        self._held: deque[Message] = deque()
         self._replies: deque[tuple[str, bytes, bytes | None]] = deque(maxlen=HELD)
 
     @property
@@ -79,7 +79,7 @@ class Outgoing:
         else:
             self.connection.publish(topic, payload, 1, correlation=correlation)
 
-    def result(self, parcel: Parcel) -> None:
+    def result(self, parcel: Message) -> None:
         """Send a result; what becomes of it without a connection is up to its channel."""
         channel, connection = parcel.channel, self.connection
         if channel.qos == 0 and channel.lossless:
@@ -103,7 +103,7 @@ class Outgoing:
         else:
             self._hold(parcel)
 
-    def _hold(self, parcel: Parcel) -> None:
+    def _hold(self, parcel: Message) -> None:
         """Keep a live result for the first connection, if need be in the oldest one's place."""
         if len(self._held) >= HELD:
             self._lost += 1
@@ -193,7 +193,9 @@ class Outgoing:
         self._under_way += 1
         connection.publish(topic, payload, qos, retain=retain)
 
-    def _post(self, connection: Connection, parcel: Parcel, promise: Promise | None = None) -> None:
+    def _post(
+        self, connection: Connection, parcel: Message, promise: InflightMessage | None = None
+    ) -> None:
         """Hand on a result; at QoS 1 one that was promised."""
         channel = parcel.channel
         payload = parcel.render()

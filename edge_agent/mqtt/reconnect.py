@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ..config.settings import Address, Broker
-from ..core.errors import LinkError
+from ..core.errors import BrokerError
 from .connection import TAKEN_OVER, Connection, Hooks, Will, connect, tls_context
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Backoff:
         self._next = self._first
 
 
-class Connecting:
+class Reconnect:
     """Makes connections, as long as they are wanted. One thread goes through them."""
 
     def __init__(
@@ -130,7 +130,7 @@ class Connecting:
             self._take_up()
             try:
                 connection = self._connect()
-            except LinkError as problem:
+            except BrokerError as problem:
                 if self._hurried.is_set():
                     continue
                 pause = self._backoff.pause()
@@ -155,7 +155,7 @@ class Connecting:
         """Connect once.
 
         Raises:
-            LinkError: it cannot be reached or refuses us.
+            BrokerError: it cannot be reached or refuses us.
 
         """
         connection = connect(

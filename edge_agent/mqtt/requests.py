@@ -17,11 +17,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 from ..core.errors import AgentError, MalformedError, ModelError
-from ..core.files import replace_file
 from ..core.names import NAME_RULE, is_name
+from ..core.state_file import StateFile
 from . import payloads
-from .client import Link
-from .connection import Message
+from .client import Client
+from .connection import ReceivedMessage
 
 log = logging.getLogger(__name__)
 
@@ -48,17 +48,12 @@ class Memory:
     """The last requests and their replies, so that one repeated is not done twice."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._replies: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._file = StateFile(path, "requests that were done")
+        self._replies: OrderedDict[str, dict[str, Any]] = OrderedDict(
+            self._file.read(lambda content: [(str(entry["id"]), dict(entry)) for entry in content])
+            or ()
+        )
         self._unwritten = False
-        try:
-            entries = json.loads(path.read_text(encoding="utf-8"))
-            for entry in entries:
-                self._replies[str(entry["id"])] = dict(entry)
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, TypeError, KeyError):
-            log.warning("%s: damaged; requests from before the restart are forgotten", path)
 
     def recall(self, request: str) -> dict[str, Any] | None:
         return self._replies.get(request)
@@ -75,14 +70,7 @@ class Memory:
         if not self._unwritten:
             return
         self._unwritten = False
-        try:
-            replace_file(self._path, json.dumps(list(self._replies.values())).encode())
-        except OSError as problem:
-            log.warning(
-                "%s: cannot be written (%s): a restart forgets which requests were done",
-                self._path,
-                problem,
-            )
+        self._file.save(list(self._replies.values()))
 
 
 class Orders:
@@ -90,8 +78,8 @@ class Orders:
 
     def __init__(
         self,
-        inbox: SimpleQueue[Message | None],
-        link: Link,
+        inbox: SimpleQueue[ReceivedMessage | None],
+        client: Client,
         topics: payloads.Topics,
         groups: Callable[[], tuple[str, ...]],
         memory: Memory,
@@ -103,7 +91,7 @@ class Orders:
 
         Args:
             inbox: what arrives.
-            link: answers go out by it.
+            client: answers go out by it.
             topics: this device's.
             groups: that it is a member of.
             memory: of what has been done.
@@ -112,14 +100,14 @@ class Orders:
 
         """
         self._inbox = inbox
-        self._link = link
+        self._client = client
         self._topics = topics
         self._groups = groups
         self._memory = memory
         self._count_malformed = count_malformed
         self._credible = credible
         self.verbs: dict[str, Verb] = {}
-        self.deliveries: Callable[[Inbox, Message], bool] | None = None
+        self.deliveries: Callable[[Inbox, ReceivedMessage], bool] | None = None
         """Takes models and transfers; True when it will acknowledge the message itself."""
         self.idle: Callable[[], None] = lambda: None
         """Called when nothing more is there to be dealt with, and every now and then."""
@@ -148,7 +136,7 @@ class Orders:
             if not kept:
                 message.ack()
 
-    def _handle(self, message: Message) -> bool:
+    def _handle(self, message: ReceivedMessage) -> bool:
         place = self._locate(message.topic)
         match place.levels:
             case ("command", verb):
@@ -188,7 +176,7 @@ class Orders:
                 return Inbox(tuple(topic.removeprefix(shared).split("/")), group)
         raise MalformedError("not for us: a group that this device has left")
 
-    def _command(self, name: str, message: Message) -> None:
+    def _command(self, name: str, message: ReceivedMessage) -> None:
         if len(message.payload) > MAX_COMMAND_BYTES:
             raise MalformedError(f"larger than {MAX_COMMAND_BYTES} bytes")
         try:
@@ -220,12 +208,12 @@ class Orders:
             self._memory.write()
         self._answer(reply, message)
 
-    def _answer(self, reply: Mapping[str, Any], message: Message) -> None:
+    def _answer(self, reply: Mapping[str, Any], message: ReceivedMessage) -> None:
         payload = payloads.encode(reply)
-        self._link.reply(self._topics.reply(reply["id"]), payload)
+        self._client.reply(self._topics.reply(reply["id"]), payload)
         # Only where a requester may listen: neither as an order to a device, nor as its word.
         if message.response_topic and _may_answer_on(message.response_topic, self._topics):
-            self._link.reply(message.response_topic, payload, message.correlation)
+            self._client.reply(message.response_topic, payload, message.correlation)
 
 
 def _may_answer_on(topic: str, own: payloads.Topics) -> bool:
@@ -245,7 +233,7 @@ def _may_answer_on(topic: str, own: payloads.Topics) -> bool:
 def _refusal(
     name: str,
     body: Mapping[str, Any],
-    message: Message,
+    message: ReceivedMessage,
     verbs: Mapping[str, Verb],
     *,
     credible: bool,

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .inflight import LATE, Backlog
+from .inflight import LATE, Inflight
 
 if TYPE_CHECKING:
-    from .spool_writer import Keeper
+    from .spool_writer import SpoolWriter
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ GRACE = 10.0
 class Standby:
     """Stands between the link and the keeper's thread."""
 
-    def __init__(self, path: Path, backlog: Backlog, lock: threading.Condition) -> None:
+    def __init__(self, path: Path, backlog: Inflight, lock: threading.Condition) -> None:
         """Prepare; nothing is begun.
 
         Args:
@@ -38,7 +38,7 @@ class Standby:
         self._path = path
         self._backlog = backlog
         self._lock = lock
-        self._keeper: Keeper | None = None
+        self._keeper: SpoolWriter | None = None
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -84,9 +84,9 @@ class Standby:
         # A broker that is there in a moment costs nothing.
         self._closing.wait(LATE)
         from .spool import Spool
-        from .spool_writer import Keeper
+        from .spool_writer import SpoolWriter
 
-        self._keeper = Keeper(Spool(self._path), self._backlog, self._lock)
+        self._keeper = SpoolWriter(Spool(self._path), self._backlog, self._lock)
         self._keeper.run(self._wake, self._closing)
 
     def close(self, patience: float = 2.0) -> None:

@@ -13,8 +13,8 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 
-from .inflight import Backlog, Batch, Promise
-from .message import Channel, Parcel, aged
+from .inflight import Batch, Inflight, InflightMessage
+from .message import Channel, Message, aged
 from .spool import ROW_BYTES, ROW_MESSAGES, DamagedError, Kind, Row, Spool, SpoolError, pack
 
 log = logging.getLogger(__name__)
@@ -34,14 +34,14 @@ IDLE = 30.0
 AHEAD = 100
 """Messages read from disk in advance."""
 
-Made = tuple[Batch, list[Promise], bytes]
+Made = tuple[Batch, list[InflightMessage], bytes]
 """A row to be written, whose promises lie in it, and what is in it."""
 
 
-class Keeper:
+class SpoolWriter:
     """Writes and reads; at work while `run` runs."""
 
-    def __init__(self, spool: Spool, backlog: Backlog, lock: threading.Condition) -> None:
+    def __init__(self, spool: Spool, backlog: Inflight, lock: threading.Condition) -> None:
         """Prepare; nothing is opened.
 
         Args:
@@ -183,7 +183,7 @@ class Keeper:
         self._opened = True
         return True
 
-    def _save(self, due: Iterable[Promise], *, last: bool) -> bool:
+    def _save(self, due: Iterable[InflightMessage], *, last: bool) -> bool:
         """Write what is due and remove what has arrived, in one transaction, where there is any."""
         spool, backlog = self.spool, self._backlog
         now = time.monotonic()
@@ -214,7 +214,7 @@ class Keeper:
                 backlog.saved(batch, members)
         return True
 
-    def _rows(self, due: Iterable[Promise], now: float, *, last: bool) -> Iterator[Made]:
+    def _rows(self, due: Iterable[InflightMessage], now: float, *, last: bool) -> Iterator[Made]:
         """Make rows of what the write rate allows, in the order of sending."""
         earned = (now - self._budgeted) * WRITE_RATE
         self._budget, self._budgeted = min(self._budget + earned, float(WRITE_RATE)), now
@@ -260,16 +260,16 @@ class Keeper:
             log.warning("%s: %d messages in it are damaged", self.spool.path, damaged)
 
 
-def _kind(parcel: Parcel) -> Kind:
+def _kind(parcel: Message) -> Kind:
     if parcel.event:
         return Kind.EVENT
     return Kind.LOSSLESS if parcel.channel.lossless else Kind.RESULT
 
 
-def _grouped(due: Iterable[Promise]) -> list[list[Promise]]:
+def _grouped(due: Iterable[InflightMessage]) -> list[list[InflightMessage]]:
     """Put together what can share a row: of one topic and channel, and not too much."""
-    rows: list[list[Promise]] = []
-    open_rows: dict[tuple[str, Channel], tuple[list[Promise], int]] = {}
+    rows: list[list[InflightMessage]] = []
+    open_rows: dict[tuple[str, Channel], tuple[list[InflightMessage], int]] = {}
     for promise in due:
         key = (promise.parcel.topic, promise.parcel.channel)
         row, size = open_rows.get(key, ([], 0))

@@ -36,7 +36,7 @@ from edge_agent.core.bundled import bundled
 from edge_agent.delivery.sender import Sender
 from edge_agent.models.packages.packing import Package
 from edge_agent.mqtt.loopback import Loopback, broker
-from edge_agent.mqtt.one_shot import BrokerClient
+from edge_agent.mqtt.one_shot import OneShotClient
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = "bench"
@@ -179,7 +179,7 @@ def _table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _push(client: BrokerClient, package: Package) -> tuple[dict[str, float], dict[str, Any]]:
+def _push(client: OneShotClient, package: Package) -> tuple[dict[str, float], dict[str, Any]]:
     """Push; gives ms from the offer, and what the device says of how it ended."""
     name, version = package.header.name, package.header.version
     state = f"edge/{DEVICE}/model/{name}"
@@ -204,7 +204,7 @@ def _push(client: BrokerClient, package: Package) -> tuple[dict[str, float], dic
 class _Listening:
     """A connection that also keeps what the device says of a model's last version."""
 
-    def __init__(self, client: BrokerClient, topic: str) -> None:
+    def __init__(self, client: OneShotClient, topic: str) -> None:
         self._client = client
         self._topic = topic
         self.last: dict[str, Any] = {}
@@ -237,7 +237,7 @@ def _proxy(target: int, rate: float) -> Iterator[int]:
 @contextmanager
 def _agent(
     place: Path, port: int, loopback: Loopback, first: Package, program: str, options: Any
-) -> Iterator[tuple[BrokerClient, psutil.Process]]:
+) -> Iterator[tuple[OneShotClient, psutil.Process]]:
     """Run an agent behind a proxy; gives a connection to the broker itself, and the agent."""
     place.mkdir()
     clip = bundled("models") / "media" / "conveyor.mp4"
@@ -251,7 +251,7 @@ def _agent(
         f"rate = {options.frames}\n"
     )
     log = place / "agent.log"
-    with BrokerClient(Broker(url=loopback.url), [f"edge/{DEVICE}/status"]) as client:
+    with OneShotClient(Broker(url=loopback.url), [f"edge/{DEVICE}/status"]) as client:
         with log.open("wb") as output:
             command = [sys.executable, "-c", program, "run", "--config", str(settings)]
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -21,7 +21,7 @@ from edge_agent.delivery.rollout.candidate import Candidate
 from edge_agent.models.packages.keys import TrustedKeys
 from edge_agent.models.store.catalog import Library
 from edge_agent.models.store.store import Store
-from edge_agent.mqtt.connection import Message
+from edge_agent.mqtt.connection import ReceivedMessage
 from tests.helpers.push import PlainPackage, model_folder, plain_package
 
 EXPIRED = "2020-01-01T00:00:00.000Z"
@@ -64,7 +64,7 @@ class Receiving:
     def message(self, package: PlainPackage, *rest: str, payload: bytes) -> bool:
         """Give it a message of a transfer."""
         levels = ("push", package.transfer, *rest)
-        message = Message("/".join(levels), payload, retained=False, response_topic=None,
+        message = ReceivedMessage("/".join(levels), payload, retained=False, response_topic=None,
                           correlation=None, ack=lambda: None)  # fmt: skip
         return self.transfers.message(levels, message)
 

@@ -11,7 +11,7 @@ from edge_agent.inference.model import Model
 from edge_agent.runtime.scheduler.board import Board
 from tests.device.test_pressure import MIB, V2, group, proc
 from tests.device.test_thermal import tree, zone
-from tests.helpers.idle_parts import idle_pipeline, offline_link
+from tests.helpers.idle_parts import idle_pipeline, offline_client
 
 
 class Device:
@@ -21,7 +21,7 @@ class Device:
         self.now = 1000.0
         board: Board[Model] = Board()
         self.board = board
-        link = offline_link()
+        link = offline_client()
         self.pipelines = [
             idle_pipeline(name, "rtsp://camera/stream", folder, board, link, qos=qos)
             for name, qos in (("kept", 1), ("live", 0))

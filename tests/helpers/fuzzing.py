@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,13 +59,13 @@ from edge_agent.models.packages.packing import Package, make
 from edge_agent.models.store.catalog import Library
 from edge_agent.models.store.store import Store
 from edge_agent.mqtt import payloads as wire
-from edge_agent.mqtt.connection import Message
+from edge_agent.mqtt.connection import ReceivedMessage
 from edge_agent.mqtt.inbox import Inbox
-from edge_agent.mqtt.one_shot import BrokerClient, Heard, body_of
+from edge_agent.mqtt.one_shot import Heard, OneShotClient, body_of
 from edge_agent.mqtt.requests import Memory, Orders, text
 from edge_agent.sources.spec import parse_source, redact
 from tests.helpers.decoder_models import CASES, HEIGHT, WIDTH
-from tests.helpers.idle_parts import TOPICS, offline_link
+from tests.helpers.idle_parts import TOPICS, offline_client
 from tests.helpers.model_folders import make_model
 from tests.helpers.tiny_networks import convolution, to_ir
 
@@ -340,11 +341,11 @@ def check_topics(given: tuple[list[tuple[str, str, bytes, bool, str | None]], bo
     sent, allow_unsigned = given
     topics = TOPICS
     inbox = Inbox()
-    link = offline_link(inbox)
+    client = offline_client(inbox)
     taken: list[str] = []
     malformed: list[int] = []
     memory = Memory(_place() / "requests.json")
-    handling = Orders(inbox, link, topics, lambda: ("lab",), memory, lambda: malformed.append(1))
+    handling = Orders(inbox, client, topics, lambda: ("lab",), memory, lambda: malformed.append(1))
 
     def ask(body: Mapping[str, Any]) -> Mapping[str, Any]:
         name = text(body, "pipeline")
@@ -357,7 +358,7 @@ def check_topics(given: tuple[list[tuple[str, str, bytes, bool, str | None]], bo
     for prefix, rest, payload, retained, response in sent:
         topic = prefix + rest
         inbox.put(
-            Message(topic, payload, retained, response, None, lambda t=topic: taken.append(t))  # type: ignore[misc]
+            ReceivedMessage(topic, payload, retained, response, None, partial(taken.append, topic))
         )
     inbox.put(None)
     handling.run()
@@ -585,7 +586,7 @@ heard = st.tuples(
 )
 
 
-class _Deaf(BrokerClient):
+class _Deaf(OneShotClient):
     """A connection to nobody."""
 
     def __init__(self) -> None:

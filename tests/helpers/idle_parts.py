@@ -9,8 +9,8 @@ from edge_agent.config.settings import Arm, Broker
 from edge_agent.config.settings import Pipeline as PipelineSettings
 from edge_agent.core.timeline import Clock
 from edge_agent.inference.model import Model
-from edge_agent.mqtt.client import Link
-from edge_agent.mqtt.connection import Message
+from edge_agent.mqtt.client import Client
+from edge_agent.mqtt.connection import ReceivedMessage
 from edge_agent.mqtt.payloads import Topics
 from edge_agent.runtime.pipelines.pipeline import Identity, Pipeline
 from edge_agent.runtime.scheduler.board import Board
@@ -20,14 +20,14 @@ from edge_agent.sources.spec import parse_source
 TOPICS = Topics("edge", "box")
 
 
-def offline_link(inbox: SimpleQueue[Message | None] | None = None) -> Link:
-    """Make a link that has not been told to connect.
+def offline_client(inbox: SimpleQueue[ReceivedMessage | None] | None = None) -> Client:
+    """Make a client that has not been told to connect.
 
     Args:
         inbox: where what arrives would be left; None: it is of no interest.
 
     """
-    return Link(
+    return Client(
         Broker(),
         "edge-agent-box",
         status_topic=TOPICS.status,
@@ -38,7 +38,7 @@ def offline_link(inbox: SimpleQueue[Message | None] | None = None) -> Link:
 
 
 def idle_pipeline(
-    name: str, source: str, folder: Path, board: Board[Model], link: Link, *, qos: int = 1
+    name: str, source: str, folder: Path, board: Board[Model], client: Client, *, qos: int = 1
 ) -> Pipeline:
     """Make a pipeline whose source is not opened, and whose model is not there.
 
@@ -47,7 +47,7 @@ def idle_pipeline(
         source: as in settings.
         folder: that paths are relative to.
         board: where its captures would go.
-        link: where its results would go.
+        client: where its results would go.
         qos: of its results.
 
     """
@@ -59,5 +59,5 @@ def idle_pipeline(
         [],
         identity=Identity("box", "session", TOPICS, Clock()),
         board=board,
-        link=link,
+        client=client,
     )

@@ -1,4 +1,4 @@
-"""A link to a real broker, alone, and what is heard of it."""
+"""A client to a real broker, alone, and what is heard of it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from queue import SimpleQueue
 from typing import Any
 
 from edge_agent.config.settings import Broker
-from edge_agent.mqtt.client import Backoff, Channel, Link, Parcel
-from edge_agent.mqtt.connection import Message
+from edge_agent.mqtt.client import Backoff, Channel, Client, Message
+from edge_agent.mqtt.connection import ReceivedMessage
 from tests.helpers.support import PATIENCE, Listener, Relay, wait_until
 
 STATUS = "edge/box/status"
 
 
-def make_link(
+def make_client(
     url: str,
-    inbox: SimpleQueue[Message | None] | None = None,
+    inbox: SimpleQueue[ReceivedMessage | None] | None = None,
     spool: Path | None = None,
     **settings: Any,
-) -> Link:
-    """Make a link that is quick to connect again."""
-    return Link(
+) -> Client:
+    """Make a client that is quick to connect again."""
+    return Client(
         Broker(url=url, **settings),
         "edge-agent-box",
         status_topic=STATUS,
@@ -37,7 +37,7 @@ def make_link(
 
 def parcel(
     channel: Channel, number: int, *, event: bool = False, sent: Any = None, **more: Any
-) -> Parcel:
+) -> Message:
     """Make a result or event that consists of a number and *more*, and says when it is a copy."""
 
     def encode(replayed: bool) -> bytes:
@@ -45,42 +45,42 @@ def parcel(
         return json.dumps({"n": number, **more, **marks}).encode()
 
     word = "event" if event else "result"
-    return Parcel(channel, f"edge/box/{word}/{channel.name}", encode, sent, event=event)
+    return Message(channel, f"edge/box/{word}/{channel.name}", encode, sent, event=event)
 
 
-class Line:
-    """A link that runs, and a relay that can keep it from the broker."""
+class RelayedClient:
+    """A client that runs, and a relay that can keep it from the broker."""
 
     def __init__(self, relay: Relay, spool: Path | None = None, **settings: Any) -> None:
         self.relay = relay
-        self.inbox: SimpleQueue[Message | None] = SimpleQueue()
-        self.link = make_link(relay.url, self.inbox, spool, **settings)
-        self._thread = threading.Thread(target=self.link.run, daemon=True)
+        self.inbox: SimpleQueue[ReceivedMessage | None] = SimpleQueue()
+        self.client = make_client(relay.url, self.inbox, spool, **settings)
+        self._thread = threading.Thread(target=self.client.run, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def up(self) -> None:
         """Wait until there is a connection."""
-        wait_until(lambda: self.link.connected, "a connection")
+        wait_until(lambda: self.client.connected, "a connection")
 
     def break_off(self) -> None:
         """Break the connection and keep the next one from coming about."""
         self.relay.shut()
         self.relay.cut()
-        wait_until(lambda: not self.link.connected, "the connection to break")
+        wait_until(lambda: not self.client.connected, "the connection to break")
 
     def send(self, channel: Channel, *numbers: int, **more: Any) -> None:
         """Send results that consist of a number and *more*."""
         for number in numbers:
-            self.link.send(parcel(channel, number, **more))
+            self.client.send(parcel(channel, number, **more))
 
     def on_disk(self, count: int) -> None:
         """Wait until so many messages lie on disk."""
-        wait_until(lambda: self.link.counters().on_disk == count, f"{count} messages on disk")
+        wait_until(lambda: self.client.counters().on_disk == count, f"{count} messages on disk")
 
     def close(self) -> None:
-        self.link.close()
+        self.client.close()
         if self._thread.ident is not None:
             self._thread.join(PATIENCE)
         assert not self._thread.is_alive()

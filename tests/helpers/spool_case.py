@@ -1,4 +1,4 @@
-"""A link in a process of its own, to be killed: sends numbered results without end.
+"""A client in a process of its own, to be killed: sends numbered results without end.
 
     python -m tests.helpers.spool_case URL SPOOL SESSION RATE
 
@@ -11,20 +11,20 @@ import sys
 import threading
 from pathlib import Path
 
-from tests.helpers.mqtt_client import make_link, parcel
+from tests.helpers.mqtt_client import make_client, parcel
 
 
 def main() -> None:
     """Send until killed."""
     url, spool, session, rate = sys.argv[1:]
-    link = make_link(url, spool=Path(spool))
-    channel = link.channel("p", qos=1, lossless=False)
-    threading.Thread(target=link.run, daemon=True).start()
+    client = make_client(url, spool=Path(spool))
+    channel = client.channel("p", qos=1, lossless=False)
+    threading.Thread(target=client.run, daemon=True).start()
     pause = threading.Event()
     number = 0
     while not pause.wait(1 / float(rate)):
-        link.send(parcel(channel, number, session=session))
-        counters = link.counters()
+        client.send(parcel(channel, number, session=session))
+        counters = client.counters()
         print(number, counters.on_disk, counters.waiting, flush=True)
         number += 1
 

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from edge_agent.config.settings import Broker
-from edge_agent.core.errors import LinkError
+from edge_agent.core.errors import BrokerError
 from edge_agent.mqtt.connection import Hooks, connect
 from tests.helpers.small_models import brightness, plain, write_pictures
 from tests.helpers.support import (
@@ -594,7 +594,7 @@ def test_what_the_broker_answers_is_what_is_said(protocol: int, answer: bytes, r
         ):
             for _ in range(10):
                 settings = Broker(url=relay.url, username=user, password=user)
-                with pytest.raises(LinkError) as said:
+                with pytest.raises(BrokerError) as said:
                     connect(settings, "box", hooks=Hooks(), protocol=protocol, session=True)
                 assert str(said.value) == f"{relay.url} refuses us: {reason}{words}"
     finally:

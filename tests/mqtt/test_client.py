@@ -12,47 +12,47 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.mqtt.client import Backoff, Channel, Parcel
+from edge_agent.mqtt.client import Backoff, Channel, Message
 from edge_agent.mqtt.message import CREDIT
 from edge_agent.mqtt.outbox import HELD, OUTSTANDING
-from tests.helpers.mqtt_client import STATUS, Line, arrived, parcel, wait_arrived
+from tests.helpers.mqtt_client import STATUS, RelayedClient, arrived, parcel, wait_arrived
 from tests.helpers.support import PATIENCE, Listener, Mosquitto, Relay, wait_until
 
 Listeners = Callable[..., Listener]
 
 
 @pytest.fixture
-def line(broker: Mosquitto) -> Iterator[Line]:
+def relayed(broker: Mosquitto) -> Iterator[RelayedClient]:
     """Prepare a link, not yet started."""
-    line = Line(Relay(broker.port))
-    yield line
-    line.close()
-    line.relay.shut()
-    line.relay.cut()
+    relayed = RelayedClient(Relay(broker.port))
+    yield relayed
+    relayed.close()
+    relayed.relay.shut()
+    relayed.relay.cut()
 
 
 def test_what_is_lossless_is_confirmed_without_acknowledgements(
-    broker: Mosquitto, listen: Listeners, line: Line
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient
 ) -> None:
     """Results at QoS 0 are known to have reached the broker soon after, by an answered request."""
     listener = listen(broker.port)
-    channel = line.link.channel("p", qos=0, lossless=True)
-    line.start()
-    line.up()
-    line.send(channel, *range(CREDIT * 2))
+    channel = relayed.client.channel("p", qos=0, lossless=True)
+    relayed.start()
+    relayed.up()
+    relayed.send(channel, *range(CREDIT * 2))
     assert wait_arrived(listener, "p", CREDIT * 2) == list(range(CREDIT * 2))
-    wait_until(lambda: line.link.counters().waiting == 0, "all to be confirmed")
+    wait_until(lambda: relayed.client.counters().waiting == 0, "all to be confirmed")
     assert channel.open
     assert channel.published == CREDIT * 2
     assert {heard.qos for heard in listener.heard if "/result/" in heard.topic} == {0}
 
 
 def test_a_lossless_pipeline_waits_for_a_broker_that_is_frozen(
-    broker: Mosquitto, listen: Listeners, line: Line
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient
 ) -> None:
     """With CREDIT results unconfirmed a pipeline is held up; once they are confirmed it goes on."""
     listener = listen(broker.port)
-    channel = line.link.channel("p", qos=0, lossless=True)
+    channel = relayed.client.channel("p", qos=0, lossless=True)
     closing, held_up = threading.Event(), threading.Event()
     total = CREDIT * 3
 
@@ -60,12 +60,12 @@ def test_a_lossless_pipeline_waits_for_a_broker_that_is_frozen(
         for number in range(total):
             if not channel.open:
                 held_up.set()
-            if not line.link.ready(channel, closing):
+            if not relayed.client.ready(channel, closing):
                 return
-            line.send(channel, number)
+            relayed.send(channel, number)
 
-    line.start()
-    line.up()
+    relayed.start()
+    relayed.up()
     assert broker.process is not None
     broker.process.send_signal(signal.SIGSTOP)
     try:
@@ -79,95 +79,99 @@ def test_a_lossless_pipeline_waits_for_a_broker_that_is_frozen(
     assert wait_arrived(listener, "p", total) == list(range(total))
 
 
-def test_a_lossless_pipeline_that_is_held_up_can_be_stopped(line: Line) -> None:
+def test_a_lossless_pipeline_that_is_held_up_can_be_stopped(relayed: RelayedClient) -> None:
     """`ready` gives False, without a broker, once the pipeline or the link is closed."""
-    channel = line.link.channel("p", qos=0, lossless=True)
+    channel = relayed.client.channel("p", qos=0, lossless=True)
     closing = threading.Event()
     answers: list[bool] = []
-    waiting = threading.Thread(target=lambda: answers.append(line.link.ready(channel, closing)))
+    waiting = threading.Thread(
+        target=lambda: answers.append(relayed.client.ready(channel, closing))
+    )
     waiting.start()
     closing.set()
     waiting.join(PATIENCE)
     other = threading.Thread(
-        target=lambda: answers.append(line.link.ready(channel, threading.Event()))
+        target=lambda: answers.append(relayed.client.ready(channel, threading.Event()))
     )
     other.start()
-    line.link.close()
+    relayed.client.close()
     other.join(PATIENCE)
     assert answers == [False, False]
 
 
 @pytest.mark.parametrize("qos", [0, 1])
 def test_what_waited_out_a_break_says_so(
-    broker: Mosquitto, listen: Listeners, line: Line, qos: int
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient, qos: int
 ) -> None:
     """Lossless results sent without a connection arrive with the next, in order, as replayed."""
     listener = listen(broker.port)
-    channel = line.link.channel("p", qos=qos, lossless=True)
-    line.start()
-    line.up()
-    line.send(channel, 0, 1, 2)
+    channel = relayed.client.channel("p", qos=qos, lossless=True)
+    relayed.start()
+    relayed.up()
+    relayed.send(channel, 0, 1, 2)
     wait_arrived(listener, "p", 3)
-    wait_until(lambda: line.link.counters().waiting == 0 and not channel.pending, "confirmation")
-    line.break_off()
-    line.send(channel, *range(3, 20))
-    line.relay.open()
+    wait_until(
+        lambda: relayed.client.counters().waiting == 0 and not channel.pending, "confirmation"
+    )
+    relayed.break_off()
+    relayed.send(channel, *range(3, 20))
+    relayed.relay.open()
     numbers = wait_arrived(listener, "p", 20)
     assert numbers == list(range(20))
     assert ["replayed" in r for r in arrived(listener, "p")] == [False] * 3 + [True] * 17
     wait_until(lambda: channel.published == 20, "the broker's word on the last of them")
-    assert line.link.counters().reconnects == 1
+    assert relayed.client.counters().reconnects == 1
 
 
 def test_what_waited_for_the_first_connection_is_no_copy(
-    broker: Mosquitto, listen: Listeners, line: Line
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient
 ) -> None:
     """The last HELD results of a live channel are kept until the broker is there, no more."""
     listener = listen(broker.port)
-    live = line.link.channel("live", qos=0, lossless=False)
-    sure = line.link.channel("sure", qos=1, lossless=False)
-    line.send(live, *range(HELD + 30))
-    line.send(sure, *range(10))
-    line.start()
+    live = relayed.client.channel("live", qos=0, lossless=False)
+    sure = relayed.client.channel("sure", qos=1, lossless=False)
+    relayed.send(live, *range(HELD + 30))
+    relayed.send(sure, *range(10))
+    relayed.start()
     assert wait_arrived(listener, "live", HELD) == list(range(30, HELD + 30))
     assert wait_arrived(listener, "sure", 10) == list(range(10))
     heard = arrived(listener, "live") + arrived(listener, "sure")
     assert not any("replayed" in result for result in heard)
     assert (live.published, live.lost) == (HELD, 30)
-    assert line.link.counters().lost == 30
+    assert relayed.client.counters().lost == 30
 
 
 def test_a_live_channel_loses_what_has_no_connection(
-    broker: Mosquitto, listen: Listeners, line: Line
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient
 ) -> None:
     """After the first connection results at QoS 0 without one are counted as lost, not kept."""
     listener = listen(broker.port)
-    live = line.link.channel("live", qos=0, lossless=False)
-    line.start()
-    line.up()
-    line.break_off()
-    line.send(live, *range(10))
-    line.relay.open()
-    line.up()
-    line.send(live, 10)
+    live = relayed.client.channel("live", qos=0, lossless=False)
+    relayed.start()
+    relayed.up()
+    relayed.break_off()
+    relayed.send(live, *range(10))
+    relayed.relay.open()
+    relayed.up()
+    relayed.send(live, 10)
     assert wait_arrived(listener, "live", 1) == [10]
     assert (live.published, live.lost) == (1, 10)
 
 
 def test_the_spool_is_bounded_and_gives_up_nothing_lossless(
-    broker: Mosquitto, listen: Listeners, line: Line
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient
 ) -> None:
     """At QoS 1 a live channel keeps its newest results over a break; a lossless one keeps all."""
     listener = listen(broker.port)
-    live = line.link.channel("live", qos=1, lossless=False)
-    folder = line.link.channel("folder", qos=1, lossless=True)
-    line.start()
-    line.up()
-    line.break_off()
-    line.send(folder, *range(CREDIT))
+    live = relayed.client.channel("live", qos=1, lossless=False)
+    folder = relayed.client.channel("folder", qos=1, lossless=True)
+    relayed.start()
+    relayed.up()
+    relayed.break_off()
+    relayed.send(folder, *range(CREDIT))
     assert not folder.open
-    line.send(live, *range(OUTSTANDING + 200))
-    line.relay.open()
+    relayed.send(live, *range(OUTSTANDING + 200))
+    relayed.relay.open()
     assert sorted(wait_arrived(listener, "folder", CREDIT)) == list(range(CREDIT))
     kept = OUTSTANDING - CREDIT
     numbers = wait_arrived(listener, "live", kept)
@@ -175,30 +179,30 @@ def test_the_spool_is_bounded_and_gives_up_nothing_lossless(
     assert (live.lost, folder.lost) == (200 + CREDIT, 0)
     wait_until(lambda: (live.pending, folder.pending) == (0, 0), "all to be acknowledged")
     assert folder.open
-    assert line.link.counters().waiting == 0
+    assert relayed.client.counters().waiting == 0
 
 
 def test_a_broker_that_is_frozen_does_not_fill_memory(
-    broker: Mosquitto, listen: Listeners, line: Line
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient
 ) -> None:
     """Beyond OUTSTANDING messages on their way, those of a live channel are refused and counted.
 
     At QoS 1 they wait instead.
     """
     listener = listen(broker.port)
-    live = line.link.channel("live", qos=0, lossless=False)
-    sure = line.link.channel("sure", qos=1, lossless=False)
-    line.start()
-    line.up()
+    live = relayed.client.channel("live", qos=0, lossless=False)
+    sure = relayed.client.channel("sure", qos=1, lossless=False)
+    relayed.start()
+    relayed.up()
     total = OUTSTANDING * 5
     payload = json.dumps({"n": 0, "filler": "x" * 20_000}).encode()
     assert broker.process is not None
     broker.process.send_signal(signal.SIGSTOP)
     try:
         for _ in range(total):
-            line.link.send(Parcel(live, "edge/box/result/live", lambda _: payload))
-        line.send(sure, *range(50))
-        counters = line.link.counters()
+            relayed.client.send(Message(live, "edge/box/result/live", lambda _: payload))
+        relayed.send(sure, *range(50))
+        counters = relayed.client.counters()
         assert counters.refused > 0
         assert live.published + live.lost == total
         # What the kernel took is no longer outstanding; it takes a few MB at most.
@@ -207,27 +211,27 @@ def test_a_broker_that_is_frozen_does_not_fill_memory(
     finally:
         broker.process.send_signal(signal.SIGCONT)
     assert wait_arrived(listener, "sure", 50) == list(range(50))
-    line.send(live, 1)
+    relayed.send(live, 1)
     wait_until(lambda: len(arrived(listener, "live")) == live.published, "all that was published")
     assert sure.lost == 0
-    assert line.link.counters().reconnects == 0
+    assert relayed.client.counters().reconnects == 0
 
 
 def test_a_frozen_broker_leaves_what_is_sure_in_the_spool(
-    broker: Mosquitto, listen: Listeners, line: Line
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient
 ) -> None:
     """At QoS 1 at most OUTSTANDING results are under way; those beyond wait, and all arrive."""
     listener = listen(broker.port)
-    sure = line.link.channel("sure", qos=1, lossless=False)
-    line.start()
-    line.up()
+    sure = relayed.client.channel("sure", qos=1, lossless=False)
+    relayed.start()
+    relayed.up()
     total = OUTSTANDING + 300
     assert broker.process is not None
     broker.process.send_signal(signal.SIGSTOP)
     try:
-        line.send(sure, *range(total))
+        relayed.send(sure, *range(total))
         assert OUTSTANDING - 10 <= sure.published <= OUTSTANDING
-        assert line.link.counters().waiting == total - sure.published
+        assert relayed.client.counters().waiting == total - sure.published
     finally:
         broker.process.send_signal(signal.SIGCONT)
     assert wait_arrived(listener, "sure", total) == list(range(total))
@@ -236,35 +240,35 @@ def test_a_frozen_broker_leaves_what_is_sure_in_the_spool(
 
 
 def test_it_is_told_when_a_result_goes_out(
-    broker: Mosquitto, listen: Listeners, line: Line
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient
 ) -> None:
     """`sent` is called once, when a result is first handed over, not when it begins to wait."""
     listener = listen(broker.port)
     told: list[bool] = []
     channels = [
-        line.link.channel("held", qos=0, lossless=False),
-        line.link.channel("kept", qos=1, lossless=False),
+        relayed.client.channel("held", qos=0, lossless=False),
+        relayed.client.channel("kept", qos=1, lossless=False),
     ]
     for channel in channels:
-        line.link.send(parcel(channel, 0, sent=told.append))
+        relayed.client.send(parcel(channel, 0, sent=told.append))
     assert told == []
-    line.start()
+    relayed.start()
     for channel in channels:
         wait_arrived(listener, channel.name, 1)
     assert told == [False, False]
-    line.break_off()
-    line.link.send(parcel(channels[1], 1, sent=told.append))
+    relayed.break_off()
+    relayed.client.send(parcel(channels[1], 1, sent=told.append))
     assert told == [False, False]
-    line.relay.open()
+    relayed.relay.open()
     wait_arrived(listener, "kept", 2)
     assert told == [False, False, True]
 
 
-def test_a_result_that_waits_lets_go_of_what_it_is_made_of(line: Line) -> None:
+def test_a_result_that_waits_lets_go_of_what_it_is_made_of(relayed: RelayedClient) -> None:
     """A result is encoded when it begins to wait: the picture it was found in is not kept."""
     channels = [
-        line.link.channel("held", qos=0, lossless=False),
-        line.link.channel("kept", qos=1, lossless=False),
+        relayed.client.channel("held", qos=0, lossless=False),
+        relayed.client.channel("kept", qos=1, lossless=False),
     ]
 
     class Picture:
@@ -277,29 +281,29 @@ def test_a_result_that_waits_lets_go_of_what_it_is_made_of(line: Line) -> None:
             return json.dumps({"n": len(repr(picture))}).encode()
 
         gone = weakref.ref(picture)
-        line.link.send(Parcel(channel, "edge/box/result/p", encode))
+        relayed.client.send(Message(channel, "edge/box/result/p", encode))
         del picture, encode
         assert gone() is None
 
 
 def test_state_is_said_again_at_every_connection(
-    broker: Mosquitto, listen: Listeners, line: Line
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient
 ) -> None:
     """A broker that has forgotten everything is told status and state again, the latest only."""
-    line.start()
-    line.up()
-    line.link.publish("edge/box/source/a", b"running", qos=1, retain=True)
-    line.link.publish("edge/box/source/b", b"running", qos=1, retain=True)
-    line.relay.shut()
+    relayed.start()
+    relayed.up()
+    relayed.client.publish("edge/box/source/a", b"running", qos=1, retain=True)
+    relayed.client.publish("edge/box/source/b", b"running", qos=1, retain=True)
+    relayed.relay.shut()
     broker.stop(signal.SIGKILL)
-    wait_until(lambda: not line.link.connected, "the connection to break")
-    line.link.publish("edge/box/source/a", b"lost", qos=1, retain=True)
-    line.link.publish("edge/box/source/b", b"", qos=1, retain=True)
+    wait_until(lambda: not relayed.client.connected, "the connection to break")
+    relayed.client.publish("edge/box/source/a", b"lost", qos=1, retain=True)
+    relayed.client.publish("edge/box/source/b", b"", qos=1, retain=True)
     broker.start()
     listener = listen(broker.port)
-    line.relay.open()
-    line.up()
-    line.link.publish("edge/box/source/c", b"running", qos=1, retain=True)
+    relayed.relay.open()
+    relayed.up()
+    relayed.client.publish("edge/box/source/c", b"running", qos=1, retain=True)
     listener.wait_for(lambda h: h and h[-1].topic == "edge/box/source/c", "the last")
     said = [(h.topic.removeprefix("edge/box/"), h.payload) for h in listener.heard]
     assert said[0][0] == "status"
@@ -310,35 +314,37 @@ def test_state_is_said_again_at_every_connection(
 def test_what_the_broker_does_not_take_is_not_sent(tmp_path: Path, listen: Listeners) -> None:
     """Messages above the broker's packet size are refused and counted; the connection stays."""
     broker = Mosquitto(tmp_path / "small", "max_packet_size 2000\n")
-    line = Line(Relay(broker.port))
+    relayed = RelayedClient(Relay(broker.port))
     try:
         listener = listen(broker.port)
-        channels = [line.link.channel(f"p{qos}", qos=qos, lossless=True) for qos in (0, 1)]
-        line.start()
-        line.up()
-        line.link.publish("edge/box/snapshot/p", b"x" * 5000)
+        channels = [relayed.client.channel(f"p{qos}", qos=qos, lossless=True) for qos in (0, 1)]
+        relayed.start()
+        relayed.up()
+        relayed.client.publish("edge/box/snapshot/p", b"x" * 5000)
         for channel in channels:
             for _ in range(CREDIT):
-                line.link.send(Parcel(channel, "edge/box/result/p", lambda _: b"x" * 5000))
-            line.send(channel, 1)
+                relayed.client.send(Message(channel, "edge/box/result/p", lambda _: b"x" * 5000))
+            relayed.send(channel, 1)
             assert wait_arrived(listener, channel.name, 1) == [1]
             assert channel.lost == CREDIT
-            assert line.link.ready(channel, threading.Event())
-        counters = line.link.counters()
+            assert relayed.client.ready(channel, threading.Event())
+        counters = relayed.client.counters()
         assert (counters.refused, counters.reconnects) == (2 * CREDIT + 1, 0)
-        wait_until(lambda: line.link.counters().waiting == 0, "nothing to wait")
+        wait_until(lambda: relayed.client.counters().waiting == 0, "nothing to wait")
     finally:
-        line.close()
-        line.relay.shut()
-        line.relay.cut()
+        relayed.close()
+        relayed.relay.shut()
+        relayed.relay.cut()
         broker.stop()
 
 
-def test_the_goodbye_is_the_last_word(broker: Mosquitto, listen: Listeners, line: Line) -> None:
+def test_the_goodbye_is_the_last_word(
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient
+) -> None:
     """Closed, the link says `stopped`, and disconnects so that its will is not published."""
-    line.start()
-    line.up()
-    line.close()
+    relayed.start()
+    relayed.up()
+    relayed.close()
     listener = listen(broker.port)
     listener.publish("edge/end", b"")
     listener.wait_for(lambda h: h and h[-1].topic == "edge/end", "our own word")
@@ -346,18 +352,20 @@ def test_the_goodbye_is_the_last_word(broker: Mosquitto, listen: Listeners, line
     assert status == [{"state": "offline", "reason": "stopped"}]
 
 
-def test_many_threads_may_publish_at_once(broker: Mosquitto, listen: Listeners, line: Line) -> None:
+def test_many_threads_may_publish_at_once(
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient
+) -> None:
     """What eight threads say at the same time arrives whole, each thread's words in their order."""
     listener = listen(broker.port)
-    channels = [line.link.channel(f"t{i}", qos=i % 2, lossless=True) for i in range(8)]
-    line.start()
-    line.up()
+    channels = [relayed.client.channel(f"t{i}", qos=i % 2, lossless=True) for i in range(8)]
+    relayed.start()
+    relayed.up()
     closing = threading.Event()
 
     def speak(channel: Channel) -> None:
         for number in range(300):
-            if line.link.ready(channel, closing):
-                line.send(channel, number)
+            if relayed.client.ready(channel, closing):
+                relayed.send(channel, number)
 
     threads = [threading.Thread(target=speak, args=(channel,)) for channel in channels]
     for thread in threads:
@@ -369,40 +377,42 @@ def test_many_threads_may_publish_at_once(broker: Mosquitto, listen: Listeners, 
         assert Counter(numbers) == Counter(range(300))
         if channel.qos == 0:
             assert numbers == list(range(300))
-    assert line.link.counters().reconnects == 0
+    assert relayed.client.counters().reconnects == 0
 
 
-def test_what_is_said_to_us_arrives(broker: Mosquitto, listen: Listeners, line: Line) -> None:
+def test_what_is_said_to_us_arrives(
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient
+) -> None:
     """Messages to the inbox come with topic and payload; nothing else is listened to."""
     listener = listen(broker.port)
-    line.start()
-    line.up()
+    relayed.start()
+    relayed.up()
     listener.wait_state(STATUS, state="online")
     listener.publish("edge/box/elsewhere", b"no")
     listener.publish("edge/box/in/command/ping", b"yes")
-    message = line.inbox.get(timeout=PATIENCE)
+    message = relayed.inbox.get(timeout=PATIENCE)
     assert message is not None
     assert (message.topic, message.payload) == ("edge/box/in/command/ping", b"yes")
     assert message.retained is False
     message.ack()
-    assert line.inbox.empty()
+    assert relayed.inbox.empty()
 
 
 def test_what_was_not_acknowledged_comes_again(
-    broker: Mosquitto, listen: Listeners, line: Line
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient
 ) -> None:
     """The broker keeps for us what arrives in a short absence, and what we have not dealt with."""
     listener = listen(broker.port)
-    line.start()
-    line.up()
+    relayed.start()
+    relayed.up()
     listener.wait_state(STATUS, state="online")
     listener.publish("edge/box/in/a", b"first")
-    first = line.inbox.get(timeout=PATIENCE)
+    first = relayed.inbox.get(timeout=PATIENCE)
     assert first is not None
-    line.break_off()
+    relayed.break_off()
     listener.publish("edge/box/in/b", b"meanwhile")
-    line.relay.open()
-    again = [line.inbox.get(timeout=PATIENCE) for _ in range(2)]
+    relayed.relay.open()
+    again = [relayed.inbox.get(timeout=PATIENCE) for _ in range(2)]
     assert [message.payload for message in again if message] == [b"first", b"meanwhile"]
 
 

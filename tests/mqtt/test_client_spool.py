@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from edge_agent.mqtt.client import Channel
-from tests.helpers.mqtt_client import Line, arrived, wait_arrived
+from tests.helpers.mqtt_client import RelayedClient, arrived, wait_arrived
 from tests.helpers.small_disk import fill, small_disk
 from tests.helpers.support import CHECKOUT, PATIENCE, Listener, Mosquitto, Relay, wait_until
 
 Listeners = Callable[..., Listener]
-Lines = Callable[..., Line]
+RelayedClients = Callable[..., RelayedClient]
 
 
 @pytest.fixture
@@ -32,38 +32,38 @@ def relay(broker: Mosquitto) -> Iterator[Relay]:
 
 
 @pytest.fixture
-def lines(relay: Relay, tmp_path: Path) -> Iterator[Lines]:
+def relayed_clients(relay: Relay, tmp_path: Path) -> Iterator[RelayedClients]:
     """Make links with a spool, one after the other; closed after the test."""
-    made: list[Line] = []
+    made: list[RelayedClient] = []
 
-    def make(spool: Path = tmp_path / "spool.db") -> Line:
-        made.append(Line(relay, spool))
+    def make(spool: Path = tmp_path / "spool.db") -> RelayedClient:
+        made.append(RelayedClient(relay, spool))
         return made[-1]
 
     yield make
-    for line in made:
-        line.close()
+    for relayed in made:
+        relayed.close()
 
 
-def begin(line: Line, *, qos: int = 1, lossless: bool = False) -> Channel:
+def begin(relayed: RelayedClient, *, qos: int = 1, lossless: bool = False) -> Channel:
     """Start it with one channel, and wait for the connection."""
-    channel = line.link.channel("p", qos=qos, lossless=lossless)
-    line.start()
-    line.up()
+    channel = relayed.client.channel("p", qos=qos, lossless=lossless)
+    relayed.start()
+    relayed.up()
     return channel
 
 
-def wait_settled(line: Line) -> None:
+def wait_settled(relayed: RelayedClient) -> None:
     """Wait until nothing waits and nothing is under way."""
     wait_until(
-        lambda: line.link.counters().waiting == 0 and line.link.counters().on_disk == 0,
+        lambda: relayed.client.counters().waiting == 0 and relayed.client.counters().on_disk == 0,
         "all to be acknowledged",
     )
 
 
-def acknowledged(line: Line, channel: Channel) -> bool:
+def acknowledged(relayed: RelayedClient, channel: Channel) -> bool:
     """Whether nothing of a channel is under way; counting takes note of what has come in."""
-    return line.link.counters().waiting == 0 and channel.pending == 0
+    return relayed.client.counters().waiting == 0 and channel.pending == 0
 
 
 def marked(results: list[dict[str, Any]]) -> list[int]:
@@ -77,58 +77,58 @@ def unmarked(results: list[dict[str, Any]]) -> list[int]:
 
 
 def test_what_is_acknowledged_at_once_costs_the_disk_nothing(
-    broker: Mosquitto, listen: Listeners, lines: Lines, tmp_path: Path
+    broker: Mosquitto, listen: Listeners, relayed_clients: RelayedClients, tmp_path: Path
 ) -> None:
     """With a broker that answers no file is made, however many results go out at QoS 1."""
     listener = listen(broker.port)
-    line = lines()
-    channel = begin(line)
+    relayed = relayed_clients()
+    channel = begin(relayed)
     for number in range(60):
-        line.send(channel, number)
-        wait_until(lambda: acknowledged(line, channel), "the acknowledgement")
+        relayed.send(channel, number)
+        wait_until(lambda: acknowledged(relayed, channel), "the acknowledgement")
     assert wait_arrived(listener, "p", 60) == list(range(60))
     assert not list(tmp_path.glob("spool*"))
 
 
 def test_what_waited_on_disk_comes_in_order_and_says_so(
-    broker: Mosquitto, listen: Listeners, lines: Lines, tmp_path: Path
+    broker: Mosquitto, listen: Listeners, relayed_clients: RelayedClients, tmp_path: Path
 ) -> None:
     """Results that waited arrive once, in order, as replayed; then nothing is left on disk."""
     listener = listen(broker.port)
-    line = lines()
-    channel = begin(line)
-    line.send(channel, 0, 1, 2)
+    relayed = relayed_clients()
+    channel = begin(relayed)
+    relayed.send(channel, 0, 1, 2)
     wait_arrived(listener, "p", 3)
-    wait_until(lambda: acknowledged(line, channel), "the acknowledgements")
-    line.break_off()
-    line.send(channel, *range(3, 150))
-    line.on_disk(147)
-    waiting = line.link.counters()
+    wait_until(lambda: acknowledged(relayed, channel), "the acknowledgements")
+    relayed.break_off()
+    relayed.send(channel, *range(3, 150))
+    relayed.on_disk(147)
+    waiting = relayed.client.counters()
     assert (waiting.waiting, waiting.replayed, waiting.dropped) == (147, 0, 0)
     assert 0 < waiting.disk_bytes < 147 * 400
-    line.relay.open()
+    relayed.relay.open()
     assert wait_arrived(listener, "p", 150) == list(range(150))
     assert unmarked(arrived(listener, "p")) == [0, 1, 2]
-    wait_settled(line)
+    wait_settled(relayed)
     assert (channel.published, channel.pending, channel.lost) == (150, 0, 0)
-    assert line.link.counters().replayed == 147
-    line.close()
+    assert relayed.client.counters().replayed == 147
+    relayed.close()
     assert not list(tmp_path.glob("spool*"))
 
 
 def test_live_results_go_ahead_of_what_waited(
-    broker: Mosquitto, listen: Listeners, lines: Lines
+    broker: Mosquitto, listen: Listeners, relayed_clients: RelayedClients
 ) -> None:
     """With hundreds waiting, results sent after the reconnection overtake them, unmarked."""
     listener = listen(broker.port)
-    line = lines()
-    channel = begin(line)
-    line.break_off()
-    line.send(channel, *range(400))
-    line.on_disk(400)
-    line.relay.open()
-    line.up()
-    line.send(channel, *range(400, 410))
+    relayed = relayed_clients()
+    channel = begin(relayed)
+    relayed.break_off()
+    relayed.send(channel, *range(400))
+    relayed.on_disk(400)
+    relayed.relay.open()
+    relayed.up()
+    relayed.send(channel, *range(400, 410))
     wait_arrived(listener, "p", 410)
     heard = arrived(listener, "p")
     assert marked(heard) == list(range(400))
@@ -137,17 +137,19 @@ def test_live_results_go_ahead_of_what_waited(
     assert order.index(409) < order.index(399)
 
 
-def test_its_age_goes_on_while_it_waits(broker: Mosquitto, listen: Listeners, lines: Lines) -> None:
+def test_its_age_goes_on_while_it_waits(
+    broker: Mosquitto, listen: Listeners, relayed_clients: RelayedClients
+) -> None:
     """A replayed result's `age_ms` counts the time on disk and in memory too."""
     listener = listen(broker.port)
-    line = lines()
-    channel = begin(line)
-    line.break_off()
-    line.send(channel, 0, timing={"age_ms": 5.0, "infer_ms": 1.0})
+    relayed = relayed_clients()
+    channel = begin(relayed)
+    relayed.break_off()
+    relayed.send(channel, 0, timing={"age_ms": 5.0, "infer_ms": 1.0})
     sent = time.monotonic()
-    line.on_disk(1)
+    relayed.on_disk(1)
     waited = time.monotonic() - sent
-    line.relay.open()
+    relayed.relay.open()
     wait_arrived(listener, "p", 1)
     timing = arrived(listener, "p")[0]["timing"]
     assert timing["age_ms"] >= 5.0 + waited * 1e3
@@ -155,54 +157,54 @@ def test_its_age_goes_on_while_it_waits(broker: Mosquitto, listen: Listeners, li
 
 
 def test_a_lossless_pipeline_is_held_up_by_what_lies_on_disk(
-    broker: Mosquitto, listen: Listeners, lines: Lines
+    broker: Mosquitto, listen: Listeners, relayed_clients: RelayedClients
 ) -> None:
     """Results on disk count against a lossless pipeline's credit until they are acknowledged."""
     listener = listen(broker.port)
-    line = lines()
-    channel = begin(line, lossless=True)
-    line.break_off()
-    line.send(channel, *range(256))
-    line.on_disk(256)
+    relayed = relayed_clients()
+    channel = begin(relayed, lossless=True)
+    relayed.break_off()
+    relayed.send(channel, *range(256))
+    relayed.on_disk(256)
     assert not channel.open
-    line.relay.open()
+    relayed.relay.open()
     assert wait_arrived(listener, "p", 256) == list(range(256))
-    wait_settled(line)
+    wait_settled(relayed)
     assert channel.open
 
 
 def test_a_broker_that_does_not_answer_is_not_relied_on(
-    broker: Mosquitto, listen: Listeners, lines: Lines
+    broker: Mosquitto, listen: Listeners, relayed_clients: RelayedClients
 ) -> None:
     """What a frozen broker has been handed goes to disk too; acknowledged later it is no copy."""
     listener = listen(broker.port)
-    line = lines()
-    channel = begin(line)
+    relayed = relayed_clients()
+    channel = begin(relayed)
     assert broker.process is not None
     broker.process.send_signal(signal.SIGSTOP)
     try:
-        line.send(channel, *range(20))
-        line.on_disk(20)
-        assert line.link.counters().connected
+        relayed.send(channel, *range(20))
+        relayed.on_disk(20)
+        assert relayed.client.counters().connected
     finally:
         broker.process.send_signal(signal.SIGCONT)
-    wait_settled(line)
+    wait_settled(relayed)
     assert wait_arrived(listener, "p", 20) == list(range(20))
     assert not marked(arrived(listener, "p"))
 
 
 def test_an_orderly_end_keeps_what_is_left(
-    broker: Mosquitto, listen: Listeners, lines: Lines
+    broker: Mosquitto, listen: Listeners, relayed_clients: RelayedClients
 ) -> None:
     """Closed without a broker, a link leaves all that waits to the next, oldest run first."""
     listener = listen(broker.port)
-    first = lines()
+    first = relayed_clients()
     channel = begin(first)
     first.break_off()
     first.send(channel, *range(50), session="a")
     first.close()
-    second = lines()
-    channel = second.link.channel("p", qos=1, lossless=False)
+    second = relayed_clients()
+    channel = second.client.channel("p", qos=1, lossless=False)
     second.start()
     second.send(channel, *range(100, 120), session="b")
     second.on_disk(70)
@@ -216,38 +218,40 @@ def test_an_orderly_end_keeps_what_is_left(
 
 
 def test_what_an_earlier_run_left_follows_the_first_result(
-    broker: Mosquitto, listen: Listeners, lines: Lines
+    broker: Mosquitto, listen: Listeners, relayed_clients: RelayedClients
 ) -> None:
     """A link that is connected from the start sends what it finds once it has sent something."""
     listener = listen(broker.port)
-    first = lines()
+    first = relayed_clients()
     first.relay.shut()
-    channel = first.link.channel("p", qos=1, lossless=False)
+    channel = first.client.channel("p", qos=1, lossless=False)
     first.start()
     first.send(channel, *range(5))
     first.close()
     first.relay.open()
-    second = lines()
+    second = relayed_clients()
     channel = begin(second)
-    assert second.link.counters().on_disk == 0
+    assert second.client.counters().on_disk == 0
     second.send(channel, 5)
     assert wait_arrived(listener, "p", 6) == [5, 0, 1, 2, 3, 4]
 
 
-def test_without_promises_an_earlier_file_is_left_alone(lines: Lines, tmp_path: Path) -> None:
+def test_without_promises_an_earlier_file_is_left_alone(
+    relayed_clients: RelayedClients, tmp_path: Path
+) -> None:
     """Where no pipeline has `qos = 1` the file is not even looked into."""
     (tmp_path / "spool.db").write_bytes(b"whatever")
-    line = lines()
-    channel = begin(line, qos=0)
-    line.send(channel, *range(10))
-    line.close()
+    relayed = relayed_clients()
+    channel = begin(relayed, qos=0)
+    relayed.send(channel, *range(10))
+    relayed.close()
     assert (tmp_path / "spool.db").read_bytes() == b"whatever"
 
 
 def test_a_damaged_file_is_set_aside(
     broker: Mosquitto,
     listen: Listeners,
-    lines: Lines,
+    relayed_clients: RelayedClients,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -255,73 +259,75 @@ def test_a_damaged_file_is_set_aside(
     listener = listen(broker.port)
     path = tmp_path / "spool.db"
     path.write_bytes(b"scratch" * 2000)
-    line = lines()
-    channel = begin(line)
-    line.break_off()
-    line.send(channel, *range(30))
-    line.on_disk(30)
+    relayed = relayed_clients()
+    channel = begin(relayed)
+    relayed.break_off()
+    relayed.send(channel, *range(30))
+    relayed.on_disk(30)
     assert (tmp_path / "spool.db.damaged").read_bytes() == b"scratch" * 2000
     assert [record.message for record in caplog.records if "set aside" in record.message] == [
         f"{path}: file is not a database: damaged; set aside as spool.db.damaged, beginning anew"
     ]
-    assert line.link.counters().disk_problem is None
-    line.relay.open()
+    assert relayed.client.counters().disk_problem is None
+    relayed.relay.open()
     assert wait_arrived(listener, "p", 30) == list(range(30))
 
 
 def test_a_full_disk_stops_nothing(
-    broker: Mosquitto, listen: Listeners, lines: Lines, tmp_path: Path
+    broker: Mosquitto, listen: Listeners, relayed_clients: RelayedClients, tmp_path: Path
 ) -> None:
     """On a full disk results wait in memory and the reason is said; then on disk again."""
     listener = listen(broker.port)
     with small_disk(tmp_path / "disk", "1m") as folder:
-        line = lines(folder / "spool.db")
-        channel = begin(line)
-        line.break_off()
-        line.send(channel, *range(100))
-        line.on_disk(100)
+        relayed = relayed_clients(folder / "spool.db")
+        channel = begin(relayed)
+        relayed.break_off()
+        relayed.send(channel, *range(100))
+        relayed.on_disk(100)
         filler = fill(folder)
         # More than the pages that SQLite's log has left, also when it is compressed.
         for number in range(100, 200):
-            line.send(channel, number, noise=os.urandom(2000).hex())
-        wait_until(lambda: line.link.counters().disk_problem is not None, "the reason")
-        problem = line.link.counters().disk_problem
+            relayed.send(channel, number, noise=os.urandom(2000).hex())
+        wait_until(lambda: relayed.client.counters().disk_problem is not None, "the reason")
+        problem = relayed.client.counters().disk_problem
         assert problem == f"{folder}/spool.db: the disk is full; free some space"
-        assert line.link.counters().waiting == 200
+        assert relayed.client.counters().waiting == 200
         filler.unlink()
-        line.on_disk(200)
-        wait_until(lambda: line.link.counters().disk_problem is None, "the disk to be used again")
-        line.relay.open()
+        relayed.on_disk(200)
+        wait_until(
+            lambda: relayed.client.counters().disk_problem is None, "the disk to be used again"
+        )
+        relayed.relay.open()
         assert wait_arrived(listener, "p", 200) == list(range(200))
-        assert line.link.counters().lost == 0
-        line.close()
+        assert relayed.client.counters().lost == 0
+        relayed.close()
 
 
 def test_a_read_only_disk_does_not_hold_up_what_is_in_memory(
-    broker: Mosquitto, listen: Listeners, lines: Lines, tmp_path: Path
+    broker: Mosquitto, listen: Listeners, relayed_clients: RelayedClients, tmp_path: Path
 ) -> None:
     """What cannot be read back for now follows when it can; the rest, and live ones, flow."""
     listener = listen(broker.port)
     with small_disk(tmp_path / "disk", "1m") as folder:
-        line = lines(folder / "spool.db")
-        channel = begin(line)
-        line.break_off()
-        line.send(channel, *range(20))
-        line.on_disk(20)
+        relayed = relayed_clients(folder / "spool.db")
+        channel = begin(relayed)
+        relayed.break_off()
+        relayed.send(channel, *range(20))
+        relayed.on_disk(20)
         # As after an error of the medium: whoever has the file open is cut off, too.
-        line.close()
+        relayed.close()
         subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
-        other = lines(folder / "spool.db")
-        channel = other.link.channel("p", qos=1, lossless=False)
+        other = relayed_clients(folder / "spool.db")
+        channel = other.client.channel("p", qos=1, lossless=False)
         other.start()
         other.send(channel, *range(20, 40))
-        wait_until(lambda: other.link.counters().disk_problem is not None, "the reason")
-        assert "the disk is read-only" in str(other.link.counters().disk_problem)
+        wait_until(lambda: other.client.counters().disk_problem is not None, "the reason")
+        assert "the disk is read-only" in str(other.client.counters().disk_problem)
         other.relay.open()
         assert sorted(wait_arrived(listener, "p", 20)) == list(range(20, 40))
         subprocess.run(["mount", "-o", "remount,rw", folder], check=True)
         assert sorted(set(wait_arrived(listener, "p", 40))) == list(range(40))
-        wait_until(lambda: other.link.counters().disk_problem is None, "the reason to be gone")
+        wait_until(lambda: other.client.counters().disk_problem is None, "the reason to be gone")
         other.close()
 
 

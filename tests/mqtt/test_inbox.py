@@ -6,7 +6,7 @@ from queue import Empty
 
 import pytest
 
-from edge_agent.mqtt.connection import Message
+from edge_agent.mqtt.connection import ReceivedMessage
 from edge_agent.mqtt.inbox import Inbox
 
 
@@ -16,8 +16,8 @@ class Sent:
     def __init__(self) -> None:
         self.acknowledged: list[str] = []
 
-    def message(self, topic: str, payload: bytes = b"", qos: int = 0) -> Message:
-        return Message(
+    def message(self, topic: str, payload: bytes = b"", qos: int = 0) -> ReceivedMessage:
+        return ReceivedMessage(
             topic, payload, False, None, None, lambda: self.acknowledged.append(topic), qos
         )
 

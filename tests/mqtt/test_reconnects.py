@@ -9,15 +9,15 @@ from pathlib import Path
 import paho.mqtt.client as paho
 import pytest
 
-from tests.helpers.mqtt_client import Line
+from tests.helpers.mqtt_client import RelayedClient
 from tests.helpers.support import Mosquitto, Relay, wait_until
 
 
 @pytest.fixture
-def line(broker: Mosquitto, tmp_path: Path) -> Iterator[Line]:
+def relayed(broker: Mosquitto, tmp_path: Path) -> Iterator[RelayedClient]:
     """Make a link to a broker by a relay."""
     relay = Relay(broker.port)
-    made = Line(relay, tmp_path / "spool.db")
+    made = RelayedClient(relay, tmp_path / "spool.db")
     yield made
     made.close()
     relay.shut()
@@ -29,18 +29,18 @@ def clients() -> int:
     return sum(isinstance(each, paho.Client) for each in gc.get_objects())
 
 
-def test_a_broken_connection_is_gone_without_a_garbage_collection(line: Line) -> None:
+def test_a_broken_connection_is_gone_without_a_garbage_collection(relayed: RelayedClient) -> None:
     """After five breaks there is one client, not six waiting for the next full collection."""
     gc.collect()
     before = clients()
     gc.disable()
     try:
-        line.start()
-        line.up()
+        relayed.start()
+        relayed.up()
         for _ in range(5):
-            line.break_off()
-            line.relay.open()
-            line.up()
+            relayed.break_off()
+            relayed.relay.open()
+            relayed.up()
         wait_until(lambda: clients() <= before + 1, "the old clients to be gone", 5)
     finally:
         gc.enable()

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_agent.mqtt.inflight import ROOM, Backlog, Promise
+from edge_agent.mqtt.inflight import ROOM, Inflight, InflightMessage
 from edge_agent.mqtt.message import Channel
 from edge_agent.mqtt.spool import Kind, Row, Spool
-from edge_agent.mqtt.spool_writer import WRITE_RATE, Keeper
+from edge_agent.mqtt.spool_writer import WRITE_RATE, SpoolWriter
 from tests.helpers.mqtt_client import parcel
 from tests.helpers.support import PATIENCE, wait_until
 
@@ -27,8 +27,8 @@ class Desk:
 
     def __init__(self, spool: Spool) -> None:
         self.lock = threading.Condition()
-        self.backlog = Backlog()
-        self.keeper = Keeper(spool, self.backlog, self.lock)
+        self.backlog = Inflight()
+        self.keeper = SpoolWriter(spool, self.backlog, self.lock)
         self._wake, self._closing = threading.Event(), threading.Event()
         self.backlog.rouse = self._wake.set
         self._thread = threading.Thread(target=self.keeper.run, args=(self._wake, self._closing))
@@ -173,7 +173,7 @@ def test_the_disk_is_not_written_faster_than_it_should(desks: list[Desk], tmp_pa
 
 def test_large_messages_do_not_fill_memory() -> None:
     """Where there is no disk, memory is bounded in bytes as well as in number."""
-    backlog = Backlog()
+    backlog = Inflight()
     channel = Channel("p", 1, lossless=False)
     filler = "x" * 2**20
     for number in range(40):
@@ -218,11 +218,11 @@ class World:
     def _start(self) -> None:
         self.run += 1
         self.number = self.message = 0
-        self.flying: dict[int, tuple[Promise, bool]] = {}
+        self.flying: dict[int, tuple[InflightMessage, bool]] = {}
         self.connected = self.cut = False
-        self.backlog = Backlog()
+        self.backlog = Inflight()
         self.spool = BusySpool(self)
-        self.keeper = Keeper(self.spool, self.backlog, threading.Condition())
+        self.keeper = SpoolWriter(self.spool, self.backlog, threading.Condition())
         self.channel = Channel("p", 1, lossless=False)
 
     def send(self) -> None:
@@ -236,7 +236,7 @@ class World:
             else:
                 self.backlog.keep(promise)
 
-    def _fly(self, promise: Promise) -> None:
+    def _fly(self, promise: InflightMessage) -> None:
         body = json.loads(promise.parcel.render())
         promise.parcel.counted = True
         self.message += 1

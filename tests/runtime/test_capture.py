@@ -15,7 +15,7 @@ from edge_agent.runtime.pipelines.capture import OPEN_SECONDS
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.sources.source import Source, open_source
 from edge_agent.sources.spec import SourceSpec, parse_source
-from tests.helpers.idle_parts import idle_pipeline, offline_link
+from tests.helpers.idle_parts import idle_pipeline, offline_client
 from tests.helpers.support import PATIENCE, wait_until
 
 
@@ -33,7 +33,7 @@ def test_a_file_that_does_not_open_is_told_of(
     file = tmp_path / "rows.csv"
     file.write_text("x,y\n1,2\n")
     board: Board[Model] = Board()
-    capture = idle_pipeline("p", f"csv:{file}", tmp_path, board, offline_link())._capture
+    capture = idle_pipeline("p", f"csv:{file}", tmp_path, board, offline_client())._capture
     with Crew(Stops()) as crew:
         capture.begin(crew)
         attempt = capture._attempt

@@ -22,7 +22,7 @@ from typing import Any
 from ...config.settings import Broker
 from ...core.errors import AgentError, UsageError
 from ...mqtt.loopback import Loopback, broker, find_mosquitto
-from ...mqtt.one_shot import BrokerClient, Heard
+from ...mqtt.one_shot import Heard, OneShotClient
 from ..common import child
 from ..common.places import cache_folder
 from .figures import Report, Run, Setup
@@ -95,7 +95,7 @@ class _Bench:
         ways = starts(self._model, self._setup.clip, self._loopback)
         filters = [f"{DEVICE}/#", f"edge/{DEVICE}/result/#", f"edge/{DEVICE}/model/#"]
         settings = Broker(url=self._loopback.url, protocol=self._loopback.protocol)
-        with BrokerClient(settings, filters) as client:
+        with OneShotClient(settings, filters) as client:
             report = self._prepare(client, ways)
             with self._disk():
                 for number in range(self._setup.runs):
@@ -112,7 +112,7 @@ class _Bench:
         self._check([run for name in VARIANTS for run in report.runs[name]])
         return report
 
-    def _prepare(self, client: BrokerClient, ways: Sequence[Start]) -> Report:
+    def _prepare(self, client: OneShotClient, ways: Sequence[Start]) -> Report:
         """Run everything once untimed, and measure what bounds a load."""
         prepared = None
         for start in ways:  # the agent last: what the scripts tell of the model comes sooner
@@ -133,7 +133,7 @@ class _Bench:
             min(steps["infer"] for steps in warm),
         )
 
-    def _let_prepare(self, client: BrokerClient, start: Start) -> str | None:
+    def _let_prepare(self, client: OneShotClient, start: Start) -> str | None:
         """Run the agent until it says what became of the prepared form; give that.
 
         "ready", or "no: " and why; None where it does not say in time.
@@ -158,7 +158,7 @@ class _Bench:
             self._say(f"{self._model['id']}: timed without a prepared form: {why}")
         return said
 
-    def _run(self, client: BrokerClient, start: Start) -> Run:
+    def _run(self, client: OneShotClient, start: Start) -> Run:
         """Start a process; time its first result."""
         while client.next(0) is not None:
             pass
@@ -177,7 +177,7 @@ class _Bench:
         return Run((ended - begun) * 1e3, steps, {"variant": start.variant, **payload})
 
     def _first_result(
-        self, client: BrokerClient, start: Start, process: subprocess.Popen[bytes]
+        self, client: OneShotClient, start: Start, process: subprocess.Popen[bytes]
     ) -> tuple[dict[str, Any], float]:
         """Wait for a result; gives it, and when it was here."""
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -198,7 +198,7 @@ class _Bench:
         words = self._log.read_text(errors="replace").strip().splitlines()
         return words[-1] if words else "it says nothing"
 
-    def _cold_start(self, client: BrokerClient) -> dict[str, float] | None:
+    def _cold_start(self, client: OneShotClient) -> dict[str, float] | None:
         """Hear where the agent's time went; None where it does not say."""
         deadline = time.monotonic() + SAYS_SECONDS
         while self._says_steps and (left := deadline - time.monotonic()) > 0:

@@ -19,7 +19,7 @@ from ...core.timeline import Clock
 from ...core.types import Array, Detections, Outcome, Sample, Timing
 from ...inference.cost import Cost
 from ...mqtt import payloads
-from ...mqtt.client import Link
+from ...mqtt.client import Client
 from ...mqtt.loopback import Loopback
 from ...runtime.pipelines.pipeline import Identity, Pipeline
 from ...runtime.scheduler.board import Board
@@ -58,7 +58,7 @@ def overhead(loopback: Loopback) -> float:
     boxes = np.tile(np.array([10.0, 20.0, 110.0, 220.0], np.float32), (5, 1))
     found = Detections(boxes, np.full(5, 0.9, np.float32), ("thing",) * 5)
     board: Board[Any] = Board()
-    link = Link(
+    client = Client(
         Broker(url=loopback.url, protocol=loopback.protocol),
         "edge-agent-bench",
         status_topic=topics.status,
@@ -77,18 +77,18 @@ def overhead(loopback: Loopback) -> float:
         [],
         identity=Identity("bench", "session", topics, Clock()),
         board=board,
-        link=link,
+        client=client,
     )
     board.add(pipeline.slot)
-    connecting = threading.Thread(target=link.run, daemon=True)
+    connecting = threading.Thread(target=client.run, daemon=True)
     connecting.start()
     closing = threading.Event()
-    if not link.ready(pipeline.channel, closing):
+    if not client.ready(pipeline.channel, closing):
         raise AgentError("the bench's broker went away")
     picture = np.zeros((8, 8, 3), np.uint8)
     costs = []
     for _ in range(FRAMES):
-        link.ready(pipeline.channel, closing)
+        client.ready(pipeline.channel, closing)
         start = time.perf_counter()
         since = time.monotonic()
         board.put(pipeline.slot, partial(_sample, picture, since))
@@ -98,6 +98,6 @@ def overhead(loopback: Loopback) -> float:
         pipeline.process(job)
         costs.append((time.perf_counter() - start) * 1e3)
     board.close()
-    link.close()
+    client.close()
     connecting.join(5)
     return statistics.median(costs)

@@ -23,7 +23,7 @@ from ...config.settings import Broker
 from ...core.errors import AgentError
 from ...models.manifest import load
 from ...mqtt.loopback import Loopback
-from ...mqtt.one_shot import BrokerClient, Heard
+from ...mqtt.one_shot import Heard, OneShotClient
 
 START_SECONDS = 60.0
 """For the first result of every pipeline."""
@@ -73,7 +73,7 @@ class Window:
 class Player:
     """A program that is running, and the subscriber that hears its results."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], client: BrokerClient) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes], client: OneShotClient) -> None:
         self.name = name
         self.process = process
         self.engine: str | None = None
@@ -277,7 +277,7 @@ def _playing(
     name: str, command: list[str], filters: list[str], loopback: Loopback
 ) -> Iterator[Player]:
     broker = Broker(url=loopback.url, protocol=loopback.protocol)
-    with BrokerClient(broker, filters) as client:
+    with OneShotClient(broker, filters) as client:
         with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
             try:
                 yield Player(name, process, client)

@@ -28,7 +28,7 @@ from ...models.manifest import load
 from ...models.packages.packing import Package
 from ...mqtt import payloads
 from ...mqtt.loopback import Loopback, broker
-from ...mqtt.one_shot import BrokerClient
+from ...mqtt.one_shot import OneShotClient
 from ..pipeline.figures import spread
 from .raw import Rates, rate
 from .versions import OURS, generated, versions
@@ -146,7 +146,7 @@ def _measure(
 
 
 def _beside_a_clip(
-    client: BrokerClient, packages: Iterator[Package], loopback: Loopback, setup: Setup
+    client: OneShotClient, packages: Iterator[Package], loopback: Loopback, setup: Setup
 ) -> dict[str, Any]:
     """Push while a clip plays; compare the results before and during."""
     ages: dict[str, list[float]] = {"before": [], "during": []}
@@ -156,7 +156,7 @@ def _beside_a_clip(
     totals: list[float] = []
     topic = f"edge/{DEVICE}/result/clip"
     for _ in range(max(1, min(setup.runs, 3))):
-        with BrokerClient(_settings(loopback, setup), [topic]) as listener:
+        with OneShotClient(_settings(loopback, setup), [topic]) as listener:
             quiet = time.monotonic() + QUIET_SECONDS
             while time.monotonic() < quiet:
                 client.next(0.2)
@@ -194,13 +194,13 @@ def _beside_a_clip(
     }
 
 
-def _waiting(listener: BrokerClient) -> Iterator[dict[str, Any]]:
+def _waiting(listener: OneShotClient) -> Iterator[dict[str, Any]]:
     while (heard := listener.next(0.0)) is not None:
         yield json.loads(heard.payload)
 
 
 def _push(
-    client: BrokerClient, package: Package, details: dict[str, Any] | None = None
+    client: OneShotClient, package: Package, details: dict[str, Any] | None = None
 ) -> tuple[float, float]:
     """Push as `edge-agent push` does; seconds until it has arrived, and until it serves.
 
@@ -229,7 +229,9 @@ def _push(
 
 
 @contextmanager
-def _agent(place: Path, loopback: Loopback, setup: Setup, pipelines: str) -> Iterator[BrokerClient]:
+def _agent(
+    place: Path, loopback: Loopback, setup: Setup, pipelines: str
+) -> Iterator[OneShotClient]:
     """Run an agent on a fresh state_dir; gives a connection to its broker once it listens."""
     place.mkdir(parents=True)
     settings = place / "edge-agent.toml"
@@ -240,7 +242,7 @@ def _agent(place: Path, loopback: Loopback, setup: Setup, pipelines: str) -> Ite
         f"[health]\ninterval_s = 1\n{pipelines}"
     )
     log = place / "agent.log"
-    with BrokerClient(_settings(loopback, setup), [f"edge/{DEVICE}/status"]) as client:
+    with OneShotClient(_settings(loopback, setup), [f"edge/{DEVICE}/status"]) as client:
         with log.open("wb") as output:
             agent = subprocess.Popen(
                 [sys.executable, "-m", "edge_agent", "run", "--config", str(settings)],

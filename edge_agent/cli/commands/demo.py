@@ -16,9 +16,9 @@ from urllib.parse import quote
 from ...config.load import PREFIX
 from ...config.settings import Broker
 from ...core.bundled import bundled
-from ...core.errors import AgentError, LinkError, UsageError
+from ...core.errors import AgentError, BrokerError, UsageError
 from ...mqtt.loopback import Loopback, broker
-from ...mqtt.one_shot import BrokerClient
+from ...mqtt.one_shot import OneShotClient
 from ..live import LiveView
 from ..options import Options, positive
 
@@ -98,7 +98,7 @@ def _watch(options: Options, folder: Path, loopback: Loopback, settings: Path) -
         for note in notes:
             print(note, file=sys.stderr)
     with (
-        BrokerClient(
+        OneShotClient(
             Broker(url=loopback.url, protocol=loopback.protocol), [f"edge/{DEVICE}/result/+"]
         ) as client,
         log.open("wb") as output,
@@ -146,7 +146,7 @@ def _plain_environment() -> dict[str, str]:
 
 
 def _show(
-    options: Options, client: BrokerClient, agent: subprocess.Popen[bytes], view: LiveView
+    options: Options, client: OneShotClient, agent: subprocess.Popen[bytes], view: LiveView
 ) -> None:
     """Take in results until the time is over; it counts from the first result."""
     deadline = time.monotonic() + START_SECONDS
@@ -156,7 +156,7 @@ def _show(
             return
         try:
             heard = client.next(timeout=0.25)
-        except LinkError as problem:
+        except BrokerError as problem:
             view.say(str(problem))
             return
         if heard is None:

@@ -6,7 +6,7 @@ import argparse
 
 from ...core.errors import AgentError, UsageError
 from ...core.names import NAME_RULE, is_name
-from ...mqtt.one_shot import BrokerClient
+from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings
 from ..terminal import printable
 from .push import World
@@ -28,7 +28,7 @@ def main(options: Options) -> int:
     root = settings.broker.topic_root
     device = options.forget or options.device or "+"
     filters = [f"{root}/{device}/{kind}" for kind in ("status", "info", "model/+", "source/+")]
-    with BrokerClient(settings.broker, filters) as client:
+    with OneShotClient(settings.broker, filters) as client:
         world = World(client, root)
         world.look()
         if options.forget:
@@ -66,7 +66,7 @@ def _line(says: dict[str, object]) -> str:
     return "; ".join(parts)
 
 
-def _forget(client: BrokerClient, world: World, device: str) -> int:
+def _forget(client: OneShotClient, world: World, device: str) -> int:
     """Clear what a scrapped box left retained."""
     if world.online(device):
         raise AgentError(f"device {device} is online; it would say it all again")

@@ -10,13 +10,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ...core.errors import AgentError, LinkError, UsageError
+from ...core.errors import AgentError, BrokerError, UsageError
 from ...core.names import NAME_RULE, is_name, version_key
 from ...delivery.sender import Progress, Sender
 from ...models.importing import BARE, bring, unpacked
 from ...models.packages.keys import load_private
 from ...models.packages.packing import Package, make, open_package
-from ...mqtt.one_shot import BrokerClient, body_of
+from ...mqtt.one_shot import OneShotClient, body_of
 from ..options import Options, add_broker, broker_settings, positive
 from ..terminal import printable
 
@@ -59,7 +59,7 @@ def main(options: Options) -> int:
         else:
             package = stack.enter_context(_package(path, key))
         filters = [f"{root}/+/{kind}" for kind in ("status", "info", "model/+")]
-        client = stack.enter_context(BrokerClient(settings.broker, filters))
+        client = stack.enter_context(OneShotClient(settings.broker, filters))
         world = World(client, root)
         devices = _devices(world, target, wait=options.wait, timeout=options.timeout)
         if package is None:
@@ -83,7 +83,7 @@ def main(options: Options) -> int:
 class World:
     """What the broker remembers of all devices."""
 
-    def __init__(self, client: BrokerClient, root: str) -> None:
+    def __init__(self, client: OneShotClient, root: str) -> None:
         self._client = client
         self._root = root
         self.status: dict[str, dict[str, Any]] = {}
@@ -184,7 +184,7 @@ def _next(world: World, devices: list[str], name: str) -> str:
     return str(max(version_key(version)[0] for version in known) + 1) if known else "1"
 
 
-def _send(sender: Sender, client: BrokerClient, timeout: float) -> None:
+def _send(sender: Sender, client: OneShotClient, timeout: float) -> None:
     """Send until everybody has ended, or nothing moves any more; through losses of the broker."""
     bars = _Bars(sender)
     moved = time.monotonic()
@@ -194,7 +194,7 @@ def _send(sender: Sender, client: BrokerClient, timeout: float) -> None:
         while not sender.done:
             try:
                 sender.step(0.2)
-            except LinkError as problem:
+            except BrokerError as problem:
                 if not client.gone:
                     raise
                 print(f"{problem}; trying again", file=sys.stderr, flush=True)
@@ -209,24 +209,24 @@ def _send(sender: Sender, client: BrokerClient, timeout: float) -> None:
                 timeout if any(s in {"offered", "need"} for s, _ in now) else max(timeout, 180.0)
             )
             if time.monotonic() - moved > patience:
-                raise LinkError(
+                raise BrokerError(
                     f"no progress for {patience:.0f} s;"
                     " the same push again goes on where it stopped"
                 )
 
 
-def _reconnect(client: BrokerClient, deadline: float) -> None:
+def _reconnect(client: OneShotClient, deadline: float) -> None:
     """Come back to a broker that was restarted.
 
     Raises:
-        LinkError: it has not come back in time.
+        BrokerError: it has not come back in time.
 
     """
     while True:
         try:
             client.reconnect()
             return
-        except LinkError:
+        except BrokerError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(RECONNECT_SECONDS)

@@ -10,7 +10,7 @@ import uuid
 from ...core.errors import AgentError, UsageError
 from ...core.names import NAME_RULE, is_name
 from ...mqtt import payloads
-from ...mqtt.one_shot import BrokerClient
+from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings, positive
 from ..terminal import printable
 from .push import World
@@ -33,7 +33,7 @@ def main(options: Options) -> int:
     root, device = settings.broker.topic_root, options.device
     request = uuid.uuid4().hex
     filters = [f"{root}/{device}/status", f"{root}/{device}/reply/{request}"]
-    with BrokerClient(settings.broker, filters) as client:
+    with OneShotClient(settings.broker, filters) as client:
         world = World(client, root)
         world.look()
         if not world.online(device):

@@ -7,7 +7,7 @@ import json
 
 from ...core.errors import UsageError
 from ...core.names import NAME_RULE, is_name
-from ...mqtt.one_shot import BrokerClient, body_of
+from ...mqtt.one_shot import OneShotClient, body_of
 from ..options import Options, add_broker, broker_settings, positive_int
 from ..terminal import message_line, printable, printable_json
 
@@ -55,14 +55,14 @@ def main(options: Options) -> int:
     root, device = settings.broker.topic_root, options.device or "+"
     filters = [f"{root}/{device}/{topic}" for topic in TOPICS[options.kind]]
     try:
-        with BrokerClient(settings.broker, filters) as client:
+        with OneShotClient(settings.broker, filters) as client:
             _follow(client, root, options)
     except KeyboardInterrupt:
         return 0 if options.count is None else 1
     return 0
 
 
-def _follow(client: BrokerClient, root: str, options: Options) -> None:
+def _follow(client: OneShotClient, root: str, options: Options) -> None:
     seen = 0
     for heard in client:
         if not heard.payload:

@@ -20,7 +20,7 @@ from ...models.store.incoming import Incoming, arriving, other_transfers
 from ...models.store.install import install_incoming
 from ...models.store.local_blocks import plain_folders, stored_versions
 from ...models.store.store import Store
-from ...mqtt.connection import Message
+from ...mqtt.connection import ReceivedMessage
 from ..rollout.candidate import Candidate
 from ..trial.early_trial import Ahead
 from .admission import Admission
@@ -141,7 +141,7 @@ class Receiving:
         elif not going_on.asked:
             going_on.ask(self._replies)
 
-    def block(self, transfer: str, number: int, message: Message) -> bool:
+    def block(self, transfer: str, number: int, message: ReceivedMessage) -> bool:
         """Take a block, if it is wanted; True when it is acknowledged later."""
         going_on = self._active.get(transfer)
         if going_on is None or going_on.incoming is None:

@@ -12,14 +12,14 @@ from queue import Empty, SimpleQueue
 
 from ...core.errors import ModelError
 from ...models.store.incoming import Incoming
-from ...mqtt.connection import Message
+from ...mqtt.connection import ReceivedMessage
 
 GATHER_SECONDS = 0.0015
 """How long a quick disk waits for company: a write for each few blocks costs more processor time
 than receiving them (measured)."""
 ENOUGH = 8
 
-Work = tuple[Incoming, Message | None] | threading.Event
+Work = tuple[Incoming, ReceivedMessage | None] | threading.Event
 
 
 class Flusher:
@@ -30,7 +30,7 @@ class Flusher:
         self._thread: threading.Thread | None = None
         self._failed: dict[Incoming, str] = {}
 
-    def put(self, incoming: Incoming, message: Message | None) -> None:
+    def put(self, incoming: Incoming, message: ReceivedMessage | None) -> None:
         """Have what *incoming* was given so far made durable, then *message* acknowledged."""
         if self._thread is None:
             # That it dies is noticed by the excepthook, as of every thread.

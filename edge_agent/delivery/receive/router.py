@@ -14,7 +14,7 @@ from ...core.names import is_name
 from ...models.packages.package import PackageHeader
 from ...models.store.catalog import Library
 from ...models.store.store import Store
-from ...mqtt.connection import Message
+from ...mqtt.connection import ReceivedMessage
 from ..rollout.candidate import Candidate
 from ..trial.early_trial import Ahead
 from .admission import Admission, Receiver
@@ -69,7 +69,7 @@ class Transfers:
         self._offers = Offers(store, admission, receiving, handover, replies)
         self._whole = Whole(store, admission, receiving, handover, replies)
 
-    def message(self, levels: tuple[str, ...], message: Message) -> bool:
+    def message(self, levels: tuple[str, ...], message: ReceivedMessage) -> bool:
         """Take a message under `in/`; True when it is acknowledged later.
 
         Raises:

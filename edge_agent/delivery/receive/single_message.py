@@ -10,7 +10,7 @@ from ...models.packages.archive import Archive, open_archive
 from ...models.packages.package import transfer_id
 from ...models.store.install import install_handmade, install_package
 from ...models.store.store import Store
-from ...mqtt.connection import Message
+from ...mqtt.connection import ReceivedMessage
 from ..rollout.candidate import Candidate
 from .admission import Admission
 from .blocks import Receiving
@@ -37,7 +37,7 @@ class Whole:
         self._handover = handover
         self._replies = replies
 
-    def take(self, message: Message) -> bool:
+    def take(self, message: ReceivedMessage) -> bool:
         """Take a package; True when its message is acknowledged later: when it is in the store.
 
         Raises:

@@ -21,7 +21,7 @@ from ...core.types import Array, Reading, Sample
 from ...device.wall_clock import WallClock
 from ...inference.model import Model, Prepared, Region, cut, outside
 from ...mqtt import payloads
-from ...mqtt.client import Backoff, Channel, Link
+from ...mqtt.client import Backoff, Channel, Client
 from ...sources.source import Source, open_source
 from ...sources.spec import SourceSpec
 from ..scheduler.board import Board, Slot
@@ -89,7 +89,7 @@ class Capture:
         region: Region | None,
         identity: Identity,
         board: Board[Model],
-        link: Link,
+        client: Client,
         report: Callable[[Exception], None],
         wanted: Callable[[Array], bool],
     ) -> None:
@@ -106,7 +106,7 @@ class Capture:
             region: of a picture, all that the models look at; None: the whole.
             identity: who publishes.
             board: whose slot it is.
-            link: where the source's state is said.
+            client: where the source's state is said.
             report: told of captures that cannot be used.
             wanted: whether a picture is to be looked at even if nothing moves in it.
 
@@ -118,7 +118,7 @@ class Capture:
         self.servings = servings
         self.rate = rate
         self.board = board
-        self.link = link
+        self.client = client
         self.state: str | None = None
         self.error: str | None = None
         self._motion = motion
@@ -222,7 +222,7 @@ class Capture:
         # A signal is slowed down window by window.
         recorded = lossless and windows is None
         while not attempt.closing.is_set():
-            if lossless and not self.link.ready(self.channel, attempt.closing):
+            if lossless and not self.client.ready(self.channel, attempt.closing):
                 return
             if recorded and not self.pace(attempt):
                 return
@@ -345,7 +345,7 @@ class Capture:
         payload = {"schema": payloads.SCHEMA, "state": state, "time": payloads.iso(time.time_ns())}
         if error is not None:
             payload["error"] = error
-        self.link.publish(
+        self.client.publish(
             self._identity.topics.source(self.name), payloads.encode(payload), qos=1, retain=True
         )
 
@@ -385,7 +385,7 @@ class Windows:
             ) -> Sample:
                 return Sample(data, seq, time_ns, since, picture=False)
 
-            if not capture.link.ready(capture.channel, attempt.closing):
+            if not capture.client.ready(capture.channel, attempt.closing):
                 return False
             if not (capture.pace(attempt) and capture.board.put(capture.slot, make)):
                 return False

@@ -16,7 +16,7 @@ from ...inference.cost import Cost
 from ...inference.model import Model, Region
 from ...models.manifest import threshold_trouble
 from ...mqtt import payloads
-from ...mqtt.client import Channel, Link, Parcel
+from ...mqtt.client import Channel, Client, Message
 from ...sources.spec import SourceSpec
 from ..scheduler.board import Board, Job, Slot
 from ..serving.active import Serving
@@ -44,7 +44,7 @@ class Pipeline:
         *,
         identity: Identity,
         board: Board[Model],
-        link: Link,
+        client: Client,
         wake: Callable[[Serving], None] = lambda _serving: None,
     ) -> None:
         self._wake = wake
@@ -62,7 +62,7 @@ class Pipeline:
         """When and why a frame was last dropped by an error."""
         self._identity = identity
         self._board = board
-        self._link = link
+        self._client = client
         self._topic = identity.topics.result(settings.name)
         self._region: Region | None = None
         if any(settings.roi):
@@ -86,7 +86,7 @@ class Pipeline:
         self.slot.work = self.process
         self.slot.ask = self._ask
         self.slot.tell = self._conclude
-        self.channel: Channel = link.channel(
+        self.channel: Channel = client.channel(
             settings.name, qos=settings.qos, lossless=spec.lossless
         )
         self._capture = Capture(
@@ -100,7 +100,7 @@ class Pipeline:
             region=self._region,
             identity=identity,
             board=board,
-            link=link,
+            client=client,
             report=self._report,
             wanted=self._wanted,
         )
@@ -171,7 +171,7 @@ class Pipeline:
         """Stop capturing and forget what waits."""
         self._capture.halt()
         self._board.remove(self.slot)
-        self._link.drop_channel(self.channel)
+        self._client.drop_channel(self.channel)
 
     def halt(self) -> None:
         """Stop capturing."""
@@ -276,7 +276,7 @@ class Pipeline:
                 self.latency_ms.append((time.monotonic() - since) * 1e3)
             self._identity.clock.published()
 
-        self._link.send(Parcel(self.channel, self._topic, encode, sent))
+        self._client.send(Message(self.channel, self._topic, encode, sent))
         if sample.picture and (self.settings.snapshot or self.snapshot_wanted):
             self._snapshot(sample.data, outcome.findings)
 
@@ -302,7 +302,7 @@ class Pipeline:
         except SampleError as problem:
             self._report(problem)
             return
-        self._link.publish(self._identity.topics.snapshot(self.name), picture)
+        self._client.publish(self._identity.topics.snapshot(self.name), picture)
 
     def _report(self, problem: Exception) -> None:
         """Log a kind of error when it begins; how often it happens is in health."""

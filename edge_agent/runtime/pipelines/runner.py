@@ -20,7 +20,7 @@ from ...core.timeline import Clock
 from ...device.wall_clock import WallClock
 from ...inference.model import Model
 from ...mqtt import payloads
-from ...mqtt.client import Link
+from ...mqtt.client import Client
 from ...mqtt.inbox import Inbox
 from ...sources.hw_decode import HARDWARE
 from ...sources.spec import parse_source
@@ -48,7 +48,7 @@ class Beat:
 
 
 class Frames:
-    """Pipelines, board, lanes, servings and link."""
+    """Pipelines, board, lanes, servings and client."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Frames:
         self.servings = Servings(self.board, library, engines)
         self.pipelines: dict[str, Pipeline] = {}
         self.inbox = Inbox()
-        self.link = Link(
+        self.client = Client(
             settings.broker,
             f"edge-agent-{settings.device_id}",
             status_topic=self.topics.status,
@@ -171,7 +171,7 @@ class Frames:
                 self.settings.device_id, self.session, self.topics, self.clock, self.wall
             ),
             board=self.board,
-            link=self.link,
+            client=self.client,
             wake=self.servings.fill_one,
         )
         for stage, serving in pipeline.seconds:
@@ -232,7 +232,7 @@ class Frames:
             self._cold = tuple(s.model.id for s in self.servings.all() if s.model is not None)
         return steps if model.id in self._cold else None
 
-    # What the link asks
+    # What the client asks
 
     def _status(self, state: str, reason: str) -> bytes:
         return payloads.encode(
