@@ -15,7 +15,8 @@ from ..delivery.sender import Progress, Sender
 from ..models.importing import BARE, bring, unpacked
 from ..models.packages.keys import load_private
 from ..models.packages.packing import Package, make, open_package
-from ..mqtt.one_shot import OneShotClient, body_of
+from ..mqtt.one_shot import OneShotClient
+from ..mqtt.payloads import parse_object
 from .main import Options, broker_settings
 from .terminal import printable
 
@@ -94,7 +95,7 @@ class World:
         if not payload:
             return
         self.topics.setdefault(device, set()).add(topic)
-        if (says := body_of(payload)) is None:
+        if (says := parse_object(payload)) is None:
             return
         match levels:
             case ["status"]:
