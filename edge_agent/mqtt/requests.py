@@ -17,8 +17,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 from ..core.errors import AgentError, MalformedError, ModelError
-from ..core.files import replace_file
 from ..core.names import NAME_RULE, is_name
+from ..core.state_file import StateFile
 from . import payloads
 from .client import Client
 from .connection import ReceivedMessage
@@ -49,17 +49,12 @@ class Memory:
     """The last requests and their replies, so that one repeated is not done twice."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._replies: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._file = StateFile(path, "requests that were done")
+        self._replies: OrderedDict[str, dict[str, Any]] = OrderedDict(
+            self._file.read(lambda content: [(str(entry["id"]), dict(entry)) for entry in content])
+            or ()
+        )
         self._unwritten = False
-        try:
-            entries = json.loads(path.read_text(encoding="utf-8"))
-            for entry in entries:
-                self._replies[str(entry["id"])] = dict(entry)
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, TypeError, KeyError):
-            log.warning("%s: damaged; requests from before the restart are forgotten", path)
 
     def recall(self, request: str) -> dict[str, Any] | None:
         return self._replies.get(request)
@@ -76,14 +71,7 @@ class Memory:
         if not self._unwritten:
             return
         self._unwritten = False
-        try:
-            replace_file(self._path, json.dumps(list(self._replies.values())).encode())
-        except OSError as problem:
-            log.warning(
-                "%s: cannot be written (%s): a restart forgets which requests were done",
-                self._path,
-                problem,
-            )
+        self._file.save(list(self._replies.values()))
 
 
 class Orders:

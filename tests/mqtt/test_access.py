@@ -170,7 +170,7 @@ def test_silence_may_be_a_broker_that_is_slow(broker: Mosquitto) -> None:
     relay = SilentBroker(broker.port)
     try:
         made = connect(Broker(url=relay.url), "slow", hooks=Hooks())
-        assert (made.protocol, made.settled) == (4, False)
+        assert (made.protocol, made.protocol_confirmed) == (4, False)
         made.close()
     finally:
         relay.shut()
