@@ -22,6 +22,7 @@ from ...inference.model import Model
 from ...mqtt import payloads
 from ...mqtt.client import Client
 from ...mqtt.inbox import Inbox
+from ...mqtt.topics import Topics
 from ...sources.hw_decode import HARDWARE
 from ...sources.spec import parse_source
 from ..scheduler.board import Board, Job
@@ -79,7 +80,7 @@ class Frames:
         self.clock = clock
         self.wall = WallClock(str(settings.state))
         self.session = str(uuid.uuid4())
-        self.topics = payloads.Topics(settings.broker.topic_root, settings.device_id)
+        self.topics = Topics(settings.broker.topic_root, settings.device_id)
         self.board: Board[Model] = Board(
             max_delay=settings.batching.max_delay_ms / 1e3, lanes=lanes
         )
