@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ModelError
-from ...core.files import belong_to, replace_file
+from ...core.files import belong_to
+from ...core.state_file import StateFile
 from ...models.store.store import NOTES
 from ..golden import GOLDEN
 from .artifact import FOLDER
@@ -36,8 +37,7 @@ def digests(state: Path, folder: Path) -> dict[str, str]:
         ModelError: a file of the model cannot be read.
 
     """
-    memo_path = state / FOLDER / FILE
-    memo = _memo(memo_path)
+    memo = _memo(state)
     files = list(_files(folder))
     fresh: dict[str, Any] = {}
     for path in files:
@@ -50,7 +50,7 @@ def digests(state: Path, folder: Path) -> dict[str, str]:
             raise ModelError(f"{path}: cannot be read: {problem.strerror}") from None
     if fresh:
         kept = {name: entry for name, entry in memo.items() if Path(name).is_file()}
-        _remember(memo_path, kept)
+        _remember(state, kept)
     return {str(path.relative_to(folder)): memo[str(path)][1] for path in files}
 
 
@@ -72,7 +72,7 @@ def rotten(state: Path, folder: Path, pace: Pace) -> Iterator[str]:
         OSError: one cannot be read; also from *pace*.
 
     """
-    memo = _memo(state / FOLDER / FILE)
+    memo = _memo(state)
     for path in _files(folder):
         stamp, digest = memo.get(str(path), (None, None))
         # Between two stamps that are the same nobody has written to it.
@@ -135,21 +135,22 @@ def _stamp(path: Path) -> list[int]:
     return [known.st_size, known.st_mtime_ns, known.st_ctime_ns, known.st_ino]
 
 
-def _memo(path: Path) -> dict[str, Any]:
-    try:
-        read: Any = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}  # worth nothing but time
-    if not isinstance(read, dict):
-        return {}
+def _memo(state: Path) -> dict[str, Any]:
+    return StateFile(state / FOLDER / FILE).read(_parse) or {}
+
+
+def _parse(content: Any) -> dict[str, Any]:
     return {
-        name: entry for name, entry in read.items() if isinstance(entry, list) and len(entry) == 2
+        name: entry
+        for name, entry in content.items()
+        if isinstance(entry, list) and len(entry) == 2
     }
 
 
-def _remember(path: Path, memo: dict[str, Any]) -> None:
+def _remember(state: Path, memo: dict[str, Any]) -> None:
+    folder = state / FOLDER
     with suppress(OSError):  # it is only remembered
-        if not path.parent.is_dir():
-            path.parent.mkdir()
-            belong_to(path.parent, path.parent.parent)
-        replace_file(path, json.dumps(memo).encode())
+        if not folder.is_dir():
+            folder.mkdir()
+            belong_to(folder, state)
+        StateFile(folder / FILE).save(memo)

@@ -3,7 +3,8 @@
 `tuning.json` in the state folder holds measurements, not decisions, and counts only where
 processor, cores, engines and profile are what they were. It never adds anything to what the profile
 allows: it puts one of the profile's engines first, and fills in what the profile leaves open. A
-file that is damaged, or of another device, is as good as none.
+file that is damaged, or of another device, is as good as none. No `core.state_file`: it is read
+again whenever a tune has changed it, and health gives the reason why it is not used.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Tune:
         return best
 
 
-class Tuning:
+class TuningResults:
     """The file of tunes in a state folder."""
 
     def __init__(self, state: Path, profile: DeviceProfile, facts: Facts) -> None:
