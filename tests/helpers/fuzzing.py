@@ -23,8 +23,8 @@ import tomli_w
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hn
 
-from edge_agent.cli.push import World
-from edge_agent.cli.tail import _line
+from edge_agent.cli.commands.push import World
+from edge_agent.cli.commands.tail import _line
 from edge_agent.config.load import load as load_settings
 from edge_agent.config.overrides import read_change
 from edge_agent.config.settings import Settings, parse_route, parse_url

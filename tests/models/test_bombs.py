@@ -375,7 +375,7 @@ def test_no_module_runs_what_it_reads(path: Path) -> None:
 )
 def test_what_a_device_says_gives_the_terminal_no_orders(payload: bytes, shown: str) -> None:
     """`tail` writes control characters out, and shows what is no JSON as it is."""
-    from edge_agent.cli.tail import _line
+    from edge_agent.cli.commands.tail import _line
 
     line = _line("edge/box/status", "edge", payload, as_json=False)
     assert line.isprintable()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_agent.cli.profile import tuned
+from edge_agent.cli.commands.profile import tuned
 from edge_agent.config.device_profile import DeviceProfile, EngineLine, default_dirs, load_profiles
 from edge_agent.core.child import ChildStoppedError
 from edge_agent.core.errors import EngineError

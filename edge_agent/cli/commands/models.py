@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from ..core.errors import AgentError, UsageError
-from ..core.names import NAME_RULE, is_name
-from ..mqtt.one_shot import OneShotClient
-from .main import Options, broker_settings
+import argparse
+
+from ...core.errors import AgentError, UsageError
+from ...core.names import NAME_RULE, is_name
+from ...mqtt.one_shot import OneShotClient
+from ..options import Options, add_broker, broker_settings
+from ..terminal import printable
 from .push import World
-from .terminal import printable
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--device", metavar="ID", help="only this device")
+    parser.add_argument("--forget", metavar="ID", help="clear what a scrapped box left retained")
+    add_broker(parser)
 
 
 def main(options: Options) -> int:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from ..config.device_profile import choose, default_dirs, lineup, load_profiles, strays, unlisted
-from ..device.hardware import read_facts
-from ..inference.engines.engine import EngineChoice
-from ..inference.engines.probe import installed, probe
-from ..runtime.serving.tuning_results import FILE, Tuning
-from .main import Options, load_settings
+from ...config.device_profile import choose, default_dirs, lineup, load_profiles, strays, unlisted
+from ...device.hardware import read_facts
+from ...inference.engines.engine import EngineChoice
+from ...inference.engines.probe import installed, probe
+from ...runtime.serving.tuning_results import FILE, Tuning
+from ..options import Options, add_config, load_settings
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "--list", action="store_true", help="all profiles, and why each does not match"
+    )
+    add_config(parser)
 
 
 def main(options: Options) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -10,9 +11,9 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from ..core.errors import AgentError, ModelError, SampleError, UsageError
-from ..models.manifest import MANIFEST, threshold_trouble
-from .main import Options, load_settings
+from ...core.errors import AgentError, ModelError, SampleError, UsageError
+from ...models.manifest import MANIFEST, threshold_trouble
+from ..options import Options, add_config, load_settings
 
 
 class _Report:
@@ -38,14 +39,19 @@ class _Report:
         return True
 
 
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    add_config(parser)
+
+
 def main(options: Options) -> int:
     """Check all; 0 if all is fit, 1 if something is not, 2 if the settings are wrong."""
     settings = load_settings(options, needed=True)
-    from ..config.device_profile import default_dirs, strays
-    from ..config.load import find_file
-    from ..runtime.serving.loader import Engines, library_of, match_profile, open_store
-    from ..runtime.serving.tuning_results import Tuning
-    from ..sources.hw_decode import HARDWARE
+    from ...config.device_profile import default_dirs, strays
+    from ...config.load import find_file
+    from ...runtime.serving.loader import Engines, library_of, match_profile, open_store
+    from ...runtime.serving.tuning_results import Tuning
+    from ...sources.hw_decode import HARDWARE
     from .profile import tuned
 
     report = _Report()
@@ -93,13 +99,13 @@ def main(options: Options) -> int:
 
 def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, engines: Any) -> None:
     """Check the source of one pipeline and each of its models."""
-    from ..config.device_profile import unlisted
-    from ..config.lint import doubts
-    from ..config.settings import parse_route
-    from ..inference.golden import compare_golden
-    from ..inference.model import outside
-    from ..sources.source import open_source
-    from ..sources.spec import parse_source
+    from ...config.device_profile import unlisted
+    from ...config.lint import doubts
+    from ...config.settings import parse_route
+    from ...inference.golden import compare_golden
+    from ...inference.model import outside
+    from ...sources.source import open_source
+    from ...sources.spec import parse_source
 
     subject = f"pipeline {pipeline.name}"
     spec = parse_source(pipeline.source, settings.base)
@@ -161,7 +167,7 @@ def _models_dir(folder: Path) -> str:
 
 
 def _broker(settings: Any) -> str:
-    from ..mqtt.connection import Hooks, connect
+    from ...mqtt.connection import Hooks, connect
 
     connection = connect(settings.broker, f"edge-agent-check-{settings.device_id}", hooks=Hooks())
     version = "5" if connection.protocol == 5 else "3.1.1"
@@ -172,15 +178,15 @@ def _broker(settings: Any) -> str:
 
 def _device(settings: Any) -> list[str]:
     """Say what of the machine itself is not as it should be, in the words of health."""
-    from ..device.pressure import disk_why, memory_why
-    from ..device.thermal import Thermometer
+    from ...device.pressure import disk_why, memory_why
+    from ...device.thermal import Thermometer
 
     return [*Thermometer().read().why(), *memory_why(), *disk_why(settings.state)]
 
 
 def _trust(report: _Report, trust: Any) -> None:
     """Say whose models are accepted."""
-    from ..models.packages.keys import TrustedKeys
+    from ...models.packages.keys import TrustedKeys
 
     ring = TrustedKeys([Path(name) for name in trust.keys]).read()
     for problem in ring.problems:
