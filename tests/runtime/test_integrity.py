@@ -19,7 +19,7 @@ from edge_agent.inference.prepared.digests import corrupted_file, corrupted_file
 from edge_agent.inference.prepared.fallback import FallbackEngine, load_prepared
 from edge_agent.models.manifest import load
 from edge_agent.models.store.store import Store
-from edge_agent.runtime.upkeep.integrity import Scrub
+from edge_agent.runtime.upkeep.integrity import IntegrityCheck
 from tests.helpers.prepared_models import damage
 from tests.helpers.small_models import plain
 from tests.helpers.start_box import numbers
@@ -117,13 +117,13 @@ def test_a_damaged_form_is_left_and_the_numbers_stay(store: Store, engine: Any) 
     damage(Path(form.folder, "weights.bin"), 4 * 1000 + 3)
     assert corrupted_file(form, pieces) == form.path("weights.bin")
     told: list[bool] = []
-    servings: Any = SimpleNamespace(all=lambda: [SimpleNamespace(model=engine)])
+    active: Any = SimpleNamespace(all=lambda: [SimpleNamespace(model=engine)])
 
     def damaged() -> None:
         told.append(True)
         scrub.close()
 
-    scrub = Scrub(store.root, servings, damaged, first=0.01)
+    scrub = IntegrityCheck(store.root, active, damaged, first=0.01)
     scrub.run()
     assert told == [True]
     assert "weights.bin" in str(engine.engine.damaged)
@@ -139,8 +139,8 @@ def test_it_says_what_is_damaged(
     whole = (folder / "model.onnx").read_bytes()
     rot(folder / "model.onnx")
     remembered()
-    servings: Any = SimpleNamespace(all=lambda: [SimpleNamespace(model=engine)])
-    scrub = Scrub(store.root, servings, pieces)
+    active: Any = SimpleNamespace(all=lambda: [SimpleNamespace(model=engine)])
+    scrub = IntegrityCheck(store.root, active, pieces)
     (reason,) = scrub.look()
     assert reason.startswith("model numbers@1: ")
     assert "model.onnx" in reason

@@ -42,7 +42,7 @@ class Newest:
         self.sample: Sample | None = None
         self.region: Region | None = None
 
-    def look(
+    def compare(
         self,
         sample: Sample,
         incumbent: Outcome | None,

@@ -25,7 +25,7 @@ from typing import Any
 
 from ...core.types import Kind, Tensors, TensorSpec
 from ...inference.engines.engine import EngineChoice
-from ...runtime.serving.out_of_core import Oversize
+from ...runtime.serving.out_of_core import OutOfCore
 from ..early.news import NEWS
 from .worker import Verdict
 
@@ -297,7 +297,7 @@ def run_trial(
     memory_mb: int,
     stopped: Callable[[], str | None] = lambda: None,
     process: TrialProcess | None = None,
-    oversize: Oversize | None = None,
+    oversize: OutOfCore | None = None,
 ) -> Verdict:
     """Try a model in a child process.
 

@@ -192,7 +192,7 @@ def judge(question: Mapping[str, Any], followed: Followed | None) -> Verdict:
     else:
         from ...runtime.serving.out_of_core import from_words
 
-        model = from_words(question["oversize"]).open(folder, question["kind"], checked=False)
+        model = from_words(question["oversize"]).load(folder, question["kind"], checked=False)
         choices = [model.choice]  # no other engine could load it
     tensors = _probe_inputs(model)
     outputs = model.raw(tensors)

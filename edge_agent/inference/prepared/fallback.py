@@ -70,7 +70,7 @@ class FallbackEngine:
 
     def _fallback(self, problem: ArtifactError) -> Engine:
         if self.prepared.mode == "streaming":
-            # The network itself does not fit. `Preparer` sees to a new form.
+            # The network itself does not fit. `PrepareTask` sees to a new form.
             if self.damaged is None:
                 log.warning("model %s: %s; it is prepared anew", self._folder.manifest.id, problem)
             self.damaged = str(problem)

@@ -18,7 +18,7 @@ from ...models.store.store import Store
 
 
 @record
-class Oversize:
+class OutOfCore:
     """How such models are loaded here."""
 
     state: Path
@@ -28,7 +28,7 @@ class Oversize:
     budget_mb: int
     """What all models may take, MiB."""
 
-    def open(self, folder: ModelFolder, kind: Kind, *, checked: bool) -> Model:
+    def load(self, folder: ModelFolder, kind: Kind, *, checked: bool) -> Model:
         """Load a model from its prepared form, which is made if there is none.
 
         Args:
@@ -57,6 +57,6 @@ class Oversize:
         }
 
 
-def from_words(words: Mapping[str, Any]) -> Oversize:
+def from_words(words: Mapping[str, Any]) -> OutOfCore:
     """Read what `words` gave."""
-    return Oversize(Path(words["state"]), EngineChoice(**words["choice"]), words["budget_mb"])
+    return OutOfCore(Path(words["state"]), EngineChoice(**words["choice"]), words["budget_mb"])

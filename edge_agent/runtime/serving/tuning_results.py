@@ -89,7 +89,7 @@ class Tune:
         return best
 
 
-class Tuning:
+class TuningResults:
     """The file of tunes in a state folder."""
 
     def __init__(self, state: Path, profile: DeviceProfile, facts: Facts) -> None:

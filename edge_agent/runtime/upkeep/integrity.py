@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...inference.prepared.digests import corrupted_file, corrupted_files
 from ...inference.prepared.fallback import FallbackEngine
-from ..serving.active import Servings
+from ..serving.active import ActiveModels
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +29,13 @@ class Stopped(OSError):
     """The agent ends."""
 
 
-class Scrub:
+class IntegrityCheck:
     """Looks at the models that serve and at their forms."""
 
     def __init__(
         self,
         state: Path,
-        servings: Servings,
+        active: ActiveModels,
         damaged: Callable[[], None],
         *,
         first: float = FIRST_SECONDS,
@@ -45,14 +45,14 @@ class Scrub:
 
         Args:
             state: the state folder.
-            servings: what serves.
+            active: what serves.
             damaged: told when a form has turned out damaged, and its engine knows.
             first: seconds until the first look.
             every: seconds from one look to the next.
 
         """
         self._state = state
-        self._servings = servings
+        self._active = active
         self._damaged = damaged
         self._first = first
         self._every = every
@@ -81,7 +81,7 @@ class Scrub:
         """Look at all of it once; gives what `why` says from now on."""
         found = []
         self._resumed = time.monotonic()
-        for model in {id(s.model): s.model for s in self._servings.all()}.values():
+        for model in {id(s.model): s.model for s in self._active.all()}.values():
             if model is None:
                 continue
             try:

@@ -21,9 +21,9 @@ from ...inference.prepared.build.collect import collect_artifacts
 from ...inference.prepared.fallback import FallbackEngine
 from ...inference.prepared.mapped import MappedWeights, WeightCheck
 from ...models.store.store import Store
-from ..serving.active import Serving, Servings
-from ..serving.loader import Engines
-from ..serving.planned_model import Quick
+from ..serving.active import ActiveModels, Serving
+from ..serving.loader import ModelLoader
+from ..serving.planned_model import PlannedModel
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +31,14 @@ LOOK_SECONDS = 2.0
 """How long a form may be damaged before somebody sees to it."""
 
 
-class Preparer:
+class PrepareTask:
     """Prepares one model after the other, in the background."""
 
     def __init__(
         self,
         store: Store,
-        servings: Servings,
-        engines: Engines,
+        active: ActiveModels,
+        loader: ModelLoader,
         memory_budget_mb: int,
         quota: Callable[[], int],
         changed: Callable[[], None],
@@ -48,8 +48,8 @@ class Preparer:
 
         Args:
             store: in whose folder the forms lie.
-            servings: what serves.
-            engines: how models are opened here.
+            active: what serves.
+            loader: how models are opened here.
             memory_budget_mb: what models may take; 0: no bound.
             quota: gives what the store may take, bytes.
             changed: called when a form is ready, or cannot be made.
@@ -57,8 +57,8 @@ class Preparer:
 
         """
         self._store = store
-        self._servings = servings
-        self._engines = engines
+        self._active = active
+        self._loader = loader
         self._budget_mb = memory_budget_mb
         self._quota = quota
         self._changed = changed
@@ -83,7 +83,7 @@ class Preparer:
             self._wake.clear()
             if self._closing.is_set():
                 return
-            for serving in self._servings.all():
+            for serving in self._active.all():
                 # Making a form, or looking for one, takes its time: nothing more is begun.
                 if self._closing.is_set():
                     return
@@ -104,7 +104,7 @@ class Preparer:
         self._forms.pop(model.folder.path, None)
         if engine.prepared.mode == "streaming":
             # Nothing else can run it: it is opened as at first, which makes a form.
-            self._servings.reopen(model)
+            self._active.reopen(model)
 
     def _prepare(self, model: Model, serving: Serving) -> None:
         choice = self._choice(model)
@@ -157,11 +157,11 @@ class Preparer:
     def _choice(self, model: Model) -> EngineChoice | None:
         if isinstance(model.engine, FallbackEngine):
             return model.choice
-        return self._engines.quick_choice(model.folder)
+        return self._loader.prepared_choice(model.folder)
 
     def state(self, name: str) -> str | None:
         """Say how far the form of what serves under a name is; None: nothing serves."""
-        for serving in self._servings.all():
+        for serving in self._active.all():
             if serving.reference == name and serving.model is not None:
                 form = self._forms.get(serving.model.folder.path)
                 if form is None:
@@ -169,10 +169,10 @@ class Preparer:
                 return "ready" if isinstance(form, Artifact) else f"no: {form}"
         return None
 
-    def quick(self) -> list[Quick]:
+    def quick(self) -> list[PlannedModel]:
         """List what serves, as a start can load it at once."""
         found = []
-        for serving in self._servings.all():
+        for serving in self._active.all():
             model = serving.model
             if model is None or serving.lazy:
                 continue
@@ -183,7 +183,7 @@ class Preparer:
             elif serving.passed:
                 continue  # the next start shall see whether the engine that it prefers is back
             found.append(
-                Quick(
+                PlannedModel(
                     serving.arm.name,
                     serving.arm.version,
                     serving.kind,

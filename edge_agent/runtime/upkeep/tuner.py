@@ -19,7 +19,7 @@ from ...core.types import Kind
 from ...device.resources import usable_cpus
 from ...inference.engines.engine import EngineChoice
 from ...models.manifest import ModelFolder
-from ..serving.loader import Engines
+from ..serving.loader import ModelLoader
 from ..serving.tuning_results import Way
 
 PATIENCE_SECONDS = 300.0
@@ -47,7 +47,7 @@ class Question:
 
 
 def tune_model(
-    engines: Engines,
+    loader: ModelLoader,
     folder: ModelFolder,
     kind: Kind,
     *,
@@ -57,7 +57,7 @@ def tune_model(
     """Measure a model on this device and write down what came of it.
 
     Args:
-        engines: of the device, with a place for the tune.
+        loader: of the device, with a place for the tune.
         folder: of the model.
         kind: of sample that it is given.
         live: the agent is at work: only its own number of lanes is tried, with low priority.
@@ -68,13 +68,13 @@ def tune_model(
         OSError: what came of it cannot be written.
 
     """
-    if engines.tuning is None:
+    if loader.tuning is None:
         raise EngineError("there is no state folder to write a tune to")
-    choices = engines.allowed(folder)
-    ways = [replace(choice, lanes=engines.lanes) for choice in choices]
+    choices = loader.allowed(folder)
+    ways = [replace(choice, lanes=loader.lanes) for choice in choices]
     if not live:
-        ways = grid(choices, engines.profile, engines.lanes)
-    form = engines.form_of(folder, kind, make=not live)
+        ways = grid(choices, loader.profile, loader.lanes)
+    form = loader.prepared_form(folder, kind, make=not live)
     question = Question(
         str(folder.path),
         kind,
@@ -84,7 +84,7 @@ def tune_model(
         form=None if form is None else form.folder,
     )
     found = ask(question, stopped)
-    engines.tuning.keep(folder.path, folder.manifest.id, found)
+    loader.tuning.keep(folder.path, folder.manifest.id, found)
     return found
 
 
