@@ -9,18 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from ....core.errors import ModelError
+from ....core.child import ChildStoppedError, ask
+from ....core.errors import AgentError
 from ....core.files import belong_to, disk_errors, sync_folder, sync_tree
 from ....device.resources import usable_cpus
 from ....models.manifest import ModelFolder
@@ -30,8 +23,6 @@ from ...engines.probe import installed
 from ..artifact import FOLDER, FORMAT, Artifact, ArtifactError, processor, read
 from ..digests import digests
 from .collect import need_room
-
-POLL_SECONDS = 0.1
 
 
 class StoppedError(ArtifactError):
@@ -130,13 +121,19 @@ def prepare(
             why = stopped()
             if why is not None:
                 raise StoppedError(f"{model.manifest.id}: cannot be prepared: {why}")
-            answer = _ask({**question, "folder": str(made)}, timeout_s, stopped)
-            if "stopped" in answer:
-                raise StoppedError(f"{model.manifest.id}: cannot be prepared: {answer['stopped']}")
-            if "problem" in answer:
-                raise ArtifactError(f"{model.manifest.id}: cannot be prepared: {answer['problem']}")
+            ask(
+                f"{__package__}.worker",
+                {**question, "folder": str(made)},
+                "its preparation",
+                timeout_s=timeout_s,
+                stopped=stopped,
+            )
             return read(str(_commit(store, made, key)))
-    except ModelError as problem:
+    except ArtifactError:
+        raise
+    except ChildStoppedError as problem:
+        raise StoppedError(f"{model.manifest.id}: cannot be prepared: {problem}") from None
+    except AgentError as problem:
         raise ArtifactError(f"{model.manifest.id}: cannot be prepared: {problem}") from problem
 
 
@@ -169,59 +166,3 @@ def _commit(store: Store, made: Path, key: str) -> Path:
             made.rename(place)
             sync_folder(place.parent)
     return place
-
-
-def _ask(
-    question: dict[str, Any], timeout_s: float, stopped: Callable[[], str | None]
-) -> dict[str, Any]:
-    """Have the child make it; give its answer: a problem, why it was stopped, or neither."""
-    root = str(Path(__file__).resolve().parents[4])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    child = subprocess.Popen(
-        # -P: modules that happen to lie in the working directory are not imported.
-        [sys.executable, "-P", "-m", "edge_agent.inference.prepared.build.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
-        start_new_session=True,
-    )
-    ended = threading.Event()
-    why: dict[str, str] = {}
-
-    def watch() -> None:
-        deadline = time.monotonic() + timeout_s
-        while not ended.wait(POLL_SECONDS):
-            reason = stopped()
-            if reason is not None:
-                why["stopped"] = reason
-            elif time.monotonic() > deadline:
-                why["problem"] = f"not done within {timeout_s:g} s"
-            if why:
-                with suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                return
-
-    watcher = threading.Thread(target=watch, name="watch over a form", daemon=True)
-    watcher.start()
-    try:
-        output, words = child.communicate(json.dumps(question).encode())
-    finally:
-        ended.set()
-        watcher.join()
-    if why:
-        return dict(why)
-    try:
-        answer: dict[str, Any] = json.loads(output.splitlines()[-1])
-        return answer
-    except (ValueError, IndexError):
-        return {"problem": _death(child.returncode, words)}
-
-
-def _death(status: int, words: bytes) -> str:
-    """Say how a child ended that gave no answer."""
-    if status < 0:
-        with suppress(ValueError):
-            return f"preparing it ended with {signal.Signals(-status).name}"
-    last = words.decode(errors="replace").strip().splitlines()
-    return f"preparing it failed: {last[-1] if last else f'status {status}'}"
