@@ -51,18 +51,18 @@ class PreparedForm(Protocol):
         """Where its files are."""
 
     @property
-    def streams(self) -> bool:
+    def is_streaming(self) -> bool:
         """Whether its weights come and go with each frame: they do not fit in memory."""
 
     @property
-    def takes_several(self) -> bool:
+    def accepts_batches(self) -> bool:
         """Whether the network that it was made of, which takes one sample, takes several too."""
 
     @property
     def checksums(self) -> Mapping[str, str]:
         """SHA-256 of its files when they were written, by path."""
 
-    def settle(self, threads: int | None = None) -> bool:
+    def finish_load(self, threads: int | None = None) -> bool:
         """Build what runs fastest in the long run, in the background; whether anything has changed.
 
         Args:

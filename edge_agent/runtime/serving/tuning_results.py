@@ -26,7 +26,7 @@ from ...device.hardware import Facts
 from ...inference.engines.probe import installed
 from ...inference.engines.protocol import EngineChoice
 from ...inference.engines.registry import ENGINES
-from ...inference.prepared.digests import digest_of
+from ...inference.prepared.digests import model_digest
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class TuningResults:
         tunes = self._read()[0]
         if not tunes:
             return None
-        tune = tunes.get(digest_of(self._state, folder))
+        tune = tunes.get(model_digest(self._state, folder))
         return None if tune is None else tune.best(lanes, choices)
 
     def order(
@@ -183,7 +183,7 @@ class TuningResults:
 
         """
         tunes = dict(self._read()[0])
-        tunes[digest_of(self._state, folder)] = Tune(model, time.time(), tuple(ways))
+        tunes[model_digest(self._state, folder)] = Tune(model, time.time(), tuple(ways))
         newest = sorted(tunes.items(), key=lambda item: item[1].made)[-MOST_MODELS:]
         content = {
             "schema": SCHEMA,

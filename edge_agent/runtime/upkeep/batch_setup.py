@@ -126,7 +126,7 @@ class BatchSetup:
             ModelError: the model is damaged meanwhile.
 
         """
-        if not prepared.takes_several:
+        if not prepared.accepts_batches:
             raise EngineError(f"{model.id}: the network takes one sample at a time")
         if self._loader.exceeds_budget(model.folder):
             raise EngineError(f"{model.id}: is larger than the memory budget")

@@ -19,8 +19,8 @@ from ...core.errors import AgentError, EngineError
 from ...core.types import Tensors
 from ...inference.engines.protocol import EngineChoice, PreparedForm
 from ...inference.model import Model, open_model
-from ...inference.prepared.artifact import Form
-from ...inference.prepared.engine import takes_several
+from ...inference.prepared.artifact import Artifact
+from ...inference.prepared.engine import accepts_batches
 from ..serving.active import ActiveModels, Serving
 from ..serving.challenger_results import Decision, name_of, remember, turned
 from ..serving.loader import ModelLoader
@@ -40,7 +40,7 @@ class Offer(NamedTuple):
 
     serving: Serving
     model: Model
-    form: Form
+    form: Artifact
 
 
 class EngineUpgrade:
@@ -67,7 +67,7 @@ class EngineUpgrade:
         self._closing.set()
         self._offers.put(None)
 
-    def offer(self, serving: Serving, model: Model, form: Form) -> None:
+    def offer(self, serving: Serving, model: Model, form: Artifact) -> None:
         """Take a form that was made of a model that serves as it was loaded."""
         self._offers.put(Offer(serving, model, form))
 
@@ -132,7 +132,7 @@ class EngineUpgrade:
             (choice for choice in choices if choice.engine == model.choice.engine), model.choice
         )
         try:
-            if prepared.settle(own.threads or None):
+            if prepared.finish_load(own.threads or None):
                 log.info("model %s: settled for the long run", model.id)
         except EngineError as problem:
             log.warning("model %s: stays as it was loaded: %s", model.id, problem)
@@ -163,7 +163,7 @@ class EngineUpgrade:
             # A form takes one sample at a time.
             and (
                 max(self._loader.max_batch(model.folder), serving.crops) == 1
-                or not takes_several(form)
+                or not accepts_batches(form)
             )
             # A device that cannot hold two versions of a model does not hold one twice.
             and self._loader.profile.swap != "replace"

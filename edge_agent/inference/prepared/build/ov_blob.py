@@ -17,8 +17,8 @@ from ...folding.find import cut_for
 from ...folding.fold import note
 from ...model import assemble
 from ...preprocess.inputs import fixed_shapes
-from ..artifact import BLOB, FORMAT, Form, FormError, processor
-from ..ov_engine import BlobEngine
+from ..artifact import BLOB, FORMAT, Artifact, ArtifactError, processor
+from ..ov_engine import OvPreparedEngine
 from .onnx_graph import listed
 from .verify import Trial
 
@@ -72,10 +72,10 @@ def make_form(
         "decision": "blob",
         "compile_ms": round(compile_ms, 1),
     }
-    form = Form(str(folder), {**table, "key": "being made", "files": {}})
+    form = Artifact(str(folder), {**table, "key": "being made", "files": {}})
     figures, distance = _measure(choice, form, trial, inputs, outputs)
     if not distance <= TOLERANCE:
-        raise FormError(f"imported, its numbers are another network's: {distance:.2g} away")
+        raise ArtifactError(f"imported, its numbers are another network's: {distance:.2g} away")
     table["distance"] = {"blob": distance}
     table["rungs"] = {"blob": {"idle": figures}}
     table["why"] = f"import {figures['build_ms']:.1f} ms, compile {compile_ms:.1f} ms"
@@ -84,7 +84,7 @@ def make_form(
 
 def _measure(
     choice: EngineChoice,
-    form: Form,
+    form: Artifact,
     trial: Trial,
     inputs: tuple[TensorSpec, ...],
     outputs: tuple[TensorSpec, ...],
@@ -96,7 +96,7 @@ def _measure(
     sample = trial.samples[0] if fold is None else fold.feed(trial.samples[0])
     for _ in range(_RUNS):
         begin = time.perf_counter()
-        engine = BlobEngine(choice, form, inputs, outputs)
+        engine = OvPreparedEngine(choice, form, inputs, outputs)
         built = time.perf_counter()
         engine.infer(sample)
         first = time.perf_counter()

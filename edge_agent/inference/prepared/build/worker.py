@@ -27,7 +27,7 @@ def make(question: Mapping[str, Any]) -> dict[str, Any]:
             sample; `key` of the form; `head_ms`; `budget_mb`; `folder`: where it comes.
 
     Returns:
-        The rung it will be loaded by, and why.
+        The strategy it will be loaded by, and why.
 
     Raises:
         AgentError: the model cannot be prepared.
@@ -53,7 +53,7 @@ def make(question: Mapping[str, Any]) -> dict[str, Any]:
     table["files"] = _files(folder)
     table["sha256"] = {path.name: sha256(path) for path in sorted(folder.iterdir())}
     (folder / FILE).write_bytes(write(table))
-    return {"rung": table["decision"], "why": table["why"]}
+    return {"strategy": table["decision"], "why": table["why"]}
 
 
 def _files(folder: Path) -> dict[str, tuple[int, str]]:
