@@ -23,7 +23,7 @@ from ...mqtt import payloads
 from ...mqtt.client import Client
 from ...mqtt.inbox import Inbox
 from ...mqtt.topics import Topics
-from ...sources.hw_decode import HARDWARE
+from ...sources.source import SourceContext
 from ...sources.spec import parse_source
 from ..scheduler.board import Board, Job
 from ..serving.active import ActiveModels, Serving
@@ -76,7 +76,7 @@ class Frames:
 
         """
         self.settings = settings
-        HARDWARE.allowed = settings.decode == "auto"
+        self._context = SourceContext(hardware_decoding=settings.decode == "auto")
         self.clock = clock
         self.wall = WallClock(str(settings.state))
         self.session = str(uuid.uuid4())
@@ -174,6 +174,7 @@ class Frames:
             board=self.board,
             client=self.client,
             wake=self.active.load,
+            context=self._context,
         )
         for stage, serving in pipeline.seconds:
             serving.crops = max(serving.crops, stage.limit)
