@@ -19,9 +19,9 @@ from ...core.errors import AgentError, EngineError
 from ...core.types import Tensors
 from ...inference.engines.engine import EngineChoice
 from ...inference.model import Model, open_model
-from ...inference.prepared.artifact import Form
-from ...inference.prepared.engine import takes_several
-from ...inference.prepared.fallback import QuickEngine
+from ...inference.prepared.artifact import Artifact
+from ...inference.prepared.engine import accepts_batches
+from ...inference.prepared.fallback import FallbackEngine
 from ..serving.active import ActiveModels, Serving
 from ..serving.challenger_results import Decision, name_of, remember, turned
 from ..serving.loader import ModelLoader
@@ -41,7 +41,7 @@ class Offer(NamedTuple):
 
     serving: Serving
     model: Model
-    form: Form
+    form: Artifact
 
 
 class EngineUpgrade:
@@ -68,7 +68,7 @@ class EngineUpgrade:
         self._closing.set()
         self._offers.put(None)
 
-    def offer(self, serving: Serving, model: Model, form: Form) -> None:
+    def offer(self, serving: Serving, model: Model, form: Artifact) -> None:
         """Take a form that was made of a model that serves as it was loaded."""
         self._offers.put(Offer(serving, model, form))
 
@@ -90,7 +90,7 @@ class EngineUpgrade:
     def _see_to_start(self) -> None:
         for serving in self._active.all():
             model = serving.model
-            if model is None or not isinstance(model.engine, QuickEngine):
+            if model is None or not isinstance(model.engine, FallbackEngine):
                 continue
             if self._closing.is_set():
                 return
@@ -124,7 +124,7 @@ class EngineUpgrade:
             best = self._loader.best_way(model.folder)
             log.info("model %s: tuned: %s", model.id, best or "nothing is better than another")
 
-    def _settle(self, model: Model, engine: QuickEngine, choices: list[EngineChoice]) -> None:
+    def _settle(self, model: Model, engine: FallbackEngine, choices: list[EngineChoice]) -> None:
         """Give it the threads that the lanes leave, and prepared weights."""
         if engine.damaged is not None:
             return
@@ -132,20 +132,20 @@ class EngineUpgrade:
             (choice for choice in choices if choice.engine == model.choice.engine), model.choice
         )
         try:
-            if engine.form.settle(own.threads or None):
+            if engine.prepared.finish_load(own.threads or None):
                 log.info("model %s: settled for the long run", model.id)
         except EngineError as problem:
             log.warning("model %s: stays as it was loaded: %s", model.id, problem)
 
     def _rehearse(
-        self, serving: Serving, model: Model, engine: QuickEngine, preferred: EngineChoice
+        self, serving: Serving, model: Model, engine: FallbackEngine, preferred: EngineChoice
     ) -> None:
         """Let the engine that the profile prefers take over, if it is faster."""
         best = self._loader.best_way(model.folder)
         decision = rehearse(
             _Role(serving, self._active),
             lambda: open_model(model.folder, [preferred], serving.kind, checked=True)[0],
-            Path(engine.form.form.folder),
+            Path(engine.prepared.artifact.folder),
             name_of(preferred),
             tolerance=model.manifest.trial.tolerance,
             stopped=self._closing.wait,
@@ -159,11 +159,11 @@ class EngineUpgrade:
         return (
             not self._closing.is_set()
             and serving.model is model
-            and not isinstance(model.engine, QuickEngine)
+            and not isinstance(model.engine, FallbackEngine)
             # A form takes one sample at a time.
             and (
                 max(self._loader.max_batch(model.folder), serving.crops) == 1
-                or not takes_several(form)
+                or not accepts_batches(form)
             )
             # A device that cannot hold two versions of a model does not hold one twice.
             and self._loader.profile.swap != "replace"
