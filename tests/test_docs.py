@@ -134,7 +134,8 @@ def test_every_command_and_option_is_described() -> None:
 
 
 def _commands(made: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, set[str]]]:
-    """Give every command, and the options that only it has."""
+    """Return every command, and the options that only it has."""
+    made.format_help()  # its module declares the arguments now
     for action in made._actions:
         if isinstance(action, argparse._SubParsersAction):
             for word, inner in action.choices.items():

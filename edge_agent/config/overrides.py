@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Iterable, Mapping
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import ModelError
-from ..core.files import replace_file
 from ..core.frozen import record
+from ..core.state_file import StateFile
 from ..models.manifest import Task, threshold_trouble
 from .settings import RATES, THRESHOLDS, Pipeline
 
@@ -97,23 +96,12 @@ class Overrides:
 
     def __init__(self, path: Path) -> None:
         """Read the file; what the settings would refuse is passed over, and that is said."""
-        self._path = path
+        self._file = StateFile(path, "changes made by `set`")
         self._changes: dict[str, dict[str, float]] = {}
         self._until_restart: dict[str, dict[str, float]] = {}
         self._given: dict[str, Pipeline] = {}
         """What the settings said of each pipeline when it was last made."""
-        try:
-            read = json.loads(path.read_text(encoding="utf-8"))
-            given = {
-                str(name): {key: change[key] for key in _BOUNDS if key in change}
-                for name, change in read.items()
-            }
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-            log.warning("%s: damaged; changes made by `set` are forgotten", path)
-            return
-        for name, change in given.items():
+        for name, change in (self._file.read(_parse) or {}).items():
             for key, value in change.items():
                 trouble = _trouble(key, value)
                 if trouble is None:
@@ -144,7 +132,7 @@ class Overrides:
         """Forget, until the next start, a threshold that was kept; False: there is none."""
         kept = self._changes.get(name, {}).pop("threshold", None)
         if kept is not None:
-            log.warning("%s: %s: %s; passed over", self._path, name, why)
+            log.warning("%s: %s: %s; passed over", self._file.path, name, why)
         return kept is not None
 
     def keep(self, name: str, *, threshold: float | None, rate: float | None) -> None:
@@ -160,8 +148,15 @@ class Overrides:
         if rate is not None:
             change["rate"] = rate
         try:
-            replace_file(self._path, json.dumps(self._changes).encode())
+            self._file.write(self._changes)
         except OSError as problem:
             raise ModelError(
-                f"set for now, but not kept: {self._path}: {problem.strerror}"
+                f"set for now, but not kept: {self._file.path}: {problem.strerror}"
             ) from problem
+
+
+def _parse(content: Any) -> dict[str, dict[str, Any]]:
+    return {
+        str(name): {key: change[key] for key in _BOUNDS if key in change}
+        for name, change in content.items()
+    }

@@ -6,15 +6,15 @@ had been pushed, and leaves the answer beside the request.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from ..core.errors import ModelError
-from ..core.files import belong_to, replace_file
+from ..core.files import belong_to
 from ..core.names import is_name, is_version
+from ..core.state_file import StateFile
 from ..models.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Added:
             belong_to(self._folder, self._store.root)
         request = self._folder / f"{name}@{version}.request"
         self._answer_of(request).unlink(missing_ok=True)
-        replace_file(request, json.dumps({"name": name, "version": version}).encode())
+        StateFile(request).write({"name": name, "version": version})
         belong_to(request, self._store.root)
         return request
 
@@ -99,9 +99,7 @@ class Added:
         if state in ENDED:
             self._open.discard(request)
         try:
-            replace_file(
-                self._answer_of(request), json.dumps({"state": state, "why": why}).encode()
-            )
+            StateFile(self._answer_of(request)).write({"state": state, "why": why})
         except OSError as problem:
             log.warning("%s: cannot be answered: %s", request, problem.strerror)
 
@@ -116,8 +114,4 @@ class Added:
 
     @staticmethod
     def _read(path: Path) -> dict[str, object]:
-        try:
-            read = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return read if isinstance(read, dict) else {}
+        return StateFile(path).read(dict) or {}

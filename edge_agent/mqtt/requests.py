@@ -17,11 +17,12 @@ from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 from ..core.errors import AgentError, MalformedError, ModelError
-from ..core.files import replace_file
 from ..core.names import NAME_RULE, is_name
+from ..core.state_file import StateFile
 from . import payloads
 from .client import Client
 from .connection import ReceivedMessage
+from .topics import Topics
 
 log = logging.getLogger(__name__)
 
@@ -48,17 +49,12 @@ class Memory:
     """The last requests and their replies, so that one repeated is not done twice."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._replies: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._file = StateFile(path, "requests that were done")
+        self._replies: OrderedDict[str, dict[str, Any]] = OrderedDict(
+            self._file.read(lambda content: [(str(entry["id"]), dict(entry)) for entry in content])
+            or ()
+        )
         self._unwritten = False
-        try:
-            entries = json.loads(path.read_text(encoding="utf-8"))
-            for entry in entries:
-                self._replies[str(entry["id"])] = dict(entry)
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, TypeError, KeyError):
-            log.warning("%s: damaged; requests from before the restart are forgotten", path)
 
     def recall(self, request: str) -> dict[str, Any] | None:
         return self._replies.get(request)
@@ -75,14 +71,7 @@ class Memory:
         if not self._unwritten:
             return
         self._unwritten = False
-        try:
-            replace_file(self._path, json.dumps(list(self._replies.values())).encode())
-        except OSError as problem:
-            log.warning(
-                "%s: cannot be written (%s): a restart forgets which requests were done",
-                self._path,
-                problem,
-            )
+        self._file.save(list(self._replies.values()))
 
 
 class Orders:
@@ -92,7 +81,7 @@ class Orders:
         self,
         inbox: SimpleQueue[ReceivedMessage | None],
         client: Client,
-        topics: payloads.Topics,
+        topics: Topics,
         groups: Callable[[], tuple[str, ...]],
         memory: Memory,
         count_malformed: Callable[[], None],
@@ -228,7 +217,7 @@ class Orders:
             self._client.reply(message.response_topic, payload, message.correlation)
 
 
-def _may_answer_on(topic: str, own: payloads.Topics) -> bool:
+def _may_answer_on(topic: str, own: Topics) -> bool:
     """Whether a response topic is one, and nothing but an answer would be looked for there.
 
     A requester's own topic is; of the devices' topics only this one's for replies are: an answer

@@ -6,29 +6,19 @@ settings of an agent that is not running.
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from ..core.files import replace_file
-
-log = logging.getLogger(__name__)
+from ..core.state_file import StateFile
 
 
 class Announced:
     """The topics of pipelines and models."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._topics: set[str] = set()
-        try:
-            read = json.loads(path.read_text(encoding="utf-8"))
-            self._topics = {topic for topic in read if isinstance(topic, str)}
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, TypeError):
-            log.warning("%s: damaged; what is retained of before stays on the broker", path)
+        self._file = StateFile(path, "retained topics of before, which stay on the broker,")
+        self._topics = self._file.read(_parse) or set()
 
     def keep(self, topics: Iterable[str]) -> set[str]:
         """Remember that these are all there are; gives those that were there and are gone."""
@@ -36,8 +26,9 @@ class Announced:
         gone = self._topics - now
         if now != self._topics:
             self._topics = now
-            try:
-                replace_file(self._path, json.dumps(sorted(now)).encode())
-            except OSError as problem:
-                log.warning("%s: cannot be written: %s", self._path, problem.strerror)
+            self._file.save(sorted(now))
         return gone
+
+
+def _parse(content: Any) -> set[str]:
+    return {topic for topic in content if isinstance(topic, str)}

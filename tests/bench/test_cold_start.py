@@ -165,7 +165,8 @@ def test_a_broken_model_is_named(tmp_path: Path) -> None:
 # All that is needed is imported before: this Python may be for root alone.
 AS_STRANGER = (
     "import os, sys\n"
-    "import edge_agent.cli.bench_cold_start, edge_agent.bench.cold_start.command, encodings.idna\n"
+    "import edge_agent.cli.commands.bench_cold_start, edge_agent.bench.cold_start.command\n"
+    "import encodings.idna\n"
     "from edge_agent.cli.main import main\n"
     "if os.geteuid() == 0:\n"
     "    os.setgroups([]); os.setgid(12345); os.setuid(12345)\n"
@@ -287,7 +288,8 @@ def test_errors_keep_their_kind_across_processes() -> None:
 def test_the_timing_process_holds_no_large_library() -> None:
     """What is timed is not in memory because of who times: it imports no native library."""
     script = (
-        "import edge_agent.cli.main, edge_agent.cli.bench, edge_agent.cli.bench_cold_start\n"
+        "import edge_agent.cli.main, edge_agent.cli.commands.bench\n"
+        "import edge_agent.cli.commands.bench_cold_start\n"
         "import edge_agent.bench.cold_start.command, sys\n"
         "print(*({'numpy', 'cv2', 'onnxruntime', 'openvino', 'pydantic_core', 'rich'}"
         " & sys.modules.keys()))"
@@ -376,7 +378,7 @@ def test_the_script_finds_what_the_agent_finds(
     import cv2
 
     from edge_agent.core.types import Detections, Sample
-    from edge_agent.inference.engines.engine import EngineChoice
+    from edge_agent.inference.engines.protocol import EngineChoice
     from edge_agent.inference.model import open_model
     from edge_agent.models.manifest import load
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.cli.install import RETRY, UNIT, _Kept
-from edge_agent.cli.install_settings import SKELETON, check, take
-from edge_agent.cli.own_wheel import wheel_of
+from edge_agent.cli.commands.install import RETRY, UNIT, _Kept
+from edge_agent.cli.commands.install_settings import SKELETON, check, take
+from edge_agent.cli.commands.own_wheel import wheel_of
 from edge_agent.config.load import load
 from edge_agent.core.errors import UsageError
 from tests.helpers.support import CHECKOUT, call_cli

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...core.files import replace_file
 from ...core.names import is_name
+from ...core.state_file import StateFile
 from ...mqtt import payloads
 from .candidate import Candidate, Last, Outcome, Phase
 
@@ -36,8 +35,8 @@ class Reports:
         """
         self._say_push = say_push
         self.changed = on_change
-        self._file = state_dir / "deployments.json"
-        self._lasts: dict[str, dict[str, Any]] = _read(self._file)
+        self._file = StateFile(state_dir / "deployments.json", "outcomes of earlier pushes")
+        self._lasts: dict[str, dict[str, Any]] = self._file.read(_parse) or {}
 
     def last(self, name: str) -> Mapping[str, Any] | None:
         """Say how the last candidate of a model ended, as the model's topic has it."""
@@ -83,10 +82,7 @@ class Reports:
         """Remember how a version ended; where the disk is full, until the agent ends."""
         last = Last(version, outcome, payloads.iso(time.time_ns()), why, details or {})
         self._lasts[name] = last.payload()
-        try:
-            replace_file(self._file, json.dumps(self._lasts).encode())
-        except OSError as problem:
-            log.warning("%s: cannot be written: %s", self._file, problem.strerror)
+        self._file.save(self._lasts)
 
     def finish(
         self, candidate: Candidate, outcome: Outcome, why: str | None, **details: Any
@@ -99,12 +95,5 @@ class Reports:
         self.changed()
 
 
-def _read(path: Path) -> dict[str, dict[str, Any]]:
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): dict(last) for name, last in read.items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, AttributeError):
-        log.warning("%s: damaged; how earlier pushes ended is forgotten", path)
-        return {}
+def _parse(content: Any) -> dict[str, dict[str, Any]]:
+    return {str(name): dict(last) for name, last in content.items()}

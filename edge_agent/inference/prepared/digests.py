@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ModelError
-from ...core.files import belong_to, replace_file
+from ...core.files import belong_to
+from ...core.state_file import StateFile
 from ...models.store.store import NOTES
 from ..golden import GOLDEN
-from .artifact import FOLDER, Form
+from .artifact import FOLDER
 
 FILE = "digests.json"
 _PIECE = 1024 * 1024
@@ -36,8 +37,7 @@ def digests(state: Path, folder: Path) -> dict[str, str]:
         ModelError: a file of the model cannot be read.
 
     """
-    memo_path = state / FOLDER / FILE
-    memo = _memo(memo_path)
+    memo = _memo(state)
     files = list(_files(folder))
     fresh: dict[str, Any] = {}
     for path in files:
@@ -50,11 +50,11 @@ def digests(state: Path, folder: Path) -> dict[str, str]:
             raise ModelError(f"{path}: cannot be read: {problem.strerror}") from None
     if fresh:
         kept = {name: entry for name, entry in memo.items() if Path(name).is_file()}
-        _remember(memo_path, kept)
+        _remember(state, kept)
     return {str(path.relative_to(folder)): memo[str(path)][1] for path in files}
 
 
-def digest_of(state: Path, folder: Path) -> str:
+def model_digest(state: Path, folder: Path) -> str:
     """Give one digest of all that decides what a model computes; arguments as for `digests`.
 
     Raises:
@@ -65,14 +65,14 @@ def digest_of(state: Path, folder: Path) -> str:
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
-def rotten(state: Path, folder: Path, pace: Pace) -> Iterator[str]:
+def corrupted_files(state: Path, folder: Path, pace: Pace) -> Iterator[str]:
     """Read a model's files again; say which are not what they were, though nobody has written them.
 
     Raises:
         OSError: one cannot be read; also from *pace*.
 
     """
-    memo = _memo(state / FOLDER / FILE)
+    memo = _memo(state)
     for path in _files(folder):
         stamp, digest = memo.get(str(path), (None, None))
         # Between two stamps that are the same nobody has written to it.
@@ -80,17 +80,20 @@ def rotten(state: Path, folder: Path, pace: Pace) -> Iterator[str]:
             yield str(path)
 
 
-def rotten_form(form: Form, pace: Pace) -> str | None:
-    """Read a form's files again; name the first that is not what was written.
+def corrupted_file(checksums: Mapping[str, str], pace: Pace) -> str | None:
+    """Read a form's files again; return the path of the first that is not what was written.
+
+    Args:
+        checksums: SHA-256 of each when it was written, by path.
+        pace: see `Pace`.
 
     Raises:
         OSError: one cannot be read; also from *pace*.
 
     """
-    known: Mapping[str, str] = form.table.get("sha256", {})
-    for name, digest in known.items():
-        if sha256(Path(form.path(name)), pace) != digest:
-            return form.path(name)
+    for path, digest in checksums.items():
+        if sha256(Path(path), pace) != digest:
+            return path
     return None
 
 
@@ -132,21 +135,22 @@ def _stamp(path: Path) -> list[int]:
     return [known.st_size, known.st_mtime_ns, known.st_ctime_ns, known.st_ino]
 
 
-def _memo(path: Path) -> dict[str, Any]:
-    try:
-        read: Any = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}  # worth nothing but time
-    if not isinstance(read, dict):
-        return {}
+def _memo(state: Path) -> dict[str, Any]:
+    return StateFile(state / FOLDER / FILE).read(_parse) or {}
+
+
+def _parse(content: Any) -> dict[str, Any]:
     return {
-        name: entry for name, entry in read.items() if isinstance(entry, list) and len(entry) == 2
+        name: entry
+        for name, entry in content.items()
+        if isinstance(entry, list) and len(entry) == 2
     }
 
 
-def _remember(path: Path, memo: dict[str, Any]) -> None:
+def _remember(state: Path, memo: dict[str, Any]) -> None:
+    folder = state / FOLDER
     with suppress(OSError):  # it is only remembered
-        if not path.parent.is_dir():
-            path.parent.mkdir()
-            belong_to(path.parent, path.parent.parent)
-        replace_file(path, json.dumps(memo).encode())
+        if not folder.is_dir():
+            folder.mkdir()
+            belong_to(folder, state)
+        StateFile(folder / FILE).save(memo)

@@ -97,9 +97,11 @@ class _Walk:
             if self._parts > MAX_PARTS:
                 raise ModelError(f"{self._network}: more than {MAX_PARTS} parts")
             length = field.end - field.begin
-            if field.wire != LENGTH or not length:
+            if field.wire != LENGTH:
                 continue
             if field.number in inner:
+                if not length:
+                    continue
                 changed = self.message(field.begin, field.end, inner[field.number], depth + 1)
                 if len(changed) == length:
                     continue  # nothing was left out of it

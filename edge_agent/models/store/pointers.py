@@ -1,7 +1,9 @@
 """Which version of a model is live, which was before, which is on trial: one small file a model.
 
 The file is replaced as a whole, so a change of several pointers is one step. It is our own, yet a
-disk can damage it: what cannot be read counts as absent and is said, never guessed at.
+disk can damage it: what cannot be read counts as absent and is said, never guessed at. No
+`core.state_file`: damage is published with the model, not only logged, and no write may fail
+unnoticed.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from ...core.files import replace_file
-from ...inference.engines.engine import EngineChoice
+from ...core.state_file import StateFile
 from ...inference.engines.probe import installed
+from ...inference.engines.protocol import EngineChoice
 
 FILE = "understudies.json"
 
@@ -64,20 +64,16 @@ def turned(decision: Decision, engine: str) -> Decision | None:
 def recall(notes: Path, name: str) -> Decision | None:
     """Read what came of an understudy before; None where it is not known."""
     try:
-        return Decision(**json.loads((notes / FILE).read_bytes())[name])
-    except (OSError, ValueError, KeyError, TypeError):
+        return Decision(**_decisions(notes)[name])
+    except (KeyError, TypeError):
         return None  # not known, or damaged: it is found out again
 
 
 def remember(notes: Path, name: str, decision: Decision) -> None:
     """Keep a decision with a form; where that has gone meanwhile, it is not needed any more."""
-    try:
-        known = json.loads((notes / FILE).read_bytes())
-    except (OSError, ValueError):
-        known = {}
     if notes.is_dir():
-        entries = {**(known if isinstance(known, dict) else {}), name: asdict(decision)}
-        try:
-            replace_file(notes / FILE, json.dumps(entries, indent=1).encode())
-        except OSError:
-            return  # gone, or the disk is full: it is found out again at the next start
+        StateFile(notes / FILE).save({**_decisions(notes), name: asdict(decision)})
+
+
+def _decisions(notes: Path) -> dict[str, Any]:
+    return StateFile(notes / FILE).read(dict) or {}

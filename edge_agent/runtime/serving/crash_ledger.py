@@ -8,13 +8,13 @@ that goes well forgives what has not come to that yet.
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
+from typing import Any
 
 from ... import __version__
-from ...core.files import replace_file
 from ...core.flight_recorder import LastWords, short
+from ...core.state_file import StateFile
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ GOOD_SECONDS = 300.0
 """A run that has lasted so long is a good one."""
 
 
-class Crashes:
+class CrashLedger:
     """What each model has done on each engine."""
 
     def __init__(self, state: Path) -> None:
@@ -36,8 +36,8 @@ class Crashes:
             state: the state folder.
 
         """
-        self._path = state / FILE
-        self._known = _read(self._path)
+        self._file = StateFile(state / FILE, "crashes before this start")
+        self._known = self._file.read(_parse) or {}
 
     def add(self, last: LastWords) -> None:
         """Count how the last run ended against whatever it was doing."""
@@ -70,7 +70,7 @@ class Crashes:
             return None
         return (
             f"{why}, {times} times in a row; use another version or engine, "
-            f"or remove {self._path} and restart to try it again"
+            f"or remove {self._file.path} and restart to try it again"
         )
 
     def why(self) -> list[str]:
@@ -93,22 +93,11 @@ class Crashes:
 
     def _keep(self) -> None:
         counts = {what: [times, why] for what, (times, why) in self._known.items()}
-        body = {"schema": SCHEMA, "agent": __version__, "counts": counts}
-        try:
-            replace_file(self._path, json.dumps(body, indent=1).encode())
-        except OSError as problem:
-            log.warning("%s: cannot be written: %s", self._path, problem.strerror)
+        self._file.save({"schema": SCHEMA, "agent": __version__, "counts": counts})
 
 
-def _read(path: Path) -> dict[str, tuple[int, str]]:
+def _parse(content: Any) -> dict[str, tuple[int, str]]:
     """Read the counts; another version of this program has a clean slate."""
-    try:
-        body = json.loads(path.read_bytes())
-        if body["schema"] != SCHEMA or body["agent"] != __version__:
-            return {}
-        return {str(what): (int(times), str(why)) for what, (times, why) in body["counts"].items()}
-    except FileNotFoundError:
+    if content["schema"] != SCHEMA or content["agent"] != __version__:
         return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        log.warning("%s: damaged; crashes before this start are forgotten", path)
-        return {}
+    return {str(what): (int(times), str(why)) for what, (times, why) in content["counts"].items()}

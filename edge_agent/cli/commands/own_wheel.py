@@ -9,7 +9,7 @@ import zipfile
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-from ..core.errors import AgentError
+from ...core.errors import AgentError
 
 _SKIPPED = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
 
@@ -24,7 +24,7 @@ def own_source(folder: Path) -> Path:
         AgentError: we are neither in a checkout nor installed.
 
     """
-    checkout = Path(__file__).resolve().parents[2]
+    checkout = Path(__file__).resolve().parents[3]
     if (checkout / "pyproject.toml").is_file():
         return checkout
     try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..core.bundled import bundled
-from ..core.errors import UsageError
-from .main import Options
+from ...core.bundled import bundled
+from ...core.errors import UsageError
+from ..options import Options
 
 
 def clip_of(options: Options) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -12,14 +13,14 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
-from ..config.load import PREFIX
-from ..config.settings import Broker
-from ..core.bundled import bundled
-from ..core.errors import AgentError, BrokerError, UsageError
-from ..mqtt.loopback import Loopback, broker
-from ..mqtt.one_shot import OneShotClient
-from .live import LiveView
-from .main import Options
+from ...config.load import PREFIX
+from ...config.settings import Broker
+from ...core.bundled import bundled
+from ...core.errors import AgentError, BrokerError, UsageError
+from ...mqtt.loopback import Loopback, broker
+from ...mqtt.one_shot import OneShotClient
+from ..live import LiveView
+from ..options import Options, positive
 
 DEVICE = "demo"
 PIPELINES = {
@@ -27,6 +28,15 @@ PIPELINES = {
     "bearing": ("csv", "bearing.csv", "loop=1&rate={rate}", "bearing-vibration"),
 }
 START_SECONDS = 60.0
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "--seconds", type=positive, metavar="N", help="end by itself; default: at Ctrl-C"
+    )
+    parser.add_argument("--pipeline", metavar="NAME", help="only this one of the demo's pipelines")
+    parser.add_argument("--json", action="store_true", help="results as JSON, one a line")
 
 
 def main(options: Options) -> int:
@@ -70,7 +80,7 @@ def _settings(folder: Path, loopback: Loopback, names: list[str]) -> str:
 
 
 def _rate(model: str) -> float:
-    from ..models.manifest import load
+    from ...models.manifest import load
 
     return load(bundled("models") / model).manifest.input.rate_hz or 1000.0
 

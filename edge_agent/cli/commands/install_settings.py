@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..core.errors import UsageError
+from ...core.errors import UsageError
 
 SKELETON = """\
 # edge-agent: see docs/settings.md for every key.

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import argparse
 from datetime import UTC, datetime, time
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import ModelError, UsageError
-from ..models.importing import bring
-from ..models.packages.keys import load_private
-from ..models.packages.package import check_target_form
-from ..models.packages.packing import pack
-from .main import Options
+from ...core.errors import ModelError, UsageError
+from ...models.importing import bring
+from ...models.packages.keys import load_private
+from ...models.packages.package import check_target_form
+from ...models.packages.packing import pack
+from ..options import Options
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("path", metavar="PATH", help="model folder, .onnx or .xml")
+    parser.add_argument("-o", dest="output", required=True, metavar="FILE.tar")
+    parser.add_argument("--key", metavar="FILE", help="private key to sign with, from keygen")
+    parser.add_argument("--expires", metavar="DATE", help="no device takes it after this day")
+    parser.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        metavar="T",
+        help="device:ID, profile:NAME or @group; may be given several times; default: any device",
+    )
 
 
 def main(options: Options) -> int:

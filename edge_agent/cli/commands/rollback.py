@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 import uuid
 
-from ..core.errors import AgentError, UsageError
-from ..core.names import NAME_RULE, is_name
-from ..mqtt import payloads
-from ..mqtt.one_shot import OneShotClient
-from .main import Options, broker_settings
+from ...core.errors import AgentError, UsageError
+from ...core.names import NAME_RULE, is_name
+from ...mqtt import payloads
+from ...mqtt.one_shot import OneShotClient
+from ..options import Options, add_broker, broker_settings, positive
+from ..terminal import printable
 from .push import World
-from .terminal import printable
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("name", metavar="NAME", help="of the model")
+    parser.add_argument("--device", required=True, metavar="ID")
+    parser.add_argument("--timeout", type=positive, default=60.0, metavar="S", help="default 60")
+    add_broker(parser)
 
 
 def main(options: Options) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,23 +12,42 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..config.load import load as load_settings
-from ..config.settings import Broker
-from ..core.errors import AgentError, EngineError, SampleError, SourceError, UsageError
-from ..core.types import Array, Outcome, Sample
-from ..inference.model import Model, open_model
-from ..models.importing import BARE, Brought, bring
-from ..models.manifest import load as load_manifest
-from ..mqtt import payloads
-from ..sources.spec import SourceSpec, guess_source, parse_source
-from .live import LiveView
-from .main import Options
-from .samples import Samples
+from ...config.load import load as load_settings
+from ...config.settings import Broker
+from ...core.errors import AgentError, EngineError, SampleError, SourceError, UsageError
+from ...core.types import Array, Outcome, Sample
+from ...inference.model import Model, open_model
+from ...models.importing import BARE, Brought, bring
+from ...models.manifest import load as load_manifest
+from ...mqtt import payloads
+from ...sources.spec import SourceSpec, guess_source, parse_source
+from ..live import LiveView
+from ..options import Options, positive
+from ..samples import Samples
 
 PICTURE = Path("try.jpg")
 PART = Path(".try.jpg.part")
 PICTURE_SECONDS = 0.5
 BENCH_SECONDS = 1.0
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="camera URL, /dev/video0, clip, folder of pictures, recording",
+    )
+    parser.add_argument("model", metavar="MODEL", help="model folder, .onnx or .xml")
+    parser.add_argument(
+        "--seconds",
+        type=positive,
+        metavar="N",
+        help="end by itself; default: at the source's end or Ctrl-C",
+    )
+    parser.add_argument(
+        "--save", metavar="DIR", help="write the model folder and settings for `run`"
+    )
 
 
 def main(options: Options) -> int:
@@ -128,10 +148,10 @@ def _compare_engines(brought: Brought, spec: SourceSpec, sample: Sample, seconds
 
 
 def _choices(brought: Brought) -> list[Any]:
-    from ..config.device_profile import choose, default_dirs, lineup, load_profiles
-    from ..device.hardware import read_facts
-    from ..inference.engines.probe import probe
-    from ..inference.model import engine_order
+    from ...config.device_profile import choose, default_dirs, lineup, load_profiles
+    from ...device.hardware import read_facts
+    from ...inference.engines.probe import probe
+    from ...inference.model import engine_order
 
     facts = read_facts()
     match = choose(load_profiles(default_dirs()), facts)
@@ -227,7 +247,7 @@ class _Picture:
 
     def finish(self) -> None:
         """Draw the latest."""
-        from ..runtime.pipelines.draw import annotate, jpeg
+        from ...runtime.pipelines.draw import annotate, jpeg
 
         if self.trouble or self._last is None:
             return

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
-from ..models.packages.keys import generate_key
-from .main import Options
+from ...models.packages.keys import generate_key
+from ..options import Options
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("file", metavar="FILE")
 
 
 def main(options: Options) -> int:

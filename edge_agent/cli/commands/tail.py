@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 
-from ..core.errors import UsageError
-from ..core.names import NAME_RULE, is_name
-from ..mqtt.one_shot import OneShotClient, body_of
-from .main import Options, broker_settings
-from .terminal import message_line, printable, printable_json
+from ...core.errors import UsageError
+from ...core.names import NAME_RULE, is_name
+from ...mqtt.one_shot import OneShotClient
+from ...mqtt.payloads import parse_object
+from ..options import Options, add_broker, broker_settings, positive_int
+from ..terminal import message_line, printable, printable_json
 
 TOPICS = {
     "result": ("result/+",),
@@ -28,6 +30,22 @@ TOPICS = {
         "reply/+",
     ),
 }
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--device", metavar="ID", help="only this device")
+    parser.add_argument(
+        "--kind",
+        choices=("result", "event", "health", "status", "model", "all"),
+        default="result",
+        help="default: result",
+    )
+    parser.add_argument("--json", action="store_true", help="payloads as they are, one a line")
+    parser.add_argument(
+        "-n", type=positive_int, dest="count", metavar="N", help="end after N messages"
+    )
+    add_broker(parser)
 
 
 def main(options: Options) -> int:
@@ -57,7 +75,7 @@ def _follow(client: OneShotClient, root: str, options: Options) -> None:
 
 
 def _line(topic: str, root: str, data: bytes, *, as_json: bool) -> str:
-    payload = body_of(data)
+    payload = parse_object(data)
     if payload is None:
         text = data.decode("utf-8", "backslashreplace")
         if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -10,9 +11,9 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from ..core.errors import AgentError, ModelError, SampleError, UsageError
-from ..models.manifest import MANIFEST, threshold_trouble
-from .main import Options, load_settings
+from ...core.errors import AgentError, ModelError, SampleError, UsageError
+from ...models.manifest import MANIFEST, threshold_trouble
+from ..options import Options, add_config, load_settings
 
 
 class _Report:
@@ -38,14 +39,19 @@ class _Report:
         return True
 
 
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    add_config(parser)
+
+
 def main(options: Options) -> int:
     """Check all; 0 if all is fit, 1 if something is not, 2 if the settings are wrong."""
     settings = load_settings(options, needed=True)
-    from ..config.device_profile import default_dirs, strays
-    from ..config.load import find_file
-    from ..runtime.serving.loader import Engines, library_of, match_profile, open_store
-    from ..runtime.serving.tuning_results import Tuning
-    from ..sources.hw_decode import HARDWARE
+    from ...config.device_profile import default_dirs, strays
+    from ...config.load import find_file
+    from ...runtime.serving.loader import ModelLoader, library_of, match_profile, open_store
+    from ...runtime.serving.tuning_results import TuningResults
+    from ...sources.hw_decode import HARDWARE
     from .profile import tuned
 
     report = _Report()
@@ -59,19 +65,19 @@ def main(options: Options) -> int:
     report.line("ok", "profile", f"{match.name} ({match.reason}) on {facts}")
     for line in strays(default_dirs()):
         report.line("note", "profile", line)
-    engines = Engines(match.profile, facts, settings.engine)
-    for choice, why in engines.lineup.absent:
+    loader = ModelLoader(match.profile, facts, settings.engine)
+    for choice, why in loader.lineup.absent:
         report.line("note", "engine", f"{choice.engine}:{choice.device} is passed over: {why}")
-    for line in engines.lineup.notes:
+    for line in loader.lineup.notes:
         report.line("note", "profile", line)
-    for choice in engines.lineup.choices:
+    for choice in loader.lineup.choices:
         report.line("ok", "engine", f"{choice.engine}:{choice.device}")
     store = open_store(settings)
     report.line("ok", "state_dir", f"{settings.state}, writable")
-    tuning = Tuning(settings.state, match.profile, facts)
-    for line in tuned(tuning, engines.lineup.choices):
+    tuning = TuningResults(settings.state, match.profile, facts)
+    for line in tuned(tuning, loader.lineup.choices):
         report.line("note" if tuning.problem else "ok", "tune", line)
-    engines.tuning = tuning
+    loader.tuning = tuning
     for why in _device(settings):
         subject, _, text = why.partition(": ")
         report.line("note", subject, text)
@@ -83,7 +89,7 @@ def main(options: Options) -> int:
     for name in settings.models_dirs:
         report.tried("models_dirs", partial(_models_dir, Path(name)))
     for pipeline in settings.pipelines:
-        _pipeline(report, settings, pipeline, library, engines)
+        _pipeline(report, settings, pipeline, library, loader)
     if not settings.pipelines:
         text = f"{file} names none; the agent runs, but has nothing to do"
         report.line("note", "pipelines", text)
@@ -91,15 +97,15 @@ def main(options: Options) -> int:
     return 1 if report.failed else 0
 
 
-def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, engines: Any) -> None:
+def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, loader: Any) -> None:
     """Check the source of one pipeline and each of its models."""
-    from ..config.device_profile import unlisted
-    from ..config.lint import doubts
-    from ..config.settings import parse_route
-    from ..inference.golden import compare_golden
-    from ..inference.model import outside
-    from ..sources.source import open_source
-    from ..sources.spec import parse_source
+    from ...config.device_profile import unlisted
+    from ...config.lint import doubts
+    from ...config.settings import parse_route
+    from ...inference.golden import compare_golden
+    from ...inference.model import outside
+    from ...sources.source import open_source
+    from ...sources.spec import parse_source
 
     subject = f"pipeline {pipeline.name}"
     spec = parse_source(pipeline.source, settings.base)
@@ -129,7 +135,7 @@ def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, engin
 
         def model(arm: Any = arm, kind: Any = kind, threshold: float | None = threshold) -> str:
             folder = folders[arm.reference] = library.find(arm.name, arm.version)
-            loaded, passed = engines.open(folder, kind)
+            loaded, passed = loader.load(folder, kind)
             try:
                 agreement = compare_golden(loaded)
             finally:
@@ -140,7 +146,7 @@ def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, engin
             if agreement is not None and not agreement.passed:
                 raise ModelError(f"{loaded.id}: golden: {agreement.why}")
             golden = "" if agreement is None else f", golden: {agreement.why}"
-            other = unlisted(engines.profile, loaded.choice.engine, settings.engine)
+            other = unlisted(loader.profile, loaded.choice.engine, settings.engine)
             passed = passed if other is None else [*passed, other]
             over = f" (passed over {'; '.join(passed)})" if passed else ""
             return f"{loaded.id} runs on {loaded.engine.label}{golden}{over}"
@@ -161,7 +167,7 @@ def _models_dir(folder: Path) -> str:
 
 
 def _broker(settings: Any) -> str:
-    from ..mqtt.connection import Hooks, connect
+    from ...mqtt.connection import Hooks, connect
 
     connection = connect(settings.broker, f"edge-agent-check-{settings.device_id}", hooks=Hooks())
     version = "5" if connection.protocol == 5 else "3.1.1"
@@ -172,15 +178,15 @@ def _broker(settings: Any) -> str:
 
 def _device(settings: Any) -> list[str]:
     """Say what of the machine itself is not as it should be, in the words of health."""
-    from ..device.pressure import disk_why, memory_why
-    from ..device.thermal import Thermometer
+    from ...device.pressure import disk_why, memory_why
+    from ...device.thermal import Thermometer
 
     return [*Thermometer().read().why(), *memory_why(), *disk_why(settings.state)]
 
 
 def _trust(report: _Report, trust: Any) -> None:
     """Say whose models are accepted."""
-    from ..models.packages.keys import TrustedKeys
+    from ...models.packages.keys import TrustedKeys
 
     ring = TrustedKeys([Path(name) for name in trust.keys]).read()
     for problem in ring.problems:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from typing import TYPE_CHECKING
 
-from ..config.locations import config_file
-from ..daemon.fast_start.fingerprint import digest
-from .main import Options, load_settings
+from ...config.locations import config_file
+from ...daemon.fast_start.fingerprint import digest
+from ..options import Options, add_config, load_settings
 
 if TYPE_CHECKING:
-    from ..config.settings import Settings
+    from ...config.settings import Settings
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    add_config(parser)
 
 
 def main(options: Options) -> int:
@@ -22,7 +28,7 @@ def main(options: Options) -> int:
     settings = load_settings(options, needed=True)
     options.clock.take("settings", time.monotonic() - start)
     start = time.monotonic()
-    from ..daemon.agent import run
+    from ...daemon.agent import run
 
     options.clock.take("imports", time.monotonic() - start)
 

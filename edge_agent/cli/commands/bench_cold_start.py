@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from typing import TYPE_CHECKING
 
+from ..options import Options, add_config, positive, positive_int
 from .bench_paths import clip_and_picture
-from .main import Options
 
 if TYPE_CHECKING:
-    from ..bench.cold_start.figures import Cold, Report
+    from ...bench.cold_start.figures import Cold, Report
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="model folder, model of the agent's (NAME or NAME@VERSION), or one of random weights: "
+        "resnet50-fp32, resnet50-int8, vit-b16-fp32, vit-b16-int8",
+    )
+    parser.add_argument(
+        "--disk-mbps",
+        type=positive,
+        metavar="N",
+        help="read from the disk at this rate, MB a second; the model is not in memory; needs root",
+    )
+    memory = parser.add_mutually_exclusive_group()
+    memory.add_argument(
+        "--no-page-cache",
+        action="store_true",
+        help="nothing is in memory, as after a power cut; needs root",
+    )
+    memory.add_argument("--no-model-cache", action="store_true", help="the model is not in memory")
+    parser.add_argument("--runs", type=positive_int, default=7, metavar="N", help="default 7")
+    parser.add_argument("--source", metavar="CLIP", help="default: the bundled clip")
+    parser.add_argument("--picture", metavar="FILE.png", help="draw where the time goes")
+    parser.add_argument("--json", action="store_true", help="figures as JSON")
+    add_config(parser)
 
 
 def main(options: Options) -> int:
     """Measure and print."""
-    from ..bench.cold_start.command import measure
-    from ..bench.cold_start.figures import Setup
+    from ...bench.cold_start.command import measure
+    from ...bench.cold_start.figures import Setup
 
     clip, picture = clip_and_picture(options)
     cold: Cold = "nothing"
@@ -32,7 +62,7 @@ def main(options: Options) -> int:
         options.config,
     )
     if picture is not None:
-        from ..bench.cold_start.bars import draw
+        from ...bench.cold_start.bars import draw
 
         draw(reports, picture)
         print(f"{picture}: written", file=sys.stderr)
@@ -48,7 +78,7 @@ def _print(report: Report) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..bench.cold_start.starts import AGENT, MEANING, NONE, ORT, VARIANTS
+    from ...bench.cold_start.starts import AGENT, MEANING, NONE, ORT, VARIANTS
 
     table = Table(title=report.title)
     for heading in ("variant", "ms to first result", "load cost ms", "of ort's"):

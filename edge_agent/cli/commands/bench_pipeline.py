@@ -2,39 +2,81 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import AgentError, UsageError
+from ...core.errors import AgentError, UsageError
+from ..options import Options, add_config, load_settings, not_negative, positive, positive_int
 from .bench_paths import clip_and_picture
-from .main import Options, load_settings
 
 if TYPE_CHECKING:
-    from ..bench.pipeline.figures import Report
-    from ..core.types import Kind
-    from ..models.manifest import ModelFolder
-    from ..runtime.serving.tuning_results import Way
+    from ...bench.pipeline.figures import Report
+    from ...core.types import Kind
+    from ...models.manifest import ModelFolder
+    from ...runtime.serving.tuning_results import Way
 
 MOST_PIPELINES = 256
 
 
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="as for `bench cold-start`")
+    parser.add_argument("--source", metavar="CLIP", help="default: the bundled clip")
+    parser.add_argument(
+        "--runs", type=positive_int, default=5, metavar="N", help="rounds; default 5"
+    )
+    parser.add_argument(
+        "--seconds", type=positive, default=4.0, metavar="S", help="of each turn; default 4"
+    )
+    parser.add_argument(
+        "--pipelines",
+        default="1,2,4,8,16",
+        metavar="N,N…",
+        help="for the scaling table; default 1,2,4,8,16; empty: none",
+    )
+    parser.add_argument(
+        "--rate",
+        type=not_negative,
+        default=5.0,
+        metavar="R",
+        help="results a second of each stream that is to be carried; default 5; 0: not measured",
+    )
+    parser.add_argument(
+        "--p99-ms",
+        type=positive,
+        default=100.0,
+        metavar="MS",
+        help="what the 99th percentile of their age may come to; default 100",
+    )
+    parser.add_argument(
+        "--tune",
+        action="store_true",
+        help="only find out which engine, threads, lanes and batch suit each model on this device, "
+        "and have the agent use them",
+    )
+    parser.add_argument("--picture", metavar="FILE.png", help="draw the figures")
+    parser.add_argument("--json", action="store_true", help="figures as JSON")
+    add_config(parser)
+
+
 def main(options: Options) -> int:
     """Measure and print; with `--tune` only tune."""
-    from ..bench.common.models import find_models
+    from ...bench.common.models import find_models
 
     models = find_models(options.models, options.config, _say)
     if options.tune:
         return _tune(models, options)
-    from ..bench.common.child import call
+    from ...bench.common.child import call
 
     clip, picture = clip_and_picture(options)
     # Apart: what opens a clip leaves words for FFmpeg in the environment, which scripts inherit.
-    call("steps", "need_playable", clip=str(clip))
-    from ..bench.pipeline.command import measure
-    from ..bench.pipeline.figures import Setup
+    call("edge_agent.bench.pipeline.steps", "need_playable", clip=str(clip))
+    from ...bench.pipeline.command import measure
+    from ...bench.pipeline.figures import Setup
 
     setup = Setup(
         clip=clip.resolve(),
@@ -46,7 +88,7 @@ def main(options: Options) -> int:
     )
     reports = measure(models, setup, _say)
     if picture is not None:
-        from ..bench.pipeline.bars import draw
+        from ...bench.pipeline.bars import draw
 
         draw(reports, picture)
         _say(f"{picture}: written")
@@ -60,34 +102,34 @@ def main(options: Options) -> int:
 
 def _tune(models: list[Path], options: Options) -> int:
     """Tune each model for the agent whose settings these are."""
-    from ..models.manifest import load
-    from ..runtime.serving.loader import Engines, match_profile, open_store
-    from ..runtime.upkeep.tuner import tune_model
+    from ...models.manifest import load
+    from ...runtime.serving.loader import ModelLoader, match_profile, open_store
+    from ...runtime.upkeep.tuner import tune_model
 
     settings = load_settings(options)
     match, facts = match_profile(settings)
-    engines = Engines(match.profile, facts, settings.engine, open_store(settings))
-    usual = engines.lanes
+    loader = ModelLoader(match.profile, facts, settings.engine, open_store(settings))
+    usual = loader.lanes
     _say(f"tunes are kept in {settings.state}; the agent uses them from its next start on")
     measured: list[tuple[ModelFolder, list[Way]]] = []
     for model in models:
         folder = load(model)
-        if engines.exceeds_budget(folder):
+        if loader.exceeds_budget(folder):
             raise UsageError(
                 f"{model}: is larger than memory_budget_mb, and is run in one way only"
             )
         kind: Kind = "signal" if folder.manifest.input.is_signal else "picture"
         _say(f"{folder.manifest.id}: is being measured")
         try:
-            measured.append((folder, tune_model(engines, folder, kind)))
+            measured.append((folder, tune_model(loader, folder, kind)))
         except OSError as problem:
             raise AgentError(f"{settings.state}: cannot be written: {problem.strerror}") from None
-    tuning = engines.tuning
-    assert tuning is not None  # noqa: S101 - the engines have a store
+    tuning = loader.tuning
+    assert tuning is not None  # noqa: S101 - the loader has a store
     # Known only now: lanes are those that suit all models.
     lanes = tuning.lanes(usual)
     for folder, ways in measured:
-        best = tuning.best(folder.path, lanes, engines.lineup.choices)
+        best = tuning.best(folder.path, lanes, loader.lineup.choices)
         if options.json:
             figures = {
                 "model": folder.manifest.id,
@@ -116,7 +158,7 @@ def _pipelines(text: str) -> tuple[int, ...]:
 def _print(report: Report) -> None:
     from rich.console import Console
 
-    from ..bench.pipeline.figures import MEANING
+    from ...bench.pipeline.figures import MEANING
 
     figures = report.json()
     console = Console()
@@ -140,7 +182,7 @@ def _print(report: Report) -> None:
     if report.scaling:
         console.print(_scaling(report, figures))
     if report.idle is not None:
-        from ..bench.pipeline.streams import idle_seconds
+        from ...bench.pipeline.streams import idle_seconds
 
         print(
             f"an idle pipeline costs {report.idle.cpu_percent:.3f} % of a core and "

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from ..core.errors import AgentError, UsageError
-from ..core.names import NAME_RULE, is_name
-from ..mqtt.one_shot import OneShotClient
-from .main import Options, broker_settings
+import argparse
+
+from ...core.errors import AgentError, UsageError
+from ...core.names import NAME_RULE, is_name
+from ...mqtt.one_shot import OneShotClient
+from ..options import Options, add_broker, broker_settings
+from ..terminal import printable
 from .push import World
-from .terminal import printable
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--device", metavar="ID", help="only this device")
+    parser.add_argument("--forget", metavar="ID", help="clear what a scrapped box left retained")
+    add_broker(parser)
 
 
 def main(options: Options) -> int:
@@ -64,6 +73,6 @@ def _forget(client: OneShotClient, world: World, device: str) -> int:
     topics = sorted(world.topics.get(device, ()))
     if not topics:
         raise AgentError(f"device {device} is unknown: nothing is retained of it")
-    client.settle([client.publish(topic, b"", retain=True) for topic in topics])
+    client.wait_published([client.publish(topic, b"", retain=True) for topic in topics])
     print(f"{device}: {len(topics)} retained topics cleared")
     return 0

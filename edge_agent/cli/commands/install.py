@@ -7,6 +7,7 @@ what was changed is put back, and the version before runs again.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -16,11 +17,11 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from .. import __version__
-from ..core.bundled import bundled
-from ..core.errors import AgentError, UsageError
+from ... import __version__
+from ...core.bundled import bundled
+from ...core.errors import AgentError, UsageError
+from ..options import Options, add_config
 from .install_settings import SKELETON, check, take
-from .main import Options
 from .own_wheel import own_source
 
 UNIT = "edge-agent.service"
@@ -39,15 +40,28 @@ STEADY_SECONDS = 8.0
 """A version that was ready and dies so soon is not one to leave alone with."""
 
 
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    add_config(parser)
+
+
 def main(options: Options) -> int:
-    """Install or uninstall."""
-    if os.geteuid() != 0:
-        raise UsageError(f"{options.command} changes the system: run it with sudo")
-    if shutil.which("systemctl") is None or not Path("/run/systemd/system").is_dir():
-        raise UsageError(f"{options.command} needs systemd, which does not run here")
-    if options.command == "uninstall":
-        return _uninstall()
+    """Install the service, or upgrade it to this version."""
+    check_system("install")
     return _install(Path(options.config) if options.config else None)
+
+
+def check_system(command: str) -> None:
+    """Check that services can be changed here.
+
+    Raises:
+        UsageError: this is not root, or systemd does not run.
+
+    """
+    if os.geteuid() != 0:
+        raise UsageError(f"{command} changes the system: run it with sudo")
+    if shutil.which("systemctl") is None or not Path("/run/systemd/system").is_dir():
+        raise UsageError(f"{command} needs systemd, which does not run here")
 
 
 def _install(config: Path | None) -> int:
@@ -220,8 +234,8 @@ def _remove_service() -> None:
     subprocess.run(["systemctl", "reset-failed", UNIT], check=False, capture_output=True)
 
 
-def _uninstall() -> int:
-    """Remove all but what took work to make: settings, keys, models."""
+def uninstall() -> int:
+    """Remove all but what took work to make: settings, keys, models; return the exit status."""
     _remove_service()
     for place in _environments():
         shutil.rmtree(place, ignore_errors=True)

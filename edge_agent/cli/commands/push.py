@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Iterator
@@ -9,22 +10,35 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ..core.errors import AgentError, BrokerError, UsageError
-from ..core.names import NAME_RULE, is_name, version_key
-from ..delivery.sender import Progress, Sender
-from ..models.importing import BARE, bring, unpacked
-from ..models.packages.keys import load_private
-from ..models.packages.packing import Package, make, open_package
-from ..mqtt.one_shot import OneShotClient, body_of
-from .main import Options, broker_settings
-from .terminal import printable
+from ...core.errors import AgentError, BrokerError, UsageError
+from ...core.names import NAME_RULE, is_name, version_key
+from ...delivery.sender import Progress, Sender
+from ...models.importing import BARE, bring, unpacked
+from ...models.packages.keys import load_private
+from ...models.packages.packing import Package, make, open_package
+from ...mqtt.one_shot import OneShotClient
+from ...mqtt.payloads import parse_object
+from ..options import Options, add_broker, broker_settings, positive
+from ..terminal import printable
 
 if TYPE_CHECKING:
-    from ..models.packages.keys import PrivateKey
+    from ...models.packages.keys import PrivateKey
 
 RECONNECT_SECONDS = 0.5
 LOOK_SECONDS = 1.5
 """How long retained topics may take to arrive."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("path", metavar="PATH", help="model folder, packed .tar, .onnx or .xml")
+    parser.add_argument("--device", required=True, metavar="ID|@GROUP")
+    parser.add_argument("--key", metavar="FILE", help="private key to sign with, from keygen")
+    parser.add_argument("--wait", action="store_true", help="wait for a device that is offline")
+    parser.add_argument(
+        "--timeout", type=positive, default=60.0, metavar="S", help="without progress; default 60"
+    )
+    add_broker(parser)
 
 
 def main(options: Options) -> int:
@@ -94,7 +108,7 @@ class World:
         if not payload:
             return
         self.topics.setdefault(device, set()).add(topic)
-        if (says := body_of(payload)) is None:
+        if (says := parse_object(payload)) is None:
             return
         match levels:
             case ["status"]:

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import ModelError, UsageError
-from ..core.names import is_name, safe_name, version_key
-from .main import Options, load_settings
+from ...core.errors import ModelError, UsageError
+from ...core.names import is_name, safe_name, version_key
+from ..options import Options, add_config, load_settings
 
 if TYPE_CHECKING:
-    from ..inference.model import Model
-    from ..models.manifest import ModelFolder
-    from ..models.store.catalog import Library
-    from ..models.store.store import Store
-    from ..runtime.serving.loader import Engines
+    from ...inference.model import Model
+    from ...models.manifest import ModelFolder
+    from ...models.store.catalog import Library
+    from ...models.store.store import Store
+    from ...runtime.serving.loader import ModelLoader
 
 AGENT_SECONDS = 60.0
 """How long a running agent may go without a word on its trial."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("path", metavar="PATH", help="model folder, packed .tar, .onnx or .xml")
+    parser.add_argument("--name", metavar="N", help="instead of the model's own")
+    parser.add_argument(
+        "--version",
+        metavar="V",
+        dest="model_version",
+        help="instead of the model's own, or the next",
+    )
+    parser.add_argument(
+        "--allow-older", action="store_true", help="also a version below the highest ever accepted"
+    )
+    add_config(parser)
 
 
 def main(options: Options) -> int:
@@ -26,13 +43,13 @@ def main(options: Options) -> int:
     if not options.path or not path.exists():
         raise UsageError(f"PATH: {options.path!r}: no such file or folder")
     settings = load_settings(options)
-    from ..models.store.install import install_folder
-    from ..runtime.serving.loader import Engines, library_of, match_profile, open_store
+    from ...models.store.install import install_folder
+    from ...runtime.serving.loader import ModelLoader, library_of, match_profile, open_store
 
     store = open_store(settings)
     library = library_of(settings, store)
     match, facts = match_profile(settings)
-    engines = Engines(match.profile, facts, settings.engine)
+    loader = ModelLoader(match.profile, facts, settings.engine)
     with _brought(path, options, store, library) as brought:
         for assumption in brought.assumptions:
             print(f"assumed  {assumption}")
@@ -40,7 +57,7 @@ def main(options: Options) -> int:
         name, version = folder.manifest.name, folder.manifest.version
         if not options.allow_older:
             _refuse_older(store, name, version)
-        _try_out(engines, folder)
+        _try_out(loader, folder)
         install_folder(store, folder)
     if not store.has_agent():
         print(f"{name}@{version} is installed; the agent tries it at its next start")
@@ -52,7 +69,7 @@ def main(options: Options) -> int:
 
 def _brought(path: Path, options: Options, store: Store, library: Library) -> Any:
     """Make a folder of what the user names: a context."""
-    from ..models.importing import BARE, bring
+    from ...models.importing import BARE, bring
 
     name, version = options.name, options.model_version
     if path.suffix in BARE and version is None and (name is None or is_name(name)):
@@ -67,9 +84,9 @@ def _refuse_older(store: Store, name: str, version: str) -> None:
         raise ModelError(f"{problem}; --allow-older installs it all the same") from None
 
 
-def _try_out(engines: Engines, folder: ModelFolder) -> None:
+def _try_out(loader: ModelLoader, folder: ModelFolder) -> None:
     """See that the model runs on this device and gives what it gave where it was made."""
-    model, passed = engines.open(folder, "signal" if folder.manifest.input.is_signal else "picture")
+    model, passed = loader.load(folder, "signal" if folder.manifest.input.is_signal else "picture")
     try:
         for reason in passed:
             print(f"passed over: {reason}")
@@ -81,7 +98,7 @@ def _try_out(engines: Engines, folder: ModelFolder) -> None:
 
 def _hand_over(store: Store, name: str, version: str) -> None:
     """Let the agent that runs on this store try the model as if it had been pushed."""
-    from ..delivery.local_requests import Added
+    from ...delivery.local_requests import Added
 
     added = Added(store)
     request = added.ask(name, version)
@@ -104,7 +121,7 @@ def _next_version(store: Store, library: Library, name: str) -> str:
 
 
 def _golden(model: Model) -> None:
-    from ..inference.golden import compare_golden
+    from ...inference.golden import compare_golden
 
     agreement = compare_golden(model)
     if agreement is None:

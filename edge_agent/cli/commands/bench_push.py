@@ -1,30 +1,52 @@
-"""`edge-agent bench`: measures this device, beside what a plain script gets."""
+"""`edge-agent bench push`: its options, and its figures as tables or JSON."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
 
-from .main import Options
+from ..options import Options, positive_int
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="as for `bench cold-start`, or .onnx or .xml; default: random weights of 4 and 100 MB",
+    )
+    parser.add_argument(
+        "--mb",
+        type=positive_int,
+        action="append",
+        metavar="SIZE",
+        help="random weights of this size instead; may be given several times",
+    )
+    parser.add_argument(
+        "--runs", type=positive_int, default=5, metavar="N", help="pairs; default 5"
+    )
+    parser.add_argument(
+        "--protocol", choices=("5", "4"), default="5", help="MQTT 5, or 4 for 3.1.1; default 5"
+    )
+    parser.add_argument(
+        "--max-packet",
+        type=positive_int,
+        metavar="BYTES",
+        help="the broker's max_packet_size; default: its own",
+    )
+    parser.add_argument(
+        "--source", metavar="CLIP", help="plays meanwhile; default: the bundled clip"
+    )
+    parser.add_argument("--json", action="store_true", help="figures as JSON")
 
 
 def main(options: Options) -> int:
-    """Measure and print, as a table or as JSON."""
-    if options.bench == "cold-start":
-        from .bench_cold_start import main as cold_start
-
-        return cold_start(options)
-    if options.bench == "pipeline":
-        from .bench_pipeline import main as pipeline
-
-        return pipeline(options)
-    return _push(options)
-
-
-def _push(options: Options) -> int:
-    from ..bench.common.generated import find_model
-    from ..bench.push.command import Setup, measure
+    """Measure and print, as tables or as JSON."""
+    from ...bench.common.generated import find_model
+    from ...bench.push.command import Setup, measure
     from .bench_paths import clip_of
 
     models = [

@@ -1,0 +1,26 @@
+"""`edge-agent bench`: measures this device, beside what a plain script gets."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..main import Command, add_commands
+
+KINDS = (
+    Command("pipeline", "frames a second, streams, cost of each step", "bench_pipeline"),
+    Command(
+        "push",
+        "a push beside the raw rate of the same broker, and what frames notice of it",
+        "bench_push",
+    ),
+    Command(
+        "cold-start",
+        "from the start of a process to its first result, beside plain scripts",
+        "bench_cold_start",
+    ),
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what can be measured, each a module of its own."""
+    add_commands(parser, KINDS, "bench", "WHAT")

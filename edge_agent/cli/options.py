@@ -1,0 +1,94 @@
+"""What several commands share: kinds of arguments, and the settings that a command reads."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ..core.errors import UsageError
+
+Options = argparse.Namespace
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Add `--config`."""
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="settings; default /etc/edge-agent/config.toml, else ./edge-agent.toml",
+    )
+
+
+def add_broker(parser: argparse.ArgumentParser) -> None:
+    """Add `--broker` and `--config`, for a command that talks to a broker."""
+    parser.add_argument(
+        "--broker", metavar="URL", help="mqtt://[user[:password]@]host[:port] or mqtts://…"
+    )
+    add_config(parser)
+
+
+def positive(text: str) -> float:
+    """Parse a number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """Parse a number from 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number from 0, found {text!r}")
+    return value
+
+
+def positive_int(text: str) -> int:
+    """Parse a whole number above 0."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, found {text!r}")
+    return int(text)
+
+
+def load_settings(options: Any, *, needed: bool = False) -> Any:
+    """Read the settings that a command names or finds.
+
+    Raises:
+        UsageError: there are none where some are needed, or they are wrong.
+
+    """
+    from ..config.load import find_file, load
+    from ..config.locations import PLACES
+
+    file = find_file(options.config)
+    if file is None and needed:
+        places = " nor ".join(PLACES)
+        raise UsageError(
+            f"no settings: neither {places} is there; write one, or name it with --config FILE"
+        )
+    return load(file)
+
+
+def broker_settings(options: Any) -> Any:
+    """Read the settings for a command that talks to a broker; `--broker` replaces the URL."""
+    from dataclasses import replace
+
+    from ..config.settings import parse_url
+
+    settings = load_settings(options)
+    if options.broker is None:
+        return settings
+    try:
+        address = parse_url(options.broker)
+    except UsageError as problem:
+        raise UsageError(f"--broker: {problem}") from None
+    broker = settings.broker
+    if not address.tls:
+        broker = replace(broker, ca_file=None, cert_file=None, key_file=None)
+    return replace(settings, broker=replace(broker, url=options.broker))

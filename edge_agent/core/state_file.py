@@ -1,0 +1,84 @@
+"""Small JSON files of the state folder: read at the start, replaced as a whole, lost without harm.
+
+A damaged file counts as absent, and a disk that is full or read-only does not stop the agent: what
+the file would have held is then known until the agent ends. Both are logged, with what is lost.
+
+For files that hold one value of the agent's own. Apart stand `models/store/pointers` (damage is
+published, not only logged), `daemon/fast_start/plan` and `readahead` (sealed, or read before
+`pathlib` is imported) and `runtime/serving/tuning_results` (read again whenever it changes).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .files import replace_file
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+_DAMAGED = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What reading and parsing raise where the content is not what `write` has written."""
+
+
+class StateFile:
+    """One JSON value in a file."""
+
+    def __init__(self, path: Path, holds: str | None = None) -> None:
+        """Do not touch the file yet.
+
+        Args:
+            path: of the file; its folder exists when it is written.
+            holds: what is forgotten with the file, a plural for the log; None: what can be found
+                out again at the cost of time, so that no loss is logged.
+
+        """
+        self.path = path
+        self._holds = holds
+        self._failing = False
+
+    def read(self, parse: Callable[[Any], T]) -> T | None:
+        """Return what *parse* makes of the content; None where there is none or it is damaged.
+
+        Args:
+            parse: raises any of ValueError, TypeError, KeyError, AttributeError of a content that
+                `write` cannot have written.
+
+        """
+        try:
+            return parse(json.loads(self.path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except _DAMAGED:
+            if self._holds is not None:
+                log.warning("%s: damaged; %s are forgotten", self.path, self._holds)
+            return None
+
+    def write(self, content: Any) -> None:
+        """Replace the content, durably.
+
+        Raises:
+            OSError: it cannot be written; the old content stays.
+
+        """
+        replace_file(self.path, json.dumps(content).encode())
+        self._failing = False
+
+    def save(self, content: Any) -> None:
+        """Replace the content; where that fails, log the first failure of a row and go on."""
+        try:
+            self.write(content)
+        except OSError as problem:
+            if self._holds is not None and not self._failing:
+                log.warning(
+                    "%s: cannot be written: %s; %s will be forgotten at the next start",
+                    self.path,
+                    problem.strerror or problem,
+                    self._holds,
+                )
+            self._failing = True
