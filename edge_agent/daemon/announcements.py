@@ -75,7 +75,7 @@ class Says:
                 self._said_info = info
                 now = {**info, "time": payloads.iso(time.time_ns())}
                 topic = self._frames.topics.info
-                self._frames.client.publish(topic, payloads.encode(now), qos=1, retain=True)
+                self._frames.client.publish_retained(topic, payloads.encode(now))
 
     @cached_property
     def _engines(self) -> dict[str, str]:
@@ -142,7 +142,7 @@ class Says:
             }
             for topic, payload in now.items():
                 if self._said.get(topic) != payload:
-                    frames.client.publish(topic, payload, qos=1, retain=True)
+                    frames.client.publish_retained(topic, payload)
             self._said = now
             self.clear_gone()
             self.info()
@@ -153,7 +153,7 @@ class Says:
         with self._saying:
             sources = {frames.topics.source(name) for name in list(frames.pipelines)}
             for topic in self._announced.keep(sources | self._said.keys()):
-                frames.client.publish(topic, b"", qos=1, retain=True)
+                frames.client.publish_retained(topic, b"")
 
     def _model_state(self, name: str, library: Library) -> dict[str, Any]:
         frames = self._frames

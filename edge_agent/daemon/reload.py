@@ -87,10 +87,10 @@ class Reloading:
         frames.settings = settings
         if settings.groups != before.groups:
             # First of all: what loads has `info` said, by which others know that we listen.
-            frames.client.listen()
+            frames.client.subscribe()
         if settings.broker != before.broker:
             log.info("broker: changed, connecting to %s", settings.broker.address, extra=ANSWER)
-            frames.client.move(settings.broker, tls)
+            frames.client.change_broker(settings.broker, tls)
         if before.health.metrics_port or settings.health.metrics_port:
             self._exposed().answer_on(settings.health.metrics_port)
         self._arrange(before)
