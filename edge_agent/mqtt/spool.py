@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 from ..core.errors import SpoolDamagedError, SpoolError
 from ..core.files import belong_to
 from ..core.frozen import record
-from .inflight import InflightMessage
-from .message import Channel, Message
+from .message import Message
 
 if TYPE_CHECKING:
     import sqlite3
@@ -292,18 +291,3 @@ def kind_of(message: Message) -> Kind:
     if message.event:
         return Kind.EVENT
     return Kind.LOSSLESS if message.channel.lossless else Kind.RESULT
-
-
-def group(due: Iterable[InflightMessage]) -> list[list[InflightMessage]]:
-    """Group what can share a row: messages of one topic and channel, within the bounds."""
-    rows: list[list[InflightMessage]] = []
-    open_rows: dict[tuple[str, Channel], tuple[list[InflightMessage], int]] = {}
-    for entry in due:
-        key = (entry.message.topic, entry.message.channel)
-        row, size = open_rows.get(key, ([], 0))
-        if not row or len(row) >= ROW_MESSAGES or size >= ROW_BYTES:
-            row, size = [], 0
-            rows.append(row)
-        row.append(entry)
-        open_rows[key] = (row, size + entry.size)
-    return rows

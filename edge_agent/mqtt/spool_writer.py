@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import SpoolDamagedError, SpoolError
 from .inflight import OVERDUE, Batch, Inflight, InflightMessage
-from .message import with_age
+from .message import Channel, with_age
 
 if TYPE_CHECKING:
     from .spool import Spool
@@ -305,11 +305,11 @@ class SpoolWriter:
         self, due: Iterable[InflightMessage], now: float, *, last: bool
     ) -> Iterator[RowToWrite]:
         """Make rows of what the write rate allows, in the order of publishing."""
-        from .spool import Row, group, kind_of, pack
+        from .spool import Row, kind_of, pack
 
         earned = (now - self._budgeted) * WRITE_RATE
         self._budget, self._budgeted = min(self._budget + earned, float(WRITE_RATE)), now
-        for members in group(due):
+        for members in _group(due):
             if self._budget <= 0 and not last:
                 self._more_work = True
                 return
@@ -352,3 +352,20 @@ class SpoolWriter:
                     inflight.loaded.extend(batch.load_all(*read))
         if damaged:
             log.warning("%s: %d damaged messages were dropped", spool.path, damaged)
+
+
+def _group(due: Iterable[InflightMessage]) -> list[list[InflightMessage]]:
+    """Group what can share a row: messages of one topic and channel, within the bounds."""
+    from .spool import ROW_BYTES, ROW_MESSAGES
+
+    rows: list[list[InflightMessage]] = []
+    open_rows: dict[tuple[str, Channel], tuple[list[InflightMessage], int]] = {}
+    for entry in due:
+        key = (entry.message.topic, entry.message.channel)
+        row, size = open_rows.get(key, ([], 0))
+        if not row or len(row) >= ROW_MESSAGES or size >= ROW_BYTES:
+            row, size = [], 0
+            rows.append(row)
+        row.append(entry)
+        open_rows[key] = (row, size + entry.size)
+    return rows
