@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 
 from ...config.device_profile import choose, default_dirs, lineup, load_profiles, strays, unlisted
 from ...device.hardware import read_facts
-from ...inference.engines.engine import EngineChoice
 from ...inference.engines.probe import installed, probe
-from ...runtime.serving.tuning_results import FILE, Tuning
+from ...inference.engines.protocol import EngineChoice
+from ...inference.engines.registry import capabilities, exclusive_formats
+from ...runtime.serving.tuning_results import FILE, TuningResults
 from ..options import Options, add_config, load_settings
 
 
@@ -47,15 +48,16 @@ def main(options: Options) -> int:
         )
     for line in found.notes:
         print(f"note      {line}")
-    strange = unlisted(match.profile, "openvino", settings.engine) is not None
-    if strange and settings.engine == "auto" and "openvino" in installed():
-        print(
-            "note      OpenVINO IR (.xml) runs on openvino:CPU, which the profile does not list: "
-            "health is degraded while such a model serves"
-        )
+    for suffix, name in exclusive_formats():
+        strange = unlisted(match.profile, name, settings.engine) is not None
+        if strange and settings.engine == "auto" and name in installed():
+            print(
+                f"note      {capabilities(name).formats[suffix]} ({suffix}) runs on {name}:CPU, "
+                "which the profile does not list: health is degraded while such a model serves"
+            )
     if settings.engine != "auto":
         print(f'forced    engine = "{settings.engine}" in the settings')
-    for line in tuned(Tuning(settings.state, match.profile, facts), found.choices):
+    for line in tuned(TuningResults(settings.state, match.profile, facts), found.choices):
         print(f"tuned     {line}")
     if match.profile.memory_budget_mb:
         print(f"budget    {match.profile.memory_budget_mb} MiB for models")
@@ -69,7 +71,7 @@ def main(options: Options) -> int:
     return 0
 
 
-def tuned(tuning: Tuning, choices: Sequence[EngineChoice]) -> Iterator[str]:
+def tuned(tuning: TuningResults, choices: Sequence[EngineChoice]) -> Iterator[str]:
     """Say what a tune has decided for each model, and for the lanes, as things are here."""
     if tuning.problem is not None:
         yield f"{FILE} {tuning.problem}"

@@ -22,7 +22,7 @@ from ...models.packages.package import PackageHeader
 from ...models.store.catalog import Library
 from ...models.store.pointers import same_version
 from ...models.store.store import Store
-from ...runtime.serving.active import Servings
+from ...runtime.serving.active import ActiveModels
 from ..trial.early_policy import Expecting
 from ..trial.early_trial import Ahead
 from . import trial_marks
@@ -51,7 +51,7 @@ class Deployer:
         self,
         store: Store,
         library: Library,
-        servings: Servings,
+        active: ActiveModels,
         *,
         trial: Callable[[], Trial],
         swap: str,
@@ -64,7 +64,7 @@ class Deployer:
         Args:
             store: of versions.
             library: of all versions.
-            servings: what serves.
+            active: what serves.
             trial: the device's bounds, which may be reloaded.
             swap: the profile's "overlap" or "replace".
             memory_budget_mb: what models may take; 0: no bound.
@@ -74,24 +74,24 @@ class Deployer:
         """
         overlap = swap != "replace"
         self._store = store
-        self._servings = servings
+        self._active = active
         self._trial = trial
         self._queue: SimpleQueue[Candidate | None] = SimpleQueue()
         self._closing = threading.Event()
         self._reports = reports = Reports(store.root, say_push, on_change)
         self._probations = probations = Probations(store, reports)
         self._underway = underway = Underway(library, probations)
-        self._swap = Swap(store, library, servings, overlap=overlap)
+        self._swap = Swap(store, library, active, overlap=overlap)
         self._retreat = retreat = Retreat(store, library, self._swap, probations, reports)
-        self._proving = Proving(servings, reports, self._closing, memory_budget_mb)
+        self._proving = Proving(active, reports, self._closing, memory_budget_mb)
         self._recovery = Recovery(store, library, underway, probations, reports, retreat)
         self._expecting = Expecting(
-            store, servings, trial, overlap=overlap, budget_mb=memory_budget_mb
+            store, active, trial, overlap=overlap, budget_mb=memory_budget_mb
         )
         self.commands = Commands(
             store,
             library,
-            servings,
+            active,
             underway=underway,
             swap=self._swap,
             probations=probations,
@@ -138,7 +138,7 @@ class Deployer:
     def run(self) -> None:
         """Take candidates and watch those on probation, until closed."""
         with self._swap.changing:
-            self._recovery.resume(self._servings, self._trial())
+            self._recovery.resume(self._active, self._trial())
         while not self._closing.is_set():
             try:
                 candidate = self._queue.get(
@@ -191,10 +191,10 @@ class Deployer:
                 models = {}
         except Interrupted:
             for model in models.values():
-                self._servings.retire(model)
+                self._active.retire(model)
         except AgentError as problem:
             for model in models.values():
-                self._servings.retire(model)
+                self._active.retire(model)
             self._reject(candidate, str(problem))
 
     def _install(self, candidate: Candidate) -> ModelFolder | None:
@@ -260,7 +260,7 @@ class Deployer:
         if bounds.probation_s > 0:
             self._probations.begin(candidate, models, bounds)
         # Pipelines that name this very version may have waited for it.
-        self._servings.fill()
+        self._active.load_all()
         self._wait_for_first(models)
         details |= _first_inference(candidate, models)
         self._reports.record(candidate, "live", None, details)
@@ -286,7 +286,7 @@ class Deployer:
             self._underway.leave(candidate)
             trial_marks.discard_rejected(self._store, candidate.name, candidate.version, why)
         # It may have hidden the same version of another place.
-        self._servings.fill()
+        self._active.load_all()
         self._reports.finish(candidate, "rejected", why)
 
 

@@ -17,7 +17,7 @@ from ...core.types import Kind
 from ...device.headroom import free_mb
 from ...inference.model import Model
 from ...models.manifest import ModelFolder
-from ...runtime.serving.active import Servings
+from ...runtime.serving.active import ActiveModels
 from ..trial.process import run_trial
 from .acceptance import check_shadow, check_verdict
 from .candidate import Candidate
@@ -33,18 +33,18 @@ class Proving:
     """Gives what is to be reported of a candidate that has passed."""
 
     def __init__(
-        self, servings: Servings, reports: Reports, closing: threading.Event, budget_mb: int
+        self, active: ActiveModels, reports: Reports, closing: threading.Event, budget_mb: int
     ) -> None:
         """Prepare.
 
         Args:
-            servings: what serves.
+            active: what serves.
             reports: hears of each phase.
             closing: set when the agent ends.
             budget_mb: what models may take; 0: no bound.
 
         """
-        self._servings = servings
+        self._active = active
         self._reports = reports
         self._closing = closing
         self._budget_mb = budget_mb
@@ -61,14 +61,14 @@ class Proving:
         for kind in sorted(self._kinds(folder)):
             verdict = run_trial(
                 folder.path,
-                self._servings.engines.choices_for(folder),
+                self._active.loader.choices_for(folder),
                 kind,
                 golden=bounds.golden,
                 timeout_s=bounds.timeout_s,
                 memory_mb=self._budget_mb or free_mb(),
                 stopped=lambda: "the agent ends" if self._closing.is_set() else candidate.aborted,
                 process=candidate.child(kind),
-                oversize=self._servings.engines.oversize(folder),
+                oversize=self._active.loader.out_of_core(folder),
             )
             candidate.leave()
             if verdict.streamed:
@@ -104,7 +104,9 @@ class Proving:
 
         """
         servings = [
-            s for s in self._servings.of(candidate.name) if s.model is not None and s.kind in models
+            s
+            for s in self._active.servings_of(candidate.name)
+            if s.model is not None and s.kind in models
         ]
         if not servings or bounds.shadow_frames == 0:
             return {}
@@ -120,7 +122,7 @@ class Proving:
                     time.monotonic() > deadline
                     or self._closing.is_set()
                     or candidate.aborted is not None
-                    or not self._servings.flows(candidate.name)
+                    or not self._active.flows(candidate.name)
                 ):
                     break
                 meanwhile()
@@ -133,5 +135,7 @@ class Proving:
 
     def _kinds(self, folder: ModelFolder) -> set[Kind]:
         """Say what the model will be given here."""
-        kinds: set[Kind] = {serving.kind for serving in self._servings.of(folder.manifest.name)}
+        kinds: set[Kind] = {
+            serving.kind for serving in self._active.servings_of(folder.manifest.name)
+        }
         return kinds or {"signal" if folder.manifest.input.is_signal else "picture"}

@@ -14,7 +14,7 @@ from ...core.errors import ModelError
 from ...core.files import fault
 from ...models.store.catalog import Library
 from ...models.store.store import Store
-from ...runtime.serving.active import Servings
+from ...runtime.serving.active import ActiveModels
 from . import trial_marks
 from .acceptance import bounds_of
 from .candidate import Candidate
@@ -115,7 +115,7 @@ class Recovery:
 
     # When the models are loaded
 
-    def resume(self, servings: Servings, device: Trial) -> None:
+    def resume(self, active: ActiveModels, device: Trial) -> None:
         """Go on with the probations that an orderly end has interrupted.
 
         The caller has `Swap.changing`.
@@ -128,7 +128,7 @@ class Recovery:
                 log.error("%s: %s", name, problem)  # noqa: TRY400 - one line, no traceback
             else:
                 fault("probation.resumed")
-                models = [s.model for s in servings.of(name) if s.model is not None]
+                models = [s.model for s in active.servings_of(name) if s.model is not None]
                 self._probations.begin(self._stored(name, mark.version), models, bounds)
                 self._reports.changed()
             self._underway.unresumed.pop(name)

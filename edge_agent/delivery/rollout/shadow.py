@@ -40,7 +40,7 @@ class Comparison:
         self._busy = threading.Lock()
         self._rest_until = 0.0
 
-    def look(
+    def compare(
         self,
         sample: Sample,
         incumbent: Outcome | None,

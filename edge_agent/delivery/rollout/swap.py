@@ -21,7 +21,7 @@ from ...models.manifest import ModelFolder
 from ...models.store.catalog import Library
 from ...models.store.pointers import same_version
 from ...models.store.store import Store
-from ...runtime.serving.active import Exchange, Servings
+from ...runtime.serving.active import ActiveModels, Exchange
 from . import trial_marks
 from .candidate import Candidate
 
@@ -33,20 +33,20 @@ class Swap:
     """Changes which version serves. Whoever calls a method that does holds `changing`."""
 
     def __init__(
-        self, store: Store, library: Library, servings: Servings, *, overlap: bool
+        self, store: Store, library: Library, active: ActiveModels, *, overlap: bool
     ) -> None:
         """Prepare.
 
         Args:
             store: of versions.
             library: of all versions.
-            servings: what serves.
+            active: what serves.
             overlap: whether two versions may be in memory at once, where there is room.
 
         """
         self._store = store
         self._library = library
-        self._servings = servings
+        self._active = active
         self._overlap = overlap
         self.changing = threading.RLock()
         """Held for every change of what is live: the deployer's thread makes them, and commands."""
@@ -61,10 +61,12 @@ class Swap:
 
         """
         opened: dict[Kind, Model] = {}
-        wanted: set[Kind] = {serving.kind for serving in self._servings.of(folder.manifest.name)}
+        wanted: set[Kind] = {
+            serving.kind for serving in self._active.servings_of(folder.manifest.name)
+        }
         try:
             for kind in wanted:
-                opened[kind] = self._servings.engines.open(folder, kind, checked=checked)[0]
+                opened[kind] = self._active.loader.load(folder, kind, checked=checked)[0]
         except AgentError:
             close_all(opened)
             raise
@@ -72,7 +74,7 @@ class Swap:
 
     def must_replace(self, folder: ModelFolder) -> bool:
         """Whether there is no room in memory for the old and the new one at once; needs no lock."""
-        if not any(s.model for s in self._servings.of(folder.manifest.name)):
+        if not any(s.model for s in self._active.servings_of(folder.manifest.name)):
             return False
         size = sum(path.stat().st_size for path in folder.path.rglob("*") if path.is_file())
         return not self._overlap or not has_room(size)
@@ -81,7 +83,7 @@ class Swap:
         """Put a candidate that is loaded in the incumbent's place; what it retires still runs."""
         name, version = candidate.name, candidate.version
         self._activate(candidate, self._running(name, version), bounds)
-        exchange = self._servings.exchange(models, name)
+        exchange = self._active.exchange(models, name)
         fault("swap.exchanged")
         return exchange
 
@@ -99,8 +101,8 @@ class Swap:
         name = candidate.name
         incumbent = self._library.live(name)
         start = time.perf_counter()
-        before = self._servings.late()
-        self.retire(self._servings.park(name))
+        before = self._active.lost_frames()
+        self.retire(self._active.park(name))
         models: dict[Kind, Model] = {}
         try:
             models = self.open(folder)
@@ -109,10 +111,10 @@ class Swap:
             close_all(models)
             self.exchange(name, self.open(incumbent))
             raise ModelError(candidate.blamed(str(problem))) from None
-        exchange = self._servings.exchange(models, name)
+        exchange = self._active.exchange(models, name)
         fault("swap.exchanged")
         took = (time.perf_counter() - start) * 1e3
-        return models, Exchange(exchange.retired, took, self._servings.late() - before)
+        return models, Exchange(exchange.retired, took, self._active.lost_frames() - before)
 
     def activate(self, name: str, folder: ModelFolder) -> None:
         """Put a version that has been accepted before in the place of the one that serves.
@@ -131,12 +133,12 @@ class Swap:
 
     def exchange(self, name: str, models: Models) -> None:
         """Have these serve, and let go of what did."""
-        self.retire(self._servings.exchange(models, name))
+        self.retire(self._active.exchange(models, name))
 
     def retire(self, exchange: Exchange) -> None:
         """Close what serves nothing any more, when the last frame has left it; needs no lock."""
         for old in exchange.retired:
-            self._servings.retire(old)
+            self._active.retire(old)
 
     def _activate(self, candidate: Candidate, before: str | None, bounds: Trial) -> None:
         """Make a candidate live on disk, and note that it is watched from now on."""

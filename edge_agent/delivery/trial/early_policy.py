@@ -11,7 +11,7 @@ from ...core.errors import AgentError
 from ...device.headroom import free_mb, has_room
 from ...models.packages.package import PackageHeader
 from ...models.store.store import Store
-from ...runtime.serving.active import Servings
+from ...runtime.serving.active import ActiveModels
 from .early_trial import Ahead
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class Expecting:
     def __init__(
         self,
         store: Store,
-        servings: Servings,
+        active: ActiveModels,
         trial: Callable[[], Trial],
         *,
         overlap: bool,
@@ -36,14 +36,14 @@ class Expecting:
 
         Args:
             store: of versions.
-            servings: what serves.
+            active: what serves.
             trial: the device's bounds, which may be reloaded.
             overlap: whether two models may be in memory at once.
             budget_mb: what models may take; 0: no bound.
 
         """
         self._store = store
-        self._servings = servings
+        self._active = active
         self._trial = trial
         self._overlap = overlap
         self._budget_mb = budget_mb
@@ -58,11 +58,13 @@ class Expecting:
             or not has_room(header.size)
         ):
             return None
-        engines = self._servings.engines
-        serving = next((s for s in self._servings.of(header.name) if s.model is not None), None)
+        loader = self._active.loader
+        serving = next(
+            (s for s in self._active.servings_of(header.name) if s.model is not None), None
+        )
         try:
             self._latest = Ahead(
-                [replace(choice, lanes=engines.lanes) for choice in engines.lineup.choices],
+                [replace(choice, lanes=loader.lanes) for choice in loader.lineup.choices],
                 serving,
                 golden=self._trial().golden,
                 memory_mb=self._budget_mb or free_mb(),

@@ -1,38 +1,23 @@
 """What the installed engines can run on, asked in child processes.
 
 Looking for a GPU loads its driver, and drivers abort or hang. So each engine is asked in a child of
-its own (`python -m edge_agent.inference.engines.probe NAME`); what becomes of it is told in words.
+its own, which runs this module; what becomes of it is told in words.
 A machine without accelerators never needs this: `installed` reads versions without loading
 anything.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-from .engine import MODULES
-
-# Builds of ONNX Runtime that bring other providers install the same package under these names.
-_DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
-    "openvino": ("openvino",),
-    "onnxruntime": (
-        "onnxruntime",
-        "onnxruntime-gpu",
-        "onnxruntime-openvino",
-        "onnxruntime-migraphx",
-    ),
-}
+from ...core.child import Child, ChildError, answer_question
+from .registry import ENGINES, capabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +44,8 @@ class Probe:
         wanted = device.lower()
         # "AUTO:GPU,CPU" chooses among devices itself; "GPU" stands for the first of "GPU.0" ….
         known = {name.lower() for name in facts.devices}
-        if wanted.partition(":")[0] in {"auto", "multi", "hetero", "batch"} or wanted in known:
+        virtual = capabilities(engine).virtual_devices
+        if wanted.partition(":")[0].upper() in virtual or wanted in known:
             return None
         if any(name.partition(".")[0] == wanted for name in known):
             return None
@@ -71,8 +57,8 @@ class Probe:
 def installed() -> dict[str, str]:
     """Give the version of each engine that is installed, without loading it."""
     versions = {}
-    for engine, names in _DISTRIBUTIONS.items():
-        for name in names:
+    for engine in ENGINES:
+        for name in capabilities(engine).distributions:
             with suppress(metadata.PackageNotFoundError):
                 versions[engine] = metadata.version(name)
                 break
@@ -85,115 +71,43 @@ def probe(timeout_s: float = 20.0) -> Probe:
     Never raises: an engine that crashes, hangs or is not there is described by its `problem`.
     """
     deadline = time.monotonic() + timeout_s
-    children = {engine: _start(engine) for engine in MODULES}
+    children = {engine: _start(engine) for engine in ENGINES}
     return Probe({engine: _finish(engine, child, deadline) for engine, child in children.items()})
 
 
-def _start(engine: str) -> subprocess.Popen[bytes] | str:
-    """Start the child; the reason in words where that fails."""
-    package_root = str(Path(__file__).resolve().parents[3])
-    path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
+def _start(engine: str) -> Child | ChildError:
     try:
-        return subprocess.Popen(
-            # -P: modules that happen to lie in the working directory are not imported.
-            [sys.executable, "-P", "-m", "edge_agent.inference.engines.probe", engine],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # drivers are talkative; their end is told by the status
-            env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,
-        )
-    except OSError as problem:
-        return f"probing {engine} could not be started: {problem.strerror}"
+        # Drivers are talkative; their end is told by the status.
+        return Child(__name__, engine, f"probing {engine} devices", stderr=subprocess.DEVNULL)
+    except ChildError as problem:
+        return problem
 
 
-def _finish(engine: str, child: subprocess.Popen[bytes] | str, deadline: float) -> EngineFacts:
-    """Wait for the child and say what came of it."""
+def _finish(engine: str, child: Child | ChildError, deadline: float) -> EngineFacts:
+    """Wait for the child and return what came of it."""
     version = installed().get(engine)
-    if isinstance(child, str):
-        return EngineFacts(version, problem=child)
     try:
-        output, _ = child.communicate(timeout=max(0.1, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        _kill(child)
-        return EngineFacts(version, problem=f"probing {engine} devices hung and was killed")
-    if child.returncode < 0:
-        name = _signal_name(-child.returncode)
-        return EngineFacts(version, problem=f"probing {engine} devices ended with {name}")
-    return _parse(engine, output, child.returncode, version)
+        if isinstance(child, ChildError):
+            raise child
+        answer = child.answer(max(0.1, deadline - time.monotonic()))
+    except ChildError as problem:
+        return EngineFacts(version, problem=str(problem))
+    return EngineFacts(answer["version"] or version, answer["devices"], answer.get("problem"))
 
 
-def _parse(engine: str, output: bytes, status: int, version: str | None) -> EngineFacts:
-    """Read the child's last line; what a driver prints comes before it."""
-    lines = output.decode("utf-8", "replace").splitlines()
+def _describe(engine: str) -> dict[str, Any]:
+    """Return version and devices of an engine; in the child."""
     try:
-        answer = json.loads(lines[-1])
-        return EngineFacts(
-            answer["version"] or version, dict(answer["devices"]), answer.get("problem")
-        )
-    except (IndexError, ValueError, KeyError, TypeError):
-        return EngineFacts(
-            version, problem=f"probing {engine} devices ended with status {status} and no answer"
-        )
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    """End the child and what it started; one that sits in a driver is left to the kernel."""
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(timeout=1.0)
-    if child.stdout is not None:
-        child.stdout.close()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _ask_openvino() -> dict[str, Any]:
-    import openvino as ov
-
-    core = ov.Core()
-    devices = {
-        device: str(core.get_property(device, "FULL_DEVICE_NAME"))
-        for device in core.available_devices
-    }
-    return {"version": ov.__version__, "devices": devices}
-
-
-def _ask_onnxruntime() -> dict[str, Any]:
-    import onnxruntime as ort
-
-    # What this build brings; whether a provider comes up is only seen when a session is made.
-    names = ort.get_available_providers()
-    return {
-        "version": ort.__version__,
-        "devices": {name.removesuffix("ExecutionProvider"): name for name in names},
-    }
-
-
-_ASK = {"openvino": _ask_openvino, "onnxruntime": _ask_onnxruntime}
-
-
-def _main(engine: str) -> None:
-    """Be the child: one line of JSON."""
-    try:
-        answer = _ASK[engine]()
+        version, devices = capabilities(engine).survey()
     except ImportError as problem:
-        answer = {
-            "version": None,
-            "devices": {},
-            "problem": f"{engine} is not installed: {problem}",
-        }
+        words = f"{engine} is not installed: {problem}"
     except RuntimeError as problem:
         line = next(iter(str(problem).splitlines()), type(problem).__name__)
-        answer = {"version": None, "devices": {}, "problem": f"{engine}: {line}"}
-    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+        words = f"{engine}: {line}"
+    else:
+        return {"version": version, "devices": dict(devices)}
+    return {"version": None, "devices": {}, "problem": words}
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    answer_question(_describe)
