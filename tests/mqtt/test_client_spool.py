@@ -265,8 +265,9 @@ def test_a_damaged_file_is_set_aside(
     relayed.send(channel, *range(30))
     relayed.on_disk(30)
     assert (tmp_path / "spool.db.damaged").read_bytes() == b"scratch" * 2000
+    words = "damaged; set aside as spool.db.damaged, starting a new file"
     assert [record.message for record in caplog.records if "set aside" in record.message] == [
-        f"{path}: file is not a database: damaged; set aside as spool.db.damaged, starting a new file"
+        f"{path}: file is not a database: {words}"
     ]
     assert relayed.client.counters().disk_problem is None
     relayed.relay.open()
