@@ -314,7 +314,7 @@ def test_a_picture_that_claims_gigapixels_is_dropped(tmp_path: Path) -> None:
     """The size in its header is looked at before anything is reserved for it."""
     (tmp_path / "huge.jpg").write_bytes(jpeg_of(60000, 60000))
     script = (
-        "import sys\nfrom pathlib import Path\nfrom threading import Event\n"
+        "import sys\nfrom pathlib import Path\n"
         "from edge_agent.core.errors import SampleError\n"
         "from edge_agent.sources.source import open_source\n"
         "from edge_agent.sources.spec import parse_source\n"
