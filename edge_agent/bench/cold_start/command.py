@@ -248,7 +248,7 @@ class _Bench:
             evict([Path(self._model["folder"]), self._place])
 
     def _tell_holders(self) -> None:
-        """Say, once, whose libraries stay in memory whatever is done here."""
+        """Report once which process keeps its libraries in memory, whatever is dropped here."""
         found = [] if self._told else holders(LIBRARIES)
         if found:
             self._told = True
@@ -258,7 +258,7 @@ class _Bench:
             )
 
     def _check(self, runs: Sequence[Run]) -> None:
-        """See that every answer is right.
+        """Check that every answer is right.
 
         Raises:
             AgentError: one is not.
@@ -287,6 +287,6 @@ def _steps_in(heard: ReceivedMessage | None) -> dict[str, float] | None:
 
 
 def _environment() -> dict[str, str]:
-    """Give the user's environment, without what this program has set for its own cameras."""
+    """Return the user's environment, without what this program has set for its own cameras."""
     own = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
     return {name: value for name, value in os.environ.items() if name != own}

@@ -70,7 +70,7 @@ def _say(text: str) -> None:
 
 
 def _facts(folder: ModelFolder) -> NetworkFacts:
-    """See that a plain script can run the model.
+    """Check that a plain script can run the model.
 
     Raises:
         UsageError: it cannot; what it could.
@@ -100,7 +100,7 @@ def _facts(folder: ModelFolder) -> NetworkFacts:
 
 
 def _first_label(folder: ModelFolder, facts: NetworkFacts) -> int:
-    """Give the number of the class that the first label names."""
+    """Return the number of the class that the first label names."""
     if folder.manifest.decoder == "ultraface" and folder.labels:
         classes = [output.shape[2] for output in facts.outputs if output.shape[2] != 4]
         return 1 if classes == [len(folder.labels) + 1] else 0

@@ -1,7 +1,7 @@
 """Models of the sizes that edge boxes load, made on the spot with seeded random weights.
 
 A benchmark of loading needs no trained weights; these are never downloaded, and everybody has the
-same. They lie in the user's cache, and are made anew when the generator changes.
+same. They are kept in the user's cache, and made again when the generator changes.
 """
 
 from __future__ import annotations

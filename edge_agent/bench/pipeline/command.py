@@ -85,7 +85,7 @@ def _model(folder: ModelFolder, place: Place, setup: Setup, pictures: Path, say:
 
 
 def _prepare(place: Place, setup: Setup) -> None:
-    """Let the agent prepare the model's form and choose its engine, which it does once."""
+    """Run the agent until it has prepared the model's form and chosen its engine, once."""
     line = Line(endless(setup.clip, "real"), rate=5)
     # Twice: what the form serves best is found out at the first start from it.
     for quiet in (SETTLE_SECONDS, TRIED_SECONDS):
@@ -108,7 +108,7 @@ def _quickest(folder: ModelFolder, loopback: Loopback, setup: Setup, say: Say) -
 
 
 def _round(folder: ModelFolder, place: Place, report: Report, setup: Setup) -> None:
-    """Let each have its turn."""
+    """Measure one turn of each."""
     source = endless(setup.clip)
     with script("plain", [setup.clip, folder.path], place.loopback) as player:
         report.turns[PLAIN].append(_turn(player.watch(setup.seconds)))

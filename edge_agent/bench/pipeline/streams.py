@@ -43,7 +43,7 @@ class Place:
 
 
 def together(place: Place, setup: Setup, count: int) -> Iterator[tuple[Turn, Turn]]:
-    """Let so many pipelines play the clip at full pace through one model, and one beside them.
+    """Play the clip at full pace through one model in so many pipelines, and in one beside them.
 
     Both are there all the time and take turns of a second, in which the other stands still: what
     disturbs the device for longer disturbs both.
@@ -97,7 +97,7 @@ def idle(place: Place, setup: Setup, pictures: Path) -> Idle:
 
 
 def idle_seconds(setup: Setup) -> float:
-    """Say for how long idle pipelines are watched."""
+    """Return for how long idle pipelines are watched, seconds."""
     return max(setup.seconds, IDLE_SECONDS)
 
 
@@ -152,7 +152,7 @@ def most_served(served: Callable[[int], bool], guess: int) -> tuple[int, int]:
     """Find the greatest number that is served: by doubling, then by halving what is in between.
 
     Returns:
-        It, at most a twentieth too low, and the least number that was tried in vain; 0: none was.
+        That number, at most a twentieth too low, and the least number that failed; 0: none failed.
 
     """
     most, refused = 0, 0
@@ -195,7 +195,7 @@ def attempt(place: Place, setup: Setup, count: int) -> tuple[float, str]:
 
 
 def clip_rate(clip: Path) -> float:
-    """Give the frames a second that a clip was made for."""
+    """Return the frames a second that a clip was made for."""
     from ...sources.opencv import load, open_clip
 
     capture = open_clip(str(clip.resolve()), clip.name)

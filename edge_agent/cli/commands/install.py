@@ -155,7 +155,7 @@ def _set_up(config: Path | None, place: Path) -> None:
 
 
 def _point_to(place: Path) -> None:
-    """Let `current` and the command on the PATH lead to an environment, in one step."""
+    """Point `current` and the command on the PATH to an environment, in one atomic step."""
     temporary = HOME / ".current"
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(place.name)
@@ -168,7 +168,7 @@ def _point_to(place: Path) -> None:
 
 
 def _start() -> str | None:
-    """Start the service, or start it anew; gives what went wrong, None where it stays up."""
+    """Start or restart the service; return what went wrong, None where it stays up."""
     subprocess.run(["systemctl", "reset-failed", UNIT], check=False, capture_output=True)
     # What systemd knows of a unit that restarts by itself is seen from its counter alone.
     try:
@@ -210,7 +210,7 @@ def _current() -> Path | None:
 
 
 def _environments() -> list[Path]:
-    """List the installations there are; what else lies beside them is somebody else's."""
+    """List the installed environments; other files beside them are not ours."""
     if not HOME.is_dir():
         return []
     return [
