@@ -37,7 +37,7 @@ def look(models: list[str], place: str, config: str | None = None) -> list[dict[
         EngineError: one that ONNX Runtime cannot load.
 
     """
-    folders = [load(path) for path in find_models(models, config, _say)]
+    folders = [load(path) for path in find_models(models, config, _progress)]
     looked = [(folder, _facts(folder)) for folder in folders]
     return [
         _prepared(folder, facts, Path(place) / str(number))
@@ -65,7 +65,7 @@ def _prepared(folder: ModelFolder, facts: NetworkFacts, place: Path) -> dict[str
     }
 
 
-def _say(text: str) -> None:
+def _progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the user of the command
 
 

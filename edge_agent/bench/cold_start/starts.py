@@ -107,5 +107,5 @@ def script_steps(marks: Mapping[str, float], begun: float, ended: float) -> dict
     return steps
 
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 """Takes a line about how far it is."""

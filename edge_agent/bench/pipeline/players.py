@@ -299,4 +299,4 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
         process.communicate()
 
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]

@@ -29,7 +29,7 @@ TURN_SECONDS = 1.0
 WARM_SECONDS = 0.2
 """For what stood still to fill its queues again."""
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def cost_of_each(alone: tuple[float, float], crowded: tuple[float, float]) -> Id
     return Idle(IDLE, cpu * 100, memory)
 
 
-def carried(place: Place, setup: Setup, guess: int, say: Say) -> Carried:
+def carried(place: Place, setup: Setup, guess: int, report_progress: Progress) -> Carried:
     """Find how many streams of a rate are served in time.
 
     A stream is a clip at its own pace, as a camera is; every one is served if it gets its rate, or
@@ -123,7 +123,7 @@ def carried(place: Place, setup: Setup, guess: int, say: Say) -> Carried:
         place: where.
         setup: the clip, the rate and the bound.
         guess: a number to begin with.
-        say: takes a line for each number tried.
+        report_progress: takes a line for each number tried.
 
     """
     ages: dict[int, float] = {}
@@ -134,7 +134,7 @@ def carried(place: Place, setup: Setup, guess: int, say: Say) -> Carried:
         # than the 99th percentile bears (65 streams were found so where there was room for 85).
         for _ in range(2):
             ages[count], problems[count] = attempt(place, setup, count)
-            say(
+            report_progress(
                 f"{count} streams of {setup.rate:g} a second: p99 {ages[count]:.1f} ms, "
                 f"{problems[count] or 'served'}"
             )

@@ -1,4 +1,4 @@
-"""This very version as something pip can install: the checkout it runs from, or a wheel built here."""
+"""The running version as something pip can install: its checkout, or a wheel built here."""
 
 from __future__ import annotations
 

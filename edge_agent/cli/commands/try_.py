@@ -58,7 +58,7 @@ def main(options: Options) -> int:
         raise UsageError(f"MODEL: {options.model!r}: no such file or folder")
     save = _new_folder(options.save)
     with bring(path) as brought:
-        _say(brought, path)
+        _print_model(brought, path)
         with Samples(spec, brought.folder.manifest.input) as samples:
             first = samples.first()
             if first is None:
@@ -99,7 +99,7 @@ def _new_folder(name: str | None) -> Path | None:
     return folder
 
 
-def _say(brought: Brought, path: Path) -> None:
+def _print_model(brought: Brought, path: Path) -> None:
     """Print what the model is and what had to be assumed."""
     manifest = brought.folder.manifest
     told = " as its own metadata tells" if path.suffix in BARE else ""
@@ -196,7 +196,7 @@ def _watch(
                 try:
                     outcome = model.infer(sample)
                 except SampleError as problem:
-                    view.say(f"dropped: {problem}")
+                    view.print(f"dropped: {problem}")
                     continue
                 count += 1
                 age_ms = (time.monotonic() - sample.since) * 1e3
@@ -206,9 +206,9 @@ def _watch(
                 if time.monotonic() >= deadline:
                     break
         except KeyboardInterrupt:
-            view.say("stopped")
+            view.print("stopped")
         except SourceError as problem:
-            view.say(f"source lost: {problem}")
+            view.print(f"source lost: {problem}")
     if picture is not None:
         picture.finish()
     for line in view.summary_lines():
