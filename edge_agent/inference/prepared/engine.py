@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from ..engines.engine import (
     native_reason,
     settle_shapes,
 )
+from ..engines.ort_stages import run_stages
 from .artifact import GRAPH, Artifact, ArtifactError
 from .load import Load, load_artifact
 from .streaming import StreamingRunner
@@ -56,23 +57,23 @@ class PreparedEngine(Engine, Protocol):
 
 
 class OrtPreparedEngine:
-    """A network that was loaded from a prepared form."""
+    """A network that ONNX Runtime loads from an artifact."""
 
-    def __init__(
-        self, begun: Load, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
-    ) -> None:
-        self.label: str = begun.artifact.table["label"]
-        self.inputs = inputs
-        self.outputs = outputs
-        self.artifact = begun.artifact
-        self.fold = begun.artifact.fold
-        self._taken = inputs if self.fold is None else self.fold.specs(inputs)
-        self.mode: str = _MODES.get(begun.strategy, "resident")
-        self._begun: Load | None = begun
-        self._streamer = StreamingRunner(begun) if begun.strategy == "streaming" else None
+    def __init__(self, load: Load) -> None:
+        artifact = load.artifact
+        self.label: str = artifact.table["label"]
+        self.inputs = tensor_specs(artifact, "inputs")
+        self.outputs = tensor_specs(artifact, "outputs")
+        self.artifact = artifact
+        self.fold = artifact.fold
+        self._taken = self.inputs if self.fold is None else self.fold.specs(self.inputs)
+        self._names = [spec.name for spec in self.outputs]
+        self.mode: str = _MODES.get(load.strategy, "resident")
+        self._load: Load | None = load
+        self._streamer = StreamingRunner(load) if load.strategy == "streaming" else None
         self._unchecked = True
         self._last: Tensors | None = None
-        self._run = self._streamer.run if self._streamer else self._runner(begun)
+        self._run = self._streamer.run if self._streamer else self._runner(load)
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
         """Run the network; the arrays returned are new ones, made for this call.
@@ -80,16 +81,16 @@ class OrtPreparedEngine:
         The first call returns when all weights have been checked.
 
         Raises:
-            ArtifactError: the form is damaged. Close the engine and load the network itself.
+            ArtifactError: the artifact is damaged. Close the engine and load the network itself.
             EngineError: as for every engine.
 
         """
         if self.fold is not None:
             tensors = self.fold.feed(tensors)
         check_inputs(self._taken, tensors)
-        # Local names: whoever closes the engine meanwhile does not pull them from under this call.
-        begun, run = self._begun, self._run
-        if begun is None:
+        # Local names: closing the engine meanwhile does not pull them from under this call.
+        load, run = self._load, self._run
+        if load is None:
             raise EngineError(f"{self.label}: the network has been closed")
         try:
             try:
@@ -103,17 +104,17 @@ class OrtPreparedEngine:
             raise
         except Exception as problem:  # its exceptions have no common class but this one
             if self._unchecked:
-                begun.verdict()  # what is damaged is the likelier reason
+                load.wait_checked()  # what is damaged is the likelier reason
             raise EngineError(f"{self.label}: {native_reason(problem, Path('model'))}") from problem
         if self._unchecked:
-            begun.verdict()
+            load.wait_checked()
             self._unchecked = False
         if self.mode == "bare":
             self._last = tensors
-        return {spec.name: array for spec, array in zip(self.outputs, results, strict=True)}
+        return dict(zip(self._names, results, strict=True))
 
     def finish_load(self, threads: int | None = None) -> bool:
-        """Build what runs fastest, and put it in the place of what was loaded first.
+        """Build what runs fastest, and exchange it for what was loaded first.
 
         To be called in the background, after the first result. Calls of `infer` go on meanwhile.
 
@@ -127,79 +128,67 @@ class OrtPreparedEngine:
             EngineError: what was built cannot be used; all is as before.
 
         """
-        begun = self._begun
-        if begun is None or self.mode == "streaming":
+        load = self._load
+        if load is None or self.mode == "streaming":
             return False
-        if threads == self.artifact.table["session"]["threads"]:
+        table = self.artifact.table
+        if threads == table["session"]["threads"]:
             threads = None
-        runs_best = (
-            self.mode == "resident"
-            or self.artifact.table["settled"][begun.strategy] == begun.strategy
-        )
+        runs_best = self.mode == "resident" or table["settled"][load.strategy] == load.strategy
         if threads is None and runs_best:
             return False
-        begun.verdict()
-        session = begun.session(GRAPH, "whole", threads)
-        names = [spec.name for spec in self.outputs]
+        load.wait_checked()
+        run = self._run_whole(load.session(GRAPH, "whole", threads))
         last = self._last
-
-        def run(tensors: Tensors) -> list[Array]:
-            results: list[Array] = session.run(names, dict(tensors))
-            return results
-
         if last is not None:
             # Also its first run, which is slower, so that no frame waits for it.
             self._compare(self._run(last), run(last))
         self._run, self.mode, self._last = run, "resident", None
-        for part in begun.parts:
-            part.fail(ArtifactError(f"{self.artifact.folder}: exchanged"))
+        for stage in load.stages:
+            stage.fail(ArtifactError(f"{self.artifact.folder}: exchanged"))
         return True
 
     def _compare(self, expected: list[Array], found: list[Array]) -> None:
-        for spec, one, other in zip(self.outputs, expected, found, strict=True):
+        for name, one, other in zip(self._names, expected, found, strict=True):
             distance = relative_distance(one, other)
             if not distance <= AGREE:
                 raise EngineError(
-                    f"{self.label}: output {spec.name} of the prepared twin is {distance:.2g} away"
+                    f"{self.label}: output {name} of the prepared twin is {distance:.2g} away"
                 )
 
-    def _runner(self, begun: Load) -> Run:
-        """Run one session, or several one after the other."""
-        names = [spec.name for spec in self.outputs]
-        parts = list(begun.parts)
-        if len(parts) == 1:
-            whole = parts[0].ready()
+    def _runner(self, load: Load) -> Run:
+        """Return what runs one session, or several one after the other."""
+        stages = list(load.stages)
+        if len(stages) == 1:
+            return self._run_whole(stages[0].ready())
 
-            def run_whole(tensors: Tensors) -> list[Array]:
-                results: list[Array] = whole.run(names, dict(tensors))
-                return results
+        def run_staged(tensors: Tensors) -> list[Array]:
+            # Taken now: an exchange meanwhile does not pull them from under this run.
+            sessions = [stage.session for stage in stages]
+            built = (
+                (stage, session or stage.ready())
+                for stage, session in zip(stages, sessions, strict=True)
+            )
+            return run_stages(built, tensors, self._names)
 
-            return run_whole
+        return run_staged
 
-        import onnxruntime as ort
+    def _run_whole(self, session: Any) -> Run:
+        def run(tensors: Tensors) -> list[Array]:
+            results: list[Array] = session.run(self._names, dict(tensors))
+            return results
 
-        def run_stages(tensors: Tensors) -> list[Array]:
-            # Values of ONNX Runtime's own go from stage to stage without being copied.
-            values = {
-                name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in tensors.items()
-            }
-            sessions = [part.session for part in parts]
-            for part, built in zip(parts, sessions, strict=True):
-                session = built or part.ready()
-                values.update(part.run(session, values))
-            return [values[name].numpy() for name in names]
-
-        return run_stages
+        return run
 
     def close(self) -> None:
-        """Let go of the network; memory is freed when the last running call returns."""
-        begun, self._begun = self._begun, None
+        """Release the network; memory is freed when the last running call returns."""
+        load, self._load = self._load, None
         self._last = None
         if self._streamer is not None:
             self._streamer.close()
-        if begun is not None:
+        if load is not None:
             self._run = _closed
-            begun.close()
+            load.close()
 
 
 def _closed(_: Tensors) -> list[Array]:

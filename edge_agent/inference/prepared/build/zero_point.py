@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ....core.types import Array
-from .constants import Constants
-from .optimize import MappedNetwork
+from .mapped_network import Constants, MappedNetwork
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -107,13 +106,13 @@ class _Layer:
         return excess
 
 
-def centred(
-    outside: MappedNetwork, folder: Path, in_floats: Callable[[], Container[str]]
+def rewrite(
+    network: MappedNetwork, folder: Path, in_floats: Callable[[], Container[str]]
 ) -> ModelProto | None:
     """Give a network's graph with weights about zero; None: they are already, or cannot be put.
 
     Args:
-        outside: the network; gets one more file, with the changed weights.
+        network: to rewrite; gets one more file, with the changed weights.
         folder: where that file is written.
         in_floats: names the weights of layers that the engine computes in floats all the same, of
             which one more to add up may round otherwise.
@@ -122,10 +121,10 @@ def centred(
     from onnx import ModelProto
 
     model = ModelProto()
-    model.CopyFrom(outside.model)
+    model.CopyFrom(network.model)
     if any(a.HasField("g") or a.graphs for node in model.graph.node for a in node.attribute):
         return None
-    constants = Constants(outside, model.graph, folder / FILE)
+    constants = Constants(network, model.graph, folder / FILE)
     channels = _Channels(model, constants)
     if any(layer.zero.any() for layer in channels.layers.values()):
         channels.leave(in_floats())
