@@ -1,4 +1,4 @@
-"""A prepared form as an engine: whichever way it was loaded, the numbers are those of the network.
+"""An artifact as an engine: by whichever strategy it was loaded, the numbers are the network's.
 
 What is loaded the quick way is exchanged for what runs fastest by `finish_load`, between two calls.
 """
@@ -7,30 +7,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
-from ..engines.engine import (
-    Engine,
-    EngineChoice,
-    FixShapes,
-    check_inputs,
-    native_reason,
-    settle_shapes,
-)
 from ..engines.ort_stages import run_stages
+from ..engines.protocol import Engine, EngineChoice, FixShapes, check_inputs, fix_inputs
+from ..engines.registry import capabilities
 from .artifact import GRAPH, Artifact, ArtifactError
 from .load import Load, load_artifact
-from .streaming import StreamingRunner
+
+if TYPE_CHECKING:
+    from .streaming import StreamingRunner
 
 log = logging.getLogger(__name__)
 
 Run = Callable[[Tensors], list[Array]]
-"""Gives the outputs in the network's order."""
+"""Returns the outputs in the network's order."""
 
 # By strategy; every other is "resident".
 _MODES = {"staged": "staged", "bare": "bare", "streaming": "streaming"}
@@ -39,13 +36,13 @@ AGREE = 1e-3
 
 
 class PreparedEngine(Engine, Protocol):
-    """An engine that was loaded from a form, whichever."""
+    """An engine that was loaded from an artifact, of whichever engine that is."""
 
     mode: str
     artifact: Artifact
 
     def finish_load(self, threads: int | None = None) -> bool:
-        """Build what runs fastest in the long run, behind; gives whether anything has changed.
+        """Build what runs fastest in the long run, in the background; whether anything has changed.
 
         Args:
             threads: of one inference from now on, where the first had more; None: as before.
@@ -65,15 +62,23 @@ class OrtPreparedEngine:
         self.inputs = tensor_specs(artifact, "inputs")
         self.outputs = tensor_specs(artifact, "outputs")
         self.artifact = artifact
+        self.prepared = None
+        self.widened = None
         self.fold = artifact.fold
         self._taken = self.inputs if self.fold is None else self.fold.specs(self.inputs)
         self._names = [spec.name for spec in self.outputs]
         self.mode: str = _MODES.get(load.strategy, "resident")
         self._load: Load | None = load
-        self._streamer = StreamingRunner(load) if load.strategy == "streaming" else None
+        self._streamer: StreamingRunner | None = None
         self._unchecked = True
         self._last: Tensors | None = None
-        self._run = self._streamer.run if self._streamer else self._runner(load)
+        if load.strategy == "streaming":
+            from .streaming import StreamingRunner  # not on the way of models that fit
+
+            self._streamer = StreamingRunner(load)
+            self._run: Run = self._streamer.run
+        else:
+            self._run = self._runner(load)
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
         """Run the network; the arrays returned are new ones, made for this call.
@@ -105,6 +110,8 @@ class OrtPreparedEngine:
         except Exception as problem:  # its exceptions have no common class but this one
             if self._unchecked:
                 load.wait_checked()  # what is damaged is the likelier reason
+            from ..engines.native_error import native_reason
+
             raise EngineError(f"{self.label}: {native_reason(problem, Path('model'))}") from problem
         if self._unchecked:
             load.wait_checked()
@@ -196,45 +203,47 @@ def _closed(_: Tensors) -> list[Array]:
 
 
 def open_artifact(
-    choice: EngineChoice, form: Artifact | Load, fix_shapes: FixShapes
+    choice: EngineChoice, source: Artifact | Load, fix_shapes: FixShapes
 ) -> PreparedEngine:
-    """Load a network from its prepared form, or go on with what was begun.
+    """Load a network from its artifact, or go on with a load in progress.
 
     Args:
-        choice: that the form was made for.
-        form: as it was read, or its loading as it was begun.
+        choice: that the artifact was made for.
+        source: the artifact as it was read, or the load.
         fix_shapes: decides the sizes that the network itself leaves open.
 
     Raises:
-        ArtifactError: it cannot be used: load the network itself, and prepare it anew.
+        ArtifactError: it cannot be used: load the network itself, and prepare it again.
 
     """
-    begun = form if isinstance(form, Load) else None
-    form = form.artifact if isinstance(form, Load) else form
-    if choice.engine != form.engine:
-        raise ArtifactError(f"form of {form.engine}, not of {choice.engine}")
-    declared, inputs, outputs = (
-        tensor_specs(form, key) for key in ("declared", "inputs", "outputs")
-    )
+    load = source if isinstance(source, Load) else None
+    artifact = source.artifact if isinstance(source, Load) else source
+    if choice.engine != artifact.engine:
+        raise ArtifactError(f"form of {artifact.engine}, not of {choice.engine}")
+    declared, inputs = (tensor_specs(artifact, key) for key in ("declared", "inputs"))
     try:
-        wanted = settle_shapes(declared, fix_shapes, Path(GRAPH))
+        wanted = fix_inputs(declared, fix_shapes, Path(GRAPH))
         if wanted != inputs:
-            raise ArtifactError(f"form for {_words(inputs)}, not for {_words(wanted)}")
-        if form.engine == "openvino":
-            from .ov_engine import OvPreparedEngine
-
-            return OvPreparedEngine(choice, form, inputs, outputs)
-        if begun is None:
-            begun = load_artifact(form)
-        return OrtPreparedEngine(begun, inputs, outputs)
+            raise ArtifactError(f"form for {_shown(inputs)}, not for {_shown(wanted)}")
+        if load is not None:
+            return OrtPreparedEngine(load)
+        module = import_module(capabilities(artifact.engine).prepared_module)
+        engine: PreparedEngine = module.open_prepared(choice, artifact)
+        return engine
     except BaseException:
-        if begun is not None:
-            begun.close()
+        if load is not None:
+            load.close()
         raise
 
 
+def open_prepared(choice: EngineChoice, artifact: Artifact) -> OrtPreparedEngine:
+    """Load an artifact of this engine; see `open_artifact`, which has checked that it fits."""
+    del choice  # all of it is in the artifact
+    return OrtPreparedEngine(load_artifact(artifact))
+
+
 def relative_distance(one: Array, other: Array) -> float:
-    """Give the distance of two tensors, relative to the first; 0 where they are equal."""
+    """Return the distance of two tensors, relative to the first; 0 where they are equal."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return float("inf")
     if one.tobytes() == other.tobytes():
@@ -245,15 +254,18 @@ def relative_distance(one: Array, other: Array) -> float:
     return float(np.linalg.norm(first - second) / max(float(np.linalg.norm(first)), 1e-30))
 
 
-def tensor_specs(form: Artifact, key: str) -> tuple[TensorSpec, ...]:
-    """Give what a form says of its "declared" inputs, its "inputs" or "outputs"."""
-    return tuple(TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in form.table[key])
+def tensor_specs(artifact: Artifact, key: str) -> tuple[TensorSpec, ...]:
+    """Return the "declared" inputs of an artifact's network, its "inputs" or "outputs"."""
+    return tuple(
+        TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in artifact.table[key]
+    )
 
 
-def accepts_batches(form: Artifact) -> bool:
-    """Whether the network that a form was made of, which takes one sample, takes several too."""
-    return any(len(s.shape) > 1 and s.shape[0] is None for s in tensor_specs(form, "declared"))
+def accepts_batches(artifact: Artifact) -> bool:
+    """Whether the network of an artifact that takes one sample takes several, too."""
+    declared = tensor_specs(artifact, "declared")
+    return any(len(spec.shape) > 1 and spec.shape[0] is None for spec in declared)
 
 
-def _words(specs: tuple[TensorSpec, ...]) -> str:
+def _shown(specs: tuple[TensorSpec, ...]) -> str:
     return ", ".join(str(spec) for spec in specs)

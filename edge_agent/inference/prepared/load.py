@@ -22,7 +22,7 @@ from typing import Any
 from xxhash import xxh3_64_hexdigest
 
 from ...device.resources import ROOT, text, usable_cpus
-from ..engines.ort_options import FATAL_ONLY
+from ..engines.ort_options import FATAL_ONLY, NAME
 from ..engines.ort_stages import Stage, open_session
 from .artifact import GRAPH, WEIGHTS, Artifact, ArtifactError, need_version, read
 from .mapped import MappedWeights, WeightCheck
@@ -36,6 +36,8 @@ Figures = Mapping[str, Any]
 """build_ms: until it can run; first_ms: its first run; total_ms: from the start of loading to the
 first result, the head start included; steady_ms: a later run."""
 
+ENGINE = NAME
+"""Whose forms are loaded here."""
 _ENTRIES: Mapping[str, Mapping[str, str]] = {
     "parallel": {"session.prepack.enable_parallel": "1"},
     "bare": {"session.disable_prepacking": "1"},
@@ -102,7 +104,7 @@ def load_folder(folder: str) -> Load:
 
 def load_artifact(artifact: Artifact, strategy: str | None = None) -> Load:
     """Load an artifact that has been read; *strategy*: instead of the best one."""
-    if artifact.engine != "onnxruntime":
+    if artifact.engine != ENGINE:
         raise ArtifactError(f"{artifact.folder}: is not of ONNX Runtime")
     table = artifact.table
     strategy = strategy or table["only"]
@@ -131,9 +133,11 @@ class Load:
         import onnxruntime as ort
 
         ort.set_default_logger_severity(FATAL_ONLY)
-        need_version(artifact, "onnxruntime", ort.__version__)
+        need_version(artifact, ENGINE, ort.__version__)
         if strategy in {"staged", "streaming"}:
-            stages = [Stage(each["graph"], each["takes"], each["gives"]) for each in table["stages"]]
+            stages = [
+                Stage(each["graph"], each["takes"], each["gives"]) for each in table["stages"]
+            ]
         else:
             inputs = [name for name, _, _ in table["inputs"]]
             outputs = [name for name, _, _ in table["outputs"]]

@@ -141,7 +141,9 @@ def choose_streaming(
     reference.check_identical(artifact, "streaming")
     ways = {"streaming": (artifact, "streaming")}
     first = load_once(artifact, "streaming", sample)
-    sizes = [last - start for start, last, _ in (each["range"] for each in artifact.table["stages"])]
+    sizes = [
+        last - start for start, last, _ in (each["range"] for each in artifact.table["stages"])
+    ]
     left = budget_mb * _MIB - first.anon_mb * _MIB - 2 * max(sizes)
     kept = 0
     while kept < count - 1 and sum(sizes[: kept + 1]) <= left:

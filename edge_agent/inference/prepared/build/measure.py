@@ -65,7 +65,8 @@ def head_start_ms() -> float:
 
 
 def load_once(
-    artifact: Artifact, strategy: str, tensors: Tensors, head_ms: float = 0.0) -> Measured:
+    artifact: Artifact, strategy: str, tensors: Tensors, head_ms: float = 0.0
+) -> Measured:
     """Load an artifact in one way as a start does, run it, and close it.
 
     Args:

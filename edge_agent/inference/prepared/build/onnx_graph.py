@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ....core.types import Kind, TensorSpec
 from ....device.resources import return_freed_memory, usable_cpus
 from ....models.manifest import ModelFolder
-from ...engines.engine import EngineChoice, settle_shapes
 from ...engines.ort import OrtEngine, settle, specs
-from ...engines.ort_options import Words
+from ...engines.ort_options import NAME, Words
 from ...engines.ort_stages import open_session
+from ...engines.protocol import EngineChoice, fix_inputs
 from ...folding.find import cut_for
 from ...folding.fold import Fold, note
 from ...model import assemble
@@ -23,7 +23,7 @@ from .choose_strategy import choose_resident, choose_streaming
 from .mapped_network import NO_PREPACKING, MappedNetwork
 from .measure import head_start_ms
 from .rewrites import FILES, Rewriter
-from .stage_graphs import Written, external_sizes, provisional, remove_stages, write_files
+from .stage_graphs import external_sizes, provisional, remove_stages, write_files
 from .verify import Reference
 from .weight_layout import ALIGNED, align
 
@@ -48,7 +48,7 @@ class _Original(NamedTuple):
     reference: Reference
 
 
-def make_onnx(
+def make_artifact(
     model: ModelFolder,
     choice: EngineChoice,
     kind: Kind,
@@ -67,10 +67,10 @@ def make_onnx(
     network = MappedNetwork(model.network)
     weights_mb = sum(len(data) for data in network.files.values()) / _MIB
     resident = not budget_mb or weights_mb * RESIDENT <= budget_mb
-    if resident:
-        head_ms = head_start_ms() if head_ms is None else head_ms
-    else:
+    if not resident:
         head_ms = 0.0  # a start in stages is not overlapped with anything
+    elif head_ms is None:
+        head_ms = head_start_ms()
     original = _run_original(model, choice, kind, network, words, None if resident else folder)
     ends = original.inputs, original.outputs
     network.fix({spec.name: tuple(size or 1 for size in spec.shape) for spec in original.inputs})
@@ -88,9 +88,7 @@ def make_onnx(
     if resident:
         chosen = choose_resident(artifacts, original.reference, table, weights_mb, budget_mb)
     else:
-        chosen = choose_streaming(
-            artifacts, original.reference, table, written.layout, budget_mb
-        )
+        chosen = choose_streaming(artifacts, original.reference, table, written.layout, budget_mb)
     for count in written.ways:
         if count != chosen:
             remove_stages(folder, count)
@@ -125,7 +123,7 @@ def _run_original(
         align(network, thrifty)
         session = network.session({**words, "switches": _THRIFTY}, thrifty, NO_PREPACKING)
     declared = specs(session.get_inputs(), model.network)
-    inputs = settle_shapes(declared, fixed_shapes(model.manifest.input, kind), model.network)
+    inputs = fix_inputs(declared, fixed_shapes(model.manifest.input, kind), model.network)
     outputs = specs(session.get_outputs(), model.network)
     engine = OrtEngine(session, inputs, outputs)
     reference = Reference(engine, assemble(model, choice, engine, kind))
@@ -150,7 +148,7 @@ def _describe(
 
     return {
         "format": FORMAT,
-        "engine": "onnxruntime",
+        "engine": NAME,
         "version": ort.__version__,
         "label": original.label,
         "cpu": processor(),

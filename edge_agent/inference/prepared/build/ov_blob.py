@@ -9,10 +9,10 @@ from typing import Any
 from xxhash import xxh3_64_hexdigest
 
 from ....core.errors import EngineError
-from ....core.types import Kind, TensorSpec
+from ....core.types import Kind
 from ....models.manifest import ModelFolder
-from ...engines.engine import EngineChoice
-from ...engines.ov import VERSION, OvEngine, compile_network, is_cpu, label_of
+from ...engines.ov import NAME, VERSION, OvEngine, compile_network, is_cpu, label_of
+from ...engines.protocol import EngineChoice
 from ...folding.find import cut_for
 from ...folding.fold import note
 from ...model import assemble
@@ -27,7 +27,9 @@ TOLERANCE = 1e-5
 _RUNS = 5
 
 
-def make_blob(model: ModelFolder, choice: EngineChoice, kind: Kind, folder: Path) -> dict[str, Any]:
+def make_artifact(
+    model: ModelFolder, choice: EngineChoice, kind: Kind, folder: Path, **_: object
+) -> dict[str, Any]:
     """Write the blob of an artifact; return its table, but for its key and list of files.
 
     Raises:
@@ -57,7 +59,7 @@ def make_blob(model: ModelFolder, choice: EngineChoice, kind: Kind, folder: Path
     digest = xxh3_64_hexdigest(blob)
     table: dict[str, Any] = {
         "format": FORMAT,
-        "engine": "openvino",
+        "engine": NAME,
         "version": VERSION,
         "label": label,
         "cpu": processor(),
@@ -71,7 +73,7 @@ def make_blob(model: ModelFolder, choice: EngineChoice, kind: Kind, folder: Path
         "compile_ms": round(compile_ms, 1),
     }
     artifact = Artifact(str(folder), {**table, "key": "being made", "files": {}})
-    figures, distance = _measure(choice, artifact, reference, inputs, outputs)
+    figures, distance = _measure(choice, artifact, reference)
     if not distance <= TOLERANCE:
         raise ArtifactError(f"imported, its numbers are another network's: {distance:.2g} away")
     table["distance"] = {"blob": distance}
@@ -84,8 +86,6 @@ def _measure(
     choice: EngineChoice,
     artifact: Artifact,
     reference: Reference,
-    inputs: tuple[TensorSpec, ...],
-    outputs: tuple[TensorSpec, ...],
 ) -> tuple[dict[str, float], float]:
     """Import a few times; return figures and the distance from the compiled network's numbers."""
     builds, firsts, steady = [], [], []
@@ -93,7 +93,7 @@ def _measure(
     sample = reference.timed_sample(artifact)
     for _ in range(_RUNS):
         begin = time.perf_counter()
-        engine = OvPreparedEngine(choice, artifact, inputs, outputs)
+        engine = OvPreparedEngine(choice, artifact)
         built = time.perf_counter()
         engine.infer(sample)
         first = time.perf_counter()

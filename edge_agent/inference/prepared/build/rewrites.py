@@ -86,10 +86,10 @@ class Rewriter:
         """Apply every pass over eight-bit weights; return the names of those that are kept."""
         if not signed.exact_here():
             return []
-        network, folder = self._network, self._folder
+        network, folder, floats = self._network, self._folder, self._computed_in_floats
         passes = (
             Pass("signed", lambda: signed.rewrite(network, folder)),
-            Pass("centred", lambda: zero_point.rewrite(network, folder, self._computed_in_floats)),
+            Pass("zero_point", lambda: zero_point.rewrite(network, folder, floats)),
         )
         return [each.name for each in passes if self.apply(each)]
 

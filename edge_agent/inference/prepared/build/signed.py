@@ -57,7 +57,7 @@ def rewrite(network: MappedNetwork, folder: Path) -> ModelProto | None:
 
 
 def _places(graph: GraphProto, constants: Constants) -> Iterator[tuple[NodeProto, int, int]]:
-    """Yield each node that takes such weights, and which of its inputs they and their zero point are."""
+    """Yield each node that takes such weights, and the numbers of its inputs: they, zero point."""
     users: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for node in graph.node:
         for index, name in enumerate(node.input):

@@ -73,9 +73,7 @@ def external_sizes(model: ModelProto) -> dict[str, int]:
     return {name: length for name, (file, _, length) in places.items() if file}
 
 
-def provisional(
-    folder: Path, table: Mapping[str, Any], written: Written, stages: int
-) -> Artifact:
+def provisional(folder: Path, table: Mapping[str, Any], written: Written, stages: int) -> Artifact:
     """Return an artifact of so many stages that can be loaded, though its table is not written."""
     described = _stage_table(written, stages)
     files = {
