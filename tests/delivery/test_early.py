@@ -231,14 +231,14 @@ def test_cuts_do_not_part_what_belongs_together(
     here: dict[str, int] = {}
     stages = []
     for tensor in network.tensors(ends):
-        here[tensor.name] = tensor.end - tensor.begin
+        here[tensor.name] = tensor.span[1] - tensor.span[0]
         while (stage := cutter.next(here, 0, len(content))) is not None:
             stages.append(stage)
     assert cutter.done
     assert len(stages) >= 3
     for stage in stages[:-1]:
-        assert all(name.endswith("_q") for name in stage.gives)
-    assert stages[-1].gives == ("scores",)
+        assert all(name.endswith("_q") for name in stage.outputs)
+    assert stages[-1].outputs == ("scores",)
     # Each operation is in one stage; what undoes eight bits goes with whoever needs it.
     own = [n for stage in stages for n in stage.nodes if nodes[n].operator != "DequantizeLinear"]
     assert sorted(own) == [n for n, each in enumerate(nodes) if each.operator != "DequantizeLinear"]

@@ -6,43 +6,39 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import onnxruntime as ort
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
 from ...inference.engines.native_error import native_reason
 from ...inference.engines.ort import label_of, settle
 from ...inference.engines.ort import specs as specs_of
-from ...inference.engines.ort_options import session_options
+from ...inference.engines.ort_stages import Stage, open_session, run_stages
 from ...inference.engines.protocol import EngineChoice, FixShapes, check_inputs, fix_inputs
 from ...inference.folding.fold import Fold
+from ...models.files import onnx_schema as proto
+from ...models.files.external_weights import externalized
+from ...models.files.onnx_reader import Tensor
 from ...models.files.protobuf import message, numeral
-from .cuts import Cutter, Stage
+from .cuts import CutStage, Cutter
 from .growing_file import Arriving, UnfitError
-from .onnx_stream import TYPES, OnnxFile, Tensor, declared
+from .onnx_stream import OnnxFile, declared
 
 _DATA = "arriving"
 """By which name the graphs call the file that arrives."""
-_LEAST = 1024
-"""Bytes below which weights stay in the graph: shapes and scales are looked at while it loads."""
 NEAR = 8
 """It is nearly there when no more than this part of it is missing."""
 _KEPT_RUNS = 2
 
-# Fields of a model, a graph, and a tensor.
-_GRAPH, _INITIALIZER, _INPUT, _OUTPUT = 7, 5, 11, 12
-_EXTERNAL_DATA, _DATA_LOCATION, _EXTERNAL = 13, 14, 1
-
 
 class StagedEngine:
-    """ONNX Runtime on the CPU, a session a stage."""
+    """ONNX Runtime on the CPU, a session for each stage."""
 
     def __init__(self, data: Arriving, file: OnnxFile, choice: EngineChoice) -> None:
-        """Wait for the graph, then begin to build.
+        """Wait for the graph, then start to build.
 
         Args:
             data: the package.
@@ -66,7 +62,7 @@ class StagedEngine:
         self.outputs = tuple(declared(name, value) for name, value in self._ends.outputs.items())
         self._words, _ = settle(choice)
         self._changed = threading.Condition()
-        self._built: list[tuple[Stage, Any]] = []
+        self._built: list[Stage] = []
         self._whole = False
         self._problem: BaseException | None = None
         self.near = threading.Event()
@@ -98,35 +94,38 @@ class StagedEngine:
 
         """
         check_inputs(self.inputs, tensors)
-        values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in tensors.items()}
-        index = 0
-        while (part := self._stage(index)) is not None:
-            stage, session = part
-            feeds = {name: values[name] for name in stage.takes}
-            try:
-                results = session.run_with_ort_values(list(stage.gives), feeds)
-            except Exception as problem:  # its exceptions have no common class but this one
-                reason = native_reason(problem, Path("model"))
-                raise EngineError(f"{self.label}: {reason}") from problem
-            values.update(zip(stage.gives, results, strict=True))
-            index += 1
-        outputs = {spec.name: values[spec.name].numpy() for spec in self.outputs}
+        names = [spec.name for spec in self.outputs]
+        try:
+            found = run_stages(self._as_built(), tensors, names)
+        except EngineError:
+            raise
+        except Exception as problem:  # its exceptions have no common class but this one
+            raise EngineError(f"{self.label}: {native_reason(problem, Path('model'))}") from problem
+        outputs = dict(zip(names, found, strict=True))
         if len(self.runs) < _KEPT_RUNS:
             self.runs.append((dict(tensors), outputs))
         return outputs
 
-    def _stage(self, index: int) -> tuple[Stage, Any] | None:
-        """Wait for a stage; None when there are no more."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: index < len(self._built) or self._whole or self._problem is not None
-            )
-            if self._problem is not None:
-                raise EngineError(str(self._problem)) from self._problem
-            return self._built[index] if index < len(self._built) else None
+    def _as_built(self) -> Iterator[tuple[Stage, Any]]:
+        """Yield the stages in order, each as soon as it is built."""
+        index = 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda count=index: (  # type: ignore[misc]
+                        count < len(self._built) or self._whole or self._problem is not None
+                    )
+                )
+                if self._problem is not None:
+                    raise EngineError(str(self._problem)) from self._problem
+                if index == len(self._built):
+                    return
+                stage = self._built[index]
+            yield stage, stage.ready()
+            index += 1
 
     def close(self) -> None:
-        """Let go of all sessions."""
+        """Release all sessions."""
         self._fail(EngineError(f"{self.label}: the network has been closed"))
 
     def _fail(self, problem: BaseException) -> None:
@@ -148,10 +147,11 @@ class StagedEngine:
             total = self._file.end - self._file.begin
             for tensor in self._file.tensors(self._ends):
                 here[tensor.name] = tensor
-                sizes[tensor.name] = tensor.end - tensor.begin
-                left = self._file.end - tensor.end
-                while (stage := cutter.next(sizes, left, total)) is not None:
-                    self._build(stage, here, known)
+                begin, end = tensor.span
+                sizes[tensor.name] = end - begin
+                left = self._file.end - end
+                while (cut := cutter.next(sizes, left, total)) is not None:
+                    self._build(cut, here, known)
                 if left * NEAR <= total:
                     self.near.set()
             if not cutter.done:
@@ -164,53 +164,50 @@ class StagedEngine:
         finally:
             self.near.set()
 
-    def _build(self, stage: Stage, here: Mapping[str, Tensor], known: dict[str, bytes]) -> None:
-        """Make a stage's session; note the types of what it gives."""
+    def _build(self, cut: CutStage, here: Mapping[str, Tensor], known: dict[str, bytes]) -> None:
+        """Open a stage's session; add the types of its outputs to *known*."""
         words = {**self._words, "spins": False}
-        options = session_options(words, weights={_DATA: self._data.buffer})
-        session = ort.InferenceSession(
-            self._graph(stage, here, known), options, providers=["CPUExecutionProvider"]
-        )
-        for spec in specs_of(session.get_outputs(), Path("model")):
-            known[spec.name] = message(_INPUT, _value(spec))
+        weights = {_DATA: self._data.buffer}
+        graph = self._graph(cut, here, known)
+        stage = Stage(self.label, cut.inputs, list(cut.outputs))
+        stage.build(partial(open_session, graph, words, self.label, weights=weights))
+        for spec in specs_of(stage.ready().get_outputs(), Path("model")):
+            known[spec.name] = message(proto.GRAPH_INPUT, _value(spec))
         with self._changed:
             if self._problem is None:
-                self._built.append((stage, session))
+                self._built.append(stage)
             self._changed.notify_all()
 
-    def _graph(self, stage: Stage, here: Mapping[str, Tensor], known: Mapping[str, bytes]) -> bytes:
+    def _graph(
+        self, cut: CutStage, here: Mapping[str, Tensor], known: Mapping[str, bytes]
+    ) -> bytes:
         """Write a stage as a model of its own, its larger weights left where they are."""
-        parts = [self._nodes[index].field for index in stage.nodes]
-        parts.append(message(2, b"stage"))
-        parts += [message(_INITIALIZER, self._tensor(here[name])) for name in stage.weights]
-        parts += [known[name] for name in stage.takes]
-        for name in stage.gives:
+        nodes = (self._nodes[index].field for index in cut.nodes)
+        parts = [self._data.read(field.start, field.end) for field in nodes]
+        parts.append(message(proto.GRAPH_NAME, b"stage"))
+        weights = (self._tensor(here[name]) for name in cut.weights)
+        parts += [message(proto.GRAPH_INITIALIZER, tensor) for tensor in weights]
+        parts += [known[name] for name in cut.inputs]
+        for name in cut.outputs:
             # Of what goes on to other stages the engine works the type out by itself.
             whole = self._ends.outputs.get(name)
-            parts.append(whole or message(_OUTPUT, message(1, name.encode())))
-        return self._file.front + message(_GRAPH, b"".join(parts)) + self._ends.opsets
+            named = message(proto.VALUE_NAME, name.encode())
+            parts.append(whole or message(proto.GRAPH_OUTPUT, named))
+        graph = message(proto.MODEL_GRAPH, b"".join(parts))
+        return self._file.front + graph + self._ends.opsets
 
     def _tensor(self, tensor: Tensor) -> bytes:
-        if tensor.raw is None or tensor.raw[2] - tensor.raw[1] < _LEAST:
-            return self._data.read(tensor.begin, tensor.end)
-        start, begin, end = tensor.raw
-        places = (("location", _DATA), ("offset", str(begin)), ("length", str(end - begin)))
-        entries = b"".join(
-            message(_EXTERNAL_DATA, message(1, key.encode()) + message(2, value.encode()))
-            for key, value in places
-        )
-        return (
-            self._data.read(tensor.begin, start)
-            + self._data.read(end, tensor.end)
-            + entries
-            + numeral(_DATA_LOCATION, _EXTERNAL)
-        )
+        outside = externalized(self._data, tensor, _DATA)
+        return self._data.read(*tensor.span) if outside is None else outside
 
 
 def _value(spec: TensorSpec) -> bytes:
     """Describe a tensor as a graph's input."""
     sizes = b"".join(
-        message(1, numeral(1, size) if size is not None else b"") for size in spec.shape
+        message(proto.SHAPE_SIZE, b"" if size is None else numeral(proto.SIZE_NUMBER, size))
+        for size in spec.shape
     )
-    kind = message(1, numeral(1, TYPES[spec.dtype]) + message(2, sizes))
-    return message(1, spec.name.encode()) + message(2, kind)
+    element = numeral(proto.TENSOR_ELEMENT, proto.NUMBERS[spec.dtype])
+    kind = message(proto.TYPE_TENSOR, element + message(proto.TENSOR_SHAPE, sizes))
+    name = message(proto.VALUE_NAME, spec.name.encode())
+    return name + message(proto.VALUE_TYPE, kind)

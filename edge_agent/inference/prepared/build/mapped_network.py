@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....core.types import Array
-from ....models.files.skeleton import LEAST, map_file, skeleton
+from ....models.files.external_weights import MIN_EXTERNAL_BYTES, externalize_weights
+from ....models.files.onnx_reader import map_file
 from ...engines.ort_options import Words
 from ...engines.ort_stages import open_session
 
@@ -45,7 +46,7 @@ class MappedNetwork:
         self.network = network
         self.files: dict[str, mmap.mmap] = {network.name: map_file(network)}
         self.model: ModelProto = ModelProto()
-        self.model.ParseFromString(skeleton(self.files[network.name], network.name))
+        self.model.ParseFromString(externalize_weights(self.files[network.name], network.name))
         for tensor in tensors(self.model.graph):
             file, _, _ = location(tensor)
             if file and file not in self.files:
@@ -108,7 +109,9 @@ class MappedNetwork:
 
         extra = {
             "session.optimized_model_external_initializers_file_name": OPTIMIZED_WEIGHTS,
-            "session.optimized_model_external_initializers_min_size_in_bytes": str(LEAST),
+            "session.optimized_model_external_initializers_min_size_in_bytes": str(
+                MIN_EXTERNAL_BYTES
+            ),
             **NO_PREPACKING,  # only the graph is wanted
         }
         self.session(words, folder, extra, optimized_model_filepath=str(folder / OPTIMIZED))
@@ -170,7 +173,7 @@ class Constants:
         tensor.dims.extend(data.shape)
         self._known[by] = tensor
         self._replaced.add(name)
-        if data.nbytes < LEAST:
+        if data.nbytes < MIN_EXTERNAL_BYTES:
             tensor.raw_data = data.tobytes()
             return
         tensor.data_location = _EXTERNAL

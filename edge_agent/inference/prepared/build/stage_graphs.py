@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xxhash import xxh3_64_hexdigest
 
-from ....models.files.skeleton import map_file
+from ....models.files.onnx_reader import map_file
 from ...dataflow import Cut
 from ...engines.ort_options import Words
 from ...engines.ort_stages import open_session
