@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 # imported; OpenVINO sends its telemetry by a package that it can do without.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-# NumPy's OpenBLAS would start a thread per core, which spin while they wait and take the second core
+# NumPy's OpenBLAS would start a thread per core; they spin while they wait and take the second core
 # from the load of a model (measured). Nothing here multiplies large matrices.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
