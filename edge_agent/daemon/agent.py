@@ -18,17 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config.settings import (
-    Arm,
-    Batching,
-    Broker,
-    Health,
-    Pipeline,
-    SecondStage,
-    Settings,
-    Trial,
-    Trust,
-)
+from ..config.settings import Arm, Settings
 from ..core import systemd
 from ..core.codec import unpack
 from ..core.errors import AgentError, EngineError, ModelError
@@ -37,11 +27,9 @@ from ..core.flight_recorder import aloft, last_words, recorder
 from ..core.logs import set_up
 from ..core.threads import Stop, Stops, stop_on_dead_threads, stop_on_signals
 from ..core.timeline import Clock
-from ..inference.engines.engine import EngineChoice
 from ..inference.model import Model, open_model
 from ..inference.prepared.artifact import read
 from ..inference.prepared.fallback import quick_model
-from ..models.manifest import InputSpec, LogMel, Manifest, ModelFolder, OutputSpec, TrialSpec
 from ..models.store.agent_lock import claim
 from ..runtime.pipelines.runner import Frames
 from .fast_start import readahead
@@ -61,16 +49,6 @@ log = logging.getLogger(__name__)
 
 FIRST_RESULT_SECONDS = 10.0
 """How long orders, pushes and health wait for a first result that is to be expected."""
-
-_CLASSES = {
-    kind.__name__: kind
-    for kind in (
-        *(Settings, Broker, Health, Trust, Trial, Batching, Pipeline, SecondStage),
-        *(ModelFolder, Manifest, InputSpec, OutputSpec, TrialSpec, LogMel),
-        EngineChoice,
-    )
-}
-"""What a plan is made of."""
 
 
 class Restart(Exception):
@@ -236,8 +214,8 @@ class Agent:
                 log.warning("%s: cannot be written: %s", readahead.FILE, problem.strerror)
 
     def _quick_model(self, quick: PlannedModel, begun: Begun | None) -> Model:
-        folder = unpack(quick.folder, _CLASSES)
-        choice = unpack(quick.choice, _CLASSES)
+        folder = unpack(quick.folder)
+        choice = unpack(quick.choice)
         if quick.form:
             return quick_model(folder, choice, begun or read(quick.form), quick.kind)
         # Looked into when the plan was made, and unchanged since.
@@ -258,7 +236,7 @@ class Agent:
             return False
         try:
             return all(
-                opened.catalog.find(quick.name, quick.version) == unpack(quick.folder, _CLASSES)
+                opened.catalog.find(quick.name, quick.version) == unpack(quick.folder)
                 for quick in plan.models
             )
         except ModelError:
@@ -355,7 +333,7 @@ def run(
 def resume(plan: Plan, early: Early, config: str, clock: Clock) -> int:
     """Run the daemon from a plan; the exit status of `edge-agent run`."""
     set_up(verbose=False, steady=True)
-    settings: Settings = unpack(plan.settings, _CLASSES)
+    settings: Settings = unpack(plan.settings)
 
     def reread() -> Settings:
         from ..config.load import load

@@ -9,10 +9,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..config.settings import Settings
+from ..config.settings import Settings, keep_until_restart
 from ..core import systemd
 from ..core.errors import UsageError
 from ..core.logs import ANSWER
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from ..health.prometheus import Exposed
 
 log = logging.getLogger(__name__)
-
-_FIXED = ("device_id", "state_dir", "profile", "engine", "models_dirs", "batching", "decode")
-"""Settings that take effect at the next start only; so does `broker.topic_root`."""
 
 
 class Reloading:
@@ -109,17 +105,11 @@ class Reloading:
         for pipeline in settings.pipelines:
             parse_source(pipeline.source, settings.base)
         tls = tls_context(settings.broker)
-        present = self._frames.settings
-        kept = {key: getattr(present, key) for key in _FIXED}
-        waiting = [key for key, value in kept.items() if getattr(settings, key) != value]
-        broker = settings.broker
-        if broker.topic_root != present.broker.topic_root:
-            waiting.append("broker.topic_root")
-            broker = replace(broker, topic_root=present.broker.topic_root)
+        settings, waiting = keep_until_restart(settings, self._frames.settings)
         for key in waiting:
             log.warning("%s: changed, takes effect at the next start", key, extra=ANSWER)
             self._planner.waits_for_restart = True
-        return replace(settings, broker=broker, **kept), tls
+        return settings, tls
 
     def _arrange(self, settings: Settings) -> None:
         """Have pipelines come and go.

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from ...core.codec import storable
 from ...core.errors import EngineError
 from ...core.frozen import record
 from ...core.types import Array, Tensors, TensorSpec
@@ -26,6 +27,7 @@ MODULES: Mapping[str, str] = {
 }
 
 
+@storable
 @record
 class EngineChoice:
     """One line of a device profile: an engine, where it runs, and how."""
