@@ -305,15 +305,6 @@ class Pipeline:
         self._client.publish(self._identity.topics.snapshot(self.name), picture)
 
     def _report(self, problem: Exception) -> None:
-        """Log a kind of error when it begins; how often it happens is in health."""
-        text = str(problem)
-        now = time.monotonic()
-        if (
-            self.last_problem is None
-            or now - self.last_problem[0] > 60
-            or self.last_problem[1] != text
-        ):
-            log.warning("%s: a frame is dropped: %s", self.name, text)
-            self.last_problem = (now, text)
-        else:
-            self.last_problem = (now, self.last_problem[1])
+        """Log why a frame is dropped; how often that happens is in health."""
+        log.warning("%s: a frame is dropped: %s", self.name, problem)
+        self.last_problem = (time.monotonic(), str(problem))
