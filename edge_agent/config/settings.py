@@ -15,6 +15,7 @@ from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.errors import UsageError
 from ..core.frozen import record
 from ..core.names import default_device_id, is_name, is_version, version_key
+from ..inference.engines.registry import WantedEngine
 
 R = TypeVar("R")
 
@@ -181,7 +182,7 @@ class Settings:
     device_id: str = field(default_factory=default_device_id, metadata=RESTART)
     groups: tuple[str, ...] = ()
     profile: str = field(default="auto", metadata=RESTART)
-    engine: Literal["auto", "openvino", "onnxruntime"] = field(default="auto", metadata=RESTART)
+    engine: WantedEngine = field(default="auto", metadata=RESTART)
     decode: Literal["auto", "software"] = field(default="auto", metadata=RESTART)
     """Of cameras and clips: on a hardware decoder where there is one, or never."""
     state_dir: str = field(default="", metadata=RESTART)

@@ -13,8 +13,7 @@ from typing import Any
 
 from ...core.timeline import Clock
 from ...inference.prepared.artifact import WEIGHTS
-from ...inference.prepared.load import begin as load_form
-from ...inference.prepared.load import warm
+from ...inference.prepared.load import ENGINE, load_folder, prefetch
 from .plan import Plan
 from .readahead import Ahead, ahead, cached
 
@@ -34,10 +33,10 @@ class Early:
         gc.disable()
         self._interval = sys.getswitchinterval()
         sys.setswitchinterval(0.0005)
-        # Only ONNX Runtime's forms are begun here: OpenVINO takes longer to import than to load.
+        # Forms of other engines are not begun here: their libraries take longer to import than
+        # the forms to load.
         self._models = [
-            Begun(quick.form if quick.choice["engine"] == "onnxruntime" else "")
-            for quick in plan.models
+            Begun(quick.form if quick.choice["engine"] == ENGINE else "") for quick in plan.models
         ]
         try:
             self._begin(plan, clock)
@@ -47,7 +46,7 @@ class Early:
 
     def _begin(self, plan: Plan, clock: Clock) -> None:
         formed = [begun for begun in self._models if begun.form]
-        others = {quick.choice["engine"] for quick in plan.models} - {"onnxruntime"}
+        others = {quick.choice["engine"] for quick in plan.models} - {ENGINE}
         reading = ahead(plan.state, plan.origins)
         if formed and reading is None and not cached(f"{formed[0].form}/{WEIGHTS}", 0):
             # The libraries are in memory, the model is not: the disk need not wait for Python.
@@ -57,15 +56,18 @@ class Early:
         _undocumented("numpy", "numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars")
         self._need("numpy", reading)
         if formed:
-            self._need("onnxruntime", reading)
+            self._need(ENGINE, reading)
             loading = threading.Thread(target=_load, args=(formed, reading, clock), daemon=True)
             loading.start()
         if any(quick.kind == "picture" for quick in plan.models):
             if reading is not None:
                 reading.wait("cv2")
             import_module("edge_agent.sources.opencv").load()
-        for engine in sorted(others):
-            self._need(engine, reading)
+        if others:
+            from ...inference.engines.registry import capabilities
+
+            for engine in sorted(others):
+                self._need(capabilities(engine).package, reading)
         if reading is not None:
             reading.wait()
 
@@ -76,10 +78,10 @@ class Early:
         import_module(package)
 
     def model(self, index: int) -> Any:
-        """Return the load begun for a model of the plan: `inference.prepared.load.Begun`, or None.
+        """Return the load begun for a model of the plan: `inference.prepared.load.Load`, or None.
 
         Raises:
-            FormError: the form cannot be used.
+            ArtifactError: the form cannot be used.
 
         """
         return self._models[index].result()
@@ -103,7 +105,7 @@ class Begun:
     def load(self) -> None:
         """Load it, or keep what is wrong for whoever asks."""
         try:
-            self._result = load_form(self.form)
+            self._result = load_folder(self.form)
         except BaseException as problem:  # noqa: BLE001 - raised where the result is asked for
             self._problem = problem
         self._done.set()
@@ -131,7 +133,7 @@ def _undocumented(package: str, *without: str) -> None:
 def _warm(models: Sequence[Begun]) -> None:
     """Have the disk read what is loaded later."""
     for begun in models:
-        warm(begun.form)
+        prefetch(begun.form)
 
 
 def _load(models: Sequence[Begun], reading: Ahead | None, clock: Clock) -> None:

@@ -14,16 +14,11 @@ import onnxruntime as ort
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
-from ...inference.engines.engine import (
-    EngineChoice,
-    FixShapes,
-    check_inputs,
-    native_reason,
-    settle_shapes,
-)
-from ...inference.engines.ort import settle
+from ...inference.engines.native_error import native_reason
+from ...inference.engines.ort import label_of, settle
 from ...inference.engines.ort import specs as specs_of
 from ...inference.engines.ort_options import session_options
+from ...inference.engines.protocol import EngineChoice, FixShapes, check_inputs, fix_inputs
 from ...inference.folding.fold import Fold
 from ...models.files.protobuf import message, numeral
 from .cuts import Cutter, Stage
@@ -59,8 +54,10 @@ class StagedEngine:
             EngineError: it cannot be run like this at all.
 
         """
-        self.label = "onnxruntime:CPUExecutionProvider"
+        self.label = label_of()
         self.fold: Fold | None = None
+        self.prepared = None
+        self.widened = None
         self._data = data
         self._file = file
         self._nodes = file.nodes()
@@ -86,7 +83,7 @@ class StagedEngine:
             EngineError: some stay open.
 
         """
-        self.inputs = settle_shapes(self.inputs, fix_shapes, Path("model"))
+        self.inputs = fix_inputs(self.inputs, fix_shapes, Path("model"))
 
     @property
     def stages(self) -> int:

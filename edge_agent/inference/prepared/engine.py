@@ -1,49 +1,46 @@
 """A prepared form as an engine: whichever way it was loaded, the numbers are those of the network.
 
-What is loaded the quick way is exchanged for what runs fastest by `settle`, between two calls.
+What is loaded the quick way is exchanged for what runs fastest by `finish_load`, between two calls.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
-from ..engines.engine import (
-    Engine,
-    EngineChoice,
-    FixShapes,
-    check_inputs,
-    native_reason,
-    settle_shapes,
-)
-from .artifact import GRAPH, Form, FormError
-from .load import Begun, start
-from .streaming import Streamer
+from ..engines.protocol import Engine, EngineChoice, FixShapes, check_inputs, fix_inputs
+from ..engines.registry import capabilities
+from .artifact import GRAPH, Artifact, ArtifactError
+from .load import Load, load_artifact
+
+if TYPE_CHECKING:
+    from .streaming import StreamingRunner
 
 log = logging.getLogger(__name__)
 
 Run = Callable[[Tensors], list[Array]]
 """Gives the outputs in the network's order."""
 
-# By rung; every other is "resident".
+# By strategy; every other is "resident".
 _MODES = {"staged": "staged", "bare": "bare", "streaming": "streaming"}
 AGREE = 1e-3
 """Relative distance allowed between a bare session and its twin: they add in another order."""
 
 
-class FormedEngine(Engine, Protocol):
+class PreparedEngine(Engine, Protocol):
     """An engine that was loaded from a form, whichever."""
 
     mode: str
-    form: Form
+    artifact: Artifact
 
-    def settle(self, threads: int | None = None) -> bool:
+    def finish_load(self, threads: int | None = None) -> bool:
         """Build what runs fastest in the long run, behind; gives whether anything has changed.
 
         Args:
@@ -55,24 +52,32 @@ class FormedEngine(Engine, Protocol):
         """
 
 
-class FormEngine:
+class OrtPreparedEngine:
     """A network that was loaded from a prepared form."""
 
     def __init__(
-        self, begun: Begun, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+        self, begun: Load, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
     ) -> None:
-        self.label: str = begun.form.table["label"]
+        self.label: str = begun.artifact.table["label"]
         self.inputs = inputs
         self.outputs = outputs
-        self.form = begun.form
-        self.fold = begun.form.fold
+        self.artifact = begun.artifact
+        self.prepared = None
+        self.widened = None
+        self.fold = begun.artifact.fold
         self._taken = inputs if self.fold is None else self.fold.specs(inputs)
-        self.mode: str = _MODES.get(begun.rung, "resident")
-        self._begun: Begun | None = begun
-        self._streamer = Streamer(begun) if begun.rung == "streaming" else None
+        self.mode: str = _MODES.get(begun.strategy, "resident")
+        self._begun: Load | None = begun
+        self._streamer: StreamingRunner | None = None
         self._unchecked = True
         self._last: Tensors | None = None
-        self._run = self._streamer.run if self._streamer else self._runner(begun)
+        if begun.strategy == "streaming":
+            from .streaming import StreamingRunner  # not on the way of models that fit
+
+            self._streamer = StreamingRunner(begun)
+            self._run: Run = self._streamer.run
+        else:
+            self._run = self._runner(begun)
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
         """Run the network; the arrays returned are new ones, made for this call.
@@ -80,7 +85,7 @@ class FormEngine:
         The first call returns when all weights have been checked.
 
         Raises:
-            FormError: the form is damaged. Close the engine and load the network itself.
+            ArtifactError: the form is damaged. Close the engine and load the network itself.
             EngineError: as for every engine.
 
         """
@@ -94,7 +99,7 @@ class FormEngine:
         try:
             try:
                 results = run(tensors)
-            except FormError:
+            except ArtifactError:
                 if self._run is run:
                     raise
                 # Exchanged before it had come to the last stage.
@@ -104,6 +109,8 @@ class FormEngine:
         except Exception as problem:  # its exceptions have no common class but this one
             if self._unchecked:
                 begun.verdict()  # what is damaged is the likelier reason
+            from ..engines.native_error import native_reason
+
             raise EngineError(f"{self.label}: {native_reason(problem, Path('model'))}") from problem
         if self._unchecked:
             begun.verdict()
@@ -112,7 +119,7 @@ class FormEngine:
             self._last = tensors
         return {spec.name: array for spec, array in zip(self.outputs, results, strict=True)}
 
-    def settle(self, threads: int | None = None) -> bool:
+    def finish_load(self, threads: int | None = None) -> bool:
         """Build what runs fastest, and put it in the place of what was loaded first.
 
         To be called in the background, after the first result. Calls of `infer` go on meanwhile.
@@ -130,9 +137,12 @@ class FormEngine:
         begun = self._begun
         if begun is None or self.mode == "streaming":
             return False
-        if threads == self.form.table["session"]["threads"]:
+        if threads == self.artifact.table["session"]["threads"]:
             threads = None
-        runs_best = self.mode == "resident" or self.form.table["settled"][begun.rung] == begun.rung
+        runs_best = (
+            self.mode == "resident"
+            or self.artifact.table["settled"][begun.strategy] == begun.strategy
+        )
         if threads is None and runs_best:
             return False
         begun.verdict()
@@ -149,7 +159,7 @@ class FormEngine:
             self._compare(self._run(last), run(last))
         self._run, self.mode, self._last = run, "resident", None
         for part in begun.parts:
-            part.fail(FormError(f"{self.form.folder}: exchanged"))
+            part.fail(ArtifactError(f"{self.artifact.folder}: exchanged"))
         return True
 
     def _compare(self, expected: list[Array], found: list[Array]) -> None:
@@ -160,7 +170,7 @@ class FormEngine:
                     f"{self.label}: output {spec.name} of the prepared twin is {distance:.2g} away"
                 )
 
-    def _runner(self, begun: Begun) -> Run:
+    def _runner(self, begun: Load) -> Run:
         """Run one session, or several one after the other."""
         names = [spec.name for spec in self.outputs]
         parts = list(begun.parts)
@@ -203,7 +213,9 @@ def _closed(_: Tensors) -> list[Array]:
     raise EngineError("the network has been closed")
 
 
-def open_form(choice: EngineChoice, form: Form | Begun, fix_shapes: FixShapes) -> FormedEngine:
+def open_artifact(
+    choice: EngineChoice, form: Artifact | Load, fix_shapes: FixShapes
+) -> PreparedEngine:
     """Load a network from its prepared form, or go on with what was begun.
 
     Args:
@@ -212,29 +224,40 @@ def open_form(choice: EngineChoice, form: Form | Begun, fix_shapes: FixShapes) -
         fix_shapes: decides the sizes that the network itself leaves open.
 
     Raises:
-        FormError: it cannot be used: load the network itself, and prepare it anew.
+        ArtifactError: it cannot be used: load the network itself, and prepare it anew.
 
     """
-    begun = form if isinstance(form, Begun) else None
-    form = form.form if isinstance(form, Begun) else form
+    begun = form if isinstance(form, Load) else None
+    form = form.artifact if isinstance(form, Load) else form
     if choice.engine != form.engine:
-        raise FormError(f"form of {form.engine}, not of {choice.engine}")
-    declared, inputs, outputs = (specs_of(form, key) for key in ("declared", "inputs", "outputs"))
+        raise ArtifactError(f"form of {form.engine}, not of {choice.engine}")
+    declared, inputs, outputs = (
+        tensor_specs(form, key) for key in ("declared", "inputs", "outputs")
+    )
     try:
-        wanted = settle_shapes(declared, fix_shapes, Path(GRAPH))
+        wanted = fix_inputs(declared, fix_shapes, Path(GRAPH))
         if wanted != inputs:
-            raise FormError(f"form for {_words(inputs)}, not for {_words(wanted)}")
-        if form.engine == "openvino":
-            from .ov_engine import BlobEngine
-
-            return BlobEngine(choice, form, inputs, outputs)
-        if begun is None:
-            begun = start(form)
-        return FormEngine(begun, inputs, outputs)
+            raise ArtifactError(f"form for {_words(inputs)}, not for {_words(wanted)}")
+        if begun is not None:
+            return OrtPreparedEngine(begun, inputs, outputs)
+        module = import_module(capabilities(form.engine).prepared_module)
+        engine: PreparedEngine = module.open_prepared(choice, form, inputs, outputs)
+        return engine
     except BaseException:
         if begun is not None:
             begun.close()
         raise
+
+
+def open_prepared(
+    choice: EngineChoice,
+    form: Artifact,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+) -> OrtPreparedEngine:
+    """Load a form of this engine; see `open_artifact`, which has checked that it fits."""
+    del choice  # all of it is in the form
+    return OrtPreparedEngine(load_artifact(form), inputs, outputs)
 
 
 def relative_distance(one: Array, other: Array) -> float:
@@ -249,14 +272,14 @@ def relative_distance(one: Array, other: Array) -> float:
     return float(np.linalg.norm(first - second) / max(float(np.linalg.norm(first)), 1e-30))
 
 
-def specs_of(form: Form, key: str) -> tuple[TensorSpec, ...]:
+def tensor_specs(form: Artifact, key: str) -> tuple[TensorSpec, ...]:
     """Give what a form says of its "declared" inputs, its "inputs" or "outputs"."""
     return tuple(TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in form.table[key])
 
 
-def takes_several(form: Form) -> bool:
+def accepts_batches(form: Artifact) -> bool:
     """Whether the network that a form was made of, which takes one sample, takes several too."""
-    return any(len(s.shape) > 1 and s.shape[0] is None for s in specs_of(form, "declared"))
+    return any(len(s.shape) > 1 and s.shape[0] is None for s in tensor_specs(form, "declared"))
 
 
 def _words(specs: tuple[TensorSpec, ...]) -> str:

@@ -6,7 +6,6 @@ import logging
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 from ...config.device_profile import (
     DeviceProfile,
@@ -25,12 +24,13 @@ from ...core.flight_recorder import place
 from ...core.types import Kind
 from ...device.hardware import Facts, read_facts
 from ...device.resources import usable_cpus
-from ...inference.engines.engine import EngineChoice, EngineName
 from ...inference.engines.probe import probe
+from ...inference.engines.protocol import EngineChoice
+from ...inference.engines.registry import WantedEngine, prepared_kind, titles
 from ...inference.model import Model, engine_order, open_model
-from ...inference.prepared.artifact import Form, FormError
+from ...inference.prepared.artifact import Artifact, ArtifactError
 from ...inference.prepared.build.cache import find, prepare
-from ...inference.prepared.fallback import QuickEngine, quick_model
+from ...inference.prepared.fallback import load_prepared
 from ...models.files.check_onnx import check_network
 from ...models.manifest import ModelFolder
 from ...models.store.catalog import Library
@@ -77,8 +77,11 @@ class ModelLoader:
         self,
         profile: DeviceProfile,
         facts: Facts,
-        wanted: EngineName | Literal["auto"],
+        wanted: WantedEngine,
         store: Store | None = None,
+        *,
+        batching: Batching | None = None,
+        crashes: CrashLedger | None = None,
     ) -> None:
         """Prepare.
 
@@ -87,6 +90,8 @@ class ModelLoader:
             facts: the machine.
             wanted: the engine that the settings insist on.
             store: keeps prepared forms; None: a model is loaded whole, whatever it takes.
+            batching: how many frames of several pipelines go through a model at a time.
+            crashes: what is known of models that take the agent down; None: nothing.
 
         """
         self._store = store
@@ -95,10 +100,8 @@ class ModelLoader:
         self._profile = profile
         self._facts = facts
         self._wanted = wanted
-        self.batching = Batching()
-        """How many frames of several pipelines go through a model at a time."""
-        self.crashes: CrashLedger | None = None
-        """What is known of models that take the agent down; None: nothing."""
+        self.batching = batching or Batching()
+        self._crashes = crashes
 
     @property
     def profile(self) -> DeviceProfile:
@@ -177,9 +180,9 @@ class ModelLoader:
 
     def _barred(self, folder: ModelFolder, choice: EngineChoice) -> str | None:
         """Say why a model is not to be loaded on an engine, for what it has done there."""
-        if self.crashes is None:
+        if self._crashes is None:
             return None
-        return self.crashes.barred(
+        return self._crashes.barred(
             place(folder.manifest.id, choice.engine, choice.device, str(folder.network))
         )
 
@@ -230,7 +233,9 @@ class ModelLoader:
             log.info("model %s: not from its form: %s", folder.manifest.id, problem)
             return None
 
-    def prepared_form(self, folder: ModelFolder, kind: Kind, *, make: bool = False) -> Form | None:
+    def prepared_form(
+        self, folder: ModelFolder, kind: Kind, *, make: bool = False
+    ) -> Artifact | None:
         """Find the prepared form of a model, or have it made; None: there is none.
 
         Raises:
@@ -244,12 +249,12 @@ class ModelLoader:
         if form is None and make:
             try:
                 form = prepare(self._store, folder, quick, kind, budget_mb=budget)
-            except FormError as problem:
+            except ArtifactError as problem:
                 log.warning("%s", problem)
         return form
 
     def load_prepared(
-        self, folder: ModelFolder, form: Form, kind: Kind, threads: int | None = None
+        self, folder: ModelFolder, form: Artifact, kind: Kind, threads: int | None = None
     ) -> Model:
         """Load a model from its prepared form, for the long run.
 
@@ -267,10 +272,10 @@ class ModelLoader:
         if quick is None:
             raise EngineError(f"{folder.manifest.id}: no engine may run its prepared form")
         own = next((one for one in self.choices_for(folder) if one.place == quick.place), quick)
-        model = quick_model(folder, quick, form, kind)
+        model = load_prepared(folder, quick, form, kind)
         try:
-            if isinstance(model.engine, QuickEngine):
-                model.engine.form.settle(threads or own.threads or None)
+            if model.engine.prepared is not None:
+                model.engine.prepared.finish_load(threads or own.threads or None)
             model.warm_up()
         except AgentError:
             model.close()
@@ -290,20 +295,20 @@ class ModelLoader:
         return 0 < budget < size_of(folder.path)
 
     def prepared_choice(self, folder: ModelFolder) -> EngineChoice | None:
-        """Say how a start runs a model: on ONNX Runtime, with all cores for its first frame.
+        """Return how a start runs a model; None: nothing can be prepared for it.
 
-        What only OpenVINO can run, or is to run, is imported by it; None: nothing can be prepared.
+        On an engine whose prepared form is a graph, wherever it stands in the profile, with all
+        cores for its first frame; else on the first engine, if that imports a prepared blob.
         """
         try:
             choices = self.choices_for(folder)
         except EngineError:
             return None
         for choice in choices:
-            if choice.place == ("onnxruntime", "CPU"):
+            if prepared_kind(choice) == "graph":
                 return replace(choice, threads=usable_cpus(), lanes=1)
         first = choices[0] if choices else None
-        here = first is not None and first.place == ("openvino", "CPU")
-        return first if here else None
+        return first if first is not None and prepared_kind(first) is not None else None
 
     def out_of_core(self, folder: ModelFolder) -> OutOfCore | None:
         """Say how a model is loaded that is larger than all models may take; None: it is not.
@@ -316,10 +321,10 @@ class ModelLoader:
             return None
         choice = self.prepared_choice(folder)
         budget = self._profile.memory_budget_mb
-        if choice is None or choice.engine != "onnxruntime":
+        if choice is None or prepared_kind(choice) != "graph":
             engines = ", ".join(one.engine for one in self.choices_for(folder)) or "none"
             raise EngineError(
                 f"{folder.manifest.id}: is larger than memory_budget_mb = {budget}, and only "
-                f"ONNX Runtime can run such a model (here: {engines}); raise the budget"
+                f"{titles('graph')} can run such a model (here: {engines}); raise the budget"
             )
         return OutOfCore(self._store.root, choice, budget)

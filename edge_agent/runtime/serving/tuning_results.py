@@ -23,9 +23,10 @@ from ... import __version__
 from ...config.device_profile import DeviceProfile
 from ...core.files import replace_file
 from ...device.hardware import Facts
-from ...inference.engines.engine import MODULES, EngineChoice
 from ...inference.engines.probe import installed
-from ...inference.prepared.digests import digest_of
+from ...inference.engines.protocol import EngineChoice
+from ...inference.engines.registry import ENGINES
+from ...inference.prepared.digests import model_digest
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +149,7 @@ class TuningResults:
         tunes = self._read()[0]
         if not tunes:
             return None
-        tune = tunes.get(digest_of(self._state, folder))
+        tune = tunes.get(model_digest(self._state, folder))
         return None if tune is None else tune.best(lanes, choices)
 
     def order(
@@ -182,7 +183,7 @@ class TuningResults:
 
         """
         tunes = dict(self._read()[0])
-        tunes[digest_of(self._state, folder)] = Tune(model, time.time(), tuple(ways))
+        tunes[model_digest(self._state, folder)] = Tune(model, time.time(), tuple(ways))
         newest = sorted(tunes.items(), key=lambda item: item[1].made)[-MOST_MODELS:]
         content = {
             "schema": SCHEMA,
@@ -285,7 +286,7 @@ def _way(entry: Any) -> Way | None:
     threads = _count(entry.get("threads"), _MOST_THREADS)
     lanes = _count(entry.get("lanes"), _MOST_LANES)
     batch = _count(entry.get("batch"), _MOST_BATCH)
-    if not isinstance(engine, str) or engine not in MODULES or not isinstance(device, str):
+    if not isinstance(engine, str) or engine not in ENGINES or not isinstance(device, str):
         return None
     if fps is None or fps <= 0:
         return None

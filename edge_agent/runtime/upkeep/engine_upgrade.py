@@ -17,11 +17,10 @@ from typing import NamedTuple
 
 from ...core.errors import AgentError, EngineError
 from ...core.types import Tensors
-from ...inference.engines.engine import EngineChoice
+from ...inference.engines.protocol import EngineChoice, PreparedForm
 from ...inference.model import Model, open_model
-from ...inference.prepared.artifact import Form
-from ...inference.prepared.engine import takes_several
-from ...inference.prepared.fallback import QuickEngine
+from ...inference.prepared.artifact import Artifact
+from ...inference.prepared.engine import accepts_batches
 from ..serving.active import ActiveModels, Serving
 from ..serving.challenger_results import Decision, name_of, remember, turned
 from ..serving.loader import ModelLoader
@@ -41,24 +40,26 @@ class Offer(NamedTuple):
 
     serving: Serving
     model: Model
-    form: Form
+    form: Artifact
 
 
 class EngineUpgrade:
     """Sees to the models that serve, one after the other."""
 
-    def __init__(self, active: ActiveModels, loader: ModelLoader) -> None:
+    def __init__(
+        self, active: ActiveModels, loader: ModelLoader, *, watched: Callable[[str], bool]
+    ) -> None:
         """Prepare.
 
         Args:
             active: what serves.
-            loader: how models are opened here.
+            loader: how models are loaded here.
+            watched: whether a model of a name is on trial or on probation, and so stays as it is.
 
         """
         self._active = active
         self._loader = loader
-        self.watched: Callable[[str], bool] = lambda _name: False
-        """Whether a model of that name is on trial or on probation, and so stays as it is."""
+        self._watched = watched
         self._offers: SimpleQueue[Offer | None] = SimpleQueue()
         self._closing = threading.Event()
         self.done = threading.Event()
@@ -68,7 +69,7 @@ class EngineUpgrade:
         self._closing.set()
         self._offers.put(None)
 
-    def offer(self, serving: Serving, model: Model, form: Form) -> None:
+    def offer(self, serving: Serving, model: Model, form: Artifact) -> None:
         """Take a form that was made of a model that serves as it was loaded."""
         self._offers.put(Offer(serving, model, form))
 
@@ -90,8 +91,9 @@ class EngineUpgrade:
     def _see_to_start(self) -> None:
         for serving in self._active.all():
             model = serving.model
-            if model is None or not isinstance(model.engine, QuickEngine):
+            if model is None or model.engine.prepared is None:
                 continue
+            prepared = model.engine.prepared
             if self._closing.is_set():
                 return
             self._tune(serving, model)
@@ -99,10 +101,10 @@ class EngineUpgrade:
                 choices = self._loader.choices_for(model.folder)
             except EngineError:
                 continue
-            self._settle(model, model.engine, choices)
+            self._settle(model, prepared, choices)
             preferred = choices[0]
             if preferred.place != model.choice.place:
-                self._rehearse(serving, model, model.engine, preferred)
+                self._rehearse(serving, model, prepared, preferred)
 
     def _tune(self, serving: Serving, model: Model) -> None:
         """Find out what suits a model, where the profile asks for it and nothing is known yet."""
@@ -124,28 +126,28 @@ class EngineUpgrade:
             best = self._loader.best_way(model.folder)
             log.info("model %s: tuned: %s", model.id, best or "nothing is better than another")
 
-    def _settle(self, model: Model, engine: QuickEngine, choices: list[EngineChoice]) -> None:
+    def _settle(self, model: Model, prepared: PreparedForm, choices: list[EngineChoice]) -> None:
         """Give it the threads that the lanes leave, and prepared weights."""
-        if engine.damaged is not None:
+        if prepared.damaged is not None:
             return
         own = next(
             (choice for choice in choices if choice.engine == model.choice.engine), model.choice
         )
         try:
-            if engine.form.settle(own.threads or None):
+            if prepared.finish_load(own.threads or None):
                 log.info("model %s: settled for the long run", model.id)
         except EngineError as problem:
             log.warning("model %s: stays as it was loaded: %s", model.id, problem)
 
     def _rehearse(
-        self, serving: Serving, model: Model, engine: QuickEngine, preferred: EngineChoice
+        self, serving: Serving, model: Model, prepared: PreparedForm, preferred: EngineChoice
     ) -> None:
         """Let the engine that the profile prefers take over, if it is faster."""
         best = self._loader.best_way(model.folder)
         decision = rehearse(
             _Role(serving, self._active),
             lambda: open_model(model.folder, [preferred], serving.kind, checked=True)[0],
-            Path(engine.form.form.folder),
+            Path(prepared.folder),
             name_of(preferred),
             tolerance=model.manifest.trial.tolerance,
             stopped=self._closing.wait,
@@ -159,11 +161,11 @@ class EngineUpgrade:
         return (
             not self._closing.is_set()
             and serving.model is model
-            and not isinstance(model.engine, QuickEngine)
+            and model.engine.prepared is None
             # A form takes one sample at a time.
             and (
                 max(self._loader.max_batch(model.folder), serving.crops) == 1
-                or not takes_several(form)
+                or not accepts_batches(form)
             )
             # A device that cannot hold two versions of a model does not hold one twice.
             and self._loader.profile.swap != "replace"
@@ -177,7 +179,7 @@ class EngineUpgrade:
         best = self._loader.best_way(model.folder)
         if choice is None or (best is not None and best.engine != choice.engine):
             return True  # nothing is left to find out
-        if self.watched(model.manifest.name) or role.live() is None:
+        if self._watched(model.manifest.name) or role.live() is None:
             return False
         notes = Path(form.folder)
         until = time.monotonic() + FRAMES_SECONDS

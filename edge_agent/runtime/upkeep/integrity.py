@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ...inference.prepared.digests import rotten, rotten_form
-from ...inference.prepared.fallback import QuickEngine
+from ...inference.prepared.digests import corrupted_file, corrupted_files
 from ..serving.active import ActiveModels
 
 log = logging.getLogger(__name__)
@@ -85,17 +84,17 @@ class IntegrityCheck:
             if model is None:
                 continue
             try:
-                for name in rotten(self._state, model.folder.path, self._pace):
+                for name in corrupted_files(self._state, model.folder.path, self._pace):
                     found.append(
                         f"model {model.id}: {name} has changed on the disk without being written; "
                         "install it again, and mind the disk"
                     )
                     log.error("%s", found[-1])
-                if isinstance(model.engine, QuickEngine) and model.engine.damaged is None:
-                    form = model.engine.form.form
-                    path = rotten_form(form, self._pace)
+                prepared = model.engine.prepared
+                if prepared is not None and prepared.damaged is None:
+                    path = corrupted_file(prepared.checksums, self._pace)
                     if path is not None:
-                        model.engine.distrust(f"{path} has changed on the disk")
+                        prepared.distrust(f"{path} has changed on the disk")
                         self._damaged()
             except Stopped:
                 raise

@@ -12,14 +12,14 @@ from xxhash import xxh3_64_hexdigest
 from ...core.codec import pack
 from ...core.errors import EngineError, ModelError
 from ...core.types import Kind
-from ...inference.engines.engine import EngineChoice
 from ...inference.engines.probe import installed
+from ...inference.engines.protocol import EngineChoice
+from ...inference.engines.registry import titles
 from ...inference.model import Model
-from ...inference.prepared.artifact import BLOB, WEIGHTS, Form, FormError
+from ...inference.prepared.artifact import Artifact, ArtifactError
 from ...inference.prepared.build.cache import StoppedError, discard, find, prepare
-from ...inference.prepared.build.collect import collect_forms
-from ...inference.prepared.fallback import QuickEngine
-from ...inference.prepared.mapped import Check, Mapped
+from ...inference.prepared.build.collect import collect_artifacts
+from ...inference.prepared.mapped import MappedWeights, WeightCheck
 from ...models.store.store import Store
 from ..serving.active import ActiveModels, Serving
 from ..serving.loader import ModelLoader
@@ -42,7 +42,7 @@ class PrepareTask:
         memory_budget_mb: int,
         quota: Callable[[], int],
         changed: Callable[[], None],
-        offer: Callable[[Serving, Model, Form], None],
+        offer: Callable[[Serving, Model, Artifact], None],
     ) -> None:
         """Prepare nothing yet.
 
@@ -63,7 +63,7 @@ class PrepareTask:
         self._quota = quota
         self._changed = changed
         self._offer = offer
-        self._forms: dict[Path, Form | str] = {}
+        self._forms: dict[Path, Artifact | str] = {}
         """By folder of the model: its form, or why there is none."""
         self._closing = threading.Event()
         self._wake = threading.Event()
@@ -96,20 +96,20 @@ class PrepareTask:
 
     def _discard_damaged(self, model: Model) -> None:
         """Throw away a form that turned out damaged, so that it is made anew."""
-        engine = model.engine
-        if not isinstance(engine, QuickEngine) or engine.damaged is None:
+        prepared = model.engine.prepared
+        if prepared is None or prepared.damaged is None:
             return
-        engine.damaged = None
-        discard(engine.form.form.folder, self._store)
+        prepared.damaged = None
+        discard(prepared.folder, self._store)
         self._forms.pop(model.folder.path, None)
-        if engine.form.mode == "streaming":
+        if prepared.is_streaming:
             # Nothing else can run it: it is opened as at first, which makes a form.
             self._active.reopen(model)
 
     def _prepare(self, model: Model, serving: Serving) -> None:
         choice = self._choice(model)
         if choice is None:
-            self._forms[model.folder.path] = "is not for ONNX Runtime"
+            self._forms[model.folder.path] = f"is not for {titles('graph')}"
             return
         try:
             form = self._found(model, choice, serving.kind) or prepare(
@@ -128,24 +128,24 @@ class PrepareTask:
             self._forms[model.folder.path] = str(problem)
         else:
             self._forms[model.folder.path] = form
-            keep = [form.key for form in self._forms.values() if isinstance(form, Form)]
-            for line in collect_forms(self._store, keep):
+            keep = [form.key for form in self._forms.values() if isinstance(form, Artifact)]
+            for line in collect_artifacts(self._store, keep):
                 log.info("%s", line)
-            if not isinstance(model.engine, QuickEngine):
+            if model.engine.prepared is None:
                 self._offer(serving, model, form)
 
-    def _found(self, model: Model, choice: EngineChoice, kind: Kind) -> Form | None:
+    def _found(self, model: Model, choice: EngineChoice, kind: Kind) -> Artifact | None:
         """Find the form of a model; one that is not whole is thrown away.
 
         What was not loaded from its form may have been refused it: it is looked at in full, or
         it would be refused at every start.
         """
         form = find(self._store.root, model.folder.path, choice, kind, self._budget_mb)
-        if form is None or isinstance(model.engine, QuickEngine):
+        if form is None or model.engine.prepared is not None:
             return form
         try:
             _see_whole(form)
-        except FormError as problem:
+        except ArtifactError as problem:
             log.warning("model %s: the prepared form is made anew: %s", model.id, problem)
             discard(form.folder, self._store)
             return None
@@ -155,7 +155,7 @@ class PrepareTask:
         return "the agent ends" if self._closing.is_set() else None
 
     def _choice(self, model: Model) -> EngineChoice | None:
-        if isinstance(model.engine, QuickEngine):
+        if model.engine.prepared is not None:
             return model.choice
         return self._loader.prepared_choice(model.folder)
 
@@ -166,7 +166,7 @@ class PrepareTask:
                 form = self._forms.get(serving.model.folder.path)
                 if form is None:
                     return "preparing"
-                return "ready" if isinstance(form, Form) else f"no: {form}"
+                return "ready" if isinstance(form, Artifact) else f"no: {form}"
         return None
 
     def quick(self) -> list[PlannedModel]:
@@ -178,7 +178,7 @@ class PrepareTask:
                 continue
             form = self._forms.get(model.folder.path)
             choice, folder = model.choice, ""
-            if isinstance(form, Form):
+            if isinstance(form, Artifact):
                 choice, folder = self._choice(model) or choice, form.folder
             elif serving.passed:
                 continue  # the next start shall see whether the engine that it prefers is back
@@ -195,22 +195,24 @@ class PrepareTask:
         return found
 
 
-def _see_whole(form: Form) -> None:
+def _see_whole(form: Artifact) -> None:
     """Compare every checksum of a form, and the version of the engine that made it.
 
     Raises:
-        FormError: something is not as it was when the form was made.
+        ArtifactError: something is not as it was when the form was made.
 
     """
     here, found = installed().get(form.engine), str(form.table["version"])
-    # OpenVINO names its build behind its version.
+    # Some engines name their build behind their version.
     if here is None or not f"{found}-".startswith(f"{here}-"):
-        raise FormError(f"{form.folder}: made by {form.engine} {found}, here is {here or 'none'}")
+        raise ArtifactError(
+            f"{form.folder}: made by {form.engine} {found}, here is {here or 'none'}"
+        )
     try:
         for name, (_, digest) in form.table["files"].items():
             if digest and xxh3_64_hexdigest(Path(form.path(name)).read_bytes()) != digest:
-                raise FormError(f"{form.path(name)}: damaged")
-        weights = Mapped(form.path(BLOB if form.engine == "openvino" else WEIGHTS))
-        Check(weights, [tuple(stage["range"]) for stage in form.table["stages"]]).wait()
+                raise ArtifactError(f"{form.path(name)}: damaged")
+        weights = MappedWeights(form.weights)
+        WeightCheck(weights, [tuple(stage["range"]) for stage in form.table["stages"]]).wait()
     except OSError as problem:
-        raise FormError(f"{form.folder}: cannot be read: {problem.strerror}") from None
+        raise ArtifactError(f"{form.folder}: cannot be read: {problem.strerror}") from None

@@ -21,11 +21,12 @@ from ...core.errors import EngineError
 from ...core.files import size_of
 from ...core.types import Array, Kind, Tensors, TensorSpec
 from ...device.resources import text, usable_cpus
-from ...inference.engines.engine import Engine, EngineChoice, FixShapes, open_engine
+from ...inference.engines.protocol import Engine, EngineChoice, FixShapes
+from ...inference.engines.registry import open_engine
 from ...inference.folding.cut import InputCut
 from ...inference.folding.find import cut_for
-from ...inference.prepared.artifact import Form, read
-from ...inference.prepared.engine import open_form
+from ...inference.prepared.artifact import Artifact, read
+from ...inference.prepared.engine import open_artifact
 from ...inference.preprocess.inputs import fixed_shapes
 from ...models.manifest import ModelFolder, load
 from ..serving.tuning_results import Way
@@ -96,7 +97,7 @@ class _Entry:
     """A way to load a model."""
 
     choice: EngineChoice
-    form: Form | None = None
+    form: Artifact | None = None
     """What is loaded in the network's place."""
 
 
@@ -129,9 +130,9 @@ def _engine(entry: _Entry, folder: ModelFolder, fix: FixShapes, cut: InputCut | 
     """Load a network as the agent does."""
     if entry.form is None:
         return open_engine(entry.choice, folder.network, fix, cut)
-    engine = open_form(entry.choice, entry.form, fix)
+    engine = open_artifact(entry.choice, entry.form, fix)
     try:
-        engine.settle(entry.choice.threads or None)
+        engine.finish_load(entry.choice.threads or None)
     except EngineError:
         engine.close()
         raise

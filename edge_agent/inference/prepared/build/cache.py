@@ -18,14 +18,14 @@ from ....core.files import belong_to, disk_errors, sync_folder, sync_tree
 from ....device.resources import usable_cpus
 from ....models.manifest import ModelFolder
 from ....models.store.store import Store
-from ...engines.engine import EngineChoice
 from ...engines.probe import installed
-from ..artifact import FOLDER, FORMAT, Form, FormError, processor, read
+from ...engines.protocol import EngineChoice
+from ..artifact import FOLDER, FORMAT, Artifact, ArtifactError, processor, read
 from ..digests import digests
 from .collect import need_room
 
 
-class StoppedError(FormError):
+class StoppedError(ArtifactError):
     """Making a form was broken off because it need not go on: nothing is wrong."""
 
 
@@ -59,7 +59,7 @@ def key_of(state: Path, folder: Path, choice: EngineChoice, kind: str, budget_mb
 
 def find(
     state: Path, folder: Path, choice: EngineChoice, kind: str, budget_mb: int = 0
-) -> Form | None:
+) -> Artifact | None:
     """Find the form of a model; None where there is none that can be used.
 
     Raises:
@@ -68,7 +68,7 @@ def find(
     """
     try:
         return read(str(state / FOLDER / key_of(state, folder, choice, kind, budget_mb)))
-    except FormError:
+    except ArtifactError:
         return None
 
 
@@ -83,7 +83,7 @@ def prepare(
     quota: int = 0,
     timeout_s: float = 600.0,
     stopped: Callable[[], str | None] = lambda: None,
-) -> Form:
+) -> Artifact:
     """Make the form of a model and put it in its place. Takes seconds to minutes.
 
     Args:
@@ -100,7 +100,7 @@ def prepare(
 
     Raises:
         StoppedError: it was told not to go on; nothing has changed.
-        FormError: it cannot be made; nothing has changed.
+        ArtifactError: it cannot be made; nothing has changed.
 
     """
     key = key_of(store.root, model.path, choice, kind, budget_mb)
@@ -129,12 +129,12 @@ def prepare(
                 stopped=stopped,
             )
             return read(str(_commit(store, made, key)))
-    except FormError:
+    except ArtifactError:
         raise
     except ChildStoppedError as problem:
         raise StoppedError(f"{model.manifest.id}: cannot be prepared: {problem}") from None
     except AgentError as problem:
-        raise FormError(f"{model.manifest.id}: cannot be prepared: {problem}") from problem
+        raise ArtifactError(f"{model.manifest.id}: cannot be prepared: {problem}") from problem
 
 
 def discard(form: str, store: Store) -> None:

@@ -11,14 +11,14 @@ from xxhash import xxh3_64_hexdigest
 from ....core.errors import EngineError
 from ....core.types import Kind, TensorSpec
 from ....models.manifest import ModelFolder
-from ...engines.engine import EngineChoice
-from ...engines.ov import VERSION, OvEngine, compile_network, is_cpu, label_of
+from ...engines.ov import NAME, VERSION, OvEngine, compile_network, is_cpu, label_of
+from ...engines.protocol import EngineChoice
 from ...folding.find import cut_for
 from ...folding.fold import note
 from ...model import assemble
 from ...preprocess.inputs import fixed_shapes
-from ..artifact import BLOB, FORMAT, Form, FormError, processor
-from ..ov_engine import BlobEngine
+from ..artifact import BLOB, FORMAT, Artifact, ArtifactError, processor
+from ..ov_engine import OvPreparedEngine
 from .onnx_graph import listed
 from .verify import Trial
 
@@ -27,8 +27,10 @@ TOLERANCE = 1e-5
 _RUNS = 5
 
 
-def make_blob(model: ModelFolder, choice: EngineChoice, kind: Kind, folder: Path) -> dict[str, Any]:
-    """Write the blob of a form and give its table, but for its key and list of files.
+def make_form(
+    model: ModelFolder, choice: EngineChoice, kind: Kind, folder: Path, **_: object
+) -> dict[str, Any]:
+    """Write the blob of a form and return its table, but for its key and list of files.
 
     Raises:
         AgentError: the network cannot be compiled or exported, or gives other numbers imported.
@@ -57,7 +59,7 @@ def make_blob(model: ModelFolder, choice: EngineChoice, kind: Kind, folder: Path
     digest = xxh3_64_hexdigest(blob)
     table: dict[str, Any] = {
         "format": FORMAT,
-        "engine": "openvino",
+        "engine": NAME,
         "version": VERSION,
         "label": label,
         "cpu": processor(),
@@ -70,10 +72,10 @@ def make_blob(model: ModelFolder, choice: EngineChoice, kind: Kind, folder: Path
         "decision": "blob",
         "compile_ms": round(compile_ms, 1),
     }
-    form = Form(str(folder), {**table, "key": "being made", "files": {}})
+    form = Artifact(str(folder), {**table, "key": "being made", "files": {}})
     figures, distance = _measure(choice, form, trial, inputs, outputs)
     if not distance <= TOLERANCE:
-        raise FormError(f"imported, its numbers are another network's: {distance:.2g} away")
+        raise ArtifactError(f"imported, its numbers are another network's: {distance:.2g} away")
     table["distance"] = {"blob": distance}
     table["rungs"] = {"blob": {"idle": figures}}
     table["why"] = f"import {figures['build_ms']:.1f} ms, compile {compile_ms:.1f} ms"
@@ -82,7 +84,7 @@ def make_blob(model: ModelFolder, choice: EngineChoice, kind: Kind, folder: Path
 
 def _measure(
     choice: EngineChoice,
-    form: Form,
+    form: Artifact,
     trial: Trial,
     inputs: tuple[TensorSpec, ...],
     outputs: tuple[TensorSpec, ...],
@@ -94,7 +96,7 @@ def _measure(
     sample = trial.samples[0] if fold is None else fold.feed(trial.samples[0])
     for _ in range(_RUNS):
         begin = time.perf_counter()
-        engine = BlobEngine(choice, form, inputs, outputs)
+        engine = OvPreparedEngine(choice, form, inputs, outputs)
         built = time.perf_counter()
         engine.infer(sample)
         first = time.perf_counter()
