@@ -105,7 +105,7 @@ class Announcements:
                 self._published_info = info
                 now = {**info, "time": payloads.iso(time.time_ns())}
                 topic = self._runner.topics.info
-                self._runner.client.publish(topic, payloads.encode(now), qos=1, retain=True)
+                self._runner.client.publish_retained(topic, payloads.encode(now))
 
     @cached_property
     def _engines(self) -> dict[str, str]:
@@ -172,7 +172,7 @@ class Announcements:
             }
             for topic, payload in now.items():
                 if self._published.get(topic) != payload:
-                    runner.client.publish(topic, payload, qos=1, retain=True)
+                    runner.client.publish_retained(topic, payload)
             self._published = now
             self.clear_gone()
             self.info()
@@ -183,7 +183,7 @@ class Announcements:
         with self._publishing:
             sources = {runner.topics.source(name) for name in list(runner.pipelines)}
             for topic in self._announced.keep(sources | self._published.keys()):
-                runner.client.publish(topic, b"", qos=1, retain=True)
+                runner.client.publish_retained(topic, b"")
 
     def _model_state(self, name: str, library: Library) -> dict[str, Any]:
         runner = self._runner

@@ -79,10 +79,10 @@ class SettingsReload:
         runner.settings = settings
         if settings.groups != before.groups:
             # First of all: loading publishes `info`, by which others know that we listen.
-            runner.client.listen()
+            runner.client.subscribe()
         if settings.broker != before.broker:
             log.info("broker: changed, connecting to %s", settings.broker.address, extra=ANSWER)
-            runner.client.move(settings.broker, tls)
+            runner.client.change_broker(settings.broker, tls)
         self._metrics.answer_on(settings.health.metrics_port)
         self._arrange(before)
         runner.crew.spawn("loader", self._load)

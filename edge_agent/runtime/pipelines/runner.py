@@ -95,7 +95,7 @@ class Runner:
             f"edge-agent-{settings.device_id}",
             status_topic=self.topics.status,
             status=self._status,
-            inboxes=self._inboxes,
+            filters=self._filters,
             inbox=self.inbox,
             spool=settings.state / "spool.db",
         )
@@ -263,7 +263,7 @@ class Runner:
             }
         )
 
-    def _inboxes(self) -> list[str]:
+    def _filters(self) -> list[str]:
         return [
             f"{self.topics.inbox}/#",
             *(f"{self.topics.group_inbox(group)}/#" for group in self.settings.groups),
