@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors
-from ...device.resources import return_freed_memory
+from ...device.allocator import return_freed_memory
 from .artifact import ArtifactError
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
 from ...core.logs import Latch
+from ...device.allocator import return_freed_memory, trim_memory
 from ...device.pressure import memory_why
-from ...device.resources import return_freed_memory, trim_memory
 from ..serving.active import ActiveModels
 
 log = logging.getLogger(__name__)

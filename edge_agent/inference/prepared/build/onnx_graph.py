@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from xxhash import xxh3_64_hexdigest
 
 from ....core.types import Kind, Tensors, TensorSpec
-from ....device.resources import return_freed_memory, usable_cpus
+from ....device.allocator import return_freed_memory
+from ....device.resources import usable_cpus
 from ....models.files.onnx_reader import map_file
 from ....models.manifest import ModelFolder
 from ...engines.ort import OrtEngine, settle, specs
