@@ -23,7 +23,7 @@ from ..core import systemd
 from ..core.codec import unpack
 from ..core.errors import AgentError, EngineError, ModelError
 from ..core.files import make_state_folder, replace_file
-from ..core.flight_recorder import aloft, last_words, recorder
+from ..core.flight_recorder import clear_starting, previous_crash, recorder
 from ..core.logs import set_up
 from ..core.threads import Stop, Stops, stop_on_dead_threads, stop_on_signals
 from ..core.timeline import Clock
@@ -38,7 +38,7 @@ from .fast_start.reexec import hold, start_anew
 from .hang_watch import HANG_SECONDS, Hangs
 
 if TYPE_CHECKING:
-    from ..core.flight_recorder import LastWords
+    from ..core.flight_recorder import PreviousCrash
     from ..inference.prepared.load import Load
     from ..runtime.serving.planned_model import PlannedModel
     from .control import Control
@@ -99,7 +99,7 @@ class Agent:
         )
         self._control: Control | None = None
         self._closing = False
-        self._last: LastWords | None = None
+        self._last: PreviousCrash | None = None
         """How the last run ended, if not by itself."""
         self._reload_missed = False
         """The settings were to be read again when there was nobody yet to do it."""
@@ -160,11 +160,11 @@ class Agent:
     def _take_over(self, stack: ExitStack) -> None:
         """Read how the last run of this folder ended, and write down how this one goes."""
         state = str(self._runner.settings.state)
-        self._last = last_words(state)
+        self._last = previous_crash(state)
         if self._last is not None:
             log.warning("the last run %s", self._last.why)
         recorder.open(state)
-        aloft(state)
+        clear_starting(state)
         stack.callback(recorder.close)
 
     def _guarded(self, name: str, work: Callable[[], None]) -> None:
@@ -183,7 +183,7 @@ class Agent:
         self._runner.lazy(wanted=plan.lazy)
         for index, quick in enumerate(plan.models):
             try:
-                with recorder.doing("load", _place(quick)):
+                with recorder.call("load", _place(quick)):
                     model = self._quick_model(quick, early.model(index))
             except AgentError as problem:
                 # It is loaded in the usual way, when the rest is there.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from ..core.flight_recorder import Recorder, short
+from ..core.flight_recorder import Recorder, short_name
 
 log = logging.getLogger(__name__)
 
@@ -47,14 +47,14 @@ class Hangs:
         call = self._recorder.stuck(self._limit)
         if call is None:
             if self._hanging:
-                self._recorder.hung(None)
+                self._recorder.mark_hung(None)
             self._since, self._hanging = None, False
             return False
         self._since = now if self._since is None else self._since
         if now - self._since >= SURE_SECONDS and not self._hanging:
             self._hanging = True
-            self._recorder.hung(call)
-            words = f"model {short(call.what)}: hangs inside the engine ({call.kind})"
+            self._recorder.mark_hung(call)
+            words = f"model {short_name(call.target)}: hangs inside the engine ({call.kind})"
             log.error("%s: only a restart helps", words)
             if self._end is not None:
                 self._end(words)
