@@ -109,7 +109,7 @@ class Agent:
     @property
     def left_behind(self) -> bool:
         """Whether a thread is still in native code."""
-        return self._runner.crew.left_behind
+        return self._runner.threads.left_behind
 
     def _take_inventory(self, settings: Settings) -> Inventory:
         """Read the device and its models, once."""
@@ -132,7 +132,7 @@ class Agent:
             # Outlives the workers, who publish; on the way out it says goodbye.
             stack.callback(runner.client.close)
             stack.callback(self._close_transfers)
-            stack.enter_context(runner.crew)
+            stack.enter_context(runner.threads)
             stack.callback(self._close_control)
             stack.callback(runner.board.close)
             stack.callback(runner.halt)
@@ -140,9 +140,9 @@ class Agent:
                 # Before any model is loaded: a version that has crashed us must not do so again.
                 self._begin_control()
             else:
-                runner.crew.spawn("first", partial(self._begin_quick, *self._planned))
+                runner.threads.spawn("first", partial(self._begin_quick, *self._planned))
             runner.start()
-            # Not of the crew: it publishes until the last of them is done.
+            # Not of the group: it publishes until the last of them is done.
             connecting = threading.Thread(
                 target=self._guarded, args=("client", runner.client.run), daemon=True
             )

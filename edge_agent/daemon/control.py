@@ -59,7 +59,7 @@ class Control:
     def start(self) -> None:
         """Publish what this device is, then start the services."""
         self._announcements.info()
-        self._services.start(self._runner.crew)
+        self._services.start(self._runner.threads)
 
     def reload(self) -> None:
         """Apply changed settings without touching pipelines that have not changed."""

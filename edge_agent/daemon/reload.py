@@ -85,7 +85,7 @@ class SettingsReload:
             runner.client.change_broker(settings.broker, tls)
         self._metrics.answer_on(settings.health.metrics_port)
         self._arrange(before)
-        runner.crew.spawn("loader", self._load)
+        runner.threads.spawn("loader", self._load)
         log.info("settings read again: %d pipelines", len(runner.pipelines), extra=ANSWER)
         systemd.notify("READY=1", f"STATUS={len(runner.pipelines)} pipelines")
 
@@ -125,7 +125,7 @@ class SettingsReload:
                 if name not in after:
                     log.info("pipeline %s is gone", name, extra=ANSWER)
             for name in [name for name in after if after[name] != before.get(name)]:
-                runner.add(after[name]).start(runner.crew)
+                runner.add(after[name]).start(runner.threads)
                 log.info("pipeline %s is new or changed", name, extra=ANSWER)
             runner.lazy(wanted=self._lazy)
 

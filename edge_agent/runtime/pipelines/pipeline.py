@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import SecondStage
 from ...core.errors import AgentError, EngineError, ModelError, SampleError
-from ...core.threads import Crew
+from ...core.threads import ThreadGroup
 from ...core.types import Array, Detections, Findings, Outcome, Request, Sample, Second
 from ...inference.cost import Cost
 from ...inference.model import Model, Region
@@ -163,9 +163,9 @@ class Pipeline:
 
     # Capture
 
-    def start(self, crew: Crew) -> None:
+    def start(self, threads: ThreadGroup) -> None:
         self._board.add(self.slot)
-        self._capture.begin(crew)
+        self._capture.begin(threads)
 
     def stop(self) -> None:
         """Stop capturing and forget what waits."""
@@ -177,9 +177,9 @@ class Pipeline:
         """Stop capturing."""
         self._capture.halt()
 
-    def watch(self, crew: Crew) -> None:
+    def watch(self, threads: ThreadGroup) -> None:
         """Give up on a camera that hangs."""
-        self._capture.watch(crew)
+        self._capture.watch(threads)
 
     @property
     def state(self) -> str | None:
