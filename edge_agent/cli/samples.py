@@ -66,11 +66,11 @@ class Samples:
         return next(self._samples, None)
 
     def follow(self) -> Iterator[Sample]:
-        """Give all further samples; of a live source the newest, dropping those in between.
+        """Yield all further samples; of a live source the newest, dropping those in between.
 
         Raises:
             SourceError: the source is lost.
-            ModelError: what it gives does not fit the model.
+            ModelError: its samples do not fit the model.
 
         """
         self._reader = threading.Thread(target=self._read_ahead, name="capture", daemon=True)

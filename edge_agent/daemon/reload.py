@@ -133,7 +133,7 @@ class SettingsReload:
         """Publish what there is now, load what is needed, release what is not."""
         # Not in the main thread: another one may be publishing what models there are, which takes
         # a while where they are many.
-        self._announcements.clear_gone()
+        self._runner.client.retained.clear_gone()
         self._announcements.info()
         active = self._runner.active
         active.load_all()

@@ -317,7 +317,8 @@ def test_a_picture_that_claims_gigapixels_is_dropped(tmp_path: Path) -> None:
     script = (
         "import sys\nfrom pathlib import Path\nfrom threading import Event\n"
         "from edge_agent.core.errors import SampleError\n"
-        "from edge_agent.sources.source import open_source, parse_source\n"
+        "from edge_agent.sources.source import open_source\n"
+        "from edge_agent.sources.spec import parse_source\n"
         "source = open_source(parse_source(f'dir:{sys.argv[1]}', Path('/')), Event())\n"
         "assert source.grab()\n"
         "try:\n    source.retrieve()\nexcept SampleError as problem:\n    print(problem)"

@@ -177,7 +177,7 @@ def _broker(settings: Any) -> str:
 
 
 def _device(settings: Any) -> list[str]:
-    """Say what of the machine itself is not as it should be, in the words of health."""
+    """Print the problems of the machine itself, with the texts that health uses."""
     from ...device.pressure import disk_why, memory_why
     from ...device.thermal import Thermometer
 
@@ -185,7 +185,7 @@ def _device(settings: Any) -> list[str]:
 
 
 def _trust(report: _Report, trust: Any) -> None:
-    """Say whose models are accepted."""
+    """Print whose models are accepted."""
     from ...models.packages.keys import TrustedKeys
 
     ring = TrustedKeys([Path(name) for name in trust.keys]).read()

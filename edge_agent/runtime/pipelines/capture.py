@@ -348,7 +348,7 @@ class Capture:
         if error is not None:
             payload["error"] = error
         topic = self._identity.topics.source(self.name)
-        self.client.publish_retained(topic, payloads.encode(payload))
+        self.client.retained.publish(topic, payload)
 
 
 class Windows:

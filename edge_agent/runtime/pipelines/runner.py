@@ -98,7 +98,9 @@ class Runner:
             filters=self._filters,
             inbox=self.inbox,
             spool=settings.state / "spool.db",
+            ledger=settings.state / "announced.json",
         )
+        self.client.retained.register(self.topics.source(""), self._source_topics)
         self.overrides = Overrides(settings.state / "overrides.json")
         self.threads = ThreadGroup(stops)
         self.beats: list[Beat] = []
@@ -249,6 +251,9 @@ class Runner:
         if not self._cold:
             self._cold = tuple(s.model.id for s in self.active.all() if s.model is not None)
         return steps if model.id in self._cold else None
+
+    def _source_topics(self) -> list[str]:
+        return [self.topics.source(name) for name in list(self.pipelines)]
 
     # What the client asks
 
