@@ -1,4 +1,4 @@
-"""Raw outputs of a network to findings, by the name of the format.
+"""The decoders there are: raw outputs of a network to findings, by the name of the format.
 
 What can be seen in the network's declared shapes is checked when a decoder is built (ModelError);
 what only an inference shows (sizes that the network leaves open, class indices, numbers that are
@@ -14,24 +14,24 @@ from ...core.types import TensorSpec
 from ...models.manifest import DecoderName, Manifest
 from .outputs import Decoder, Network
 
-# The ones there are: module and function. Another is one function and one line here. Imported when
-# first asked for: a box needs one or two of them.
 DECODERS: Mapping[DecoderName, str] = {
-    "ultraface": "faces.ultraface",
-    "yunet": "faces.yunet",
-    "yolox": "yolo.yolox",
-    "yolov8": "yolo.yolov8",
-    "yolo-e2e": "yolo.end_to_end",
-    "yolov5": "yolo.yolov5",
-    "nanodet": "nanodet.nanodet",
-    "ssd": "ssd.ssd",
-    "detr": "detr.detr",
-    "softmax": "classification.softmax",
-    "logits": "classification.logits",
-    "reconstruction": "reconstruction.reconstruction",
-    "score": "numbers.score",
-    "raw": "numbers.raw",
+    "ultraface": ".faces:ultraface",
+    "yunet": ".faces:yunet",
+    "yolox": ".yolo:yolox",
+    "yolov8": ".yolo:yolov8",
+    "yolo-e2e": ".yolo:end_to_end",
+    "yolov5": ".yolo:yolov5",
+    "nanodet": ".nanodet:nanodet",
+    "ssd": ".ssd:ssd",
+    "detr": ".detr:detr",
+    "softmax": ".classification:softmax",
+    "logits": ".classification:logits",
+    "reconstruction": ".reconstruction:reconstruction",
+    "score": ".numbers:score",
+    "raw": ".numbers:raw",
 }
+"""Module and function, by the name in manifests. A new decoder is one function and one line here. A
+module is imported when it is first asked for: a box needs one or two of them."""
 
 
 def build_decoder(
@@ -41,7 +41,7 @@ def build_decoder(
     outputs: tuple[TensorSpec, ...],
     size: tuple[int, int] | None,
 ) -> Decoder:
-    """Make the decoder that a manifest names, having checked that it fits the network.
+    """Return the decoder that a manifest names, once it is checked to fit the network.
 
     Args:
         manifest: decides the format and its settings.
@@ -55,6 +55,6 @@ def build_decoder(
 
     """
     network = Network(manifest, labels, inputs, outputs, size)
-    module, _, function = DECODERS[manifest.decoder].partition(".")
-    decoder: Decoder = getattr(import_module(f"{__package__}.{module}"), function)(network)
+    module, _, function = DECODERS[manifest.decoder].partition(":")
+    decoder: Decoder = getattr(import_module(module, __package__), function)(network)
     return decoder
