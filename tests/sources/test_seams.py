@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edge_agent.core.errors import UsageError
-from edge_agent.core.threads import Crew, Stops
+from edge_agent.core.threads import Stops, ThreadGroup
 from edge_agent.core.types import Kind, Reading
 from edge_agent.inference.model import Model
 from edge_agent.runtime.scheduler.board import Board
@@ -84,16 +84,16 @@ def test_a_live_source_is_lost_after_its_own_silence(tmp_path: Path) -> None:
     silent.clear()
     board: Board[Model] = Board()
     capture = idle_pipeline("p", "count:a", tmp_path, board, offline_client())._capture
-    with Crew(Stops()) as crew:
-        capture.begin(crew)
+    with ThreadGroup(Stops()) as threads:
+        capture.begin(threads)
         attempt = capture._attempt
         assert attempt is not None
         wait_until(lambda: attempt.limit == 60.0, "it is open")
         attempt.beat -= 50.0
-        capture.watch(crew)
+        capture.watch(threads)
         assert str(capture.state) == "None"
         attempt.beat -= 20.0
-        capture.watch(crew)
+        capture.watch(threads)
         assert (capture.state, capture.error) == ("lost", "gave nothing for 60 s")
         capture.halt()
         silent.set()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ...core.backoff import Backoff
 from ...core.errors import AgentError, ModelError, SampleError, SourceError
 from ...core.frozen import record
-from ...core.threads import Crew
+from ...core.threads import ThreadGroup
 from ...core.timeline import Clock
 from ...core.types import Array, Reading, Sample
 from ...device.wall_clock import WallClock
@@ -146,13 +146,13 @@ class Capture:
         if self._attempt is not None:
             self._attempt.closing.set()
 
-    def begin(self, crew: Crew) -> None:
+    def begin(self, threads: ThreadGroup) -> None:
         """Start capturing."""
         attempt = Attempt()
         self._attempt = attempt
-        attempt.thread = crew.spawn(f"capture-{self.name}", lambda: self._capture(attempt))
+        attempt.thread = threads.spawn(f"capture-{self.name}", lambda: self._capture(attempt))
 
-    def watch(self, crew: Crew) -> None:
+    def watch(self, threads: ThreadGroup) -> None:
         """Give up on a source that hangs in its driver, where no time-out helps (opencv#22677).
 
         A file that does not open, as on a network disk that is gone, is only told of: the next
@@ -180,9 +180,9 @@ class Capture:
             return
         attempt.closing.set()
         if attempt.thread is not None:
-            crew.abandon(attempt.thread)
+            threads.abandon(attempt.thread)
             self._stuck.append(attempt)
-        self.begin(crew)
+        self.begin(threads)
 
     def _capture(self, attempt: Attempt) -> None:
         """Keep the newest capture on the board, through every loss of the source."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import SecondStage
 from ...core.errors import AgentError, EngineError, ModelError, SampleError
-from ...core.threads import Crew
+from ...core.threads import ThreadGroup
 from ...core.types import Array, Detections, Findings, Outcome, Request, Sample, Second
 from ...inference.cost import Cost
 from ...inference.model import Model, Region
@@ -166,9 +166,9 @@ class Pipeline:
 
     # Capture
 
-    def start(self, crew: Crew) -> None:
+    def start(self, threads: ThreadGroup) -> None:
         self._board.add(self.slot)
-        self._capture.begin(crew)
+        self._capture.begin(threads)
 
     def stop(self) -> None:
         """Stop capturing and forget what waits."""
@@ -180,9 +180,9 @@ class Pipeline:
         """Stop capturing."""
         self._capture.halt()
 
-    def watch(self, crew: Crew) -> None:
+    def watch(self, threads: ThreadGroup) -> None:
         """Give up on a camera that hangs."""
-        self._capture.watch(crew)
+        self._capture.watch(threads)
 
     @property
     def state(self) -> str | None:
@@ -308,15 +308,6 @@ class Pipeline:
         self._client.publish(self._identity.topics.snapshot(self.name), picture)
 
     def _report(self, problem: Exception) -> None:
-        """Log a kind of error when it begins; how often it happens is in health."""
-        text = str(problem)
-        now = time.monotonic()
-        if (
-            self.last_problem is None
-            or now - self.last_problem[0] > 60
-            or self.last_problem[1] != text
-        ):
-            log.warning("%s: a frame is dropped: %s", self.name, text)
-            self.last_problem = (now, text)
-        else:
-            self.last_problem = (now, self.last_problem[1])
+        """Log why a frame is dropped; how often that happens is in health."""
+        log.warning("%s: a frame is dropped: %s", self.name, problem)
+        self.last_problem = (time.monotonic(), str(problem))

@@ -16,7 +16,7 @@ from ...config.overrides import Overrides
 from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import Settings, parse_route
 from ...core.errors import UsageError
-from ...core.threads import Crew, Stops
+from ...core.threads import Stops, ThreadGroup
 from ...core.timeline import Clock
 from ...device.wall_clock import WallClock
 from ...inference.model import Model
@@ -102,7 +102,7 @@ class Runner:
         )
         self.client.retained.register(self.topics.source(""), self._source_topics)
         self.overrides = Overrides(settings.state / "overrides.json")
-        self.crew = Crew(stops)
+        self.threads = ThreadGroup(stops)
         self.beats: list[Beat] = []
         self._lanes = lanes
         self._counted: dict[str, int] = {}
@@ -115,11 +115,11 @@ class Runner:
     def start(self) -> None:
         """Start the sources and the lanes."""
         for pipeline in self.pipelines.values():
-            pipeline.start(self.crew)
+            pipeline.start(self.threads)
         for number in range(self._lanes):
             beat = Beat()
             self.beats.append(beat)
-            self.crew.spawn(f"lane-{number}", partial(self._lane, beat))
+            self.threads.spawn(f"lane-{number}", partial(self._lane, beat))
 
     def halt(self) -> None:
         """Stop capturing."""
@@ -129,7 +129,7 @@ class Runner:
     def watch(self) -> None:
         """Give up on cameras that hang; called every second or so."""
         for pipeline in self.pipelines.values():
-            pipeline.watch(self.crew)
+            pipeline.watch(self.threads)
 
     def moves(self, limit: float) -> bool:
         """Whether no lane has been inside an engine for more than *limit* seconds."""
