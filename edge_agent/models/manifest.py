@@ -15,50 +15,15 @@ from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.errors import ModelError
 from ..core.frozen import record
 from ..core.names import NAME_RULE, is_name, is_version
+from .decoders import DEFAULT, DecoderName, Task, decoders_of
 
 MANIFEST = "model.toml"
 MAX_LABEL_BYTES = 2**20
 MAX_LABELS = 100_000
 
-Task = Literal["detection", "classification", "anomaly", "regression", "raw"]
-DecoderName = Literal[
-    "ultraface",
-    "yunet",
-    "yolox",
-    "yolov8",
-    "yolo-e2e",
-    "yolov5",
-    "nanodet",
-    "ssd",
-    "detr",
-    "softmax",
-    "logits",
-    "reconstruction",
-    "score",
-    "raw",
-]
 Interpolation = Literal["linear", "area", "cubic", "nearest"]
 PICTURE_LAYOUTS = ("nchw", "nhwc")
 SIGNAL_LAYOUTS = ("ct", "tc", "flat-ct", "flat-tc")
-
-# Which decoders make sense for which task.
-DECODERS_OF: Mapping[Task, tuple[DecoderName, ...]] = {
-    "detection": (
-        "ultraface",
-        "yunet",
-        "yolox",
-        "yolov8",
-        "yolo-e2e",
-        "yolov5",
-        "nanodet",
-        "ssd",
-        "detr",
-    ),
-    "classification": ("softmax", "logits"),
-    "anomaly": ("reconstruction", "score"),
-    "regression": ("raw", "score"),
-    "raw": ("raw",),
-}
 
 SCORED: frozenset[Task] = frozenset({"detection", "classification"})
 """Tasks whose findings have scores from 0 to 1; what the others give may be any number."""
@@ -202,10 +167,8 @@ class Manifest:
 
     @property
     def decoder(self) -> DecoderName:
-        """The decoder named, or the only one its task can have."""
-        if self.output.decoder is None:
-            return "raw"
-        return self.output.decoder
+        """The decoder named, or the default."""
+        return DEFAULT if self.output.decoder is None else self.output.decoder
 
 
 @storable
@@ -247,12 +210,8 @@ def parse(data: Mapping[str, Any], where: str) -> Manifest:
             f"{where}: version: {manifest.version!r} is not a version "
             '(dot-separated integers: "3" or "1.2")'
         )
-    allowed = DECODERS_OF[manifest.task]
-    if manifest.output.decoder is None and manifest.task in {
-        "detection",
-        "classification",
-        "anomaly",
-    }:
+    allowed = decoders_of(manifest.task)
+    if manifest.output.decoder is None and DEFAULT not in allowed:
         raise ModelError(
             f"{where}: output.decoder: is missing; task {manifest.task} takes one of "
             f"{', '.join(allowed)}"

@@ -13,7 +13,6 @@ import pytest
 from edge_agent.core.errors import EngineError
 from edge_agent.core.types import Array, Sample, Tensors, TensorSpec, Values
 from edge_agent.inference.batching import open_batch
-from edge_agent.inference.decode.registry import DECODERS
 from edge_agent.inference.engines.capabilities import Capabilities
 from edge_agent.inference.engines.protocol import EngineChoice
 from edge_agent.inference.engines.registry import (
@@ -24,6 +23,7 @@ from edge_agent.inference.engines.registry import (
     runs_arriving,
 )
 from edge_agent.inference.model import engine_order, open_model
+from edge_agent.models.decoders import DECODERS, DecoderSpec
 from edge_agent.models.manifest import load
 from tests.helpers.small_models import brightness
 
@@ -66,8 +66,9 @@ def doubled(_network: object) -> Any:
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add the one line that each registry needs."""
     monkeypatch.setitem(cast("MutableMapping[str, str]", ENGINES), "mean", __name__)
-    decoders = cast("MutableMapping[str, str]", DECODERS)
-    monkeypatch.setitem(decoders, "doubled", f"{__name__}:doubled")
+    decoders = cast("MutableMapping[str, DecoderSpec]", DECODERS)
+    entry = DecoderSpec(f"{__name__}.doubled", ("regression",))
+    monkeypatch.setitem(decoders, "doubled", entry)
 
 
 def test_a_new_engine_runs_a_model_and_a_new_decoder_reads_it(tmp_path: Path) -> None:
