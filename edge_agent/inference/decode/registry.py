@@ -36,6 +36,6 @@ def build_decoder(
 
     """
     network = Network(manifest, labels, inputs, outputs, size)
-    module, _, function = DECODERS[manifest.decoder].function.partition(".")
-    decoder: Decoder = getattr(import_module(f"{__package__}.{module}"), function)(network)
+    module, _, function = DECODERS[manifest.decoder].function.rpartition(".")
+    decoder: Decoder = getattr(import_module(module, __package__), function)(network)
     return decoder
