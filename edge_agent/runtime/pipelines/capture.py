@@ -20,7 +20,7 @@ from ...core.threads import ThreadGroup
 from ...core.timeline import Clock
 from ...core.types import Array, Reading, Sample
 from ...device.wall_clock import WallClock
-from ...inference.model import Model, Prepared, Region, cut, outside
+from ...inference.model import Model, PreparedSample, Region, cut, outside
 from ...mqtt import payloads
 from ...mqtt.client import Channel, Client
 from ...mqtt.topics import Topics
@@ -290,7 +290,7 @@ class Capture:
             ),
         )
 
-    def _early(self, reading: Reading) -> Prepared | None:
+    def _early(self, reading: Reading) -> PreparedSample | None:
         """Prepare a picture that will wait: it is in the processor's cache now, and not then.
 
         One that will not wait is left to its lane, beside which the next can be decoded meanwhile;
@@ -302,7 +302,7 @@ class Capture:
         if model is None or model.together > 1:
             return None
         try:
-            return model.make_ready(reading.data, self._region, stream=reading.file is None)
+            return model.prepare_data(reading.data, self._region, stream=reading.file is None)
         except AgentError:
             return None  # the lane meets the same, and says so
 
