@@ -119,7 +119,6 @@ class Requests:
         self._commands = {command.verb: command for command in commands}
         self._deliveries = deliveries
         self._credible = credible
-        self._retained_logged = False
 
     def run(self, on_idle: Callable[[], object] = lambda: None) -> None:
         """Handle messages until the inbox is closed.
@@ -171,13 +170,11 @@ class Requests:
             MalformedError: always.
 
         """
-        if not self._retained_logged:
-            self._retained_logged = True
-            log.warning(
-                "%s: retained, so it is refused: it would replay at every connect; "
-                "publish without retain",
-                topic,
-            )
+        log.warning(
+            "%s: retained, so it is refused: it would replay at every connect; "
+            "publish without retain",
+            topic,
+        )
         raise MalformedError("retained: it would replay at every connect")
 
     def _handle_command(self, verb: str, message: ReceivedMessage) -> None:

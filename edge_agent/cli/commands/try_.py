@@ -266,7 +266,7 @@ def _absolute(spec: SourceSpec) -> str:
         return spec.text
     _, mark, query = spec.text.partition("?")
     # Links stay: the name under /dev/v4l/by-id is the one that lasts.
-    return f"{spec.form}:{quote(str(spec.path.absolute()))}{mark}{query}"
+    return f"{spec.form.scheme}:{quote(str(spec.path.absolute()))}{mark}{query}"
 
 
 def _save(place: Path, brought: Brought, spec: SourceSpec) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from ....core.types import Tensors
-from ....device.resources import return_freed_memory
+from ....device.allocator import return_freed_memory
 from ..artifact import Artifact
 from ..engine import OrtPreparedEngine
 from ..load import Load, load_artifact
