@@ -14,7 +14,7 @@ WITHOUT_THRESHOLD = frozenset({"regression", "raw"})
 """Tasks whose results are numbers, all of which are published."""
 
 
-def doubts(
+def lint_pipeline(
     pipeline: Pipeline,
     firsts: Sequence[ModelFolder | None],
     seconds: Sequence[ModelFolder | None],

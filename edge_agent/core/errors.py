@@ -67,7 +67,7 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def status_of(problem: AgentError) -> int:
+def print_error(problem: AgentError) -> int:
     """Say on stderr what ended a command; gives its exit status."""
     print(f"edge-agent: {one_line(str(problem))}", file=sys.stderr)  # noqa: T201 - a command's word
     return 2 if isinstance(problem, UsageError) else 1

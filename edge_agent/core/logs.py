@@ -1,8 +1,8 @@
 """Where log lines go: to the journal with fields, or to stderr as lines; the same one rarely.
 
 A broken camera may give rise to the same line for days, a flood of garbage to thousands that are
-almost the same: `Seldom` holds them back, and logs how many they were. So code that logs need not
-remember what it has logged; where the text of a lasting condition changes, it uses a `Latch`.
+almost the same: `RateLimit` holds them back, and logs how many they were. So code that logs need
+not remember what it has logged; where the text of a lasting condition changes, it uses a `Latch`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def set_up(*, verbose: bool, steady: bool) -> None:
     """
     handler = handler_for(sys.stderr, os.environ)
     if steady:
-        handler = Seldom(handler)
+        handler = RateLimit(handler)
     level = logging.DEBUG if verbose else logging.INFO
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
@@ -157,7 +157,7 @@ class Latch:
     """Lets the first of a row through: a condition that is checked often is logged when it begins.
 
     For lines whose text changes while the condition lasts, and for those that are not worth the
-    building of a record each time; of the same line over and over `Seldom` takes care.
+    building of a record each time; of the same line over and over `RateLimit` takes care.
     """
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ class _Held:
         self.held = 0
 
 
-class Seldom(logging.Handler):
+class RateLimit(logging.Handler):
     """Lets the same line through once a minute, and few of one kind, with how many there were.
 
     Lines are of one kind where they come from the same place in the code: a flood of garbage makes

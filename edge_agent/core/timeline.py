@@ -21,7 +21,7 @@ _BEGAN = "_EDGE_AGENT_BEGAN"
 """The variable by which a process that starts anew tells itself when."""
 
 
-class Clock:
+class Timeline:
     """Measures steps; several may run at a time, so that their sum is more than the total."""
 
     def __init__(self) -> None:
@@ -30,21 +30,21 @@ class Clock:
         self._ms: dict[str, float] = {}
         self.first = threading.Event()
         """The first result has been handed to the broker, or none is to be waited for."""
-        self.take("exec", time.monotonic() - self._began)
+        self.record("exec", time.monotonic() - self._began)
 
     @property
     def age(self) -> float:
         """Seconds since exec."""
         return time.monotonic() - self._began
 
-    def take(self, step: str, seconds: float) -> None:
+    def record(self, step: str, seconds: float) -> None:
         """Note how long a step has taken; only the first time counts."""
         self._ms.setdefault(step, round(seconds * 1e3, 1))
 
-    def published(self) -> None:
+    def mark_published(self) -> None:
         """Note that a result goes out."""
         if "first_publish" not in self._ms:
-            self.take("first_publish", self.age)
+            self.record("first_publish", self.age)
             self.first.set()
 
     @property
@@ -59,7 +59,7 @@ class Clock:
         return {step: self._ms[step] for step in STEPS if step in self._ms}
 
 
-def again() -> None:
+def mark_reexec() -> None:
     """Note that this process is about to start anew by `execv`: the kernel does not."""
     os.environ[_BEGAN] = str(time.clock_gettime(time.CLOCK_BOOTTIME))
 

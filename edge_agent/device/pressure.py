@@ -23,7 +23,7 @@ _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryUse:
     """What is used of something that is limited."""
 
     used: int
@@ -37,15 +37,15 @@ class Memory:
         return self.used >= NEAR * self.limit
 
 
-def memory(root: Path = ROOT) -> list[Memory]:
+def memory_uses(root: Path = ROOT) -> list[MemoryUse]:
     """List every limit on memory that holds for this process: its cgroups', the machine's."""
     # The same folder may be found by two names.
     return list(dict.fromkeys([*_of_cgroups(root), *_of_machine(root)]))
 
 
-def memory_why(root: Path = ROOT) -> list[str]:
+def memory_problems(root: Path = ROOT) -> list[str]:
     """Say in words that memory runs short; of several limits the one that is nearest."""
-    near = [each for each in memory(root) if each.near]
+    near = [each for each in memory_uses(root) if each.near]
     if not near:
         return []
     worst = max(near, key=lambda each: each.used / each.limit)
@@ -53,7 +53,7 @@ def memory_why(root: Path = ROOT) -> list[str]:
     return [f"memory: {share} are used; take smaller or fewer models, or allow more"]
 
 
-def disk_why(folder: Path, root: Path = ROOT) -> list[str]:
+def disk_problems(folder: Path, root: Path = ROOT) -> list[str]:
     """Say in words that the file system of *folder* is full, nearly full, or read-only."""
     try:
         disk = os.statvfs(folder)
@@ -78,7 +78,7 @@ def _given_up(folder: Path, root: Path) -> bool:
     return any(number in line and "emergency_ro" in line for line in lines)
 
 
-def _of_cgroups(root: Path) -> Iterator[Memory]:
+def _of_cgroups(root: Path) -> Iterator[MemoryUse]:
     """Give the limits of this process's cgroup and of those above it.
 
     Source: the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
@@ -95,11 +95,11 @@ def _of_cgroups(root: Path) -> Iterator[Memory]:
                 continue
             match = re.search(rf"^{cache_name} (\d+)$", text(folder / "memory.stat"), re.MULTILINE)
             cache = int(match[1]) if match else 0
-            yield Memory(max(0, int(used) - cache), int(limit), "what this service may use")
+            yield MemoryUse(max(0, int(used) - cache), int(limit), "what this service may use")
 
 
-def _of_machine(root: Path) -> Iterator[Memory]:
+def _of_machine(root: Path) -> Iterator[MemoryUse]:
     fields = dict(re.findall(r"^(\w+):\s*(\d+) kB$", text(root / "proc/meminfo"), re.MULTILINE))
     if "MemTotal" in fields and "MemAvailable" in fields and int(fields["MemTotal"]):
         total, available = (int(fields[key]) * 1024 for key in ("MemTotal", "MemAvailable"))
-        yield Memory(total - available, total, "the machine's memory")
+        yield MemoryUse(total - available, total, "the machine's memory")

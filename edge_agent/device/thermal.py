@@ -61,7 +61,7 @@ class Sensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Heat:
+class ThermalState:
     """How warm it is, at one moment."""
 
     sensors: tuple[Sensor, ...]
@@ -73,7 +73,7 @@ class Heat:
         """Of the hottest sensor, degrees Celsius; None: there is none."""
         return max((sensor.celsius for sensor in self.sensors), default=None)
 
-    def why(self) -> list[str]:
+    def problems(self) -> list[str]:
         """Say in words what is not as it should be."""
         reasons = [f"hot: {_words(sensor)}" for sensor in self.sensors if sensor.hot]
         return reasons[:3] + [f"throttled: {words}" for words in self.slowed]
@@ -101,18 +101,18 @@ class Thermometer:
         self._every = every
         self._clock = clock
         self._read_at: float | None = None
-        self._last = Heat((), ())
+        self._last = ThermalState((), ())
         self._counted: int | None = None
         """Throttlings that the processor had counted at the last reading."""
         self._grown_at: float | None = None
 
-    def read(self) -> Heat:
+    def read(self) -> ThermalState:
         """Give the machine's heat, as of now or a few seconds ago."""
         now = self._clock()
         if self._read_at is None or now - self._read_at >= self._every:
             self._read_at = now
             slowed = (*_cooled(self._root), *self._counts(now), *_raspberry(self._root))
-            self._last = Heat(tuple(_sensors(self._root)), slowed)
+            self._last = ThermalState(tuple(_sensors(self._root)), slowed)
         return self._last
 
     def _counts(self, now: float) -> Iterator[str]:

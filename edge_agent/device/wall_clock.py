@@ -45,7 +45,7 @@ class WallClock:
 
         """
         self._now = now
-        self._is_set = is_set or system_has_set_it
+        self._is_set = is_set or system_has_set_clock
         try:
             known = os.stat(os.path.join(state, FILE)).st_mtime_ns  # noqa: PTH116, PTH118
         except OSError:
@@ -72,12 +72,12 @@ class WallClock:
         return read >= self._floor
 
 
-def system_has_set_it() -> bool:
+def system_has_set_clock() -> bool:
     """Whether the system says so; where it may not be asked, it does not."""
-    return os.path.exists(SYNCHRONIZED) or _kernel_says_so()  # noqa: PTH110 - as above
+    return os.path.exists(SYNCHRONIZED) or _kernel_is_synchronized()  # noqa: PTH110 - as above
 
 
-def _kernel_says_so() -> bool:
+def _kernel_is_synchronized() -> bool:
     """Read the kernel's own mark, as adjtimex(2) has it; ntpd, chronyd and others set it."""
     import ctypes
 

@@ -48,7 +48,7 @@ class Plan(NamedTuple):
     models: list[PlannedModel]
 
 
-def secrets() -> dict[str, str]:
+def broker_secrets() -> dict[str, str]:
     """Give what environment and credentials say of the way to the broker, by key of `[broker]`.
 
     It is read from there at every start, and never written down. Read as `config` reads it: the
@@ -96,7 +96,7 @@ def find(config: str | None, origins: str) -> Plan | None:
             return None
         if any(stamp(path) != known for path, known in read["stamps"].items()):
             return None
-        read["settings"]["broker"].update(secrets())
+        read["settings"]["broker"].update(broker_secrets())
         return Plan(
             state,
             origins,
@@ -117,7 +117,7 @@ def write(plan: Plan, looked_at: list[Path]) -> None:
         forget(Path(plan.state))
         log.info("starts are not quick: the environment has a camera's password or token")
         return
-    plan.settings["broker"].update(dict.fromkeys(secrets()))
+    plan.settings["broker"].update(dict.fromkeys(broker_secrets()))
     body = json.dumps(
         {
             "schema": SCHEMA,

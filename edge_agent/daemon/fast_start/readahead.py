@@ -29,7 +29,7 @@ _NO_LIST = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionEr
 """What comes of a list that is not there, or damaged."""
 
 
-class Ahead:
+class ReadAhead:
     """Reads ahead what the last start has touched, in a thread, package by package.
 
     Whoever touches a page that has not been read makes the kernel read 128 KiB around it; who waits
@@ -71,7 +71,7 @@ class Ahead:
             self._moved.notify_all()
 
 
-def ahead(state: str, origins: str) -> Ahead | None:
+def start_read_ahead(state: str, origins: str) -> ReadAhead | None:
     """Begin to read ahead.
 
     Args:
@@ -87,7 +87,7 @@ def ahead(state: str, origins: str) -> Ahead | None:
             known = json.loads(file.read())
         if (known["schema"], known["origins"]) != (SCHEMA, origins) or cached(*known["probe"]):
             return None
-        return Ahead([(str(path), ranges) for path, ranges in known["files"]])
+        return ReadAhead([(str(path), ranges) for path, ranges in known["files"]])
     except _NO_LIST:
         return None  # it only makes a start quicker
 
@@ -130,7 +130,7 @@ def _read(path: str, ranges: Sequence[Sequence[int]], buffer: memoryview) -> Non
         os.close(handle)
 
 
-def learned(state: str, origins: str) -> bool:
+def is_known(state: str, origins: str) -> bool:
     """Whether there is a list of this start."""
     try:
         with open(f"{state}/{FILE}", "rb") as file:  # noqa: PTH123 - as above
@@ -140,7 +140,7 @@ def learned(state: str, origins: str) -> bool:
         return False
 
 
-def learn(origins: str, without: Sequence[str]) -> bytes | None:
+def list_touched(origins: str, without: Sequence[str]) -> bytes | None:
     """Look at what this process has mapped and imported by now.
 
     Args:

@@ -7,13 +7,13 @@ import signal
 import sys
 from typing import NoReturn
 
-from ...core.timeline import again
+from ...core.timeline import mark_reexec
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 _HELD = (*ENDING, signal.SIGHUP)
 
 
-def hold() -> None:
+def hold_signals() -> None:
     """Let signals wait, over `execv` too, until `release`.
 
     Those that came before have been handled when this returns: Python sees to it.
@@ -21,16 +21,16 @@ def hold() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
 
 
-def release() -> None:
+def release_signals() -> None:
     """Take up what has waited."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
 
 
-def start_anew() -> NoReturn:
+def restart() -> NoReturn:
     """Begin again as this process was started; signals are held."""
     # A thread in native code may be there still, which does not hold them. What it gets in this
     # last moment ends the process; a handler would note it, for nobody.
     for number in ENDING:
         signal.signal(number, signal.SIG_DFL)
-    again()
+    mark_reexec()
     os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - ourselves, as we were started

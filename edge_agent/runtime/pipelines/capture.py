@@ -17,7 +17,7 @@ from ...core.backoff import Backoff
 from ...core.errors import AgentError, ModelError, SampleError, SourceError
 from ...core.frozen import record
 from ...core.threads import ThreadGroup
-from ...core.timeline import Clock
+from ...core.timeline import Timeline
 from ...core.types import Array, Reading, Sample
 from ...device.wall_clock import WallClock
 from ...inference.model import Model, Prepared, Region, cut, outside
@@ -48,7 +48,7 @@ class Identity:
     device: str
     session: str
     topics: Topics
-    clock: Clock
+    timeline: Timeline
     wall: WallClock | None = None
     """Judges the times that results bear; None: they are taken as they are."""
 
@@ -238,7 +238,7 @@ class Capture:
             if attempt.closing.is_set():
                 return  # given up on, or gone, while the driver was stuck
             if self.state != "running" and not self._misfit:
-                self._identity.clock.take("first_frame", time.monotonic() - attempt.began)
+                self._identity.timeline.record("first_frame", time.monotonic() - attempt.began)
                 self._set_state("running", None)
             if not lossless and not self._is_due(time.monotonic()):
                 self.board.skip(self.slot, "rate")

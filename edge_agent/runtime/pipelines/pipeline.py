@@ -231,7 +231,7 @@ class Pipeline:
             self._board.finish(job, None)
             self._shadow(job, None)
             return
-        self._identity.clock.take("first_inference", outcome.timing.infer_ms / 1e3)
+        self._identity.timeline.record("first_inference", outcome.timing.infer_ms / 1e3)
         self._board.finish(job, lambda: self._deliver(job.sample, outcome))
         self._shadow(job, outcome)
 
@@ -277,7 +277,7 @@ class Pipeline:
         def sent(replayed: bool) -> None:
             if not replayed:
                 self.latency_ms.append((time.monotonic() - since) * 1e3)
-            self._identity.clock.published()
+            self._identity.timeline.mark_published()
 
         self._client.publish_message(Message(self.channel, self._topic, encode, sent))
         if sample.picture and (self.settings.snapshot or self.snapshot_wanted):
