@@ -1,4 +1,4 @@
-"""What `set` changes of a pipeline, and what of it is kept over restarts."""
+"""Thresholds and rates changed by the command `set`, some of them kept over restarts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {"threshold": THRESHOLDS, "rate": R
 
 @record
 class Change:
-    """What one `set` asks for; None: that stays."""
+    """One `set` command; None: not changed."""
 
     threshold: float | None
     rate: float | None
@@ -30,14 +30,14 @@ class Change:
 
 
 def read_change(body: Mapping[str, Any], tasks: Iterable[Task]) -> Change:
-    """Read what a `set` command asks for: within the bounds that the settings have.
+    """Parse and check a `set` command: the bounds are those of the settings.
 
     Args:
         body: of the command.
         tasks: of the models that the pipeline has at the moment.
 
     Raises:
-        ModelError: it asks for nothing, or for what the settings would refuse.
+        ModelError: it changes nothing, or holds a value that the settings would refuse.
 
     """
     threshold, rate = _number(body, "threshold"), _number(body, "rate")
@@ -63,7 +63,7 @@ def _number(body: Mapping[str, Any], key: str) -> float | None:
 
 
 def _trouble(key: str, value: object) -> str | None:
-    """Say why a value is none that the settings would take."""
+    """Return why the settings would refuse a value; None: they would take it."""
     try:
         plain = isinstance(value, int | float) and not isinstance(value, bool)
         number = float(value) if plain else math.nan  # type: ignore[arg-type]
@@ -95,12 +95,12 @@ class Overrides:
     """Thresholds and rates by pipeline, in a file."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file; what the settings would refuse is passed over, and that is said."""
+        """Read the file; a value that the settings would refuse is ignored and logged."""
         self._file = StateFile(path, "changes made by `set`")
         self._changes: dict[str, dict[str, float]] = {}
         self._until_restart: dict[str, dict[str, float]] = {}
         self._given: dict[str, Pipeline] = {}
-        """What the settings said of each pipeline when it was last made."""
+        """Settings of each pipeline when it was last made."""
         for name, change in (self._file.read(_parse) or {}).items():
             for key, value in change.items():
                 trouble = _trouble(key, value)
@@ -110,33 +110,33 @@ class Overrides:
                     log.warning("%s: %s: %s: %s; passed over", path, name, key, trouble)
 
     def applied(self, settings: Pipeline) -> Pipeline:
-        """Give a pipeline's settings with what has been changed since."""
+        """Return a pipeline's settings with its changes applied."""
         change: dict[str, Any] = dict(self._changes.get(settings.name, {}))
         before = self._given.get(settings.name, settings)
         passing = self._until_restart.get(settings.name, {})
         for key in list(passing):
-            # Settings that were written again with another value are the later word.
+            # Settings that have been edited since win over a change made before.
             if getattr(before, key) != getattr(settings, key):
                 del passing[key]
         self._given[settings.name] = settings
         return replace(settings, **(change | passing))
 
     def note(self, name: str, change: Change) -> None:
-        """Remember a change until the restart, whatever becomes of the pipeline meanwhile."""
+        """Apply a change until the restart, also after the pipeline has been made again."""
         passing = self._until_restart.setdefault(name, {})
         for key in _BOUNDS:
             if (value := getattr(change, key)) is not None:
                 passing[key] = value
 
     def pass_over_threshold(self, name: str, why: str) -> bool:
-        """Forget, until the next start, a threshold that was kept; False: there is none."""
+        """Ignore a threshold that was kept, until the next start; False: there is none."""
         kept = self._changes.get(name, {}).pop("threshold", None)
         if kept is not None:
             log.warning("%s: %s: %s; passed over", self._file.path, name, why)
         return kept is not None
 
     def keep(self, name: str, *, threshold: float | None, rate: float | None) -> None:
-        """Remember a change.
+        """Keep a change over restarts.
 
         Raises:
             ModelError: it cannot be written.

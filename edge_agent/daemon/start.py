@@ -1,4 +1,4 @@
-"""`edge-agent run` from a plan: native work is begun before the rest of the program is imported."""
+"""`edge-agent run` from a plan: models load while the rest of the program is imported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
     """Run the daemon from the plan of the last good start.
 
     Returns:
-        The exit status; None where there is no plan that holds: the slow way shall be taken.
+        The exit status; None where there is no valid plan: the normal start follows.
 
     """
     words = [word for word in arguments if word not in {"-v", "--verbose"}]
@@ -53,7 +53,7 @@ def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
         early = Preload(plan, timeline)
     except ImportError:
         clear_starting(plan.state)
-        return None  # an engine has been uninstalled: the slow way finds another, or says so
+        return None  # an engine has been uninstalled: the normal start finds another, or reports it
     from .agent import resume
 
     timeline.record("imports", time.monotonic() - start)
@@ -63,19 +63,19 @@ def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
         status = print_error(problem)
         clear_starting(plan.state)
         sys.stderr.flush()
-        # A model may still be loading: native code that comes back to a Python which is taking
-        # itself apart aborts.
+        # A model may still be loading: native code that returns to an interpreter that is shutting
+        # down aborts.
         os._exit(status)
 
 
 def _may_start_quickly(state: str) -> bool:
-    """Whether the last run gives no reason to load anything before it is looked into."""
+    """Whether nothing in the last run speaks against loading models at once."""
     last = previous_crash(state)
     return (last is None or not last.self_inflicted) and mark_starting(state)
 
 
 def _mind_signals() -> None:
-    """Be told to stop before there is anything to stop: that is no failure."""
+    """Install handlers for signals that arrive before the agent exists: to stop is no failure."""
 
     def anew(*_: object) -> None:
         # What has been read of the settings is out of date. Until they are read again there is

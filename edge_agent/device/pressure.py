@@ -1,6 +1,6 @@
-"""How near this process is to what it may use: memory and disk, in words where it is too near.
+"""Pressure on memory and disk, in words where a limit is near.
 
-Read from the kernel's files; what it does not say is left out.
+Read from the kernel's files; what is missing there is left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from .resources import ROOT, cgroups, text
 
 NEAR = 0.9
-"""Of a limit on memory: beyond it the next model may be the one that is killed for."""
+"""Share of a limit on memory; beyond it the next model may be too much."""
 FEW_BYTES = 256 * 2**20
 FEW_SHARE = 0.1
 """A disk is nearly full with less than both: on a small one the share counts."""
@@ -24,10 +24,10 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What is used of something that is limited."""
+    """Use of a limited memory."""
 
     used: int
-    """Bytes, without what the kernel would give back if asked (the page cache)."""
+    """Bytes, without the page cache, which the kernel reclaims when asked."""
     limit: int
     """Bytes."""
     whose: str
@@ -44,7 +44,7 @@ def memory_uses(root: Path = ROOT) -> list[MemoryUse]:
 
 
 def memory_problems(root: Path = ROOT) -> list[str]:
-    """Say in words that memory runs short; of several limits the one that is nearest."""
+    """Return in words that memory runs short; of several limits the nearest one."""
     near = [each for each in memory_uses(root) if each.near]
     if not near:
         return []
@@ -54,7 +54,7 @@ def memory_problems(root: Path = ROOT) -> list[str]:
 
 
 def disk_problems(folder: Path, root: Path = ROOT) -> list[str]:
-    """Say in words that the file system of *folder* is full, nearly full, or read-only."""
+    """Return in words that the file system of *folder* is full, nearly full, or read-only."""
     try:
         disk = os.statvfs(folder)
     except OSError as problem:
@@ -68,7 +68,7 @@ def disk_problems(folder: Path, root: Path = ROOT) -> list[str]:
 
 
 def _given_up(folder: Path, root: Path) -> bool:
-    """Whether the kernel lets nobody write any more, after an error, and calls it writable.
+    """Whether the kernel refuses every write after an error, and still calls it writable.
 
     So does ext4 in newer kernels (seen in 6.18): `emergency_ro` behind the device is all it says.
     """
@@ -79,7 +79,7 @@ def _given_up(folder: Path, root: Path) -> bool:
 
 
 def _of_cgroups(root: Path) -> Iterator[MemoryUse]:
-    """Give the limits of this process's cgroup and of those above it.
+    """Yield the limits of this process's cgroup and of those above it.
 
     Source: the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
     """

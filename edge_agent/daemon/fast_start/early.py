@@ -1,4 +1,4 @@
-"""Native work that is under way while the rest of the program is imported."""
+"""Preloading of engines and models while the rest of the program is imported."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .readahead import ReadAhead, cached, start_read_ahead
 
 
 class Preload:
-    """What is under way while the rest of the program is imported."""
+    """The libraries and models of a plan, being loaded in the background."""
 
     def __init__(self, plan: Plan, timeline: Timeline) -> None:
-        """Import the libraries that the first result needs, and begin to load its models.
+        """Import the libraries that the first result needs, and start to load its models.
 
         Raises:
             ImportError: a library is not installed any more.
@@ -88,31 +88,36 @@ class Preload:
         return self._models[index].result()
 
     def restore_python(self) -> None:
-        """Let Python be as it is without a start."""
+        """Restore the garbage collector and the switch interval."""
         sys.setswitchinterval(self._interval)
         gc.enable()
 
 
 class PreloadedModel:
-    """A model that is to be loaded from its form."""
+    """A model that is loaded from its prepared form."""
 
     def __init__(self, form: str) -> None:
         self.form = form
-        """Its folder; empty: there is nothing to be begun."""
+        """Its folder; empty: it is not preloaded."""
         self._result: Any = None
         self._problem: BaseException | None = None
         self._done = threading.Event()
 
     def load(self) -> None:
-        """Load it, or keep what is wrong for whoever asks."""
+        """Load it, or keep the error for `result`."""
         try:
             self._result = load_folder(self.form)
-        except BaseException as problem:  # noqa: BLE001 - raised where the result is asked for
+        except BaseException as problem:  # noqa: BLE001 - raised by `result`
             self._problem = problem
         self._done.set()
 
     def result(self) -> Any:
-        """Wait for it."""
+        """Wait for the load and return it; None: it is not preloaded.
+
+        Raises:
+            FormError: the form cannot be used.
+
+        """
         if not self.form:
             return None
         self._done.wait()
@@ -132,7 +137,7 @@ def _skip_documentation(package: str, *without: str) -> None:
 
 
 def _warm(models: Sequence[PreloadedModel]) -> None:
-    """Have the disk read what is loaded later."""
+    """Read the models that are loaded later into the page cache."""
     for begun in models:
         prefetch(begun.form)
 
