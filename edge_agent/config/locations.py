@@ -31,8 +31,8 @@ def default_state(
     Args:
         config: the settings file.
         environ: the environment.
-            # As `Path.absolute` does, which leaves ".." as it is: so does `config.load`.
-            the unit uses the latter.
+        service: settings and state of the installed service: a command that reads the former
+            outside of the unit uses the latter.
 
     """
     given = environ.get("STATE_DIRECTORY", "").split(":")[0]
