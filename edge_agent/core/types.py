@@ -66,8 +66,8 @@ class Sample:
     file: str | None = None
     picture: bool = True
     early: object | None = None
-    """Input prepared ahead by a model, an `inference.model.Prepared`; ignored where it cannot be
-    used."""
+    """Input prepared ahead by a model, an `inference.model.PreparedSample`; ignored where it cannot
+    be used."""
 
 
 @record(quick=True, eq=False)
