@@ -20,8 +20,7 @@ from ..mqtt import payloads
 from ..mqtt.retained import Announced
 
 if TYPE_CHECKING:
-    from ..delivery.receive.router import Transfers
-    from ..delivery.rollout.deployer import Deployer
+    from ..delivery.rollout.ledger import Ledger
     from ..inference.model import Model
     from ..models.store.catalog import Library
     from ..models.store.store import Store
@@ -60,8 +59,7 @@ class Says:
         """What has been said of pipelines that ask for what cannot come about."""
         self._said_info: dict[str, Any] = {}
         self._saying = threading.RLock()
-        self.deployer: Deployer
-        self.transfers: Transfers
+        self.ledger: Ledger
         self.prepared: Callable[[str], str | None] = lambda _name: None
         """How far the prepared form of a model's live version is."""
 
@@ -134,7 +132,7 @@ class Says:
                 self._see_engine(serving)
             self._see_doubts()
             names = {serving.arm.name for serving in frames.servings.all()}
-            names |= {*self._store.names(), *self.transfers.progress(), *self.deployer.names()}
+            names |= {*self._store.names(), *self.ledger.names()}
             library = self._library.now()
             now = {
                 frames.topics.model(name): payloads.encode(self._model_state(name, library))
@@ -189,11 +187,7 @@ class Says:
         )
         if problem is not None:
             state["error"] = problem
-        receiving = self.transfers.progress().get(name)
-        if receiving is not None:
-            candidate, percent = receiving
-            state["candidate"] = {"version": candidate, "phase": "receiving", "percent": percent}
-        state |= self.deployer.state(name)
+        state |= self.ledger.describe(name)
         return state
 
     def _see_engine(self, serving: Serving) -> None:

@@ -20,9 +20,9 @@ from ..core.errors import ModelError, UsageError
 from ..core.flight_recorder import recorder
 from ..core.threads import Stop, Stops
 from ..delivery.local_requests import Added
-from ..delivery.receive.router import Receiver, Transfers
-from ..delivery.rollout.candidate import Candidate
+from ..delivery.receive.router import Recipient, Router
 from ..delivery.rollout.deployer import Deployer
+from ..delivery.rollout.ledger import Candidate, Ledger
 from ..device.resources import give_back_large_blocks
 from ..health.report import Health
 from ..inference.prepared.build import collect
@@ -142,20 +142,20 @@ class Control:
         )
         self.health.credible = frames.wall.credible
         self.health.others = [recorder.why, opened.crashes.why, self._demoter.why, self._scrub.why]
+        ledger = Ledger(store, library, self.says.push, self._changed)
         self._deployer = Deployer(
             store,
             library,
             servings,
+            ledger,
             trial=lambda: frames.settings.trial,
             swap=opened.match.profile.swap,
             memory_budget_mb=opened.match.profile.memory_budget_mb,
-            say_push=self.says.push,
-            on_change=self._changed,
         )
-        self._transfers = Transfers(
+        self._transfers = Router(
             store,
             library,
-            Receiver(
+            Recipient(
                 device=frames.settings.device_id,
                 profile=opened.match.name,
                 groups=lambda: frames.settings.groups,
@@ -164,14 +164,12 @@ class Control:
                 quota_bytes=lambda: frames.settings.quota_mb * 2**20,
                 pinned=servings.pins,
             ),
-            self.says.push,
-            self._deployer.submit,
-            self._deployer.standing,
-            self._changed,
+            ledger,
+            submit=self._deployer.submit,
             expect=self._deployer.expect,
         )
-        self._steady.watched = self._deployer.watches
-        self.says.deployer, self.says.transfers = self._deployer, self._transfers
+        self._steady.watched = ledger.has_complete
+        self.says.ledger = ledger
         self.says.prepared = self._preparer.state
         self._added = Added(store)
         self._orders = self._make_orders()
@@ -331,7 +329,7 @@ class Control:
                     version,
                     None,
                     partial(self._opened.catalog.find, name, version),
-                    told=partial(self._added.answer, request),
+                    on_state=partial(self._added.answer, request),
                 )
             )
 

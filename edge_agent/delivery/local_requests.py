@@ -16,12 +16,11 @@ from ..core.files import belong_to
 from ..core.names import is_name, is_version
 from ..core.state_file import StateFile
 from ..models.store.store import Store
+from .protocol import ENDED
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
-ENDED = frozenset({"live", "probation", "rejected"})
-"""After one of these nobody listens any more."""
 
 
 class Added:

@@ -16,13 +16,12 @@ from ..core.errors import BrokerError
 from ..models.packages.packing import Package
 from ..mqtt.one_shot import Heard, OneShotClient
 from ..mqtt.payloads import SCHEMA
+from .protocol import ENDED, LIST_PART_BYTES, numbers_in
 
-LIST_PART = 64 * 1024
 OFFER_AGAIN_SECONDS = 3.0
 RECENT_SECONDS = 1.5
 """A block that went out so recently is on its way: to every member of a group, and to a device
 that asks twice within that time because it was offered the package and asked by itself."""
-ENDED = frozenset({"live", "probation", "rejected"})
 
 
 @dataclass(slots=True)
@@ -114,7 +113,7 @@ class Sender:
             says = heard.body or {}
             state = str(says["state"])
             percent = float(says.get("percent") or 0.0)
-            parts, blocks = _numbers(says.get("list")), _numbers(says.get("need"))
+            parts, blocks = numbers_in(says.get("list")), numbers_in(says.get("need"))
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
         progress = self.progress.get(device)
@@ -127,7 +126,7 @@ class Sender:
         progress.why = says.get("why")
         progress.details = says
         for number in parts:
-            data = self._list[number * LIST_PART : (number + 1) * LIST_PART]
+            data = self._list[number * LIST_PART_BYTES : (number + 1) * LIST_PART_BYTES]
             if data:
                 self._send("list", number, data)
         for number in blocks:
@@ -151,15 +150,3 @@ class Sender:
             )
         self.bytes_sent += len(payload)
         self._client.publish(topic, payload)
-
-
-def _numbers(ranges: Any) -> list[int]:
-    """List the numbers in [[first, last], …]; at most a few windows' worth."""
-    numbers: list[int] = []
-    for first, last in ranges or []:
-        if not (isinstance(first, int) and isinstance(last, int) and 0 <= first <= last):
-            raise ValueError(ranges)
-        numbers.extend(range(first, min(last, first + 255) + 1))
-        if len(numbers) > 256:
-            break
-    return numbers

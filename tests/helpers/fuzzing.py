@@ -43,7 +43,8 @@ from edge_agent.core.types import (
     Timing,
     Values,
 )
-from edge_agent.delivery.receive.router import Receiver, Transfers
+from edge_agent.delivery.receive.router import Recipient, Router
+from edge_agent.delivery.rollout.ledger import Ledger
 from edge_agent.delivery.sender import Sender
 from edge_agent.inference.decode.registry import build_decoder
 from edge_agent.models.files.check_onnx import check_network
@@ -313,9 +314,9 @@ def _place() -> Path:
 
 
 @functools.cache
-def _transfers(*, allow_unsigned: bool) -> Transfers:
+def _router(*, allow_unsigned: bool) -> Router:
     store = Store(_place() / str(allow_unsigned))
-    receiver = Receiver(
+    recipient = Recipient(
         device="box",
         profile="generic",
         groups=lambda: ("lab",),
@@ -331,9 +332,8 @@ def _transfers(*, allow_unsigned: bool) -> Transfers:
         return True
 
     library = Library(store, [], bundled("models"))
-    return Transfers(
-        store, library, receiver, publish, lambda _candidate: None, lambda _name, _version: None
-    )
+    ledger = Ledger(store, library, publish, lambda: None)
+    return Router(store, library, recipient, ledger, submit=lambda _candidate: None)
 
 
 def check_topics(given: tuple[list[tuple[str, str, bytes, bool, str | None]], bool]) -> None:
@@ -353,8 +353,8 @@ def check_topics(given: tuple[list[tuple[str, str, bytes, bool, str | None]], bo
         return {"pipeline": name, "threshold": change.threshold, "rate": change.rate}
 
     handling.verbs.update(ping=lambda _body: None, set=ask)
-    transfers = _transfers(allow_unsigned=allow_unsigned)
-    handling.deliveries = lambda place, message: transfers.message(place.levels, message)
+    router = _router(allow_unsigned=allow_unsigned)
+    handling.deliveries = lambda place, message: router.message(place.levels, message)
     for prefix, rest, payload, retained, response in sent:
         topic = prefix + rest
         inbox.put(

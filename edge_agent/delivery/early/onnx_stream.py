@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ...core.types import TensorSpec
 from ...models.files.protobuf import DamagedError, Field, Sliceable, fields
-from .growing_file import Arriving, UnfitError
+from .growing_file import GrowingFile, UnfitError
 
 MAX_GRAPH_BYTES = 4 * 2**20
 """Of all nodes: what an engine's parser makes of them is 40 times as much at the worst."""
@@ -85,7 +85,7 @@ class Ends:
 class OnnxFile:
     """A file on its way; to be read in this order: nodes, ends, tensors."""
 
-    def __init__(self, data: Arriving, begin: int, end: int) -> None:
+    def __init__(self, data: GrowingFile, begin: int, end: int) -> None:
         """Wait for the first bytes.
 
         Args:

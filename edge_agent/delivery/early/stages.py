@@ -27,7 +27,7 @@ from ...inference.engines.ort_options import session_options
 from ...inference.folding.fold import Fold
 from ...models.files.protobuf import message, numeral
 from .cuts import Cutter, Stage
-from .growing_file import Arriving, UnfitError
+from .growing_file import GrowingFile, UnfitError
 from .onnx_stream import TYPES, OnnxFile, Tensor, declared
 
 _DATA = "arriving"
@@ -46,7 +46,7 @@ _EXTERNAL_DATA, _DATA_LOCATION, _EXTERNAL = 13, 14, 1
 class StagedEngine:
     """ONNX Runtime on the CPU, a session a stage."""
 
-    def __init__(self, data: Arriving, file: OnnxFile, choice: EngineChoice) -> None:
+    def __init__(self, data: GrowingFile, file: OnnxFile, choice: EngineChoice) -> None:
         """Wait for the graph, then begin to build.
 
         Args:

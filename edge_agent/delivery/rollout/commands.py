@@ -12,57 +12,54 @@ from ...models.store.pointers import same_version
 from ...models.store.store import Store
 from ...mqtt.requests import text
 from ...runtime.serving.active import Servings
-from .candidates import Underway
+from .ledger import Ledger
 from .probation import Probations
-from .reports import Reports
-from .rollback import Retreat
+from .rollback import Rollback
 from .swap import Swap
 
 
 class Commands:
-    """Carried out by the thread that takes orders; a candidate of the same model gives way."""
+    """Carried out by the thread that takes requests; a candidate of the same model is canceled."""
 
     def __init__(
         self,
         store: Store,
         library: Library,
         servings: Servings,
+        ledger: Ledger,
         *,
-        underway: Underway,
         swap: Swap,
         probations: Probations,
-        retreat: Retreat,
-        reports: Reports,
+        rollback: Rollback,
     ) -> None:
         self._store = store
         self._library = library
         self._servings = servings
-        self._underway = underway
+        self._ledger = ledger
         self._swap = swap
         self._probations = probations
-        self._retreat = retreat
-        self._reports = reports
+        self._rollback = rollback
 
     def rollback(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Go back to the version before."""
+        """Roll back to the version before."""
         name = _name(body)
         with self._swap.changing:
-            self._underway.abort(name, "rolled back by command")
-            version = self._retreat.roll_back(name, "by command")
+            self._ledger.cancel(name, "rolled back by command")
+            version = self._rollback.roll_back(name, "by command")
         return {"model": name, "version": version}
 
     def activate(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make a version live that has been accepted before."""
         name, version = _name(body), _version(body)
         with self._swap.changing:
-            self._underway.abort(name, f"{version} was activated by command")
+            self._ledger.cancel(name, f"{version} was activated by command")
             folder = self._library.find(name, version)
             accepted = next(e.accepted for e in self._library.versions(name) if e.folder == folder)
             if not accepted:
                 raise ModelError(f"{name}@{version} has not passed its trial; push it again")
             self._probations.end(name)
             self._swap.activate(name, folder)
-            self._reports.changed()
+            self._ledger.changed()
         return {"model": name, "version": folder.manifest.version}
 
     def delete(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -74,12 +71,12 @@ class Commands:
                     f"{name}@{version} is named by a pipeline; change the settings first"
                 )
         with self._swap.changing:
-            if self._underway.standing(name, version) is not None:
+            if self._ledger.phase(name, version) is not None:
                 raise ModelError(
                     f"{name}@{version} is live or on its way there; activate another one first"
                 )
             self._store.delete(name, version)
-        self._reports.changed()
+        self._ledger.changed()
         return {"model": name, "version": version}
 
 

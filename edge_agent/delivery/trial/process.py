@@ -26,7 +26,7 @@ from typing import Any
 from ...core.types import Kind, Tensors, TensorSpec
 from ...inference.engines.engine import EngineChoice
 from ...runtime.serving.out_of_core import Oversize
-from ..early.news import NEWS
+from ..early.growing_file import PROGRESS
 from .worker import Verdict
 
 __all__ = ["TrialProcess", "Verdict", "run_trial"]
@@ -64,7 +64,7 @@ class TrialProcess:
         self._answers, stdout = os.pipe2(os.O_CLOEXEC)
         self._errors, stderr = os.pipe2(os.O_CLOEXEC)
         # Keeps records apart, and takes a file along.
-        self._news, news = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._progress, progress = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._place = os.memfd_create("frame", os.MFD_CLOEXEC)
         try:
             self._child = subprocess.Popen(
@@ -72,14 +72,14 @@ class TrialProcess:
                     sys.executable,
                     "-m",
                     "edge_agent.delivery.trial.worker",
-                    str(news.fileno()),
+                    str(progress.fileno()),
                     str(self._place),
                 ],
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
-                pass_fds=(news.fileno(), self._place),
+                pass_fds=(progress.fileno(), self._place),
                 # Else NumPy's library starts threads that wait by spinning; nobody here needs them.
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             )
@@ -87,14 +87,14 @@ class TrialProcess:
             self._close()
             raise
         finally:
-            news.close()
+            progress.close()
             for descriptor in (stdin, stdout, stderr):
                 os.close(descriptor)
         # Whoever has news goes on, whatever the child does.
-        self._news.setblocking(False)
+        self._progress.setblocking(False)
         self._memory_mb = memory_mb
         self._frame = frame
-        self._unsaid: bytes | None = None
+        self._unsent: bytes | None = None
         self._libraries_mb: tuple[float, float] | None = None
         """What it takes with no model: all, and what is not of files."""
         self._counts_files = True
@@ -113,7 +113,7 @@ class TrialProcess:
         threading.Thread(target=self._attend, name="trial", daemon=True).start()
 
     def follow(self, question: Mapping[str, Any], data: int) -> None:
-        """Have it run a model that is arriving; see `arriving.follow`.
+        """Have it run a model that is arriving; see `early.follow`.
 
         Args:
             question: what to do.
@@ -121,19 +121,19 @@ class TrialProcess:
 
         """
         with self._saying, contextlib.suppress(OSError):  # it has ended
-            socket.send_fds(self._news, [NEWS.pack(0, False)], [data])
+            socket.send_fds(self._progress, [PROGRESS.pack(0, False)], [data])
         self._tell(**question)
 
-    def news(self, record: bytes) -> None:
+    def send_progress(self, record: bytes) -> None:
         """Tell how far that model has come; never waits."""
         with self._saying:
             try:
-                self._news.send(record)
-                self._unsaid = None
+                self._progress.send(record)
+                self._unsent = None
             except BlockingIOError:
-                self._unsaid = record  # said again by the attendant
+                self._unsent = record  # said again by the attendant
             except OSError:
-                self._unsaid = None  # it has ended: whoever asks for its verdict hears of it
+                self._unsent = None  # it has ended: whoever asks for its verdict hears of it
 
     def judge(
         self,
@@ -224,7 +224,7 @@ class TrialProcess:
                 self._place,
             ):
                 os.close(descriptor)
-            self._news.close()
+            self._progress.close()
             self._questions = -1
 
     def _hear(self, line: bytes) -> None:
@@ -266,8 +266,8 @@ class TrialProcess:
         """End a child that hangs, takes too much, or is not needed any more."""
         import psutil
 
-        if self._unsaid is not None:
-            self.news(self._unsaid)
+        if self._unsent is not None:
+            self.send_progress(self._unsent)
         try:
             memory = psutil.Process(self._child.pid).memory_info()
         except psutil.NoSuchProcess:
