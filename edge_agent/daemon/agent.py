@@ -40,7 +40,7 @@ from ..core.timeline import Clock
 from ..inference.engines.engine import EngineChoice
 from ..inference.model import Model, open_model
 from ..inference.prepared.artifact import read
-from ..inference.prepared.fallback import quick_model
+from ..inference.prepared.fallback import load_prepared
 from ..models.manifest import InputSpec, LogMel, Manifest, ModelFolder, OutputSpec, TrialSpec
 from ..models.store.agent_lock import claim
 from ..runtime.pipelines.runner import Frames
@@ -51,8 +51,8 @@ from .hang_watch import HANG_SECONDS, Hangs
 
 if TYPE_CHECKING:
     from ..core.flight_recorder import LastWords
-    from ..inference.prepared.load import Begun
-    from ..runtime.serving.planned_model import Quick
+    from ..inference.prepared.load import Load
+    from ..runtime.serving.planned_model import PlannedModel
     from .control import Control, Opened
     from .fast_start.early import Early
     from .fast_start.plan import Plan
@@ -112,9 +112,9 @@ class Agent:
         self._opening = threading.Lock()
         self._frames = Frames(
             settings,
-            lanes=planned[0].lanes if planned else self._look(settings).engines.lanes,
+            lanes=planned[0].lanes if planned else self._look(settings).loader.lanes,
             library=lambda: self._look(self._frames.settings).catalog,
-            engines=lambda: self._look(self._frames.settings).engines,
+            loader=lambda: self._look(self._frames.settings).loader,
             stops=self._stops,
             clock=clock,
         )
@@ -150,7 +150,7 @@ class Agent:
         with ExitStack() as stack:
             stack.enter_context(claim(frames.settings.state))
             self._take_over(stack)
-            stack.callback(frames.servings.close)
+            stack.callback(frames.active.close)
             # Outlives the workers, who publish; on the way out it says goodbye.
             stack.callback(frames.client.close)
             stack.callback(self._close_transfers)
@@ -211,7 +211,7 @@ class Agent:
                 # It is loaded in the usual way, when the rest is there.
                 log.warning("model %s: not from its prepared form: %s", quick.name, problem)
             else:
-                self._frames.servings.put(Arm(quick.name, quick.version, 1), quick.kind, model)
+                self._frames.active.put(Arm(quick.name, quick.version, 1), quick.kind, model)
         while self._frames.expects() and self._clock.age < FIRST_RESULT_SECONDS:
             if self._clock.first.wait(0.1) or self._closing:
                 break
@@ -235,11 +235,11 @@ class Agent:
             except OSError as problem:
                 log.warning("%s: cannot be written: %s", readahead.FILE, problem.strerror)
 
-    def _quick_model(self, quick: Quick, begun: Begun | None) -> Model:
+    def _quick_model(self, quick: PlannedModel, begun: Load | None) -> Model:
         folder = unpack(quick.folder, _CLASSES)
         choice = unpack(quick.choice, _CLASSES)
         if quick.form:
-            return quick_model(folder, choice, begun or read(quick.form), quick.kind)
+            return load_prepared(folder, choice, begun or read(quick.form), quick.kind)
         # Looked into when the plan was made, and unchanged since.
         return open_model(folder, [choice], quick.kind, checked=True)[0]
 
@@ -252,7 +252,7 @@ class Agent:
         """
         settings = self._reread()
         opened = self._look(settings)
-        if settings != self._frames.settings or opened.engines.lanes != plan.lanes:
+        if settings != self._frames.settings or opened.loader.lanes != plan.lanes:
             return False
         if (opened.match.profile.unload_idle_s > 0) != plan.lazy:
             return False
@@ -336,7 +336,7 @@ class Agent:
         return tick
 
 
-def _place(quick: Quick) -> str:
+def _place(quick: PlannedModel) -> str:
     """Name what a plan's model is loaded on, as the recorder does."""
     manifest, choice = quick.folder["manifest"], quick.choice
     return f"{manifest['name']}@{manifest['version']} {choice['engine']}:{choice['device']} form"

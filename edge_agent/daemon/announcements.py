@@ -15,7 +15,7 @@ from ..config.device_profile import Match, unlisted
 from ..config.lint import doubts
 from ..core.errors import ModelError
 from ..device.hardware import Facts
-from ..inference.prepared.fallback import streams
+from ..inference.prepared.fallback import is_streaming
 from ..mqtt import payloads
 from ..mqtt.retained import Announced
 
@@ -117,7 +117,7 @@ class Says:
                     "passed_over": list(serving.passed),
                     "problem": serving.problem,
                 }
-                for serving in frames.servings.all()
+                for serving in frames.active.all()
             ],
             "limits": {"max_block_bytes": MAX_BLOCK_BYTES},
         }
@@ -128,10 +128,10 @@ class Says:
         """Say what is live, and clear the topics of models that are gone."""
         frames = self._frames
         with self._saying:
-            for serving in frames.servings.all():
+            for serving in frames.active.all():
                 self._see_engine(serving)
             self._see_doubts()
-            names = {serving.arm.name for serving in frames.servings.all()}
+            names = {serving.arm.name for serving in frames.active.all()}
             names |= {*self._store.names(), *self.ledger.names()}
             library = self._library.now()
             now = {
@@ -162,11 +162,11 @@ class Says:
             "previous": self._store.pointers(name).previous,
             "versions": [entry.version for entry in library.versions(name)],
         }
-        serving = next((s for s in frames.servings.all() if s.reference == name and s.model), None)
+        serving = next((s for s in frames.active.all() if s.reference == name and s.model), None)
         if serving is not None and serving.model is not None:
             state["live"] = serving.model.manifest.version
             state["engine"] = serving.model.engine.label
-            if streams(serving.model):
+            if is_streaming(serving.model):
                 state["streaming"] = True
                 self._say_streaming(serving.model)
             if serving.passed:
@@ -183,7 +183,7 @@ class Says:
         if prepared is not None:
             state["prepared"] = prepared
         problem = next(
-            (s.problem for s in frames.servings.all() if s.arm.name == name and s.problem), None
+            (s.problem for s in frames.active.all() if s.arm.name == name and s.problem), None
         )
         if problem is not None:
             state["error"] = problem

@@ -33,14 +33,14 @@ from ..mqtt.requests import Memory, Orders, text
 from ..runtime.pipelines.pipeline import Pipeline
 from ..runtime.pipelines.runner import Frames
 from ..runtime.serving.active import unusable
-from ..runtime.serving.crash_ledger import GOOD_SECONDS, Crashes
-from ..runtime.serving.loader import Engines, library_of, match_profile, open_store
-from ..runtime.upkeep.batch_setup import Batcher
-from ..runtime.upkeep.engine_upgrade import Steady
-from ..runtime.upkeep.failover import Demoter
-from ..runtime.upkeep.integrity import Scrub
-from ..runtime.upkeep.memory import Thrift
-from ..runtime.upkeep.prepare_task import Preparer
+from ..runtime.serving.crash_ledger import GOOD_SECONDS, CrashLedger
+from ..runtime.serving.loader import ModelLoader, library_of, match_profile, open_store
+from ..runtime.upkeep.batch_setup import BatchSetup
+from ..runtime.upkeep.engine_upgrade import EngineUpgrade
+from ..runtime.upkeep.failover import Failover
+from ..runtime.upkeep.integrity import IntegrityCheck
+from ..runtime.upkeep.memory import MemoryRelease
+from ..runtime.upkeep.prepare_task import PrepareTask
 from ..sources.frame_pool import CANVASES
 from .announcements import Says
 from .fast_start.plan_writer import Planner
@@ -65,16 +65,16 @@ class Opened:
         """
         self.match, self.facts = match_profile(settings)
         self.store = open_store(settings)
-        self.engines = Engines(self.match.profile, self.facts, settings.engine, self.store)
-        self.engines.batching = settings.batching
+        self.loader = ModelLoader(self.match.profile, self.facts, settings.engine, self.store)
+        self.loader.batching = settings.batching
         self.catalog = library_of(settings, self.store)
-        self.crashes = Crashes(settings.state)
+        self.crashes = CrashLedger(settings.state)
 
     def look_back(self, last: LastWords | None) -> None:
         """Hold against models what they did to the last run; before any is loaded."""
         if last is not None:
             self.crashes.add(last)
-        self.engines.crashes = self.crashes
+        self.loader.crashes = self.crashes
 
 
 class Control:
@@ -105,39 +105,39 @@ class Control:
         self._exposed: Exposed | None = None
         self._idle_s = opened.match.profile.unload_idle_s
         frames.lazy(wanted=self._idle_s > 0)
-        self._steady = Steady(frames.servings, opened.engines)
-        self._preparer = Preparer(
+        self._steady = EngineUpgrade(frames.active, opened.loader)
+        self._preparer = PrepareTask(
             opened.store,
-            frames.servings,
-            opened.engines,
+            frames.active,
+            opened.loader,
             opened.match.profile.memory_budget_mb,
             lambda: frames.settings.quota_mb * 2**20,
             self._prepared,
             self._steady.offer,
         )
-        self._batcher = Batcher(frames.servings, opened.engines, frames.board, self._steady.done)
-        self._demoter = Demoter(frames.servings, opened.engines)
+        self._batcher = BatchSetup(frames.active, opened.loader, frames.board, self._steady.done)
+        self._demoter = Failover(frames.active, opened.loader)
         give_back_large_blocks()
-        self._thrift = Thrift(
-            frames.servings, self._idle_s, present=frames.present, forget=CANVASES.forget
+        self._thrift = MemoryRelease(
+            frames.active, self._idle_s, present=frames.present, forget=CANVASES.forget
         )
-        self._scrub = Scrub(frames.settings.state, frames.servings, self._preparer.wake)
+        self._scrub = IntegrityCheck(frames.settings.state, frames.active, self._preparer.wake)
         self._planner = Planner(
             frames,
             opened.store,
             opened.catalog,
-            opened.engines.lanes,
+            opened.loader.lanes,
             lazy=self._idle_s > 0,
             origins=origins,
             quick=self._preparer.quick,
         )
-        store, library, servings = opened.store, opened.catalog, frames.servings
+        store, library, active = opened.store, opened.catalog, frames.active
         self.says = Says(frames, opened.match, opened.facts, store, library)
         self.health = Health(
             frames.board,
             frames.client,
             lambda: list(frames.pipelines.values()),
-            servings.all,
+            active.all,
             frames.settings.state,
         )
         self.health.credible = frames.wall.credible
@@ -146,7 +146,7 @@ class Control:
         self._deployer = Deployer(
             store,
             library,
-            servings,
+            active,
             ledger,
             trial=lambda: frames.settings.trial,
             swap=opened.match.profile.swap,
@@ -162,7 +162,7 @@ class Control:
                 trusted=lambda: TrustedKeys([Path(key) for key in frames.settings.trust.keys]),
                 allow_unsigned=lambda: frames.settings.trust.allow_unsigned,
                 quota_bytes=lambda: frames.settings.quota_mb * 2**20,
-                pinned=servings.pins,
+                pinned=active.pins,
             ),
             ledger,
             submit=self._deployer.submit,
@@ -216,8 +216,8 @@ class Control:
 
     def start(self) -> None:
         """Start the threads."""
-        self._frames.servings.on_change = self._changed
-        self._frames.servings.flows = self._frames.flows
+        self._frames.active.on_change = self._changed
+        self._frames.active.flows = self._frames.flows
         self._frames.inbox.on_drop = self._count_malformed
         if self._frames.settings.health.metrics_port:
             self._expose().answer_on(self._frames.settings.health.metrics_port)
@@ -287,11 +287,11 @@ class Control:
         self._deployer.run()
 
     def _load(self) -> None:
-        servings = self._frames.servings
-        servings.fill()
+        active = self._frames.active
+        active.load_all()
         self._see_thresholds()
         self._changed()
-        problem = unusable(servings.all())
+        problem = unusable(active.all())
         if problem is not None:
             # Nothing of this can run, and all of it came with the settings, not over the air.
             self._stops.put(Stop(str(problem), UsageError(str(problem))))

@@ -150,12 +150,12 @@ class Reloading:
         # a while where they are many.
         self._says.clear_gone()
         self._says.info()
-        servings = self._frames.servings
-        servings.fill()
+        active = self._frames.active
+        active.load_all()
         with self._arranging:
-            gone = servings.release({(s.reference, s.kind) for s in self._frames.used()})
+            gone = active.release({(s.reference, s.kind) for s in self._frames.used()})
         # Not while that is held: frames on their way through them may take long, and the next
         # reading would wait, with all else that the main thread does.
         for model in gone:
-            servings.retire(model)
+            active.retire(model)
         self._changed()

@@ -14,7 +14,8 @@ from typing import Any
 
 from ..core.errors import BrokerError
 from ..models.packages.packing import Package
-from ..mqtt.one_shot import Heard, OneShotClient
+from ..mqtt.connection import ReceivedMessage
+from ..mqtt.one_shot import OneShotClient
 from ..mqtt.payloads import SCHEMA
 from .protocol import ENDED, LIST_PART_BYTES, numbers_in
 
@@ -104,7 +105,7 @@ class Sender:
         heard = self._client.next(timeout)
         return self._answer(heard) if heard is not None else None
 
-    def _answer(self, heard: Heard) -> str | None:
+    def _answer(self, heard: ReceivedMessage) -> str | None:
         levels = heard.topic.removeprefix(f"{self._root}/").split("/")
         if len(levels) != 3 or levels[1] != "push" or levels[2] != self._package.transfer:
             return None

@@ -1,8 +1,8 @@
 """One MQTT connection, from CONNECT to its end: the only importer of paho.
 
-It never reconnects: whoever wants another connection makes a new one, so that nothing lingers in
-paho's own unbounded queues. paho runs by `loop_start` only; under `loop_forever` in a thread of
-ours, publishing from other threads garbles the stream (measured).
+It never reconnects: each connection is a new paho client, so that nothing is left in paho's own
+unbounded queues. paho runs by `loop_start` only; under `loop_forever` in a thread of ours,
+publishing from other threads garbles the stream (measured).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.settings import Broker
 from ..core.errors import BrokerError
 from ..core.frozen import record
+from .payloads import parse_object
 
 if TYPE_CHECKING:
     import ssl
@@ -35,13 +36,13 @@ SILENCE = 5.0
 """Seconds without an answer to a CONNECT of MQTT 5 after which 3.1.1 is tried: some brokers of
 3.1.1 drop what they cannot read and keep the connection (amqtt 0.12)."""
 TICK = 0.02
-"""Seconds between two looks at whether it has come."""
+"""Seconds between two checks for the answer to CONNECT."""
 RECEIVE_MAXIMUM = 64
-"""Messages that the broker may have outstanding towards us: bounds memory during a push."""
+"""Unacknowledged messages that the broker may send to us: bounds memory during a push."""
 SESSION_EXPIRY = 3600
-"""How long the broker keeps what arrives for us while we are away, seconds."""
+"""Seconds for which the broker keeps messages for us after a disconnect."""
 REFUSAL = 0x80
-"""MQTT 5 reason codes from here on say no."""
+"""The first of the MQTT 5 reason codes that mean failure."""
 UNSUPPORTED_PROTOCOL = frozenset({0x84, 0x01})
 TAKEN_OVER = 0x8E
 UNSPECIFIED = 0x80
@@ -49,23 +50,29 @@ UNSPECIFIED = 0x80
 
 @record
 class ReceivedMessage:
-    """Something that arrived."""
+    """A message from the broker, published by anybody."""
 
     topic: str
     payload: bytes
     retained: bool
-    """Whether the broker keeps it for those to come. Of what comes as it is published only MQTT 5
-    shows that, to who listens `as_published`; else it says that it was kept."""
-    response_topic: str | None
-    correlation: bytes | None
-    ack: Callable[[], object]
-    """Tell the broker that it is dealt with: after what it asks for is durable."""
+    """Whether it was published with the retain flag. For a message that is delivered as it is
+    published only MQTT 5 shows that, to subscriptions `as_published`; otherwise it is True only
+    for messages that the broker had kept."""
+    response_topic: str | None = None
+    correlation: bytes | None = None
+    ack: Callable[[], object] = lambda: None
+    """Acknowledge it to the broker; to be called once its effect is durable."""
     qos: int = 0
+
+    @property
+    def body(self) -> dict[str, Any] | None:
+        """The JSON object in the payload; None where it is none."""
+        return parse_object(self.payload)
 
 
 @record
 class Will:
-    """What the broker says for us when we vanish."""
+    """The last will: published by the broker when the connection breaks."""
 
     topic: str
     payload: bytes
@@ -73,36 +80,38 @@ class Will:
 
 @record
 class Refusal:
-    """A no of the broker's."""
+    """A negative acknowledgement."""
 
     code: int
-    """Of MQTT 5, from REFUSAL on."""
+    """MQTT 5 reason code, REFUSAL or above."""
     reason: str
-    """In words."""
+    """paho's text for it."""
 
 
 @record(kw_only=True)
 class Hooks:
     """Called by paho's thread, which holds locks of its own meanwhile.
 
-    Only leave word; never wait for a lock under which something is published, never raise.
+    A hook must only put what happened into a queue: it must neither raise nor wait for a lock under
+    which something is published.
     """
 
     message: Callable[[ReceivedMessage], None] = lambda _message: None
     published: Callable[[Connection, int, Refusal | None], None] = lambda _c, _mid, _refusal: None
-    """QoS 1: acknowledged; QoS 0: written to the socket. With the broker's refusal, if any."""
+    """Message id of a QoS 1 message that was acknowledged, or of a QoS 0 message that was written
+    to the socket; with the broker's refusal, if any."""
     unsubscribed: Callable[[Connection, int], None] = lambda _c, _mid: None
     refused: Callable[[Connection, Refusal], None] = lambda _c, _refusal: None
-    """A subscription was."""
+    """A subscription was refused."""
 
 
 class RefusesProtocol(BrokerError):
-    """The broker does not speak this version of MQTT, or hung up on it, or is silent."""
+    """The broker refuses this version of MQTT, or closed the connection, or did not answer."""
 
-    def __init__(self, text: str, *, said: bool) -> None:
+    def __init__(self, text: str, *, explicit: bool) -> None:
         super().__init__(text)
-        self.said = said
-        """Whether it said so; else it may only have been restarting."""
+        self.explicit = explicit
+        """Whether CONNACK said so; else the broker may only have been restarting."""
 
 
 class Connection:
@@ -110,18 +119,18 @@ class Connection:
 
     def __init__(self, client: Client, protocol: int) -> None:
         self.protocol = protocol
-        self.settled = True
+        self.protocol_confirmed = True
         """Whether the next connection should speak this version too."""
         self.max_packet: int | None = None
-        """Largest packet that the broker takes, bytes; None: it does not say."""
+        """Largest packet that the broker accepts, bytes; None: not announced."""
         self.gone = threading.Event()
         self.reason: str = ""
         self.code = 0
-        """Why it is gone, in words and as a reason code."""
+        """Why the connection ended: in words, and as a reason code."""
         self._client = client
         self._answered = threading.Event()
         self._refusal: Refusal | None = None
-        """What the broker's answer to our CONNECT says, if that is no."""
+        """The CONNACK, where it is negative."""
 
     def publish(
         self,
@@ -132,19 +141,19 @@ class Connection:
         retain: bool = False,
         correlation: bytes | None = None,
     ) -> Any:
-        """Hand a message to paho; gives its receipt, whose `mid` the hooks name."""
+        """Publish; return paho's receipt, whose `mid` is the message id passed to the hooks."""
         properties = None
         if correlation is not None and self.protocol == 5:
             properties = _properties("PUBLISH", CorrelationData=correlation)
         return self._client.publish(topic, payload, qos, retain=retain, properties=properties)
 
     def subscribe(self, filters: list[str], *, as_published: bool = False) -> None:
-        """Listen.
+        """Subscribe at QoS 1.
 
         Args:
-            filters: to what.
-            as_published: show whether a message was published to be retained, also where it comes
-                as it is published (MQTT 5, 3.8.3.1); MQTT 3.1.1 cannot.
+            filters: topic filters.
+            as_published: keep the retain flag of messages that are delivered as they are published
+                (MQTT 5, 3.8.3.1); MQTT 3.1.1 cannot.
 
         """
         if not filters:
@@ -161,7 +170,7 @@ class Connection:
         return self._client.unsubscribe(topic)[1]
 
     def close(self) -> None:
-        """End the connection, also one whose broker does not answer any more."""
+        """Disconnect, also from a broker that no longer answers."""
         self._client.disconnect()
         # Paho's thread sends the DISCONNECT; without it the broker would publish our last will.
         deadline = time.monotonic() + 0.5
@@ -188,21 +197,21 @@ def connect(
     session: bool = False,
     stopping: threading.Event | None = None,
 ) -> Connection:
-    """Connect once; where the broker refuses MQTT 5, with 3.1.1.
+    """Connect once; where the broker refuses MQTT 5, again with 3.1.1.
 
     Args:
-        broker: where to.
-        client_id: who we are.
-        hooks: what is done with what arrives.
-        protocol: 5 or 4 instead of the settings'.
-        will: our last will.
+        broker: settings of the broker.
+        client_id: MQTT client id.
+        hooks: called with what happens on the connection.
+        protocol: 5 or 4, instead of the one in the settings.
+        will: last will.
         tls: from `tls_context`; made here where it is not given.
-        session: have the broker keep what arrives for us over short absences, and acknowledge
-            by hand; else every connection starts anew and paho acknowledges.
-        stopping: gives up early when set.
+        session: have the broker keep messages for us over short absences, and acknowledge by
+            hand; else every connection starts a clean session and paho acknowledges.
+        stopping: ends the attempt when set.
 
     Raises:
-        BrokerError: it cannot be reached or refuses us.
+        BrokerError: the broker cannot be reached or refuses the connection.
 
     """
     wanted = protocol or broker.protocol
@@ -217,7 +226,7 @@ def connect(
         if wanted == 4:
             raise
         connection = attempt(4)
-        connection.settled = refusal.said
+        connection.protocol_confirmed = refusal.explicit
         log.warning("broker: %s: speaking MQTT 3.1.1", refusal)
         return connection
 
@@ -247,11 +256,10 @@ def _connect(
         try:
             client.connect(address.host, address.port, KEEPALIVE, **options)
         except (OSError, ValueError) as problem:
-            from .diagnose import unreachable
+            from .diagnose import explain_unreachable
 
-            raise BrokerError(f"{address} cannot be reached: {unreachable(problem, broker)}") from (
-                problem
-            )
+            why = explain_unreachable(problem, broker)
+            raise BrokerError(f"{address} cannot be reached: {why}") from problem
         client.loop_start()
         _await_answer(connection, broker, stopping)
     except BaseException:
@@ -261,15 +269,16 @@ def _connect(
 
 
 def _await_answer(connection: Connection, broker: Broker, stopping: threading.Event | None) -> None:
-    """Wait until the broker has taken us.
+    """Wait for a positive CONNACK.
 
     Raises:
-        RefusesProtocol: it does not take this version of MQTT, or may not.
-        BrokerError: it refuses us, or is silent.
+        RefusesProtocol: the broker refuses this version of MQTT, or perhaps does.
+        BrokerError: it refuses the connection, or does not answer.
 
     """
     address, newest = broker.address, connection.protocol == 5
-    # Counted in waits: time in which this process stood still is not the broker's.
+    # Counted in waits, not by the clock: time in which this process was stopped does not count
+    # against the broker.
     left = round((SILENCE if newest else CONNECT_TIMEOUT) / TICK)
     while not (connection._answered.wait(TICK) or connection.gone.is_set()):  # noqa: SLF001
         left -= 1
@@ -277,22 +286,22 @@ def _await_answer(connection: Connection, broker: Broker, stopping: threading.Ev
             raise BrokerError(f"{address} does not answer")
         if left <= 0:
             if newest:
-                raise RefusesProtocol(f"{address} does not answer to MQTT 5", said=False)
+                raise RefusesProtocol(f"{address} does not answer to MQTT 5", explicit=False)
             raise BrokerError(f"{address} does not answer")
     if not connection._answered.is_set():  # noqa: SLF001
         if newest:
-            # Brokers of old close the connection without a word.
-            raise RefusesProtocol(f"{address} closed the connection on MQTT 5", said=False)
-        from .diagnose import hung_up
+            # Old brokers close the connection without a CONNACK.
+            raise RefusesProtocol(f"{address} closed the connection on MQTT 5", explicit=False)
+        from .diagnose import hang_up_hint
 
-        raise BrokerError(f"{address} closed the connection{hung_up(broker)}")
+        raise BrokerError(f"{address} closed the connection{hang_up_hint(broker)}")
     if connection._refusal is not None:  # noqa: SLF001
         code, reason = connection._refusal.code, connection._refusal.reason  # noqa: SLF001
         if newest and code in UNSUPPORTED_PROTOCOL:
-            raise RefusesProtocol(f"{address} refuses MQTT 5 ({reason})", said=True)
-        from .diagnose import refused
+            raise RefusesProtocol(f"{address} refuses MQTT 5 ({reason})", explicit=True)
+        from .diagnose import connack_hint
 
-        raise BrokerError(f"{address} refuses us: {reason}{refused(code, broker)}")
+        raise BrokerError(f"{address} refused the connection: {reason}{connack_hint(code, broker)}")
 
 
 def _client(
@@ -303,10 +312,10 @@ def _client(
     tls: ssl.SSLContext | None,
     session: bool,
 ) -> Client:
-    _later("urllib.request")
-    _later("hashlib")
+    _import_lazily("urllib.request")
+    _import_lazily("hashlib")
     if tls is None:
-        _later("ssl", absent=("SSLWantReadError", "SSLWantWriteError"))
+        _import_lazily("ssl", errors=("SSLWantReadError", "SSLWantWriteError"))
     import paho.mqtt.client as paho
     from paho.mqtt.enums import CallbackAPIVersion
 
@@ -331,19 +340,20 @@ def _client(
 
 
 class _NeverRaised(Exception):
-    """Stands for what a module raises that nobody has used yet."""
+    """Stands for the exceptions of a module that is not imported yet."""
 
 
-def _later(name: str, absent: tuple[str, ...] = ()) -> None:
-    """Have a module imported when something of it is first used.
+def _import_lazily(name: str, errors: tuple[str, ...] = ()) -> None:
+    """Put a stand-in into `sys.modules` that imports a module on the first use of an attribute.
 
     paho imports `urllib.request`, and with it HTTP and mail, and `hashlib` for WebSockets, which
-    are not used here, and `ssl`, which most brokers on a local network do without: half of its own
-    import, on the way to the first result, and 4 MB of libraries.
+    are not used here, and `ssl`, which most brokers on a local network do without: half of paho's
+    own import time, on the way to the first result, and 4 MB of libraries.
 
     Args:
         name: of the module.
-        absent: errors that only the module itself raises: to ask for them is not to use it.
+        errors: exceptions that only the module itself raises: an `except` clause that names one
+            does not import the module.
 
     """
     if name in sys.modules:
@@ -351,7 +361,7 @@ def _later(name: str, absent: tuple[str, ...] = ()) -> None:
 
     def get(attribute: str) -> Any:
         if sys.modules.get(name) is stand_in:
-            if attribute in absent:
+            if attribute in errors:
                 return _NeverRaised
             sys.modules.pop(name, None)
         return getattr(import_module(name), attribute)
@@ -366,7 +376,7 @@ def _later(name: str, absent: tuple[str, ...] = ()) -> None:
 
 def _attach(client: Client, connection: Connection, hooks: Hooks, *, manual_ack: bool) -> None:
     def on_connect(_c: Any, _u: Any, _flags: Any, reason: Any, properties: Any) -> None:
-        # Kept apart from why the connection ends: paho says at once that it has, and of a refusal
+        # Kept apart from the reason of the disconnect, which paho reports at once: after a refusal
         # that would be "Protocol error", or nothing.
         if _code(reason) != 0:
             connection._refusal = Refusal(_code(reason), str(reason))  # noqa: SLF001
@@ -378,7 +388,7 @@ def _attach(client: Client, connection: Connection, hooks: Hooks, *, manual_ack:
         if not connection.gone.is_set():
             connection.code, connection.reason = _code(reason), str(reason)
             if _code(reason) == UNSPECIFIED and not flags.is_disconnect_packet_from_server:
-                connection.reason = "closed without a word, or broken on the way"
+                connection.reason = "closed without a DISCONNECT packet, or broken on the way"
         connection.gone.set()
 
     def on_message(_c: Any, _u: Any, message: Any) -> None:
@@ -426,25 +436,25 @@ def _attach(client: Client, connection: Connection, hooks: Hooks, *, manual_ack:
 
 
 def _detach(client: Client) -> None:
-    """Undo `_attach`: what paho calls knows paho's client, which would keep its sockets.
+    """Undo `_attach`: the callbacks refer to paho's client, which keeps its sockets open.
 
-    They are closed when nobody knows it any more: at the next full collection else, and of each
-    restart of a broker two were left until then (seen: 14 after seven).
+    They are closed with the client. In a reference cycle that is at the next full collection: until
+    then two sockets were left of each restart of a broker (seen: 14 after seven).
     """
     client.on_connect = client.on_disconnect = client.on_message = None
     client.on_publish = client.on_unsubscribe = client.on_subscribe = None
 
 
 def _acknowledge_now(client: Client) -> None:
-    """Have the kernel acknowledge what has just been read.
+    """Set TCP_QUICKACK: have the kernel acknowledge at once what has just been read.
 
     By default a broker holds back a small packet until the one before is acknowledged (Nagle), and
-    the kernel holds that back for 40 ms in the hope of data to go with it: each question and answer
-    of a transfer took that long (measured with mosquitto 2 on loopback).
+    the kernel delays that acknowledgement by 40 ms in the hope of data to go with it: each request
+    and answer of a transfer took that long (measured with mosquitto 2 on loopback).
     """
     wire: Any = client.socket()
     if wire is not None:
-        # It may be closed by now, which is dealt with elsewhere.
+        # It may be closed by now; `on_disconnect` reports that.
         with contextlib.suppress(OSError):
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
@@ -460,10 +470,10 @@ def _properties(packet: str, **values: Any) -> Any:
 
 
 def tls_context(broker: Broker) -> ssl.SSLContext | None:
-    """Make the TLS side of a broker's settings; None without TLS.
+    """Return the TLS context of a broker's settings; None without TLS.
 
     Raises:
-        UsageError: a file is missing or is not what it should be.
+        UsageError: a certificate file is missing or malformed.
 
     """
     if not broker.address.tls:
@@ -474,6 +484,6 @@ def tls_context(broker: Broker) -> ssl.SSLContext | None:
 
 
 def _code(reason: Any) -> int:
-    """Give the number of a reason code; paho mixes two kinds."""
+    """Return the number of a reason code: paho passes either an object or an int."""
     value = getattr(reason, "value", reason)
     return int(value) if isinstance(value, int) else 0

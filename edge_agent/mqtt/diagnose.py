@@ -1,6 +1,6 @@
-"""Why a broker does not take us, or something of ours, in words that name the mend.
+"""Explains, with the mend, why a broker refuses a connection or a message.
 
-Imported when one does not.
+Imported only when one does.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from ..config.settings import Broker
 
 NOT_AUTHORIZED = 0x87
 BAD_PASSWORD = 0x86
-"""Reason codes of MQTT 5; paho has those of 3.1.1 turned into them."""
-LIST = "see its access list"
+"""Reason codes of MQTT 5; paho translates those of 3.1.1 into them."""
+ACCESS_LIST = "see its access list"
 
 
-def user_of(broker: Broker) -> str | None:
-    """Give the name that we go by; None: none but perhaps that of a certificate."""
+def username_of(broker: Broker) -> str | None:
+    """Return the user name that we connect with; None: none, or the one in a certificate."""
     return broker.username or broker.address.username
 
 
-def refused(code: int, broker: Broker) -> str:
-    """Name what to look at when CONNACK says no; begins with a mark, empty where nothing helps."""
+def connack_hint(code: int, broker: Broker) -> str:
+    """Return what to check after a negative CONNACK; begins with punctuation, empty for none."""
     if code not in {NOT_AUTHORIZED, BAD_PASSWORD}:
         return ""
-    user = user_of(broker)
+    user = username_of(broker)
     if user is None:
         mend = "set broker.username and broker.password, or the credential broker.password"
         if broker.cert_file is not None:
@@ -34,8 +34,8 @@ def refused(code: int, broker: Broker) -> str:
     return f" (user {user}); {mend}"
 
 
-def hung_up(broker: Broker) -> str:
-    """Name what to look at when the connection is closed without a word; begins with a mark."""
+def hang_up_hint(broker: Broker) -> str:
+    """Return what to check after a close without CONNACK; begins with punctuation or is empty."""
     if not broker.address.tls:
         return ""
     if broker.cert_file is None:
@@ -43,27 +43,27 @@ def hung_up(broker: Broker) -> str:
     return "; it may not trust our certificate: look at broker.cert_file and broker.key_file"
 
 
-def unreachable(problem: BaseException, broker: Broker) -> str:
-    """Say why no connection came about."""
+def explain_unreachable(problem: BaseException, broker: Broker) -> str:
+    """Return why no connection came about."""
     if isinstance(problem, socket.gaierror):
         return "its name is not known"
     if isinstance(problem, TimeoutError):
         return "no answer"
-    # Those of ssl, which may not be imported.
+    # Attributes of the errors of ssl, which may not be imported.
     distrust = getattr(problem, "verify_message", None)
     if distrust is not None:
         return f"its certificate is not trusted ({distrust}); see broker.ca_file"
     alert = getattr(problem, "reason", None)
     if isinstance(alert, str):
-        return f"{alert.lower().replace('_', ' ')}{hung_up(broker)}"
+        return f"{alert.lower().replace('_', ' ')}{hang_up_hint(broker)}"
     if isinstance(problem, OSError) and problem.strerror:
         return problem.strerror.lower()
     return str(problem) or type(problem).__name__
 
 
-def words_of(broker: Broker, topic: str, code: int, reason: str) -> str:
-    """Say that a message on *topic* was refused, with which reason code of MQTT 5."""
+def explain_publish(broker: Broker, topic: str, code: int, reason: str) -> str:
+    """Return why a message on *topic* was refused, given the MQTT 5 reason code and its text."""
     if code == NOT_AUTHORIZED:
-        who = user_of(broker) or "us"
-        return f"the broker does not let {who} publish to {topic}: {reason}; {LIST}"
-    return f"the broker does not take what we publish to {topic}: {reason}"
+        who = username_of(broker) or "us"
+        return f"the broker does not let {who} publish to {topic}: {reason}; {ACCESS_LIST}"
+    return f"the broker refused a message on {topic}: {reason}"

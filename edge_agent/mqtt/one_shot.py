@@ -1,11 +1,10 @@
-"""A command's way to the broker: connects once, subscribes, and gives messages as they come.
+"""MQTT client of one command: connects once, subscribes, and returns messages as they arrive.
 
-What the broker refuses ends the command: with MQTT 5, which alone says so.
+A publish that the broker refuses ends the command; only MQTT 5 reports that.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 import uuid
@@ -16,35 +15,13 @@ from typing import Any, NamedTuple, Self
 
 from ..config.settings import Broker
 from ..core.errors import BrokerError
-from .connection import Connection, Hooks, Refusal, connect
+from .connection import Connection, Hooks, ReceivedMessage, Refusal, connect
 
 log = logging.getLogger(__name__)
 
 
-class Heard(NamedTuple):
-    """A message."""
-
-    topic: str
-    payload: bytes
-    retained: bool
-
-    @property
-    def body(self) -> dict[str, Any] | None:
-        """The JSON object that it holds; None: it holds none. Anybody may have sent it."""
-        return body_of(self.payload)
-
-
-def body_of(payload: bytes) -> dict[str, Any] | None:
-    """Read a JSON object that a stranger may have written; None where it is none."""
-    try:
-        body = json.loads(payload)
-    except (ValueError, RecursionError):
-        return None
-    return body if isinstance(body, dict) else None
-
-
-class _Unpublished(NamedTuple):
-    """Word of a message that the broker has refused."""
+class _RefusedPublish(NamedTuple):
+    """A message that the broker did not accept."""
 
     mid: int
     refusal: Refusal
@@ -54,15 +31,15 @@ class OneShotClient:
     """One connection for the life of a command."""
 
     def __init__(self, broker: Broker, filters: list[str]) -> None:
-        """Connect and listen.
+        """Connect and subscribe.
 
         Raises:
-            BrokerError: the broker cannot be reached or refuses us.
+            BrokerError: the broker cannot be reached or refuses the connection.
 
         """
-        self._heard: SimpleQueue[Heard | _Unpublished] = SimpleQueue()
+        self._received: SimpleQueue[ReceivedMessage | _RefusedPublish] = SimpleQueue()
         self._topics: dict[int, str] = {}
-        """By message id of what is under way. An id is given again after 65535 others."""
+        """By message id of what is in flight. An id is used again after 65535 others."""
         self._broker = broker
         self._filters = list(filters)
         self._connection = self._connect()
@@ -72,10 +49,10 @@ class OneShotClient:
             self._broker,
             f"edge-agent-cli-{uuid.uuid4().hex[:12]}",
             hooks=Hooks(
-                message=lambda m: self._heard.put(Heard(m.topic, m.payload, m.retained)),
+                message=self._received.put,
                 published=self._published,
                 refused=lambda _connection, refusal: log.warning(
-                    "the broker does not let us listen: %s (see its access list)", refusal.reason
+                    "broker: refused a subscription: %s (see its access list)", refusal.reason
                 ),
             ),
         )
@@ -83,17 +60,17 @@ class OneShotClient:
         return connection
 
     def _published(self, _connection: Connection, mid: int, refusal: Refusal | None) -> None:
-        """Leave word of a refusal; in paho's thread."""
+        """Queue a refusal for `next`; in paho's thread."""
         if refusal is None:
             self._topics.pop(mid, None)
         else:
-            self._heard.put(_Unpublished(mid, refusal))
+            self._received.put(_RefusedPublish(mid, refusal))
 
     def reconnect(self) -> None:
-        """Connect again, and listen to the same.
+        """Connect again, with the same subscriptions.
 
         Raises:
-            BrokerError: the broker is still away.
+            BrokerError: the broker still cannot be reached.
 
         """
         self._connection.close()
@@ -109,21 +86,21 @@ class OneShotClient:
         return self._connection.max_packet
 
     def subscribe(self, filters: list[str]) -> None:
-        """Listen to more."""
+        """Add subscriptions."""
         self._filters.extend(filters)
         self._connection.subscribe(filters)
 
     def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> Any:
-        """Send; gives paho's receipt. If it is refused, `next` or `settle` say so."""
+        """Publish; return paho's receipt. A refusal is raised by `next` or `wait_published`."""
         receipt = self._connection.publish(topic, payload, qos, retain=retain)
         self._topics[receipt.mid] = topic
         return receipt
 
-    def settle(self, receipts: Iterable[Any], seconds: float = 10.0) -> None:
-        """Wait until the broker has acknowledged; what is heard meanwhile is passed over.
+    def wait_published(self, receipts: Iterable[Any], seconds: float = 10.0) -> None:
+        """Wait until the broker has acknowledged; messages that arrive meanwhile are discarded.
 
         Raises:
-            BrokerError: it refuses one of them, has not answered, or is gone.
+            BrokerError: it refused one of them, did not answer in time, or the connection is lost.
 
         """
         waiting = list(receipts)
@@ -132,22 +109,22 @@ class OneShotClient:
             if time.monotonic() > deadline:
                 raise BrokerError(f"the broker has not acknowledged within {seconds:.0f} s")
             self.next(0.02)
-        # A refusal is left before its receipt is settled.
-        while not self._heard.empty():
+        # A refusal is queued before its receipt is marked as published.
+        while not self._received.empty():
             self.next(0.0)
 
-    def next(self, timeout: float | None = None) -> Heard | None:
-        """Wait for a message; None when the time is over.
+    def next(self, timeout: float | None = None) -> ReceivedMessage | None:
+        """Wait for a message; return None after *timeout* seconds.
 
         Raises:
-            BrokerError: the connection is gone, or the broker has refused what was published.
+            BrokerError: the connection is lost, or the broker refused a message of ours.
 
         """
         waited = 0.0
         while True:
             step = 0.25 if timeout is None else max(0.0, min(0.25, timeout - waited))
             try:
-                heard = self._heard.get(timeout=step)
+                received = self._received.get(timeout=step)
             except Empty:
                 if self._connection.gone.is_set():
                     raise BrokerError("the connection to the broker is lost") from None
@@ -155,22 +132,21 @@ class OneShotClient:
                 if timeout is not None and waited >= timeout:
                     return None
             else:
-                if isinstance(heard, _Unpublished):
-                    raise BrokerError(self._words(heard))
-                return heard
+                if isinstance(received, _RefusedPublish):
+                    raise BrokerError(self._explain(received))
+                return received
 
-    def _words(self, unpublished: _Unpublished) -> str:
-        from .diagnose import words_of
+    def _explain(self, refused: _RefusedPublish) -> str:
+        from .diagnose import explain_publish
 
-        topic = self._topics.get(unpublished.mid, "one of its topics")
-        refusal = unpublished.refusal
-        return words_of(self._broker, topic, refusal.code, refusal.reason)
+        topic = self._topics.get(refused.mid, "one of its topics")
+        return explain_publish(self._broker, topic, refused.refusal.code, refused.refusal.reason)
 
-    def __iter__(self) -> Iterator[Heard]:
+    def __iter__(self) -> Iterator[ReceivedMessage]:
         while True:
-            heard = self.next()
-            if heard is not None:
-                yield heard
+            received = self.next()
+            if received is not None:
+                yield received
 
     def close(self) -> None:
         self._connection.close()

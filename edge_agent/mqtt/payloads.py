@@ -1,7 +1,4 @@
-"""Topics and payloads: section 3 of the public interface, as pure functions.
-
-Knows no broker; what arrives is parsed where it is acted upon.
-"""
+"""Payloads of section 3 of the public interface, as pure functions. Knows no broker."""
 
 from __future__ import annotations
 
@@ -12,74 +9,22 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
-from ..core.frozen import record
 from ..core.types import Anomaly, Classes, Detections, Findings, Outcome, RawTensors, Sample, Values
 
 SCHEMA = 1
 UNSET = "unset"
-"""What `clock` says of a time that cannot be right: the clock had not been set."""
-
-
-@record
-class Topics:
-    """The names under which one device speaks and listens."""
-
-    root: str
-    device: str
-
-    def _own(self, *levels: str) -> str:
-        return "/".join((self.root, self.device, *levels))
-
-    @property
-    def status(self) -> str:
-        return self._own("status")
-
-    @property
-    def info(self) -> str:
-        return self._own("info")
-
-    @property
-    def health(self) -> str:
-        return self._own("health")
-
-    def result(self, pipeline: str) -> str:
-        return self._own("result", pipeline)
-
-    def event(self, pipeline: str) -> str:
-        return self._own("event", pipeline)
-
-    def snapshot(self, pipeline: str) -> str:
-        return self._own("snapshot", pipeline)
-
-    def source(self, pipeline: str) -> str:
-        return self._own("source", pipeline)
-
-    def model(self, name: str) -> str:
-        return self._own("model", name)
-
-    def push(self, transfer: str) -> str:
-        return self._own("push", transfer)
-
-    def reply(self, request: str) -> str:
-        return self._own("reply", request)
-
-    @property
-    def inbox(self) -> str:
-        return self._own("in")
-
-    def group_inbox(self, group: str) -> str:
-        return f"{self.root}/@{group}/in"
+"""The value of `clock` beside a time that cannot be right: the clock had not been set."""
 
 
 def iso(time_ns: int) -> str:
-    """ISO 8601 in UTC with milliseconds and Z."""
+    """Format a time as ISO 8601 in UTC, with milliseconds and Z."""
     seconds, rest = divmod(time_ns, 1_000_000_000)
     return f"{_second(seconds)}.{rest // 1_000_000:03d}Z"
 
 
 @lru_cache(maxsize=16)
 def _second(seconds: int) -> str:
-    """Many results come in the same second."""
+    """Format the whole seconds; cached, since many results fall into the same second."""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
 
 
@@ -87,17 +32,31 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan
 
 
 def encode(payload: Mapping[str, Any]) -> bytes:
-    """JSON in UTF-8; refuses numbers that are not finite, which JSON does not have."""
+    """Encode as JSON in UTF-8.
+
+    Raises:
+        ValueError: a number is not finite, which JSON does not have.
+
+    """
     return _ENCODER.encode(payload).encode()
 
 
+def parse_object(payload: bytes) -> dict[str, Any] | None:
+    """Parse a JSON object from an untrusted sender; None where it is none."""
+    try:
+        body = json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+    return body if isinstance(body, dict) else None
+
+
 def number(value: float, digits: int) -> float:
-    """Round for the wire."""
+    """Round to *digits* after the point; NumPy scalars become floats."""
     return round(float(value), digits)
 
 
 def findings(found: Findings, digits: int = 1) -> dict[str, Any]:
-    """Give what was found the keys that its task has."""
+    """Return the keys of a result that depend on the task of its model."""
     match found:
         case Detections():
             return {"detections": detections(found, digits)}
@@ -123,12 +82,12 @@ def findings(found: Findings, digits: int = 1) -> dict[str, Any]:
 
 
 def significant(value: float) -> float:
-    """Six significant digits: values may be of any size."""
+    """Round to six significant digits: values may be of any size."""
     return float(f"{value:.6g}")
 
 
 def detections(found: Detections, digits: int = 1) -> list[dict[str, Any]]:
-    """One entry a box, best first."""
+    """Return one entry a box, best first."""
     entries: list[dict[str, Any]] = [
         {"label": label, "score": number(score, 4), "box": [number(side, digits) for side in box]}
         for label, score, box in zip(
@@ -144,7 +103,7 @@ def detections(found: Detections, digits: int = 1) -> list[dict[str, Any]]:
 def result(
     device: str, session: str, pipeline: str, sample: Sample, outcome: Outcome, age_ms: float
 ) -> dict[str, Any]:
-    """Make the payload of a result."""
+    """Return the payload of a result."""
     payload: dict[str, Any] = {
         "schema": SCHEMA,
         "device": device,
@@ -188,7 +147,7 @@ def result(
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
-    """p50, p95 and p99 by nearest rank; zeros where there is nothing yet."""
+    """Return p50, p95 and p99 by nearest rank; zeros where there are no values yet."""
     ordered = sorted(values)
 
     def rank(share: float) -> float:

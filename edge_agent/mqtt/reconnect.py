@@ -168,7 +168,7 @@ class Reconnect:
             session=True,
             stopping=self._hurried,
         )
-        if connection.settled:
+        if connection.protocol_confirmed:
             self._protocol = connection.protocol
         return connection
 

@@ -22,6 +22,7 @@ from ..core.state_file import StateFile
 from . import payloads
 from .client import Client
 from .connection import ReceivedMessage
+from .topics import Topics
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class Orders:
         self,
         inbox: SimpleQueue[ReceivedMessage | None],
         client: Client,
-        topics: payloads.Topics,
+        topics: Topics,
         groups: Callable[[], tuple[str, ...]],
         memory: Memory,
         count_malformed: Callable[[], None],
@@ -216,7 +217,7 @@ class Orders:
             self._client.reply(message.response_topic, payload, message.correlation)
 
 
-def _may_answer_on(topic: str, own: payloads.Topics) -> bool:
+def _may_answer_on(topic: str, own: Topics) -> bool:
     """Whether a response topic is one, and nothing but an answer would be looked for there.
 
     A requester's own topic is; of the devices' topics only this one's for replies are: an answer

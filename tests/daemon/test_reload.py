@@ -120,11 +120,13 @@ def test_a_password_that_is_mended_counts_at_once(
     entries = {"username": "box", "password": "mistaken"}
     url = f"mqtt://127.0.0.1:{guarded.port}"
     running = agent(agent_settings("box", url, [pipeline], models_dirs=models, broker=entries))
-    wait_until(lambda: running.words().count("refuses us") == 1, "a word about it")
+    wait_until(lambda: running.words().count("refused the connection") == 1, "a word about it")
     wait_until(lambda: "is live" in running.words(), "the rest of the agent")
     reload(running, broker={"password": "wrong again"})
     # The same refusal of another password is said anew.
-    wait_until(lambda: running.words().count("refuses us") == 2, "another word about it")
+    wait_until(
+        lambda: running.words().count("refused the connection") == 2, "another word about it"
+    )
     reload(running, broker={"password": "p@ss:word"})
     listener.wait_state(f"{D}/status", state="online")
     wait_results(listener)

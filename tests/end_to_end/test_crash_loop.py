@@ -23,7 +23,7 @@ from edge_agent.core.flight_recorder import (
     take_off,
 )
 from edge_agent.daemon.hang_watch import SURE_SECONDS, Hangs
-from edge_agent.runtime.serving.crash_ledger import LIMIT, Crashes
+from edge_agent.runtime.serving.crash_ledger import LIMIT, CrashLedger
 from tests.delivery.test_push_rejections import crash
 from tests.helpers.push import model_folder
 from tests.helpers.small_models import brightness, plain, write_clip, write_manifest
@@ -158,24 +158,24 @@ def words(what: str = FACE) -> LastWords:
 def test_after_three_crashes_in_a_row_a_pair_is_left_alone(tmp_path: Path) -> None:
     """Counted over restarts; another version of the file, or another engine, is another pair."""
     for number in range(LIMIT):
-        assert Crashes(tmp_path).barred(FACE) is None
-        Crashes(tmp_path).add(words())
-        assert bool(Crashes(tmp_path).why()) == (number + 1 < LIMIT)
-    why = Crashes(tmp_path).barred(FACE)
+        assert CrashLedger(tmp_path).barred(FACE) is None
+        CrashLedger(tmp_path).add(words())
+        assert bool(CrashLedger(tmp_path).why()) == (number + 1 < LIMIT)
+    why = CrashLedger(tmp_path).barred(FACE)
     assert why is not None
     assert "crashed (Aborted) while loading it, 3 times in a row" in why
-    assert Crashes(tmp_path).barred(FACE.replace("GPU", "CPU")) is None
-    assert Crashes(tmp_path).barred(FACE.replace("1-2", "1-3")) is None
+    assert CrashLedger(tmp_path).barred(FACE.replace("GPU", "CPU")) is None
+    assert CrashLedger(tmp_path).barred(FACE.replace("1-2", "1-3")) is None
 
 
 def test_a_good_run_forgives_what_has_not_come_to_the_limit(tmp_path: Path) -> None:
     """In a row means in a row; what is left alone already stays so."""
-    crashes = Crashes(tmp_path)
+    crashes = CrashLedger(tmp_path)
     for _ in range(LIMIT):
         crashes.add(words("bad@1 openvino:GPU 1-2"))
     crashes.add(words())
     crashes.forgive()
-    again = Crashes(tmp_path)
+    again = CrashLedger(tmp_path)
     assert again.why() == []
     assert again.barred("bad@1 openvino:GPU 1-2") is not None
     for _ in range(LIMIT - 1):
@@ -187,7 +187,7 @@ def test_a_damaged_count_is_a_clean_slate(tmp_path: Path) -> None:
     """A file of nonsense, and one of another release, bar nothing."""
     for content in ("nonsense", "[]", json.dumps({"schema": 1, "agent": "0.0", "counts": {}})):
         (tmp_path / "crashes.json").write_text(content)
-        assert Crashes(tmp_path).barred(FACE) is None
+        assert CrashLedger(tmp_path).barred(FACE) is None
 
 
 def test_another_file_is_another_place(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_a_model_that_hangs_is_said_and_left_alone_at_last(
     state.mkdir(parents=True)
     lamp = place("lamp@1", "onnxruntime", "CPU", str(network))
     for _ in range(LIMIT - 1):
-        Crashes(state).add(LastWords("hung inside an engine", (Doing("infer", lamp),)))
+        CrashLedger(state).add(LastWords("hung inside an engine", (Doing("infer", lamp),)))
     listener = listen(broker.port)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))

@@ -62,7 +62,7 @@ from edge_agent.models.store.store import Store
 from edge_agent.mqtt import payloads as wire
 from edge_agent.mqtt.connection import ReceivedMessage
 from edge_agent.mqtt.inbox import Inbox
-from edge_agent.mqtt.one_shot import Heard, OneShotClient, body_of
+from edge_agent.mqtt.one_shot import OneShotClient
 from edge_agent.mqtt.requests import Memory, Orders, text
 from edge_agent.sources.spec import parse_source, redact
 from tests.helpers.decoder_models import CASES, HEIGHT, WIDTH
@@ -617,10 +617,11 @@ def check_wire(given: tuple[Findings, str, int, list[tuple[list[str], bytes]]]) 
         for as_text in (False, True):
             line = _line(topic, "edge", content, as_json=as_text)
             assert line.isprintable(), line
-        body_of(content)
+        wire.parse_object(content)
         world.take(topic, content)
         world.members("lab")
-        sender._answer(Heard(f"edge/box/push/{package.transfer}", content, retained=False))
+        topic = f"edge/box/push/{package.transfer}"
+        sender._answer(ReceivedMessage(topic, content, retained=False))
     safe = safe_name(word)
     assert is_name(safe)
     if is_version(word):

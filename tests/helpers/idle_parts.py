@@ -11,7 +11,7 @@ from edge_agent.core.timeline import Clock
 from edge_agent.inference.model import Model
 from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.connection import ReceivedMessage
-from edge_agent.mqtt.payloads import Topics
+from edge_agent.mqtt.topics import Topics
 from edge_agent.runtime.pipelines.pipeline import Identity, Pipeline
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.runtime.serving.active import Serving

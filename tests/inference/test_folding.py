@@ -31,9 +31,9 @@ from edge_agent.inference.engines.ov import compile_network
 from edge_agent.inference.folding.find import cut_for, find
 from edge_agent.inference.folding.fold import Fold
 from edge_agent.inference.model import Model, assemble, open_model
-from edge_agent.inference.prepared.artifact import WEIGHTS, Form, read
+from edge_agent.inference.prepared.artifact import WEIGHTS, Artifact, read
 from edge_agent.inference.prepared.build.cache import prepare
-from edge_agent.inference.prepared.fallback import QuickEngine, quick_model
+from edge_agent.inference.prepared.fallback import FallbackEngine, load_prepared
 from edge_agent.inference.preprocess.inputs import fixed_shapes
 from edge_agent.inference.preprocess.plan import plan
 from edge_agent.models.manifest import InputSpec, ModelFolder, load
@@ -728,7 +728,7 @@ class Made(NamedTuple):
 
     place: Path
     choice: EngineChoice
-    form: Form
+    form: Artifact
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -750,7 +750,7 @@ def test_form_is_made_of_the_folded_network(made: Made) -> None:
     }
     folder = load(made.place)
     itself = unfolded(folder, made.choice.engine)
-    quick = quick_model(folder, made.choice, read(made.form.folder), "picture")
+    quick = load_prepared(folder, made.choice, read(made.form.folder), "picture")
     one = tensors_of(itself.infer(sample(FRAME)).findings)
     other = tensors_of(quick.infer(sample(FRAME)).findings)
     np.testing.assert_array_equal(one["y"], other["y"])
@@ -771,11 +771,11 @@ def test_start_from_a_form_looks_into_no_network(made: Made) -> None:
         "from edge_agent.inference.engines.engine import EngineChoice\n"
         "from edge_agent.inference.prepared.artifact import read\n"
         "from edge_agent.models.manifest import load\n"
-        "from edge_agent.inference.prepared.fallback import quick_model\n"
+        "from edge_agent.inference.prepared.fallback import load_prepared\n"
         "from edge_agent.core.types import Sample\n"
         f"choice = EngineChoice({engine!r}, threads={threads})\n"
         f"form = read({made.form.folder!r})\n"
-        f"model = quick_model(load(Path({str(made.place)!r})), choice, form, 'picture')\n"
+        f"model = load_prepared(load(Path({str(made.place)!r})), choice, form, 'picture')\n"
         "model.infer(Sample(np.zeros((9, 9, 3), np.uint8), 0, 0, 0.0))\n"
         "late = ('onnx', 'edge_agent.inference.folding.find',\n"
         "        'edge_agent.inference.folding.graph')\n"
@@ -798,8 +798,8 @@ def test_damaged_form_of_a_folded_network(made: Made, tmp_path: Path) -> None:
     form = read(str(tmp_path / made.form.key))
     weights = Path(form.path(WEIGHTS))
     damage(weights, weights.stat().st_size // 2)
-    quick = quick_model(folder, made.choice, form, "picture")
-    assert isinstance(quick.engine, QuickEngine)
+    quick = load_prepared(folder, made.choice, form, "picture")
+    assert isinstance(quick.engine, FallbackEngine)
     found = tensors_of(quick.infer(sample(FRAME)).findings)
     assert quick.engine.damaged is not None
     expected = tensors_of(unfolded(folder, "onnxruntime").infer(sample(FRAME)).findings)

@@ -28,7 +28,7 @@ from edge_agent.models.files.check_onnx import check_network
 from edge_agent.models.files.metadata import manifest_of
 from edge_agent.models.files.strip_weights import MAX_PARTS, place_of, without_weights
 from edge_agent.models.manifest import MAX_LABEL_BYTES, MAX_LABELS, load
-from edge_agent.runtime.serving.loader import Engines
+from edge_agent.runtime.serving.loader import ModelLoader
 from edge_agent.sources.source import open_source
 from edge_agent.sources.spec import parse_source
 from tests.helpers.cameras import MjpegServer
@@ -247,7 +247,7 @@ def with_golden(folder: Path, golden: bytes) -> str:
     constant_outputs(folder / "model.onnx", {"scores": np.zeros((1, 3), np.float32)})
     write_manifest(folder, "1", "raw", name="m", output={"decoder": "raw"})
     (folder / "golden.npz").write_bytes(golden)
-    model, _ = _engines().open(load(folder), "picture")
+    model, _ = _loader().load(load(folder), "picture")
     try:
         with pytest.raises(ModelError) as refused:
             read_golden(model)
@@ -256,13 +256,13 @@ def with_golden(folder: Path, golden: bytes) -> str:
     return str(refused.value)
 
 
-def _engines() -> Engines:
+def _loader() -> ModelLoader:
     from edge_agent.config.device_profile import choose, default_dirs, load_profiles
     from edge_agent.device.hardware import read_facts
 
     facts = read_facts()
     profile = choose(load_profiles(default_dirs()), facts, "generic").profile
-    return Engines(profile, facts, "onnxruntime")
+    return ModelLoader(profile, facts, "onnxruntime")
 
 
 def test_an_archive_of_a_hundred_thousand_arrays_is_not_even_listed(tmp_path: Path) -> None:

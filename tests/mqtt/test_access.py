@@ -170,7 +170,7 @@ def test_silence_may_be_a_broker_that_is_slow(broker: Mosquitto) -> None:
     relay = SilentBroker(broker.port)
     try:
         made = connect(Broker(url=relay.url), "slow", hooks=Hooks())
-        assert (made.protocol, made.settled) == (4, False)
+        assert (made.protocol, made.protocol_confirmed) == (4, False)
         made.close()
     finally:
         relay.shut()
@@ -544,18 +544,18 @@ def test_a_wrong_password_is_tried_until_it_is_right(
     models: list[str],
     pipeline: dict[str, object],
 ) -> None:
-    """The log says once that the broker refuses us; when it takes us after all, all is well."""
+    """The log says once that the broker refuses the connection, and no more once it accepts it."""
     listener = listen(guarded.broker.port)
     entries = {"username": "box", "password": "mistaken"}
     url = f"mqtt://127.0.0.1:{guarded.port}"
     running = agent(agent_settings("box", url, [pipeline], models_dirs=models, broker=entries))
-    refused = f"broker: {url} refuses us: Not authorized"
+    refused = f"broker: {url} refused the connection: Not authorized"
     wait_until(lambda: refused in running.words(), "a word about it")
     assert running.process.poll() is None
     guarded.change(box="mistaken")
     is_served(listener)
     assert running.words().count(refused) == 1
-    assert running.words().count("refuses us") == 1
+    assert running.words().count("refused the connection") == 1
     assert "mistaken" not in running.words()
     assert running.stop() == 0
 
@@ -596,7 +596,7 @@ def test_what_the_broker_answers_is_what_is_said(protocol: int, answer: bytes, r
                 settings = Broker(url=relay.url, username=user, password=user)
                 with pytest.raises(BrokerError) as said:
                     connect(settings, "box", hooks=Hooks(), protocol=protocol, session=True)
-                assert str(said.value) == f"{relay.url} refuses us: {reason}{words}"
+                assert str(said.value) == f"{relay.url} refused the connection: {reason}{words}"
     finally:
         relay.shut()
 

@@ -25,10 +25,10 @@ from edge_agent.models.manifest import ModelFolder, load
 from edge_agent.models.store.catalog import Library
 from edge_agent.models.store.store import Store
 from edge_agent.runtime.scheduler.board import Board
-from edge_agent.runtime.serving.active import Serving, Servings
-from edge_agent.runtime.serving.loader import Engines
+from edge_agent.runtime.serving.active import ActiveModels, Serving
+from edge_agent.runtime.serving.loader import ModelLoader
 from edge_agent.runtime.upkeep.breaker import FAILURES, FIRST_PAUSE, MOST_PAUSE, STABLE, Breaker
-from edge_agent.runtime.upkeep.failover import Demoter
+from edge_agent.runtime.upkeep.failover import Failover
 from tests.helpers.small_models import plain, write_clip, write_manifest
 from tests.helpers.support import (
     CHECKOUT,
@@ -125,13 +125,13 @@ class Desk:
     def __init__(self, folder: Path, *engines: EngineLine) -> None:
         self.time = Time()
         profile = DeviceProfile(description="a test's own", engines=engines)
-        self.engines = Engines(profile, read_facts(), "auto")
+        self.loader = ModelLoader(profile, read_facts(), "auto")
         self.board: Board[Model] = Board()
         library = Library(Store(folder / "state"), [folder / "models"], None)
-        self.servings = Servings(self.board, lambda: library, lambda: self.engines)
-        self.serving: Serving = self.servings.need(Arm("picky", None, 1), "picture")
-        self.servings.fill()
-        self.demoter = Demoter(self.servings, self.engines, clock=self.time)
+        self.active = ActiveModels(self.board, lambda: library, lambda: self.loader)
+        self.serving: Serving = self.active.serving_for(Arm("picky", None, 1), "picture")
+        self.active.load_all()
+        self.demoter = Failover(self.active, self.loader, clock=self.time)
 
     @property
     def model(self) -> Model:
@@ -166,7 +166,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Desk]]:
 
     yield desk
     for each in made:
-        each.servings.close()
+        each.active.close()
 
 
 def test_an_engine_that_fails_gives_way_to_the_next(
@@ -220,20 +220,20 @@ def test_an_engine_that_works_again_is_taken_back(make: Callable[..., Desk]) -> 
     to us, that is what a driver that is not there yet looks like.
     """
     desk = make("onnxruntime", "openvino")
-    working = desk.engines.lineup
+    working = desk.loader.lineup
     broken = replace(working.choices[0], options={"session.nonsense": 1})
-    desk.engines.lineup = replace(working, choices=(broken, working.choices[1]))
-    desk.servings.exchange({}, "picky")
-    for old in desk.servings.park("picky").retired:
-        desk.servings.retire(old)
-    desk.servings.fill()
+    desk.loader.lineup = replace(working, choices=(broken, working.choices[1]))
+    desk.active.exchange({}, "picky")
+    for old in desk.active.park("picky").retired:
+        desk.active.retire(old)
+    desk.active.load_all()
     assert desk.label == OV
     assert "session.nonsense" in desk.serving.passed[0]
     desk.demoter.look()
     desk.time.now += FIRST_PAUSE
     desk.demoter.look()
     assert desk.label == OV
-    desk.engines.lineup = working
+    desk.loader.lineup = working
     desk.time.now += 2 * FIRST_PAUSE - 1
     desk.demoter.look()
     assert desk.label == OV, "not before its time"
@@ -273,8 +273,8 @@ def test_numbers_that_are_not_finite_count_as_failures(tmp_path: Path) -> None:
     output = {"decoder": "score", "threshold": 100.0}
     write_manifest(folder, "1", "anomaly", input=entries, output=output)
     desk = Desk(tmp_path, EngineLine(engine="onnxruntime"))
-    serving = desk.servings.need(Arm("picky", None, 1), "signal")
-    desk.servings.fill()
+    serving = desk.active.serving_for(Arm("picky", None, 1), "signal")
+    desk.active.load_all()
     model = serving.model
     assert model is not None
     for value, told in ((-1.0, 1), (np.nan, 0)):
@@ -285,7 +285,7 @@ def test_numbers_that_are_not_finite_count_as_failures(tmp_path: Path) -> None:
         desk.demoter.look()
         assert len(desk.demoter.why()) == told
         assert model.infer(Sample(np.ones((4, 1), np.float32), 9, 0, 0.0, picture=False))
-    desk.servings.close()
+    desk.active.close()
 
 
 def test_a_push_that_is_faster_wins(make: Callable[..., Desk], tmp_path: Path) -> None:
@@ -294,10 +294,10 @@ def test_a_push_that_is_faster_wins(make: Callable[..., Desk], tmp_path: Path) -
     desk.show(250, FAILURES)
     old = desk.model
     folder: ModelFolder = load(tmp_path / "models" / "picky")
-    new = desk.engines.open(folder, "picture")[0]
+    new = desk.loader.load(folder, "picture")[0]
     choice: EngineChoice = new.choice
-    desk.servings.exchange({"picture": new}, "picky")
-    desk.servings.retire(old)
+    desk.active.exchange({"picture": new}, "picky")
+    desk.active.retire(old)
     desk.demoter.look()
     assert desk.model is new
     assert choice.engine == "onnxruntime"

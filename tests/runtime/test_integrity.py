@@ -15,11 +15,11 @@ import pytest
 from edge_agent.core.types import Sample
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.prepared.build.cache import prepare
-from edge_agent.inference.prepared.digests import digests, rotten, rotten_form
-from edge_agent.inference.prepared.fallback import QuickEngine, quick_model
+from edge_agent.inference.prepared.digests import corrupted_file, corrupted_files, digests
+from edge_agent.inference.prepared.fallback import FallbackEngine, load_prepared
 from edge_agent.models.manifest import load
 from edge_agent.models.store.store import Store
-from edge_agent.runtime.upkeep.integrity import Scrub
+from edge_agent.runtime.upkeep.integrity import IntegrityCheck
 from tests.helpers.prepared_models import damage
 from tests.helpers.small_models import plain
 from tests.helpers.start_box import numbers
@@ -80,17 +80,17 @@ def test_a_change_that_nobody_has_written_is_found(
     store: Store, folder: Path, remembered: Callable[[], None]
 ) -> None:
     """A byte that is another under the same stamps is damage; a whole model is none."""
-    assert list(rotten(store.root, folder, pieces)) == []
+    assert list(corrupted_files(store.root, folder, pieces)) == []
     rot(folder / "model.onnx")
     remembered()
-    assert list(rotten(store.root, folder, pieces)) == [str(folder / "model.onnx")]
+    assert list(corrupted_files(store.root, folder, pieces)) == [str(folder / "model.onnx")]
 
 
 def test_what_was_written_is_no_damage(store: Store, folder: Path) -> None:
     """A model that somebody has exchanged since is another model."""
     digests(store.root, folder)
     numbers(folder, seed=2)
-    assert list(rotten(store.root, folder, pieces)) == []
+    assert list(corrupted_files(store.root, folder, pieces)) == []
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def engine(store: Store, folder: Path) -> Iterator[Any]:
     """Give a model that runs from its form."""
     model = load(folder)
     form = prepare(store, model, CPU, "picture")
-    made = quick_model(model, CPU, form, "picture")
+    made = load_prepared(model, CPU, form, "picture")
     yield made
     made.close()
 
@@ -110,20 +110,20 @@ def sample() -> Sample:
 
 def test_a_damaged_form_is_left_and_the_numbers_stay(store: Store, engine: Any) -> None:
     """Found damaged later on, a form serves no more: the network does, with the same numbers."""
-    assert isinstance(engine.engine, QuickEngine)
-    form = engine.engine.form.form
-    assert rotten_form(form, pieces) is None
+    assert isinstance(engine.engine, FallbackEngine)
+    form = engine.engine.prepared.artifact
+    assert corrupted_file(form, pieces) is None
     before = engine.infer(sample()).findings.values
     damage(Path(form.folder, "weights.bin"), 4 * 1000 + 3)
-    assert rotten_form(form, pieces) == form.path("weights.bin")
+    assert corrupted_file(form, pieces) == form.path("weights.bin")
     told: list[bool] = []
-    servings: Any = SimpleNamespace(all=lambda: [SimpleNamespace(model=engine)])
+    active: Any = SimpleNamespace(all=lambda: [SimpleNamespace(model=engine)])
 
     def damaged() -> None:
         told.append(True)
         scrub.close()
 
-    scrub = Scrub(store.root, servings, damaged, first=0.01)
+    scrub = IntegrityCheck(store.root, active, damaged, first=0.01)
     scrub.run()
     assert told == [True]
     assert "weights.bin" in str(engine.engine.damaged)
@@ -139,8 +139,8 @@ def test_it_says_what_is_damaged(
     whole = (folder / "model.onnx").read_bytes()
     rot(folder / "model.onnx")
     remembered()
-    servings: Any = SimpleNamespace(all=lambda: [SimpleNamespace(model=engine)])
-    scrub = Scrub(store.root, servings, pieces)
+    active: Any = SimpleNamespace(all=lambda: [SimpleNamespace(model=engine)])
+    scrub = IntegrityCheck(store.root, active, pieces)
     (reason,) = scrub.look()
     assert reason.startswith("model numbers@1: ")
     assert "model.onnx" in reason

@@ -11,8 +11,8 @@ from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model, open_model
 from edge_agent.models.manifest import load
 from edge_agent.runtime.scheduler.board import Board
-from edge_agent.runtime.serving.active import Servings
-from edge_agent.runtime.upkeep.memory import EVERY, GONE_SECONDS, SHORT_IDLE, Thrift
+from edge_agent.runtime.serving.active import ActiveModels
+from edge_agent.runtime.upkeep.memory import EVERY, GONE_SECONDS, SHORT_IDLE, MemoryRelease
 from tests.helpers.small_models import brightness
 
 
@@ -24,18 +24,18 @@ def test_models_that_may_go_do_so_early_when_memory_is_short(
     That memory is short is logged when it begins, not at every look.
     """
     board: Board[Model] = Board()
-    servings = Servings(board, lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
-    first, second = (servings.need(Arm(name, None, 1), "picture") for name in ("one", "two"))
+    active = ActiveModels(board, lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
+    first, second = (active.serving_for(Arm(name, None, 1), "picture") for name in ("one", "two"))
     for serving in (first, second):
         folder = load(brightness(tmp_path / serving.arm.name))
-        servings.put(
+        active.put(
             serving.arm, "picture", open_model(folder, [EngineChoice("onnxruntime")], "picture")[0]
         )
     second.lazy = True
     assert first.model is not None
     assert second.model is not None
     words: list[str] = []
-    thrift = Thrift(servings, idle_s=3600.0, short=lambda: words)
+    thrift = MemoryRelease(active, idle_s=3600.0, short=lambda: words)
     second.model.used_at -= SHORT_IDLE + 1
     thrift.look(100.0)
     assert second.model is not None, "there is room, and its time is not over"
@@ -45,18 +45,18 @@ def test_models_that_may_go_do_so_early_when_memory_is_short(
     assert second.model is None
     assert first.model is not None
     assert [r.message for r in caplog.records if r.levelname == "WARNING"] == words
-    servings.close()
+    active.close()
 
 
 def test_what_has_gone_gives_its_memory_back() -> None:
     """Once, after its threads have ended; what comes, and what stays, is no reason."""
     board: Board[Model] = Board()
-    servings = Servings(board, lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
+    active = ActiveModels(board, lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
     there: set[object] = set()
     trimmed: list[float] = []
     now = 100.0
-    thrift = Thrift(
-        servings,
+    thrift = MemoryRelease(
+        active,
         idle_s=0.0,
         present=lambda: frozenset(there),
         short=list,
@@ -88,18 +88,18 @@ def test_what_has_gone_gives_its_memory_back() -> None:
 def test_models_are_let_go_of_without_waiting_for_their_last_frame(tmp_path: Path) -> None:
     """Whoever reads the settings again goes on; a model with a frame in it is not idle either."""
     board: Board[Model] = Board()
-    servings = Servings(board, lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
-    serving = servings.need(Arm("one", None, 1), "picture")
+    active = ActiveModels(board, lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
+    serving = active.serving_for(Arm("one", None, 1), "picture")
     folder = load(brightness(tmp_path / "one"))
     model = open_model(folder, [EngineChoice("onnxruntime")], "picture")[0]
     for version in (None, "1"):
-        servings.put(Arm("one", version, 1), "picture", model)
+        active.put(Arm("one", version, 1), "picture", model)
     serving.lazy = True
     model.used_at -= 10.0
     with board.using(lambda: [model]):
-        servings.unload_idle(5.0)
+        active.unload_idle(5.0)
         assert serving.model is model
-        assert servings.release({("one@1", "picture")}) == []
-        assert servings.release(set()) == [model]
-    assert servings.all() == []
-    servings.retire(model)
+        assert active.release({("one@1", "picture")}) == []
+        assert active.release(set()) == [model]
+    assert active.all() == []
+    active.retire(model)

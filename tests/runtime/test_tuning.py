@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 
 from edge_agent.cli.commands.profile import tuned
 from edge_agent.config.device_profile import DeviceProfile, EngineLine, default_dirs, load_profiles
+from edge_agent.core.child import ChildStoppedError
 from edge_agent.core.errors import EngineError
 from edge_agent.device.hardware import Facts, read_facts
 from edge_agent.device.resources import usable_cpus
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.models.manifest import load
 from edge_agent.models.store.store import Store
-from edge_agent.runtime.serving.loader import Engines
-from edge_agent.runtime.serving.tuning_results import FILE, MARGIN, Tuning, Way
+from edge_agent.runtime.serving.loader import ModelLoader
+from edge_agent.runtime.serving.tuning_results import FILE, MARGIN, TuningResults, Way
 from edge_agent.runtime.upkeep.tuner import grid, tune_model
 from tests.helpers.model_folders import make_model
 from tests.helpers.small_models import brightness, heavy, plain, write_manifest, write_pictures
@@ -61,9 +62,9 @@ def model(tmp_path: Path) -> Path:
     return make_model(tmp_path / "model")
 
 
-def tuning(tmp_path: Path, profile: DeviceProfile = PROFILE, facts: Facts = FACTS) -> Tuning:
+def tuning(tmp_path: Path, profile: DeviceProfile = PROFILE, facts: Facts = FACTS) -> TuningResults:
     """Look at the tunes of a folder, as a device of a test's own."""
-    return Tuning(tmp_path, profile, facts)
+    return TuningResults(tmp_path, profile, facts)
 
 
 def test_what_is_quickest_comes_first_with_its_threads(tmp_path: Path, model: Path) -> None:
@@ -222,23 +223,23 @@ def test_a_file_that_is_cut_short_is_as_good_as_none(tmp_path: Path, model: Path
 # --- measured
 
 
-def engines_in(state: Path, profile: DeviceProfile = PROFILE) -> Engines:
+def loader_in(state: Path, profile: DeviceProfile = PROFILE) -> ModelLoader:
     """Give the engines of this machine, with a place for tunes."""
-    return Engines(profile, read_facts(), "auto", Store(state))
+    return ModelLoader(profile, read_facts(), "auto", Store(state))
 
 
 def test_a_tune_measures_every_way_and_is_used(tmp_path: Path) -> None:
     """Each engine is measured with each number of lanes; the best of them opens the model."""
     folder = load(heavy(tmp_path / "heavy", 2))
-    engines = engines_in(tmp_path)
-    ways = tune_model(engines, folder, "picture", live=True)
+    loader = loader_in(tmp_path)
+    ways = tune_model(loader, folder, "picture", live=True)
     assert {each.engine for each in ways} == {"openvino", "onnxruntime"}
-    assert {each.lanes for each in ways} == {engines.lanes}
+    assert {each.lanes for each in ways} == {loader.lanes}
     assert all(each.fps > 0 for each in ways)
-    best = engines.best_way(folder)
+    best = loader.best_way(folder)
     assert best is not None
     assert best.fps * (1 + MARGIN) >= max(each.fps for each in ways)
-    model, _ = engines.open(folder, "picture")
+    model, _ = loader.load(folder, "picture")
     model.close()
     assert model.choice.engine == best.engine
     assert model.choice.threads == best.threads
@@ -260,7 +261,7 @@ def test_batches_are_tried_where_the_network_leaves_them_open(tmp_path: Path) ->
     for folder in (free, brightness(tmp_path / "fixed")):
         state = tmp_path / f"state-{folder.name}"
         state.mkdir()
-        ways = tune_model(engines_in(state, only), load(folder), "picture", live=True)
+        ways = tune_model(loader_in(state, only), load(folder), "picture", live=True)
         found[folder.name] = {each.batch for each in ways}
     assert found == {"free": {1, 4, 8}, "fixed": {1}}
 
@@ -269,7 +270,7 @@ def test_a_model_that_cannot_run_is_told_in_a_line(tmp_path: Path) -> None:
     """A tune of a damaged network ends with why, and keeps nothing."""
     folder = make_model(tmp_path / "broken")
     with pytest.raises(EngineError, match="no engine can run it") as raised:
-        tune_model(engines_in(tmp_path), load(folder), "picture", live=True)
+        tune_model(loader_in(tmp_path), load(folder), "picture", live=True)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / FILE).exists()
 
@@ -277,8 +278,8 @@ def test_a_model_that_cannot_run_is_told_in_a_line(tmp_path: Path) -> None:
 def test_a_tune_can_be_stopped(tmp_path: Path) -> None:
     """An agent that ends does not wait for a tune."""
     folder = load(heavy(tmp_path / "heavy", 2))
-    with pytest.raises(EngineError, match="stopped"):
-        tune_model(engines_in(tmp_path), folder, "picture", live=True, stopped=lambda: True)
+    with pytest.raises(ChildStoppedError, match="stopped"):
+        tune_model(loader_in(tmp_path), folder, "picture", live=True, stopped=lambda: True)
     assert not (tmp_path / FILE).exists()
 
 
@@ -335,7 +336,7 @@ def test_a_tune_settles_a_quick_start(tmp_path: Path, shared_broker: Mosquitto) 
     box.ready()
     profile = load_profiles(default_dirs())["intel-cpu"]
     ways = [way("openvino", 999, lanes=LANES), way("onnxruntime", 1, lanes=LANES)]
-    Tuning(box.state, profile, read_facts()).keep(box.models / "numbers", "numbers@1", ways)
+    TuningResults(box.state, profile, read_facts()).keep(box.models / "numbers", "numbers@1", ways)
     with box.start() as start:
         assert start.from_plan()
         start.wait("result", "p", engine="openvino:CPU")

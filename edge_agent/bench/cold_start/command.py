@@ -21,8 +21,9 @@ from typing import Any
 
 from ...config.settings import Broker
 from ...core.errors import AgentError, UsageError
+from ...mqtt.connection import ReceivedMessage
 from ...mqtt.loopback import Loopback, broker, find_mosquitto
-from ...mqtt.one_shot import Heard, OneShotClient
+from ...mqtt.one_shot import OneShotClient
 from ..common import child
 from ..common.places import cache_folder
 from .figures import Report, Run, Setup
@@ -278,7 +279,7 @@ class _Bench:
             raise AgentError(f"wrong answer: {wrong[0]}{more}")
 
 
-def _steps_in(heard: Heard | None) -> dict[str, float] | None:
+def _steps_in(heard: ReceivedMessage | None) -> dict[str, float] | None:
     if heard is None or "/model/" not in heard.topic or heard.retained or not heard.payload:
         return None
     steps: dict[str, float] | None = json.loads(heard.payload).get("cold_start")

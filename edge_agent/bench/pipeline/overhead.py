@@ -21,6 +21,7 @@ from ...inference.cost import Cost
 from ...mqtt import payloads
 from ...mqtt.client import Client
 from ...mqtt.loopback import Loopback
+from ...mqtt.topics import Topics
 from ...runtime.pipelines.pipeline import Identity, Pipeline
 from ...runtime.scheduler.board import Board
 from ...runtime.scheduler.queue import Counted
@@ -54,7 +55,7 @@ def overhead(loopback: Loopback) -> float:
         AgentError: the broker went away.
 
     """
-    topics = payloads.Topics("edge", "bench")
+    topics = Topics("edge", "bench")
     boxes = np.tile(np.array([10.0, 20.0, 110.0, 220.0], np.float32), (5, 1))
     found = Detections(boxes, np.full(5, 0.9, np.float32), ("thing",) * 5)
     board: Board[Any] = Board()

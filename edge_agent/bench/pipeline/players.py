@@ -22,8 +22,9 @@ from urllib.parse import quote
 from ...config.settings import Broker
 from ...core.errors import AgentError
 from ...models.manifest import load
+from ...mqtt.connection import ReceivedMessage
 from ...mqtt.loopback import Loopback
-from ...mqtt.one_shot import Heard, OneShotClient
+from ...mqtt.one_shot import OneShotClient
 
 START_SECONDS = 60.0
 """For the first result of every pipeline."""
@@ -82,7 +83,7 @@ class Player:
         """What the agent says of the prepared form."""
         self._client = client
 
-    def heard(self, seconds: float) -> Iterator[Heard]:
+    def heard(self, seconds: float) -> Iterator[ReceivedMessage]:
         """Give what comes within so many seconds.
 
         Raises:
@@ -140,7 +141,7 @@ class Player:
                 return
         raise AgentError(f"{self.name}: is not settled after {PREPARE_SECONDS:.0f} s")
 
-    def _note(self, heard: Heard) -> None:
+    def _note(self, heard: ReceivedMessage) -> None:
         payload = heard.body or {}
         if "/model/" in heard.topic:
             self.prepared = payload.get("prepared", self.prepared)

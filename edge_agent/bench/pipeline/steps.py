@@ -26,7 +26,7 @@ from ...inference.engines.engine import EngineChoice
 from ...inference.model import Model, open_model
 from ...models.manifest import load
 from ...models.store.store import Store
-from ...runtime.serving.loader import Engines
+from ...runtime.serving.loader import ModelLoader
 from ...sources.source import open_source
 from ...sources.spec import parse_source
 from ..common.recipe import recipe
@@ -79,9 +79,9 @@ def measure(model: str, source: str, engine: str, state: str, seconds: float) ->
 
     """
     each = seconds / SHARE
-    engines, choice = _choice(Path(model), engine, Path(state))
+    loader, choice = _choice(Path(model), engine, Path(state))
     kept, decode_ms, decode_cpu = _decode(source, each)
-    single = _open(model, replace(choice, threads=1, lanes=1), engines)
+    single = _open(model, replace(choice, threads=1, lanes=1), loader)
     how = recipe(single.folder, single.engine.inputs[0])
     steps, usual_ms = _steps(single, how, kept, 2 * each)
     pictures = [reading.data for reading in kept]
@@ -98,7 +98,7 @@ def measure(model: str, source: str, engine: str, state: str, seconds: float) ->
     else:
         _, engine_cpu = _lanes(partial(single.raw, tensors), 1, each)
     single.close()
-    loaded = _open(model, choice, engines)
+    loaded = _open(model, choice, loader)
     raw_fps, _ = _lanes(partial(loaded.raw, tensors), choice.lanes, each)
     loaded.close()
     return {
@@ -113,27 +113,27 @@ def measure(model: str, source: str, engine: str, state: str, seconds: float) ->
     }
 
 
-def _choice(model: Path, engine: str, state: Path) -> tuple[Engines, EngineChoice]:
+def _choice(model: Path, engine: str, state: Path) -> tuple[ModelLoader, EngineChoice]:
     """Find the line of the device's profile that stands behind a label."""
     facts = read_facts()
     match = choose(load_profiles(default_dirs()), facts)
     name, _, device = engine.partition(":")
-    engines = Engines(match.profile, facts, "auto", Store(state))
-    for choice in engines.choices_for(load(model)):
+    loader = ModelLoader(match.profile, facts, "auto", Store(state))
+    for choice in loader.choices_for(load(model)):
         alike = {choice.device.upper(), f"{choice.device}ExecutionProvider".upper()}
         if choice.engine == name and device.upper() in alike:
-            return engines, choice
+            return loader, choice
     raise AgentError(f"{engine} served, but is not in profile {match.name}")
 
 
-def _open(model: str, choice: EngineChoice, engines: Engines) -> Model:
+def _open(model: str, choice: EngineChoice, loader: ModelLoader) -> Model:
     """Open a model as the agent does: from its prepared form, where that is of the engine."""
     folder = load(Path(model))
-    quick = engines.quick_choice(folder)
-    if quick is not None and quick.place == choice.place and engines.best_way(folder) is None:
-        form = engines.form_of(folder, "picture")
+    quick = loader.prepared_choice(folder)
+    if quick is not None and quick.place == choice.place and loader.best_way(folder) is None:
+        form = loader.prepared_form(folder, "picture")
         if form is not None:
-            return engines.open_form(folder, form, "picture", choice.threads)
+            return loader.load_prepared(folder, form, "picture", choice.threads)
     return open_model(folder, [choice], "picture")[0]
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ...models.manifest import ModelFolder
     from ...models.store.catalog import Library
     from ...models.store.store import Store
-    from ...runtime.serving.loader import Engines
+    from ...runtime.serving.loader import ModelLoader
 
 AGENT_SECONDS = 60.0
 """How long a running agent may go without a word on its trial."""
@@ -44,12 +44,12 @@ def main(options: Options) -> int:
         raise UsageError(f"PATH: {options.path!r}: no such file or folder")
     settings = load_settings(options)
     from ...models.store.install import install_folder
-    from ...runtime.serving.loader import Engines, library_of, match_profile, open_store
+    from ...runtime.serving.loader import ModelLoader, library_of, match_profile, open_store
 
     store = open_store(settings)
     library = library_of(settings, store)
     match, facts = match_profile(settings)
-    engines = Engines(match.profile, facts, settings.engine)
+    loader = ModelLoader(match.profile, facts, settings.engine)
     with _brought(path, options, store, library) as brought:
         for assumption in brought.assumptions:
             print(f"assumed  {assumption}")
@@ -57,7 +57,7 @@ def main(options: Options) -> int:
         name, version = folder.manifest.name, folder.manifest.version
         if not options.allow_older:
             _refuse_older(store, name, version)
-        _try_out(engines, folder)
+        _try_out(loader, folder)
         install_folder(store, folder)
     if not store.has_agent():
         print(f"{name}@{version} is installed; the agent tries it at its next start")
@@ -84,9 +84,9 @@ def _refuse_older(store: Store, name: str, version: str) -> None:
         raise ModelError(f"{problem}; --allow-older installs it all the same") from None
 
 
-def _try_out(engines: Engines, folder: ModelFolder) -> None:
+def _try_out(loader: ModelLoader, folder: ModelFolder) -> None:
     """See that the model runs on this device and gives what it gave where it was made."""
-    model, passed = engines.open(folder, "signal" if folder.manifest.input.is_signal else "picture")
+    model, passed = loader.load(folder, "signal" if folder.manifest.input.is_signal else "picture")
     try:
         for reason in passed:
             print(f"passed over: {reason}")

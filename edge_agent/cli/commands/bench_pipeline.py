@@ -103,33 +103,33 @@ def main(options: Options) -> int:
 def _tune(models: list[Path], options: Options) -> int:
     """Tune each model for the agent whose settings these are."""
     from ...models.manifest import load
-    from ...runtime.serving.loader import Engines, match_profile, open_store
+    from ...runtime.serving.loader import ModelLoader, match_profile, open_store
     from ...runtime.upkeep.tuner import tune_model
 
     settings = load_settings(options)
     match, facts = match_profile(settings)
-    engines = Engines(match.profile, facts, settings.engine, open_store(settings))
-    usual = engines.lanes
+    loader = ModelLoader(match.profile, facts, settings.engine, open_store(settings))
+    usual = loader.lanes
     _say(f"tunes are kept in {settings.state}; the agent uses them from its next start on")
     measured: list[tuple[ModelFolder, list[Way]]] = []
     for model in models:
         folder = load(model)
-        if engines.exceeds_budget(folder):
+        if loader.exceeds_budget(folder):
             raise UsageError(
                 f"{model}: is larger than memory_budget_mb, and is run in one way only"
             )
         kind: Kind = "signal" if folder.manifest.input.is_signal else "picture"
         _say(f"{folder.manifest.id}: is being measured")
         try:
-            measured.append((folder, tune_model(engines, folder, kind)))
+            measured.append((folder, tune_model(loader, folder, kind)))
         except OSError as problem:
             raise AgentError(f"{settings.state}: cannot be written: {problem.strerror}") from None
-    tuning = engines.tuning
-    assert tuning is not None  # noqa: S101 - the engines have a store
+    tuning = loader.tuning
+    assert tuning is not None  # noqa: S101 - the loader has a store
     # Known only now: lanes are those that suit all models.
     lanes = tuning.lanes(usual)
     for folder, ways in measured:
-        best = tuning.best(folder.path, lanes, engines.lineup.choices)
+        best = tuning.best(folder.path, lanes, loader.lineup.choices)
         if options.json:
             figures = {
                 "model": folder.manifest.id,

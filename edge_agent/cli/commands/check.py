@@ -49,8 +49,8 @@ def main(options: Options) -> int:
     settings = load_settings(options, needed=True)
     from ...config.device_profile import default_dirs, strays
     from ...config.load import find_file
-    from ...runtime.serving.loader import Engines, library_of, match_profile, open_store
-    from ...runtime.serving.tuning_results import Tuning
+    from ...runtime.serving.loader import ModelLoader, library_of, match_profile, open_store
+    from ...runtime.serving.tuning_results import TuningResults
     from ...sources.hw_decode import HARDWARE
     from .profile import tuned
 
@@ -65,19 +65,19 @@ def main(options: Options) -> int:
     report.line("ok", "profile", f"{match.name} ({match.reason}) on {facts}")
     for line in strays(default_dirs()):
         report.line("note", "profile", line)
-    engines = Engines(match.profile, facts, settings.engine)
-    for choice, why in engines.lineup.absent:
+    loader = ModelLoader(match.profile, facts, settings.engine)
+    for choice, why in loader.lineup.absent:
         report.line("note", "engine", f"{choice.engine}:{choice.device} is passed over: {why}")
-    for line in engines.lineup.notes:
+    for line in loader.lineup.notes:
         report.line("note", "profile", line)
-    for choice in engines.lineup.choices:
+    for choice in loader.lineup.choices:
         report.line("ok", "engine", f"{choice.engine}:{choice.device}")
     store = open_store(settings)
     report.line("ok", "state_dir", f"{settings.state}, writable")
-    tuning = Tuning(settings.state, match.profile, facts)
-    for line in tuned(tuning, engines.lineup.choices):
+    tuning = TuningResults(settings.state, match.profile, facts)
+    for line in tuned(tuning, loader.lineup.choices):
         report.line("note" if tuning.problem else "ok", "tune", line)
-    engines.tuning = tuning
+    loader.tuning = tuning
     for why in _device(settings):
         subject, _, text = why.partition(": ")
         report.line("note", subject, text)
@@ -89,7 +89,7 @@ def main(options: Options) -> int:
     for name in settings.models_dirs:
         report.tried("models_dirs", partial(_models_dir, Path(name)))
     for pipeline in settings.pipelines:
-        _pipeline(report, settings, pipeline, library, engines)
+        _pipeline(report, settings, pipeline, library, loader)
     if not settings.pipelines:
         text = f"{file} names none; the agent runs, but has nothing to do"
         report.line("note", "pipelines", text)
@@ -97,7 +97,7 @@ def main(options: Options) -> int:
     return 1 if report.failed else 0
 
 
-def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, engines: Any) -> None:
+def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, loader: Any) -> None:
     """Check the source of one pipeline and each of its models."""
     from ...config.device_profile import unlisted
     from ...config.lint import doubts
@@ -135,7 +135,7 @@ def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, engin
 
         def model(arm: Any = arm, kind: Any = kind, threshold: float | None = threshold) -> str:
             folder = folders[arm.reference] = library.find(arm.name, arm.version)
-            loaded, passed = engines.open(folder, kind)
+            loaded, passed = loader.load(folder, kind)
             try:
                 agreement = compare_golden(loaded)
             finally:
@@ -146,7 +146,7 @@ def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, engin
             if agreement is not None and not agreement.passed:
                 raise ModelError(f"{loaded.id}: golden: {agreement.why}")
             golden = "" if agreement is None else f", golden: {agreement.why}"
-            other = unlisted(engines.profile, loaded.choice.engine, settings.engine)
+            other = unlisted(loader.profile, loaded.choice.engine, settings.engine)
             passed = passed if other is None else [*passed, other]
             over = f" (passed over {'; '.join(passed)})" if passed else ""
             return f"{loaded.id} runs on {loaded.engine.label}{golden}{over}"

@@ -73,6 +73,6 @@ def _forget(client: OneShotClient, world: World, device: str) -> int:
     topics = sorted(world.topics.get(device, ()))
     if not topics:
         raise AgentError(f"device {device} is unknown: nothing is retained of it")
-    client.settle([client.publish(topic, b"", retain=True) for topic in topics])
+    client.wait_published([client.publish(topic, b"", retain=True) for topic in topics])
     print(f"{device}: {len(topics)} retained topics cleared")
     return 0

@@ -10,7 +10,7 @@ from ...config.device_profile import choose, default_dirs, lineup, load_profiles
 from ...device.hardware import read_facts
 from ...inference.engines.engine import EngineChoice
 from ...inference.engines.probe import installed, probe
-from ...runtime.serving.tuning_results import FILE, Tuning
+from ...runtime.serving.tuning_results import FILE, TuningResults
 from ..options import Options, add_config, load_settings
 
 
@@ -55,7 +55,7 @@ def main(options: Options) -> int:
         )
     if settings.engine != "auto":
         print(f'forced    engine = "{settings.engine}" in the settings')
-    for line in tuned(Tuning(settings.state, match.profile, facts), found.choices):
+    for line in tuned(TuningResults(settings.state, match.profile, facts), found.choices):
         print(f"tuned     {line}")
     if match.profile.memory_budget_mb:
         print(f"budget    {match.profile.memory_budget_mb} MiB for models")
@@ -69,7 +69,7 @@ def main(options: Options) -> int:
     return 0
 
 
-def tuned(tuning: Tuning, choices: Sequence[EngineChoice]) -> Iterator[str]:
+def tuned(tuning: TuningResults, choices: Sequence[EngineChoice]) -> Iterator[str]:
     """Say what a tune has decided for each model, and for the lanes, as things are here."""
     if tuning.problem is not None:
         yield f"{FILE} {tuning.problem}"

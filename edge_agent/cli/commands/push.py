@@ -16,7 +16,8 @@ from ...delivery.sender import Progress, Sender
 from ...models.importing import BARE, bring, unpacked
 from ...models.packages.keys import load_private
 from ...models.packages.packing import Package, make, open_package
-from ...mqtt.one_shot import OneShotClient, body_of
+from ...mqtt.one_shot import OneShotClient
+from ...mqtt.payloads import parse_object
 from ..options import Options, add_broker, broker_settings, positive
 from ..terminal import printable
 
@@ -107,7 +108,7 @@ class World:
         if not payload:
             return
         self.topics.setdefault(device, set()).add(topic)
-        if (says := body_of(payload)) is None:
+        if (says := parse_object(payload)) is None:
             return
         match levels:
             case ["status"]:

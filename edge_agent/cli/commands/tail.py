@@ -7,7 +7,8 @@ import json
 
 from ...core.errors import UsageError
 from ...core.names import NAME_RULE, is_name
-from ...mqtt.one_shot import OneShotClient, body_of
+from ...mqtt.one_shot import OneShotClient
+from ...mqtt.payloads import parse_object
 from ..options import Options, add_broker, broker_settings, positive_int
 from ..terminal import message_line, printable, printable_json
 
@@ -74,7 +75,7 @@ def _follow(client: OneShotClient, root: str, options: Options) -> None:
 
 
 def _line(topic: str, root: str, data: bytes, *, as_json: bool) -> str:
-    payload = body_of(data)
+    payload = parse_object(data)
     if payload is None:
         text = data.decode("utf-8", "backslashreplace")
         if as_json:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xxhash import xxh3_128_hexdigest
 
 from ...config.locations import default_state
-from ...runtime.serving.planned_model import Quick
+from ...runtime.serving.planned_model import PlannedModel
 from .fingerprint import stamp
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     """Whether models of second stages are loaded when they are needed."""
     settings: Any
     """Packed `Settings`."""
-    models: list[Quick]
+    models: list[PlannedModel]
 
 
 def secrets() -> dict[str, str]:
@@ -103,7 +103,7 @@ def find(config: str | None, origins: str) -> Plan | None:
             int(read["lanes"]),
             bool(read["lazy"]),
             read["settings"],
-            [Quick(*entry) for entry in read["models"]],
+            [PlannedModel(*entry) for entry in read["models"]],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # there is none, or it is of another program

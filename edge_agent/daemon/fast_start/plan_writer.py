@@ -14,7 +14,7 @@ from ...models.store.catalog import Library
 from ...models.store.pointers import FILE as POINTERS
 from ...models.store.store import Store
 from ...runtime.pipelines.runner import Frames
-from ...runtime.serving.planned_model import Quick
+from ...runtime.serving.planned_model import PlannedModel
 from .fingerprint import digest, stamp
 from .plan import FILE, Plan, forget, write
 
@@ -37,7 +37,7 @@ class Planner:
         *,
         lazy: bool,
         origins: tuple[str | None, str],
-        quick: Callable[[], Sequence[Quick]],
+        quick: Callable[[], Sequence[PlannedModel]],
     ) -> None:
         """Prepare.
 
@@ -155,7 +155,7 @@ class Planner:
 
     def _outdated(self) -> bool:
         """Whether something has been changed since it was read to become what runs."""
-        models = [serving.model for serving in self._frames.servings.all()]
+        models = [serving.model for serving in self._frames.active.all()]
         folders = {model.folder.path for model in models if model is not None}
         with self._looking:
             now = {folder: _stamps(_files(folder)) for folder in sorted(folders)}

@@ -11,7 +11,7 @@ from ...models.store.catalog import Library
 from ...models.store.pointers import same_version
 from ...models.store.store import Store
 from ...mqtt.requests import text
-from ...runtime.serving.active import Servings
+from ...runtime.serving.active import ActiveModels
 from .ledger import Ledger
 from .probation import Probations
 from .rollback import Rollback
@@ -25,7 +25,7 @@ class Commands:
         self,
         store: Store,
         library: Library,
-        servings: Servings,
+        active: ActiveModels,
         ledger: Ledger,
         *,
         swap: Swap,
@@ -34,7 +34,7 @@ class Commands:
     ) -> None:
         self._store = store
         self._library = library
-        self._servings = servings
+        self._active = active
         self._ledger = ledger
         self._swap = swap
         self._probations = probations
@@ -65,7 +65,7 @@ class Commands:
     def delete(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Delete a version that nothing uses."""
         name, version = _name(body), _version(body)
-        for pinned, pin in self._servings.pins():
+        for pinned, pin in self._active.pins():
             if pinned == name and same_version(pin, version):
                 raise ModelError(
                     f"{name}@{version} is named by a pipeline; change the settings first"

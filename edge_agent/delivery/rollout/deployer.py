@@ -22,7 +22,7 @@ from ...models.packages.package import PackageHeader
 from ...models.store.catalog import Library
 from ...models.store.pointers import same_version
 from ...models.store.store import Store
-from ...runtime.serving.active import Servings
+from ...runtime.serving.active import ActiveModels
 from ..trial.early_trial import EarlyTrial, EarlyTrials
 from .acceptance import bounds_of
 from .commands import Commands
@@ -48,7 +48,7 @@ class Deployer:
         self,
         store: Store,
         library: Library,
-        servings: Servings,
+        active: ActiveModels,
         ledger: Ledger,
         *,
         trial: Callable[[], Trial],
@@ -60,7 +60,7 @@ class Deployer:
         Args:
             store: of versions.
             library: of all versions.
-            servings: what serves.
+            active: what serves.
             ledger: of candidates.
             trial: the device's bounds, which may be reloaded.
             swap: the profile's "overlap" or "replace".
@@ -69,24 +69,24 @@ class Deployer:
         """
         overlap = swap != "replace"
         self._store = store
-        self._servings = servings
+        self._active = active
         self._ledger = ledger
         self._bounds = trial
         self._queue: SimpleQueue[Candidate | None] = SimpleQueue()
         self._closing = threading.Event()
-        self._trials = Trials(servings, ledger, self._closing, memory_budget_mb)
-        self._shadowing = Shadowing(servings, ledger, self._closing)
-        self._swap = Swap(store, library, servings, overlap=overlap)
+        self._trials = Trials(active, ledger, self._closing, memory_budget_mb)
+        self._shadowing = Shadowing(active, ledger, self._closing)
+        self._swap = Swap(store, library, active, overlap=overlap)
         rollback = Rollback(store, library, ledger, self._swap)
         self._probations = Probations(ledger, self._swap, rollback)
         self._recovery = Recovery(store, library, ledger, self._probations, rollback)
         self._early_trials = EarlyTrials(
-            store, servings, trial, overlap=overlap, budget_mb=memory_budget_mb
+            store, active, trial, overlap=overlap, budget_mb=memory_budget_mb
         )
         self.commands = Commands(
             store,
             library,
-            servings,
+            active,
             ledger,
             swap=self._swap,
             probations=self._probations,
@@ -113,7 +113,7 @@ class Deployer:
     def run(self) -> None:
         """Deploy candidates and check those on probation, until closed."""
         with self._swap.changing:
-            self._recovery.resume_probations(self._servings, self._bounds())
+            self._recovery.resume_probations(self._active, self._bounds())
         while not self._closing.is_set():
             watching = bool(self._ledger.on_probation())
             try:
@@ -229,7 +229,7 @@ class Deployer:
         else:
             self._ledger.remove(candidate)
         # Pipelines that name this very version may have waited for it.
-        self._servings.fill()
+        self._active.load_all()
         self._wait_for_first(models)
         details |= _first_inference(candidate, models)
         self._ledger.record_last(candidate.name, candidate.version, "live", None, details)
@@ -255,12 +255,12 @@ class Deployer:
             self._ledger.remove(candidate)
             self._ledger.discard(candidate.name, candidate.version, why)
         # It may have hidden the same version of another place.
-        self._servings.fill()
+        self._active.load_all()
         self._ledger.finish(candidate, "rejected", why)
 
     def _retire(self, models: dict[Kind, Model]) -> None:
         for model in models.values():
-            self._servings.retire(model)
+            self._active.retire(model)
 
 
 def _first_inference(candidate: Candidate, models: list[Model]) -> dict[str, Any]:

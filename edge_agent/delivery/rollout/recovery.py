@@ -17,7 +17,7 @@ from ...core.files import fault
 from ...models.store.catalog import Library
 from ...models.store.pointers import Trial as Mark
 from ...models.store.store import Store
-from ...runtime.serving.active import Servings
+from ...runtime.serving.active import ActiveModels
 from .acceptance import bounds_of
 from .ledger import Candidate, Ledger, after_kill
 from .probation import Probations
@@ -117,7 +117,7 @@ class Recovery:
             lambda: self._library.find(name, version),
         )
 
-    def resume_probations(self, servings: Servings, device: Trial) -> None:
+    def resume_probations(self, active: ActiveModels, device: Trial) -> None:
         """Continue, when the models are loaded, the probations that an orderly end interrupted.
 
         The caller has `Swap.changing`.
@@ -135,6 +135,6 @@ class Recovery:
                 self._ledger.remove(candidate)
                 continue
             fault("probation.resumed")
-            models = [s.model for s in servings.of(name) if s.model is not None]
+            models = [s.model for s in active.servings_of(name) if s.model is not None]
             self._probations.begin(candidate, models, bounds)
             self._ledger.changed()

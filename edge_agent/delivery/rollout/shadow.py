@@ -14,7 +14,7 @@ from ...core.types import Kind, Outcome, Sample
 from ...inference.golden import compare_findings
 from ...inference.model import Model, Region
 from ...mqtt.payloads import percentiles
-from ...runtime.serving.active import Servings
+from ...runtime.serving.active import ActiveModels
 from .ledger import Candidate, Ledger
 
 SHARE = 0.5
@@ -46,7 +46,7 @@ class Comparison:
         self._busy = threading.Lock()
         self._pause_until = 0.0
 
-    def look(
+    def compare(
         self,
         sample: Sample,
         incumbent: Outcome | None,
@@ -118,16 +118,16 @@ class Comparison:
 class Shadowing:
     """Runs candidates in shadow, in the deployer's thread."""
 
-    def __init__(self, servings: Servings, ledger: Ledger, closing: threading.Event) -> None:
+    def __init__(self, active: ActiveModels, ledger: Ledger, closing: threading.Event) -> None:
         """Keep what is needed.
 
         Args:
-            servings: what serves.
+            active: what serves.
             ledger: of candidates.
             closing: set when the agent ends.
 
         """
-        self._servings = servings
+        self._active = active
         self._ledger = ledger
         self._closing = closing
 
@@ -151,7 +151,9 @@ class Shadowing:
 
         """
         servings = [
-            s for s in self._servings.of(candidate.name) if s.model is not None and s.kind in models
+            s
+            for s in self._active.servings_of(candidate.name)
+            if s.model is not None and s.kind in models
         ]
         if not servings or bounds.shadow_frames == 0:
             return {}
@@ -167,7 +169,7 @@ class Shadowing:
                     time.monotonic() > deadline
                     or self._closing.is_set()
                     or candidate.cancelled is not None
-                    or not self._servings.flows(candidate.name)
+                    or not self._active.flows(candidate.name)
                 ):
                     break
                 meanwhile()

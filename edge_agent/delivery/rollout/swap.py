@@ -22,7 +22,7 @@ from ...models.store.catalog import Library
 from ...models.store.pointers import Trial as Mark
 from ...models.store.pointers import same_version
 from ...models.store.store import Store
-from ...runtime.serving.active import Exchange, Servings
+from ...runtime.serving.active import ActiveModels, Exchange
 from .ledger import Candidate
 
 Models = Mapping[Kind, Model]
@@ -33,20 +33,20 @@ class Swap:
     """Changes which version serves; a method that does so needs the lock `changing`."""
 
     def __init__(
-        self, store: Store, library: Library, servings: Servings, *, overlap: bool
+        self, store: Store, library: Library, active: ActiveModels, *, overlap: bool
     ) -> None:
         """Keep what is needed; nothing is changed yet.
 
         Args:
             store: of versions.
             library: of all versions.
-            servings: what serves.
+            active: what serves.
             overlap: whether two versions may be in memory at once, where there is room.
 
         """
         self._store = store
         self._library = library
-        self._servings = servings
+        self._active = active
         self._overlap = overlap
         self.changing = threading.RLock()
         """Held for every change of what is live, by the deployer's thread and by commands."""
@@ -63,10 +63,12 @@ class Swap:
 
         """
         opened: dict[Kind, Model] = {}
-        wanted: set[Kind] = {serving.kind for serving in self._servings.of(folder.manifest.name)}
+        wanted: set[Kind] = {
+            serving.kind for serving in self._active.servings_of(folder.manifest.name)
+        }
         try:
             for kind in wanted:
-                opened[kind] = self._servings.engines.open(folder, kind, checked=checked)[0]
+                opened[kind] = self._active.loader.load(folder, kind, checked=checked)[0]
         except AgentError:
             close_all(opened)
             raise
@@ -74,7 +76,7 @@ class Swap:
 
     def must_replace(self, folder: ModelFolder) -> bool:
         """Whether memory has no room for the old and the new version at once; needs no lock."""
-        if not any(s.model for s in self._servings.of(folder.manifest.name)):
+        if not any(s.model for s in self._active.servings_of(folder.manifest.name)):
             return False
         size = sum(path.stat().st_size for path in folder.path.rglob("*") if path.is_file())
         return not self._overlap or not has_room(size)
@@ -83,7 +85,7 @@ class Swap:
         """Exchange the incumbent for a loaded candidate; the caller retires what served."""
         name, version = candidate.name, candidate.version
         self._activate(candidate, self._running(name, version), bounds)
-        exchange = self._servings.exchange(models, name)
+        exchange = self._active.exchange(models, name)
         fault("swap.exchanged")
         return exchange
 
@@ -101,8 +103,8 @@ class Swap:
         name = candidate.name
         incumbent = self._library.live(name)
         start = time.perf_counter()
-        before = self._servings.late()
-        self.retire(self._servings.park(name))
+        before = self._active.lost_frames()
+        self.retire(self._active.park(name))
         models: dict[Kind, Model] = {}
         try:
             models = self.open(folder)
@@ -111,10 +113,10 @@ class Swap:
             close_all(models)
             self.exchange(name, self.open(incumbent))
             raise ModelError(candidate.blamed(str(problem))) from None
-        exchange = self._servings.exchange(models, name)
+        exchange = self._active.exchange(models, name)
         fault("swap.exchanged")
         took = (time.perf_counter() - start) * 1e3
-        return models, Exchange(exchange.retired, took, self._servings.late() - before)
+        return models, Exchange(exchange.retired, took, self._active.lost_frames() - before)
 
     def activate(self, name: str, folder: ModelFolder) -> None:
         """Load a version that has been accepted before, and exchange the one that serves for it.
@@ -133,12 +135,12 @@ class Swap:
 
     def exchange(self, name: str, models: Models) -> None:
         """Exchange what serves for these models, and retire it."""
-        self.retire(self._servings.exchange(models, name))
+        self.retire(self._active.exchange(models, name))
 
     def retire(self, exchange: Exchange) -> None:
         """Close models that serve nothing any more, after their last frame; needs no lock."""
         for old in exchange.retired:
-            self._servings.retire(old)
+            self._active.retire(old)
 
     def _activate(self, candidate: Candidate, before: str | None, bounds: Trial) -> None:
         """Make a candidate live on disk; the mark of its probation is in the same write."""

@@ -11,7 +11,7 @@ from ...core.errors import ModelError
 from ...core.types import Kind
 from ...device.headroom import free_mb
 from ...models.manifest import ModelFolder
-from ...runtime.serving.active import Servings
+from ...runtime.serving.active import ActiveModels
 from ..trial.process import Verdict, run_trial
 from .ledger import Candidate, Ledger
 
@@ -22,18 +22,18 @@ class Trials:
     """Runs them in the deployer's thread, one after the other."""
 
     def __init__(
-        self, servings: Servings, ledger: Ledger, closing: threading.Event, budget_mb: int
+        self, active: ActiveModels, ledger: Ledger, closing: threading.Event, budget_mb: int
     ) -> None:
         """Keep what is needed.
 
         Args:
-            servings: what serves.
+            active: what serves.
             ledger: of candidates.
             closing: set when the agent ends.
             budget_mb: what models may take; 0: no bound.
 
         """
-        self._servings = servings
+        self._active = active
         self._ledger = ledger
         self._closing = closing
         self._budget_mb = budget_mb
@@ -50,14 +50,14 @@ class Trials:
         for kind in sorted(self._kinds(folder)):
             verdict = run_trial(
                 folder.path,
-                self._servings.engines.choices_for(folder),
+                self._active.loader.choices_for(folder),
                 kind,
                 golden=bounds.golden,
                 timeout_s=bounds.timeout_s,
                 memory_mb=self._budget_mb or free_mb(),
                 stopped=lambda: "the agent ends" if self._closing.is_set() else candidate.cancelled,
                 process=candidate.take_child(kind),
-                oversize=self._servings.engines.oversize(folder),
+                oversize=self._active.loader.out_of_core(folder),
             )
             candidate.close_early_trial()
             if verdict.streamed:
@@ -75,7 +75,9 @@ class Trials:
 
     def _kinds(self, folder: ModelFolder) -> set[Kind]:
         """Return the kinds of sample that the model will be given here."""
-        kinds: set[Kind] = {serving.kind for serving in self._servings.of(folder.manifest.name)}
+        kinds: set[Kind] = {
+            serving.kind for serving in self._active.servings_of(folder.manifest.name)
+        }
         return kinds or {"signal" if folder.manifest.input.is_signal else "picture"}
 
 

@@ -30,7 +30,7 @@ from ..early.growing_file import PROGRESS
 from .process import TrialProcess
 
 if TYPE_CHECKING:
-    from ...runtime.serving.active import Serving, Servings
+    from ...runtime.serving.active import ActiveModels, Serving
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class NewestFrame:
         self.sample: Sample | None = None
         self.region: Region | None = None
 
-    def look(
+    def compare(
         self,
         sample: Sample,
         incumbent: Outcome | None,
@@ -196,7 +196,7 @@ class EarlyTrials:
     def __init__(
         self,
         store: Store,
-        servings: Servings,
+        active: ActiveModels,
         trial: Callable[[], Trial],
         *,
         overlap: bool,
@@ -206,14 +206,14 @@ class EarlyTrials:
 
         Args:
             store: of versions.
-            servings: what serves.
+            active: what serves.
             trial: the device's bounds, which may be reloaded.
             overlap: whether two models may be in memory at once.
             budget_mb: what models may take; 0: no bound.
 
         """
         self._store = store
-        self._servings = servings
+        self._active = active
         self._bounds = trial
         self._overlap = overlap
         self._budget_mb = budget_mb
@@ -228,11 +228,13 @@ class EarlyTrials:
             or not has_room(header.size)
         ):
             return None
-        engines = self._servings.engines
-        serving = next((s for s in self._servings.of(header.name) if s.model is not None), None)
+        loader = self._active.loader
+        serving = next(
+            (s for s in self._active.servings_of(header.name) if s.model is not None), None
+        )
         try:
             self._latest = EarlyTrial(
-                [replace(choice, lanes=engines.lanes) for choice in engines.lineup.choices],
+                [replace(choice, lanes=loader.lanes) for choice in loader.lineup.choices],
                 serving,
                 golden=self._bounds().golden,
                 memory_mb=self._budget_mb or free_mb(),

@@ -15,7 +15,7 @@ from ...core.files import belong_to
 from ...core.state_file import StateFile
 from ...models.store.store import NOTES
 from ..golden import GOLDEN
-from .artifact import FOLDER, Form
+from .artifact import FOLDER, Artifact
 
 FILE = "digests.json"
 _PIECE = 1024 * 1024
@@ -54,7 +54,7 @@ def digests(state: Path, folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): memo[str(path)][1] for path in files}
 
 
-def digest_of(state: Path, folder: Path) -> str:
+def model_digest(state: Path, folder: Path) -> str:
     """Give one digest of all that decides what a model computes; arguments as for `digests`.
 
     Raises:
@@ -65,7 +65,7 @@ def digest_of(state: Path, folder: Path) -> str:
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
-def rotten(state: Path, folder: Path, pace: Pace) -> Iterator[str]:
+def corrupted_files(state: Path, folder: Path, pace: Pace) -> Iterator[str]:
     """Read a model's files again; say which are not what they were, though nobody has written them.
 
     Raises:
@@ -80,7 +80,7 @@ def rotten(state: Path, folder: Path, pace: Pace) -> Iterator[str]:
             yield str(path)
 
 
-def rotten_form(form: Form, pace: Pace) -> str | None:
+def corrupted_file(form: Artifact, pace: Pace) -> str | None:
     """Read a form's files again; name the first that is not what was written.
 
     Raises:

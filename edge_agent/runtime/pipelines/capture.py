@@ -22,6 +22,7 @@ from ...device.wall_clock import WallClock
 from ...inference.model import Model, Prepared, Region, cut, outside
 from ...mqtt import payloads
 from ...mqtt.client import Backoff, Channel, Client
+from ...mqtt.topics import Topics
 from ...sources.source import Source, open_source
 from ...sources.spec import SourceSpec
 from ..scheduler.board import Board, Slot
@@ -47,7 +48,7 @@ class Identity:
 
     device: str
     session: str
-    topics: payloads.Topics
+    topics: Topics
     clock: Clock
     wall: WallClock | None = None
     """Judges the times that results bear; None: they are taken as they are."""

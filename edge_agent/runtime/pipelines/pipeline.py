@@ -237,7 +237,7 @@ class Pipeline:
         for serving in self.servings:
             shadow = serving.shadow  # taken away by another thread
             if shadow is not None and serving.model is job.model:
-                shadow.look(job.sample, outcome, self.threshold, self._region)
+                shadow.compare(job.sample, outcome, self.threshold, self._region)
 
     def _again(self, sample: Sample, outcome: Outcome) -> Outcome:
         """Let the second stages look at what was found."""

@@ -22,15 +22,16 @@ from ...inference.model import Model
 from ...mqtt import payloads
 from ...mqtt.client import Client
 from ...mqtt.inbox import Inbox
+from ...mqtt.topics import Topics
 from ...sources.hw_decode import HARDWARE
 from ...sources.spec import parse_source
 from ..scheduler.board import Board, Job
-from ..serving.active import Serving, Servings
+from ..serving.active import ActiveModels, Serving
 from .pipeline import Identity, Pipeline
 
 if TYPE_CHECKING:
     from ...models.store.catalog import Library
-    from ..serving.loader import Engines
+    from ..serving.loader import ModelLoader
 
 
 class Beat:
@@ -56,7 +57,7 @@ class Frames:
         *,
         lanes: int,
         library: Callable[[], Library],
-        engines: Callable[[], Engines],
+        loader: Callable[[], ModelLoader],
         stops: Stops,
         clock: Clock,
     ) -> None:
@@ -66,7 +67,7 @@ class Frames:
             settings: checked settings.
             lanes: how many frames are inferred at a time.
             library: gives what models there are; asked when first needed.
-            engines: gives how they are opened; likewise.
+            loader: gives how they are loaded; likewise.
             stops: where reasons to stop are left.
             clock: measures the start.
 
@@ -79,11 +80,11 @@ class Frames:
         self.clock = clock
         self.wall = WallClock(str(settings.state))
         self.session = str(uuid.uuid4())
-        self.topics = payloads.Topics(settings.broker.topic_root, settings.device_id)
+        self.topics = Topics(settings.broker.topic_root, settings.device_id)
         self.board: Board[Model] = Board(
             max_delay=settings.batching.max_delay_ms / 1e3, lanes=lanes
         )
-        self.servings = Servings(self.board, library, engines)
+        self.active = ActiveModels(self.board, library, loader)
         self.pipelines: dict[str, Pipeline] = {}
         self.inbox = Inbox()
         self.client = Client(
@@ -162,9 +163,9 @@ class Frames:
         pipeline = Pipeline(
             self.overrides.applied(settings),
             spec,
-            [self.servings.need(arm, spec.kind) for arm in settings.arms],
+            [self.active.serving_for(arm, spec.kind) for arm in settings.arms],
             [
-                (stage, self.servings.need(parse_route(stage.model)[0], "picture"))
+                (stage, self.active.serving_for(parse_route(stage.model)[0], "picture"))
                 for stage in settings.then
             ],
             identity=Identity(
@@ -172,7 +173,7 @@ class Frames:
             ),
             board=self.board,
             client=self.client,
-            wake=self.servings.fill_one,
+            wake=self.active.load,
         )
         for stage, serving in pipeline.seconds:
             serving.crops = max(serving.crops, stage.limit)
@@ -198,7 +199,7 @@ class Frames:
         """Name what takes memory while it is there: sources that give, and models."""
         pipelines = list(self.pipelines.values())
         running = {("source", id(p)) for p in pipelines if p.state in {None, "running"}}
-        models = {("model", id(serving.model)) for serving in self.servings.all()}
+        models = {("model", id(serving.model)) for serving in self.active.all()}
         return frozenset(running | models)
 
     def flows(self, name: str) -> bool:
@@ -229,7 +230,7 @@ class Frames:
         if steps is None:
             return None
         if not self._cold:
-            self._cold = tuple(s.model.id for s in self.servings.all() if s.model is not None)
+            self._cold = tuple(s.model.id for s in self.active.all() if s.model is not None)
         return steps if model.id in self._cold else None
 
     # What the client asks

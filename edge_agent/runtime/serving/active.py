@@ -24,7 +24,7 @@ from ..scheduler.board import Board
 if TYPE_CHECKING:
     # Not on the way to the first result.
     from ...models.store.catalog import Library
-    from .loader import Engines
+    from .loader import ModelLoader
     from .shadow import Shadow
 
 log = logging.getLogger(__name__)
@@ -67,26 +67,26 @@ class Serving:
         return self.arm.reference
 
 
-class Servings:
+class ActiveModels:
     """All servings of the agent; models are built by one thread at a time."""
 
     def __init__(
         self,
         board: Board[Model],
         library: Callable[[], Library],
-        engines: Callable[[], Engines],
+        loader: Callable[[], ModelLoader],
     ) -> None:
         """Begin without any model.
 
         Args:
             board: whose frames go through them.
             library: gives what models there are; asked when first needed.
-            engines: gives how they are opened; likewise.
+            loader: gives how they are loaded; likewise.
 
         """
         self._board = board
         self._give_library = library
-        self._give_engines = engines
+        self._give_loader = loader
         self._building = threading.Lock()
         self._all: dict[tuple[str, Kind], Serving] = {}
         self.on_change: Callable[[], None] = lambda: None
@@ -98,11 +98,11 @@ class Servings:
         return self._give_library()
 
     @cached_property
-    def engines(self) -> Engines:
-        """How models are opened on this device."""
-        return self._give_engines()
+    def loader(self) -> ModelLoader:
+        """How models are loaded on this device."""
+        return self._give_loader()
 
-    def need(self, arm: Arm, kind: Kind) -> Serving:
+    def serving_for(self, arm: Arm, kind: Kind) -> Serving:
         """Give the serving of *arm*, without a model if it is new."""
         return self._all.setdefault((arm.reference, kind), Serving(arm, kind))
 
@@ -111,25 +111,25 @@ class Servings:
 
     def put(self, arm: Arm, kind: Kind, model: Model) -> None:
         """Have a model serve that was loaded elsewhere."""
-        serving = self.need(arm, kind)
+        serving = self.serving_for(arm, kind)
         with self._building, self._board.boundary():
             if serving.model is None:
                 serving.model = model
 
-    def fill(self) -> None:
+    def load_all(self) -> None:
         """Load every model that is needed and not there."""
         for serving in self.all():
             if serving.model is None and not serving.lazy:
-                self.fill_one(serving)
+                self.load(serving)
 
-    def fill_one(self, serving: Serving) -> None:
+    def load(self, serving: Serving) -> None:
         with self._building:
             if serving.model is not None:
                 return
             folder = None
             try:
                 folder = self._library.find(serving.arm.name, serving.arm.version)
-                model, passed = self._shared(folder, serving) or self.engines.open(
+                model, passed = self._shared(folder, serving) or self.loader.load(
                     folder, serving.kind
                 )
             except AgentError as problem:
@@ -180,7 +180,7 @@ class Servings:
                 return model, other.passed
         return None
 
-    def of(self, name: str) -> list[Serving]:
+    def servings_of(self, name: str) -> list[Serving]:
         """List the servings that follow the live version of a model."""
         return [s for s in self._all.values() if s.arm.name == name and s.arm.version is None]
 
@@ -196,9 +196,9 @@ class Servings:
         Nothing is closed yet: the frames that are on their way through the old models finish.
         """
         start = time.perf_counter()
-        before = self.late()
+        before = self.lost_frames()
         with self._board.boundary():
-            servings = self.of(name)
+            servings = self.servings_of(name)
             old = {id(s.model): s.model for s in servings if s.model is not None}
             for serving in servings:
                 if serving.kind in replacements:
@@ -206,7 +206,7 @@ class Servings:
                     serving.problem, serving.broken, serving.shadow = None, False, None
             still = {id(s.model) for s in self._all.values()}
         took = (time.perf_counter() - start) * 1e3
-        dropped = self.late() - before
+        dropped = self.lost_frames() - before
         self.on_change()
         return Exchange([model for key, model in old.items() if key not in still], took, dropped)
 
@@ -258,13 +258,13 @@ class Servings:
                 serving.model = None
         self.retire(old)
         for serving in servings:
-            self.fill_one(serving)
+            self.load(serving)
 
     def park(self, name: str) -> Exchange:
         """Take away what serves *name*: frames wait until there is a new one."""
         start = time.perf_counter()
         with self._board.boundary():
-            servings = self.of(name)
+            servings = self.servings_of(name)
             old = {id(s.model): s.model for s in servings if s.model is not None}
             for serving in servings:
                 serving.model = None
@@ -272,7 +272,7 @@ class Servings:
         took = (time.perf_counter() - start) * 1e3
         return Exchange([model for key, model in old.items() if key not in still], took, 0)
 
-    def late(self) -> int:
+    def lost_frames(self) -> int:
         """Count what could be blamed on an exchange: frames that gave way, or failed."""
         accounts = self._board.accounts().values()
         return sum(a.dropped["superseded"] + a.dropped["error"] for a in accounts)

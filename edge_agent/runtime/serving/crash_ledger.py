@@ -26,7 +26,7 @@ GOOD_SECONDS = 300.0
 """A run that has lasted so long is a good one."""
 
 
-class Crashes:
+class CrashLedger:
     """What each model has done on each engine."""
 
     def __init__(self, state: Path) -> None:

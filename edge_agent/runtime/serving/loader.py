@@ -28,17 +28,17 @@ from ...device.resources import usable_cpus
 from ...inference.engines.engine import EngineChoice, EngineName
 from ...inference.engines.probe import probe
 from ...inference.model import Model, engine_order, open_model
-from ...inference.prepared.artifact import Form, FormError
+from ...inference.prepared.artifact import Artifact, ArtifactError
 from ...inference.prepared.build.cache import find, prepare
-from ...inference.prepared.fallback import QuickEngine, quick_model
+from ...inference.prepared.fallback import FallbackEngine, load_prepared
 from ...models.files.check_onnx import check_network
 from ...models.manifest import ModelFolder
 from ...models.store.catalog import Library
 from ...models.store.store import Store
 from .challenger_results import refused
-from .crash_ledger import Crashes
-from .out_of_core import Oversize
-from .tuning_results import Tuning, Way
+from .crash_ledger import CrashLedger
+from .out_of_core import OutOfCore
+from .tuning_results import TuningResults, Way
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def open_store(settings: Settings) -> Store:
     return Store(settings.state)
 
 
-class Engines:
+class ModelLoader:
     """How models are opened on this device."""
 
     def __init__(
@@ -90,14 +90,14 @@ class Engines:
 
         """
         self._store = store
-        self.tuning = None if store is None else Tuning(store.root, profile, facts)
+        self.tuning = None if store is None else TuningResults(store.root, profile, facts)
         """What a tune has found out; None: nothing is known, nor to be kept."""
         self._profile = profile
         self._facts = facts
         self._wanted = wanted
         self.batching = Batching()
         """How many frames of several pipelines go through a model at a time."""
-        self.crashes: Crashes | None = None
+        self.crashes: CrashLedger | None = None
         """What is known of models that take the agent down; None: nothing."""
 
     @property
@@ -183,7 +183,7 @@ class Engines:
             place(folder.manifest.id, choice.engine, choice.device, str(folder.network))
         )
 
-    def open(
+    def load(
         self, folder: ModelFolder, kind: Kind, *, checked: bool = False
     ) -> tuple[Model, list[str]]:
         """Load a model on the first engine that can run it; says why others were passed over.
@@ -194,9 +194,9 @@ class Engines:
 
         """
         choices = self.choices_for(folder)
-        oversize = self.oversize(folder)
-        if oversize is not None:
-            return oversize.open(folder, kind, checked=checked), []
+        out_of_core = self.out_of_core(folder)
+        if out_of_core is not None:
+            return out_of_core.load(folder, kind, checked=checked), []
         model = self._known_better(folder, kind, choices, checked=checked)
         passed: list[str] = []
         if model is None:
@@ -214,42 +214,44 @@ class Engines:
 
         Else a start that is not from a plan would go back on what this device has measured.
         """
-        quick = self.quick_choice(folder)
+        quick = self.prepared_choice(folder)
         if self._store is None or quick is None or not choices or quick.place == choices[0].place:
             return None
         if self.best_way(folder) is not None:
             return None  # a tune knows better
         try:
-            form = self.form_of(folder, kind)
+            form = self.prepared_form(folder, kind)
             if form is None or not refused(Path(form.folder), choices[0]):
                 return None
             if not checked:
                 check_network(folder.network)
-            return self.open_form(folder, form, kind)
+            return self.load_prepared(folder, form, kind)
         except EngineError as problem:
             log.info("model %s: not from its form: %s", folder.manifest.id, problem)
             return None
 
-    def form_of(self, folder: ModelFolder, kind: Kind, *, make: bool = False) -> Form | None:
+    def prepared_form(
+        self, folder: ModelFolder, kind: Kind, *, make: bool = False
+    ) -> Artifact | None:
         """Find the prepared form of a model, or have it made; None: there is none.
 
         Raises:
             ModelError: a file of the model cannot be read.
 
         """
-        quick, budget = self.quick_choice(folder), self._profile.memory_budget_mb
+        quick, budget = self.prepared_choice(folder), self._profile.memory_budget_mb
         if self._store is None or quick is None:
             return None
         form = find(self._store.root, folder.path, quick, kind, budget)
         if form is None and make:
             try:
                 form = prepare(self._store, folder, quick, kind, budget_mb=budget)
-            except FormError as problem:
+            except ArtifactError as problem:
                 log.warning("%s", problem)
         return form
 
-    def open_form(
-        self, folder: ModelFolder, form: Form, kind: Kind, threads: int | None = None
+    def load_prepared(
+        self, folder: ModelFolder, form: Artifact, kind: Kind, threads: int | None = None
     ) -> Model:
         """Load a model from its prepared form, for the long run.
 
@@ -263,14 +265,14 @@ class Engines:
             EngineError: it cannot be run so.
 
         """
-        quick = self.quick_choice(folder)
+        quick = self.prepared_choice(folder)
         if quick is None:
             raise EngineError(f"{folder.manifest.id}: no engine may run its prepared form")
         own = next((one for one in self.choices_for(folder) if one.place == quick.place), quick)
-        model = quick_model(folder, quick, form, kind)
+        model = load_prepared(folder, quick, form, kind)
         try:
-            if isinstance(model.engine, QuickEngine):
-                model.engine.form.settle(threads or own.threads or None)
+            if isinstance(model.engine, FallbackEngine):
+                model.engine.prepared.finish_load(threads or own.threads or None)
             model.warm_up()
         except AgentError:
             model.close()
@@ -289,7 +291,7 @@ class Engines:
         budget = self._profile.memory_budget_mb * 2**20
         return 0 < budget < size_of(folder.path)
 
-    def quick_choice(self, folder: ModelFolder) -> EngineChoice | None:
+    def prepared_choice(self, folder: ModelFolder) -> EngineChoice | None:
         """Say how a start runs a model: on ONNX Runtime, with all cores for its first frame.
 
         What only OpenVINO can run, or is to run, is imported by it; None: nothing can be prepared.
@@ -305,7 +307,7 @@ class Engines:
         here = first is not None and first.place == ("openvino", "CPU")
         return first if here else None
 
-    def oversize(self, folder: ModelFolder) -> Oversize | None:
+    def out_of_core(self, folder: ModelFolder) -> OutOfCore | None:
         """Say how a model is loaded that is larger than all models may take; None: it is not.
 
         Raises:
@@ -314,7 +316,7 @@ class Engines:
         """
         if self._store is None or not self.exceeds_budget(folder):
             return None
-        choice = self.quick_choice(folder)
+        choice = self.prepared_choice(folder)
         budget = self._profile.memory_budget_mb
         if choice is None or choice.engine != "onnxruntime":
             engines = ", ".join(one.engine for one in self.choices_for(folder)) or "none"
@@ -322,4 +324,4 @@ class Engines:
                 f"{folder.manifest.id}: is larger than memory_budget_mb = {budget}, and only "
                 f"ONNX Runtime can run such a model (here: {engines}); raise the budget"
             )
-        return Oversize(self._store.root, choice, budget)
+        return OutOfCore(self._store.root, choice, budget)

@@ -11,14 +11,14 @@ from ...core.types import Kind
 from ...inference.engines.engine import EngineChoice
 from ...inference.model import Model
 from ...inference.prepared.build.cache import find, prepare
-from ...inference.prepared.fallback import quick_model
+from ...inference.prepared.fallback import load_prepared
 from ...models.files.check_onnx import check_network
 from ...models.manifest import ModelFolder
 from ...models.store.store import Store
 
 
 @record
-class Oversize:
+class OutOfCore:
     """How such models are loaded here."""
 
     state: Path
@@ -28,7 +28,7 @@ class Oversize:
     budget_mb: int
     """What all models may take, MiB."""
 
-    def open(self, folder: ModelFolder, kind: Kind, *, checked: bool) -> Model:
+    def load(self, folder: ModelFolder, kind: Kind, *, checked: bool) -> Model:
         """Load a model from its prepared form, which is made if there is none.
 
         Args:
@@ -46,7 +46,7 @@ class Oversize:
         form = find(self.state, folder.path, self.choice, kind, self.budget_mb) or prepare(
             Store(self.state), folder, self.choice, kind, budget_mb=self.budget_mb
         )
-        return quick_model(folder, self.choice, form, kind)
+        return load_prepared(folder, self.choice, form, kind)
 
     def words(self) -> dict[str, Any]:
         """Give it as JSON, for another process."""
@@ -57,6 +57,6 @@ class Oversize:
         }
 
 
-def from_words(words: Mapping[str, Any]) -> Oversize:
+def from_words(words: Mapping[str, Any]) -> OutOfCore:
     """Read what `words` gave."""
-    return Oversize(Path(words["state"]), EngineChoice(**words["choice"]), words["budget_mb"])
+    return OutOfCore(Path(words["state"]), EngineChoice(**words["choice"]), words["budget_mb"])

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from ...core.types import Kind
 
 
-class Quick(NamedTuple):
+class PlannedModel(NamedTuple):
     """A model of a start, and the prepared form that it is loaded from."""
 
     name: str

@@ -11,7 +11,7 @@ from ...inference.model import Region
 class Shadow(Protocol):
     """Looks at the frames of an incumbent."""
 
-    def look(
+    def compare(
         self,
         sample: Sample,
         incumbent: Outcome | None,

@@ -15,11 +15,11 @@ from ...core.errors import AgentError, EngineError
 from ...core.files import size_of
 from ...inference.batching import Batch, open_batch, seconds_alone
 from ...inference.model import Model, open_model
-from ...inference.prepared.engine import takes_several
-from ...inference.prepared.fallback import QuickEngine
+from ...inference.prepared.engine import accepts_batches
+from ...inference.prepared.fallback import FallbackEngine
 from ..scheduler.board import Board
-from ..serving.active import Serving, Servings
-from ..serving.loader import Engines
+from ..serving.active import ActiveModels, Serving
+from ..serving.loader import ModelLoader
 
 log = logging.getLogger(__name__)
 
@@ -30,23 +30,23 @@ UNASKED_BYTES = 16 << 20
 takes as much memory again, in every lane."""
 
 
-class Batcher:
+class BatchSetup:
     """Looks at each model that serves, once."""
 
     def __init__(
-        self, servings: Servings, engines: Engines, board: Board[Model], after: threading.Event
+        self, active: ActiveModels, loader: ModelLoader, board: Board[Model], after: threading.Event
     ) -> None:
         """Prepare.
 
         Args:
-            servings: what serves.
-            engines: how models are opened here, and how many samples are to go together.
+            active: what serves.
+            loader: how models are opened here, and how many samples are to go together.
             board: whose frames go through them.
             after: set when the models of a start have found the engines that they keep.
 
         """
-        self._servings = servings
-        self._engines = engines
+        self._active = active
+        self._loader = loader
         self._board = board
         self._after = after
         self._seen: WeakSet[Model] = WeakSet()
@@ -68,7 +68,7 @@ class Batcher:
         """See to what serves, until closed."""
         self._after.wait()
         while not self._closing:
-            for serving in self._servings.all():
+            for serving in self._active.all():
                 model = serving.model
                 if model is None or model in self._seen or self._closing:
                     continue
@@ -78,12 +78,12 @@ class Batcher:
             self._changed.clear()
 
     def _equip(self, serving: Serving, model: Model) -> None:
-        asked = self._engines.max_batch(model.folder)
+        asked = self._loader.max_batch(model.folder)
         most = max(asked, min(serving.crops, MOST_CROPS))
         if most < 2 or (asked < 2 and _costly(model)):
             return
         try:
-            if isinstance(model.engine, QuickEngine) and model.choice.engine == "onnxruntime":
+            if isinstance(model.engine, FallbackEngine) and model.choice.engine == "onnxruntime":
                 self._reload(serving, model, model.engine)
                 return  # the one that has come in its place is looked at next
             batch = open_batch(model, serving.kind, most)
@@ -92,7 +92,7 @@ class Batcher:
                 log.info("%s", problem)
             return
         # What a tune has decided is not measured again.
-        settled = asked > 1 and self._engines.batching.max_batch == 0
+        settled = asked > 1 and self._loader.batching.max_batch == 0
         pays = settled or batch.pays(self._before.get(model, float("inf")))
         if asked < 2 and not pays:
             log.info("model %s: crops go one by one, which is faster", model.id)
@@ -109,7 +109,7 @@ class Batcher:
 
     def _give(self, model: Model, batch: Batch, asked: int) -> None:
         with self._board.boundary():
-            serves = any(serving.model is model for serving in self._servings.all())
+            serves = any(serving.model is model for serving in self._active.all())
             if serves:
                 model.batch, model.together = batch, max(1, asked)
         if not serves:
@@ -117,7 +117,7 @@ class Batcher:
             return
         log.info("model %s: up to %d samples go together", model.id, batch.most)
 
-    def _reload(self, serving: Serving, model: Model, engine: QuickEngine) -> None:
+    def _reload(self, serving: Serving, model: Model, engine: FallbackEngine) -> None:
         """Load a model whole that was started from its prepared form.
 
         Raises:
@@ -125,16 +125,16 @@ class Batcher:
             ModelError: the model is damaged meanwhile.
 
         """
-        if not takes_several(engine.form.form):
+        if not accepts_batches(engine.prepared.artifact):
             raise EngineError(f"{model.id}: the network takes one sample at a time")
-        if self._engines.exceeds_budget(model.folder):
+        if self._loader.exceeds_budget(model.folder):
             raise EngineError(f"{model.id}: is larger than the memory budget")
-        choices = self._engines.choices_for(model.folder)
+        choices = self._loader.choices_for(model.folder)
         own = [choice for choice in choices if choice.engine == model.choice.engine]
         before = seconds_alone(model)
         whole, _ = open_model(model.folder, own, serving.kind, checked=True)
         self._before[whole] = before
-        if not self._servings.replace(model, whole):
+        if not self._active.replace(model, whole):
             whole.close()  # another one has come meanwhile
 
 

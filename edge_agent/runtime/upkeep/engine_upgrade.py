@@ -19,12 +19,12 @@ from ...core.errors import AgentError, EngineError
 from ...core.types import Tensors
 from ...inference.engines.engine import EngineChoice
 from ...inference.model import Model, open_model
-from ...inference.prepared.artifact import Form
-from ...inference.prepared.engine import takes_several
-from ...inference.prepared.fallback import QuickEngine
-from ..serving.active import Serving, Servings
+from ...inference.prepared.artifact import Artifact
+from ...inference.prepared.engine import accepts_batches
+from ...inference.prepared.fallback import FallbackEngine
+from ..serving.active import ActiveModels, Serving
 from ..serving.challenger_results import Decision, name_of, remember, turned
-from ..serving.loader import Engines
+from ..serving.loader import ModelLoader
 from .challenger import rehearse
 
 log = logging.getLogger(__name__)
@@ -41,22 +41,22 @@ class Offer(NamedTuple):
 
     serving: Serving
     model: Model
-    form: Form
+    form: Artifact
 
 
-class Steady:
+class EngineUpgrade:
     """Sees to the models that serve, one after the other."""
 
-    def __init__(self, servings: Servings, engines: Engines) -> None:
+    def __init__(self, active: ActiveModels, loader: ModelLoader) -> None:
         """Prepare.
 
         Args:
-            servings: what serves.
-            engines: how models are opened here.
+            active: what serves.
+            loader: how models are opened here.
 
         """
-        self._servings = servings
-        self._engines = engines
+        self._active = active
+        self._loader = loader
         self.watched: Callable[[str], bool] = lambda _name: False
         """Whether a model of that name is on trial or on probation, and so stays as it is."""
         self._offers: SimpleQueue[Offer | None] = SimpleQueue()
@@ -68,7 +68,7 @@ class Steady:
         self._closing.set()
         self._offers.put(None)
 
-    def offer(self, serving: Serving, model: Model, form: Form) -> None:
+    def offer(self, serving: Serving, model: Model, form: Artifact) -> None:
         """Take a form that was made of a model that serves as it was loaded."""
         self._offers.put(Offer(serving, model, form))
 
@@ -88,15 +88,15 @@ class Steady:
             del offer  # else the model stays in memory until there is another one
 
     def _see_to_start(self) -> None:
-        for serving in self._servings.all():
+        for serving in self._active.all():
             model = serving.model
-            if model is None or not isinstance(model.engine, QuickEngine):
+            if model is None or not isinstance(model.engine, FallbackEngine):
                 continue
             if self._closing.is_set():
                 return
             self._tune(serving, model)
             try:
-                choices = self._engines.choices_for(model.folder)
+                choices = self._loader.choices_for(model.folder)
             except EngineError:
                 continue
             self._settle(model, model.engine, choices)
@@ -106,13 +106,13 @@ class Steady:
 
     def _tune(self, serving: Serving, model: Model) -> None:
         """Find out what suits a model, where the profile asks for it and nothing is known yet."""
-        if not self._engines.wants_tune(model.folder):
+        if not self._loader.wants_tune(model.folder):
             return
         from .tuner import tune_model  # seldom needed
 
         try:
             tune_model(
-                self._engines,
+                self._loader,
                 model.folder,
                 serving.kind,
                 live=True,
@@ -121,10 +121,10 @@ class Steady:
         except (AgentError, OSError) as problem:
             log.warning("model %s: not tuned: %s", model.id, problem)
         else:
-            best = self._engines.best_way(model.folder)
+            best = self._loader.best_way(model.folder)
             log.info("model %s: tuned: %s", model.id, best or "nothing is better than another")
 
-    def _settle(self, model: Model, engine: QuickEngine, choices: list[EngineChoice]) -> None:
+    def _settle(self, model: Model, engine: FallbackEngine, choices: list[EngineChoice]) -> None:
         """Give it the threads that the lanes leave, and prepared weights."""
         if engine.damaged is not None:
             return
@@ -132,20 +132,20 @@ class Steady:
             (choice for choice in choices if choice.engine == model.choice.engine), model.choice
         )
         try:
-            if engine.form.settle(own.threads or None):
+            if engine.prepared.finish_load(own.threads or None):
                 log.info("model %s: settled for the long run", model.id)
         except EngineError as problem:
             log.warning("model %s: stays as it was loaded: %s", model.id, problem)
 
     def _rehearse(
-        self, serving: Serving, model: Model, engine: QuickEngine, preferred: EngineChoice
+        self, serving: Serving, model: Model, engine: FallbackEngine, preferred: EngineChoice
     ) -> None:
         """Let the engine that the profile prefers take over, if it is faster."""
-        best = self._engines.best_way(model.folder)
+        best = self._loader.best_way(model.folder)
         decision = rehearse(
-            _Role(serving, self._servings),
+            _Role(serving, self._active),
             lambda: open_model(model.folder, [preferred], serving.kind, checked=True)[0],
-            Path(engine.form.form.folder),
+            Path(engine.prepared.artifact.folder),
             name_of(preferred),
             tolerance=model.manifest.trial.tolerance,
             stopped=self._closing.wait,
@@ -159,22 +159,22 @@ class Steady:
         return (
             not self._closing.is_set()
             and serving.model is model
-            and not isinstance(model.engine, QuickEngine)
+            and not isinstance(model.engine, FallbackEngine)
             # A form takes one sample at a time.
             and (
-                max(self._engines.max_batch(model.folder), serving.crops) == 1
-                or not takes_several(form)
+                max(self._loader.max_batch(model.folder), serving.crops) == 1
+                or not accepts_batches(form)
             )
             # A device that cannot hold two versions of a model does not hold one twice.
-            and self._engines.profile.swap != "replace"
+            and self._loader.profile.swap != "replace"
         )
 
     def _improve(self, offer: Offer) -> bool:
         """Let the form take over if it is faster; False: to be seen later."""
         serving, model, form = offer
-        role = _Role(serving, self._servings)
-        choice = self._engines.quick_choice(model.folder)
-        best = self._engines.best_way(model.folder)
+        role = _Role(serving, self._active)
+        choice = self._loader.prepared_choice(model.folder)
+        best = self._loader.best_way(model.folder)
         if choice is None or (best is not None and best.engine != choice.engine):
             return True  # nothing is left to find out
         if self.watched(model.manifest.name) or role.live() is None:
@@ -183,7 +183,7 @@ class Steady:
         until = time.monotonic() + FRAMES_SECONDS
         decision = rehearse(
             role,
-            lambda: self._engines.open_form(model.folder, form, serving.kind),
+            lambda: self._loader.load_prepared(model.folder, form, serving.kind),
             notes,
             f"form of {name_of(choice)}",
             tolerance=model.manifest.trial.tolerance,
@@ -210,9 +210,9 @@ def _say(model: Model, who: str, decision: Decision) -> None:
 class _Role:
     """A serving, as an understudy sees it."""
 
-    def __init__(self, serving: Serving, servings: Servings) -> None:
+    def __init__(self, serving: Serving, active: ActiveModels) -> None:
         self._serving = serving
-        self._servings = servings
+        self._active = active
         self._last: Tensors | None = None
         self._seen: Tensors = {}
 
@@ -227,4 +227,4 @@ class _Role:
         return model, self._seen
 
     def exchange(self, old: Model, new: Model) -> bool:
-        return self._servings.replace(old, new)
+        return self._active.replace(old, new)

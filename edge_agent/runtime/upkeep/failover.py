@@ -20,9 +20,9 @@ from ...core.errors import AgentError, EngineError
 from ...core.types import Sample
 from ...inference.engines.engine import EngineChoice
 from ...inference.model import Model, Region, open_model
-from ...inference.prepared.fallback import QuickEngine
-from ..serving.active import Serving, Servings
-from ..serving.loader import Engines
+from ...inference.prepared.fallback import FallbackEngine
+from ..serving.active import ActiveModels, Serving
+from ..serving.loader import ModelLoader
 from .breaker import FAILURES, Breaker
 
 log = logging.getLogger(__name__)
@@ -35,22 +35,26 @@ Failure = tuple[str, Sample, Region | None]
 """What was said, and what it was given."""
 
 
-class Demoter:
+class Failover:
     """Watches what serves."""
 
     def __init__(
-        self, servings: Servings, engines: Engines, *, clock: Callable[[], float] = time.monotonic
+        self,
+        active: ActiveModels,
+        loader: ModelLoader,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare.
 
         Args:
-            servings: what serves.
-            engines: how models are opened here.
+            active: what serves.
+            loader: how models are opened here.
             clock: monotonic seconds.
 
         """
-        self._servings = servings
-        self._engines = engines
+        self._active = active
+        self._loader = loader
         self._clock = clock
         self._breakers: dict[Key, Breaker] = {}
         self._failures: dict[Key, Failure | None] = {}
@@ -69,7 +73,7 @@ class Demoter:
 
     def look(self) -> None:
         """See to what fails, and to what may be tried again."""
-        for serving in self._servings.all():
+        for serving in self._active.all():
             model = serving.model
             if model is None or self._closing.is_set():
                 continue
@@ -81,7 +85,7 @@ class Demoter:
 
     def why(self) -> list[str]:
         """Say which models fail whatever runs them; demotions are told of by what serves."""
-        served = {s.model.folder.path: s.model for s in self._servings.all() if s.model}
+        served = {s.model.folder.path: s.model for s in self._active.all() if s.model}
         return [
             f"model {served[path].id}: {breaker.why}"
             for path, breaker in list(self._hopeless.items())
@@ -159,7 +163,7 @@ class Demoter:
 
     def _notice_passed(self, serving: Serving, model: Model) -> None:
         """Have what was passed over when the model was loaded tried again too."""
-        if not serving.passed or isinstance(model.engine, QuickEngine):
+        if not serving.passed or isinstance(model.engine, FallbackEngine):
             return
         for choice in self._before(model):
             key = (model.folder.path, _name(choice))
@@ -193,7 +197,7 @@ class Demoter:
 
     def _choices(self, model: Model) -> list[EngineChoice]:
         try:
-            return self._engines.choices_for(model.folder)
+            return self._loader.choices_for(model.folder)
         except EngineError:
             return []
 
@@ -203,7 +207,7 @@ class Demoter:
         self, serving: Serving, model: Model, choice: EngineChoice, failure: Failure | None
     ) -> Model | None:
         """Load a model on an engine and have it do what another could not; None: it cannot."""
-        if self._engines.exceeds_budget(model.folder):
+        if self._loader.exceeds_budget(model.folder):
             return None  # there is no room for the whole of it
         try:
             better = open_model(model.folder, [choice], serving.kind, checked=True)[0]
@@ -223,10 +227,10 @@ class Demoter:
     def _exchange(self, old: Model, new: Model, passed: list[str]) -> None:
         """Put one in the other's place between two frames, unless a push was faster."""
         self._hopeless.pop(old.folder.path, None)
-        for serving in self._servings.all():
+        for serving in self._active.all():
             if serving.model is old:
                 serving.passed = passed
-        if not self._servings.replace(old, new):
+        if not self._active.replace(old, new):
             new.close()
 
 

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ...inference.prepared.digests import rotten, rotten_form
-from ...inference.prepared.fallback import QuickEngine
-from ..serving.active import Servings
+from ...inference.prepared.digests import corrupted_file, corrupted_files
+from ...inference.prepared.fallback import FallbackEngine
+from ..serving.active import ActiveModels
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +29,13 @@ class Stopped(OSError):
     """The agent ends."""
 
 
-class Scrub:
+class IntegrityCheck:
     """Looks at the models that serve and at their forms."""
 
     def __init__(
         self,
         state: Path,
-        servings: Servings,
+        active: ActiveModels,
         damaged: Callable[[], None],
         *,
         first: float = FIRST_SECONDS,
@@ -45,14 +45,14 @@ class Scrub:
 
         Args:
             state: the state folder.
-            servings: what serves.
+            active: what serves.
             damaged: told when a form has turned out damaged, and its engine knows.
             first: seconds until the first look.
             every: seconds from one look to the next.
 
         """
         self._state = state
-        self._servings = servings
+        self._active = active
         self._damaged = damaged
         self._first = first
         self._every = every
@@ -81,19 +81,19 @@ class Scrub:
         """Look at all of it once; gives what `why` says from now on."""
         found = []
         self._resumed = time.monotonic()
-        for model in {id(s.model): s.model for s in self._servings.all()}.values():
+        for model in {id(s.model): s.model for s in self._active.all()}.values():
             if model is None:
                 continue
             try:
-                for name in rotten(self._state, model.folder.path, self._pace):
+                for name in corrupted_files(self._state, model.folder.path, self._pace):
                     found.append(
                         f"model {model.id}: {name} has changed on the disk without being written; "
                         "install it again, and mind the disk"
                     )
                     log.error("%s", found[-1])
-                if isinstance(model.engine, QuickEngine) and model.engine.damaged is None:
-                    form = model.engine.form.form
-                    path = rotten_form(form, self._pace)
+                if isinstance(model.engine, FallbackEngine) and model.engine.damaged is None:
+                    form = model.engine.prepared.artifact
+                    path = corrupted_file(form, self._pace)
                     if path is not None:
                         model.engine.distrust(f"{path} has changed on the disk")
                         self._damaged()

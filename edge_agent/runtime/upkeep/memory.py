@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 
 from ...device.pressure import memory_why
 from ...device.resources import return_freed_memory, trim_memory
-from ..serving.active import Servings
+from ..serving.active import ActiveModels
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +29,12 @@ TRIM_EVERY = 60.0
 """Seconds between two times that freed memory is given back to the system."""
 
 
-class Thrift:
+class MemoryRelease:
     """Looks now and then."""
 
     def __init__(
         self,
-        servings: Servings,
+        active: ActiveModels,
         idle_s: float,
         *,
         present: Callable[[], AbstractSet[object]] = frozenset,
@@ -44,14 +44,14 @@ class Thrift:
         """Prepare.
 
         Args:
-            servings: whose models come and go.
+            active: whose models come and go.
             idle_s: after so many seconds a lazy model goes in any case; 0: none is lazy.
             present: names what takes memory as long as it is there.
             short: says in words that memory runs short; empty: it does not.
             forget: lets go of what is only kept to be used again.
 
         """
-        self._servings = servings
+        self._active = active
         self._idle_s = idle_s
         self._present = present
         self._short = short
@@ -70,7 +70,7 @@ class Thrift:
 
         """
         if self._idle_s:
-            self._servings.unload_idle(self._idle_s)
+            self._active.unload_idle(self._idle_s)
         self._look_for_gone(now)
         if now - self._looked < EVERY:
             return
@@ -82,7 +82,7 @@ class Thrift:
         if not why:
             return
         if self._idle_s:
-            self._servings.unload_idle(min(self._idle_s, SHORT_IDLE))
+            self._active.unload_idle(min(self._idle_s, SHORT_IDLE))
         if now - self._trimmed >= TRIM_EVERY:
             self._trimmed = now
             self._forget()

@@ -15,15 +15,15 @@ from ...core.types import Kind
 from ...inference.engines.engine import EngineChoice
 from ...inference.engines.probe import installed
 from ...inference.model import Model
-from ...inference.prepared.artifact import BLOB, WEIGHTS, Form, FormError
+from ...inference.prepared.artifact import BLOB, WEIGHTS, Artifact, ArtifactError
 from ...inference.prepared.build.cache import StoppedError, discard, find, prepare
-from ...inference.prepared.build.collect import collect_forms
-from ...inference.prepared.fallback import QuickEngine
-from ...inference.prepared.mapped import Check, Mapped
+from ...inference.prepared.build.collect import collect_artifacts
+from ...inference.prepared.fallback import FallbackEngine
+from ...inference.prepared.mapped import MappedWeights, WeightCheck
 from ...models.store.store import Store
-from ..serving.active import Serving, Servings
-from ..serving.loader import Engines
-from ..serving.planned_model import Quick
+from ..serving.active import ActiveModels, Serving
+from ..serving.loader import ModelLoader
+from ..serving.planned_model import PlannedModel
 
 log = logging.getLogger(__name__)
 
@@ -31,25 +31,25 @@ LOOK_SECONDS = 2.0
 """How long a form may be damaged before somebody sees to it."""
 
 
-class Preparer:
+class PrepareTask:
     """Prepares one model after the other, in the background."""
 
     def __init__(
         self,
         store: Store,
-        servings: Servings,
-        engines: Engines,
+        active: ActiveModels,
+        loader: ModelLoader,
         memory_budget_mb: int,
         quota: Callable[[], int],
         changed: Callable[[], None],
-        offer: Callable[[Serving, Model, Form], None],
+        offer: Callable[[Serving, Model, Artifact], None],
     ) -> None:
         """Prepare nothing yet.
 
         Args:
             store: in whose folder the forms lie.
-            servings: what serves.
-            engines: how models are opened here.
+            active: what serves.
+            loader: how models are opened here.
             memory_budget_mb: what models may take; 0: no bound.
             quota: gives what the store may take, bytes.
             changed: called when a form is ready, or cannot be made.
@@ -57,13 +57,13 @@ class Preparer:
 
         """
         self._store = store
-        self._servings = servings
-        self._engines = engines
+        self._active = active
+        self._loader = loader
         self._budget_mb = memory_budget_mb
         self._quota = quota
         self._changed = changed
         self._offer = offer
-        self._forms: dict[Path, Form | str] = {}
+        self._forms: dict[Path, Artifact | str] = {}
         """By folder of the model: its form, or why there is none."""
         self._closing = threading.Event()
         self._wake = threading.Event()
@@ -83,7 +83,7 @@ class Preparer:
             self._wake.clear()
             if self._closing.is_set():
                 return
-            for serving in self._servings.all():
+            for serving in self._active.all():
                 # Making a form, or looking for one, takes its time: nothing more is begun.
                 if self._closing.is_set():
                     return
@@ -97,14 +97,14 @@ class Preparer:
     def _discard_damaged(self, model: Model) -> None:
         """Throw away a form that turned out damaged, so that it is made anew."""
         engine = model.engine
-        if not isinstance(engine, QuickEngine) or engine.damaged is None:
+        if not isinstance(engine, FallbackEngine) or engine.damaged is None:
             return
         engine.damaged = None
-        discard(engine.form.form.folder, self._store)
+        discard(engine.prepared.artifact.folder, self._store)
         self._forms.pop(model.folder.path, None)
-        if engine.form.mode == "streaming":
+        if engine.prepared.mode == "streaming":
             # Nothing else can run it: it is opened as at first, which makes a form.
-            self._servings.reopen(model)
+            self._active.reopen(model)
 
     def _prepare(self, model: Model, serving: Serving) -> None:
         choice = self._choice(model)
@@ -128,24 +128,24 @@ class Preparer:
             self._forms[model.folder.path] = str(problem)
         else:
             self._forms[model.folder.path] = form
-            keep = [form.key for form in self._forms.values() if isinstance(form, Form)]
-            for line in collect_forms(self._store, keep):
+            keep = [form.key for form in self._forms.values() if isinstance(form, Artifact)]
+            for line in collect_artifacts(self._store, keep):
                 log.info("%s", line)
-            if not isinstance(model.engine, QuickEngine):
+            if not isinstance(model.engine, FallbackEngine):
                 self._offer(serving, model, form)
 
-    def _found(self, model: Model, choice: EngineChoice, kind: Kind) -> Form | None:
+    def _found(self, model: Model, choice: EngineChoice, kind: Kind) -> Artifact | None:
         """Find the form of a model; one that is not whole is thrown away.
 
         What was not loaded from its form may have been refused it: it is looked at in full, or
         it would be refused at every start.
         """
         form = find(self._store.root, model.folder.path, choice, kind, self._budget_mb)
-        if form is None or isinstance(model.engine, QuickEngine):
+        if form is None or isinstance(model.engine, FallbackEngine):
             return form
         try:
             _see_whole(form)
-        except FormError as problem:
+        except ArtifactError as problem:
             log.warning("model %s: the prepared form is made anew: %s", model.id, problem)
             discard(form.folder, self._store)
             return None
@@ -155,35 +155,35 @@ class Preparer:
         return "the agent ends" if self._closing.is_set() else None
 
     def _choice(self, model: Model) -> EngineChoice | None:
-        if isinstance(model.engine, QuickEngine):
+        if isinstance(model.engine, FallbackEngine):
             return model.choice
-        return self._engines.quick_choice(model.folder)
+        return self._loader.prepared_choice(model.folder)
 
     def state(self, name: str) -> str | None:
         """Say how far the form of what serves under a name is; None: nothing serves."""
-        for serving in self._servings.all():
+        for serving in self._active.all():
             if serving.reference == name and serving.model is not None:
                 form = self._forms.get(serving.model.folder.path)
                 if form is None:
                     return "preparing"
-                return "ready" if isinstance(form, Form) else f"no: {form}"
+                return "ready" if isinstance(form, Artifact) else f"no: {form}"
         return None
 
-    def quick(self) -> list[Quick]:
+    def quick(self) -> list[PlannedModel]:
         """List what serves, as a start can load it at once."""
         found = []
-        for serving in self._servings.all():
+        for serving in self._active.all():
             model = serving.model
             if model is None or serving.lazy:
                 continue
             form = self._forms.get(model.folder.path)
             choice, folder = model.choice, ""
-            if isinstance(form, Form):
+            if isinstance(form, Artifact):
                 choice, folder = self._choice(model) or choice, form.folder
             elif serving.passed:
                 continue  # the next start shall see whether the engine that it prefers is back
             found.append(
-                Quick(
+                PlannedModel(
                     serving.arm.name,
                     serving.arm.version,
                     serving.kind,
@@ -195,22 +195,24 @@ class Preparer:
         return found
 
 
-def _see_whole(form: Form) -> None:
+def _see_whole(form: Artifact) -> None:
     """Compare every checksum of a form, and the version of the engine that made it.
 
     Raises:
-        FormError: something is not as it was when the form was made.
+        ArtifactError: something is not as it was when the form was made.
 
     """
     here, found = installed().get(form.engine), str(form.table["version"])
     # OpenVINO names its build behind its version.
     if here is None or not f"{found}-".startswith(f"{here}-"):
-        raise FormError(f"{form.folder}: made by {form.engine} {found}, here is {here or 'none'}")
+        raise ArtifactError(
+            f"{form.folder}: made by {form.engine} {found}, here is {here or 'none'}"
+        )
     try:
         for name, (_, digest) in form.table["files"].items():
             if digest and xxh3_64_hexdigest(Path(form.path(name)).read_bytes()) != digest:
-                raise FormError(f"{form.path(name)}: damaged")
-        weights = Mapped(form.path(BLOB if form.engine == "openvino" else WEIGHTS))
-        Check(weights, [tuple(stage["range"]) for stage in form.table["stages"]]).wait()
+                raise ArtifactError(f"{form.path(name)}: damaged")
+        weights = MappedWeights(form.path(BLOB if form.engine == "openvino" else WEIGHTS))
+        WeightCheck(weights, [tuple(stage["range"]) for stage in form.table["stages"]]).wait()
     except OSError as problem:
-        raise FormError(f"{form.folder}: cannot be read: {problem.strerror}") from None
+        raise ArtifactError(f"{form.folder}: cannot be read: {problem.strerror}") from None

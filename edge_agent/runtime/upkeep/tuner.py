@@ -1,25 +1,22 @@
 """Has the device find out which engine, threads, lanes and batch run a model best on it.
 
-The measuring is done in a process of its own (`contest`), because engines may crash, and keep for
-ever what they have once taken.
+The measuring is done in a process of its own (`tune_worker`), because engines may crash, and keep
+for ever what they have once taken.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from ...config.device_profile import DeviceProfile
+from ...core.child import ask as ask_child
 from ...core.errors import EngineError
 from ...core.types import Kind
 from ...device.resources import usable_cpus
 from ...inference.engines.engine import EngineChoice
 from ...models.manifest import ModelFolder
-from ..serving.loader import Engines
+from ..serving.loader import ModelLoader
 from ..serving.tuning_results import Way
 
 PATIENCE_SECONDS = 300.0
@@ -47,7 +44,7 @@ class Question:
 
 
 def tune_model(
-    engines: Engines,
+    loader: ModelLoader,
     folder: ModelFolder,
     kind: Kind,
     *,
@@ -57,7 +54,7 @@ def tune_model(
     """Measure a model on this device and write down what came of it.
 
     Args:
-        engines: of the device, with a place for the tune.
+        loader: of the device, with a place for the tune.
         folder: of the model.
         kind: of sample that it is given.
         live: the agent is at work: only its own number of lanes is tried, with low priority.
@@ -68,13 +65,13 @@ def tune_model(
         OSError: what came of it cannot be written.
 
     """
-    if engines.tuning is None:
+    if loader.tuning is None:
         raise EngineError("there is no state folder to write a tune to")
-    choices = engines.allowed(folder)
-    ways = [replace(choice, lanes=engines.lanes) for choice in choices]
+    choices = loader.allowed(folder)
+    ways = [replace(choice, lanes=loader.lanes) for choice in choices]
     if not live:
-        ways = grid(choices, engines.profile, engines.lanes)
-    form = engines.form_of(folder, kind, make=not live)
+        ways = grid(choices, loader.profile, loader.lanes)
+    form = loader.prepared_form(folder, kind, make=not live)
     question = Question(
         str(folder.path),
         kind,
@@ -84,7 +81,7 @@ def tune_model(
         form=None if form is None else form.folder,
     )
     found = ask(question, stopped)
-    engines.tuning.keep(folder.path, folder.manifest.id, found)
+    loader.tuning.keep(folder.path, folder.manifest.id, found)
     return found
 
 
@@ -141,33 +138,11 @@ def ask(
         AgentError: no way works, it took too long, was stopped, or crashed.
 
     """
-    command = [sys.executable, "-m", f"{__package__}.tune_worker"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as child:
-        try:
-            answer = _talk(child, json.dumps(asdict(question)).encode(), stopped, patience)
-        finally:
-            child.kill()
-    if child.returncode or not answer:
-        raise EngineError(f"the tune ended with {child.returncode}")
-    said = json.loads(answer.splitlines()[-1])
-    if "problem" in said:
-        raise EngineError(said["problem"])
-    return [Way(**each) for each in said["ways"]]
-
-
-def _talk(
-    child: subprocess.Popen[bytes], words: bytes, stopped: Callable[[], bool], patience: float
-) -> bytes:
-    deadline = time.monotonic() + patience
-    given: bytes | None = words
-    while True:
-        try:
-            return child.communicate(given, timeout=0.2)[0]
-        except subprocess.TimeoutExpired:
-            given = None  # it has been handed over
-        if stopped():
-            raise EngineError("the tune was stopped")
-        if time.monotonic() > deadline:
-            raise EngineError(f"the tune took more than {patience:.0f} s")
+    found = ask_child(
+        f"{__package__}.tune_worker",
+        asdict(question),
+        "the tune",
+        timeout_s=patience,
+        stopped=lambda: "the tune was stopped" if stopped() else None,
+    )
+    return [Way(**each) for each in found]

@@ -1,0 +1,56 @@
+"""Topic names of section 3 of the public interface."""
+
+from __future__ import annotations
+
+from ..core.frozen import record
+
+
+@record
+class Topics:
+    """The topics that one device publishes on and subscribes to."""
+
+    root: str
+    device: str
+
+    def _own(self, *levels: str) -> str:
+        return "/".join((self.root, self.device, *levels))
+
+    @property
+    def status(self) -> str:
+        return self._own("status")
+
+    @property
+    def info(self) -> str:
+        return self._own("info")
+
+    @property
+    def health(self) -> str:
+        return self._own("health")
+
+    def result(self, pipeline: str) -> str:
+        return self._own("result", pipeline)
+
+    def event(self, pipeline: str) -> str:
+        return self._own("event", pipeline)
+
+    def snapshot(self, pipeline: str) -> str:
+        return self._own("snapshot", pipeline)
+
+    def source(self, pipeline: str) -> str:
+        return self._own("source", pipeline)
+
+    def model(self, name: str) -> str:
+        return self._own("model", name)
+
+    def push(self, transfer: str) -> str:
+        return self._own("push", transfer)
+
+    def reply(self, request: str) -> str:
+        return self._own("reply", request)
+
+    @property
+    def inbox(self) -> str:
+        return self._own("in")
+
+    def group_inbox(self, group: str) -> str:
+        return f"{self.root}/@{group}/in"
