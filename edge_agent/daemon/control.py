@@ -19,7 +19,7 @@ from ..config.settings import Settings
 from ..core.errors import ModelError, UsageError
 from ..core.flight_recorder import recorder
 from ..core.threads import Stop, Stops
-from ..delivery.local_requests import Added
+from ..delivery.local_requests import LocalRequests
 from ..delivery.receive.router import Recipient, Router
 from ..delivery.rollout.deployer import Deployer
 from ..delivery.rollout.ledger import Candidate, Ledger
@@ -171,7 +171,7 @@ class Control:
         self._steady.watched = ledger.has_complete
         self.says.ledger = ledger
         self.says.prepared = self._preparer.state
-        self._added = Added(store)
+        self._local_requests = LocalRequests(store)
         self._orders = self._make_orders()
         self._reloading = Reloading(
             frames,
@@ -273,7 +273,7 @@ class Control:
 
     def _load_and_deploy(self) -> None:
         """Load what serves, then take care of what comes."""
-        self._added.clear()
+        self._local_requests.clear()
         self._load()
         # What is here now is here to stay. A collection that goes through all of it holds every
         # lane for 20 ms (measured), and each swap asks for one.
@@ -322,14 +322,14 @@ class Control:
     def _idle(self) -> None:
         """Do what is due on the receiving side, in the thread of the orders."""
         self._transfers.tick(time.monotonic())
-        for name, version, request in self._added.requests():
+        for name, version, request in self._local_requests.take():
             self._deployer.submit(
                 Candidate(
                     name,
                     version,
                     None,
                     partial(self._opened.catalog.find, name, version),
-                    on_state=partial(self._added.answer, request),
+                    on_state=partial(self._local_requests.answer, request),
                 )
             )
 

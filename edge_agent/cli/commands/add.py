@@ -98,16 +98,16 @@ def _try_out(loader: ModelLoader, folder: ModelFolder) -> None:
 
 def _hand_over(store: Store, name: str, version: str) -> None:
     """Let the agent that runs on this store try the model as if it had been pushed."""
-    from ...delivery.local_requests import Added
+    from ...delivery.local_requests import LocalRequests
 
-    added = Added(store)
-    request = added.ask(name, version)
+    requests = LocalRequests(store)
+    request = requests.request(name, version)
     try:
-        added.wait(request, lambda state: print(f"agent: {state}", flush=True), AGENT_SECONDS)
+        requests.wait(request, lambda state: print(f"agent: {state}", flush=True), AGENT_SECONDS)
     except ModelError as problem:
         raise ModelError(f"{name}@{version}: {problem}") from None
     finally:
-        added.forget(request)
+        requests.forget(request)
 
 
 def _next_version(store: Store, library: Library, name: str) -> str:
