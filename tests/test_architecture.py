@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from edge_agent.inference.engines.registry import ENGINES
 from tests.helpers.support import CHECKOUT
 
 PACKAGE = CHECKOUT / "edge_agent"
@@ -176,6 +177,20 @@ def test_each_library_has_one_home(module: str) -> None:
     for library in sorted(others & HOMES.keys()):
         homes = HOMES[library].split()
         assert any(covers(home, module) for home in homes), f"{library} belongs in {homes}"
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_engines_are_asked_what_they_can_do(module: str) -> None:
+    """Only the engines, and bench, which compares them, name one or ask of which class one is."""
+    if covers("inference.engines", module) or covers("bench", module):
+        return
+    for node in ast.walk(ast.parse(modules()[module].read_text(encoding="utf-8"))):
+        match node:
+            case ast.Constant(value=str(name)):
+                assert name not in ENGINES, f"{module} names {name}: ask its capabilities"
+            case ast.Call(func=ast.Name(id="isinstance"), args=[_, asked]):
+                named = [each.id for each in ast.walk(asked) if isinstance(each, ast.Name)]
+                assert not any(name.endswith("Engine") for name in named), f"{module}: {named}"
 
 
 def test_the_homes_are_inhabited() -> None:

@@ -37,7 +37,7 @@ from ..core.flight_recorder import aloft, last_words, recorder
 from ..core.logs import set_up
 from ..core.threads import Stop, Stops, stop_on_dead_threads, stop_on_signals
 from ..core.timeline import Clock
-from ..inference.engines.engine import EngineChoice
+from ..inference.engines.protocol import EngineChoice
 from ..inference.model import Model, open_model
 from ..inference.prepared.artifact import read
 from ..inference.prepared.fallback import load_prepared

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
@@ -15,6 +14,7 @@ from ..config.device_profile import Match, unlisted
 from ..config.lint import doubts
 from ..core.errors import ModelError
 from ..device.hardware import Facts
+from ..inference.engines.probe import installed
 from ..inference.prepared.fallback import is_streaming
 from ..mqtt import payloads
 from ..mqtt.retained import Announced
@@ -77,7 +77,7 @@ class Says:
 
     @cached_property
     def _engines(self) -> dict[str, str]:
-        return {name: version(name) for name in ("openvino", "onnxruntime")}
+        return installed()
 
     def _info(self) -> dict[str, Any]:
         frames = self._frames

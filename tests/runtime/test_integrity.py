@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edge_agent.core.types import Sample
-from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.engines.protocol import EngineChoice
 from edge_agent.inference.prepared.build.cache import prepare
 from edge_agent.inference.prepared.digests import corrupted_file, corrupted_files, digests
 from edge_agent.inference.prepared.fallback import FallbackEngine, load_prepared
@@ -111,11 +111,12 @@ def sample() -> Sample:
 def test_a_damaged_form_is_left_and_the_numbers_stay(store: Store, engine: Any) -> None:
     """Found damaged later on, a form serves no more: the network does, with the same numbers."""
     assert isinstance(engine.engine, FallbackEngine)
-    form = engine.engine.prepared.artifact
-    assert corrupted_file(form, pieces) is None
+    form = engine.engine.inner.artifact
+    checksums = engine.engine.checksums
+    assert corrupted_file(checksums, pieces) is None
     before = engine.infer(sample()).findings.values
     damage(Path(form.folder, "weights.bin"), 4 * 1000 + 3)
-    assert corrupted_file(form, pieces) == form.path("weights.bin")
+    assert corrupted_file(checksums, pieces) == form.path("weights.bin")
     told: list[bool] = []
     active: Any = SimpleNamespace(all=lambda: [SimpleNamespace(model=engine)])
 

@@ -1,7 +1,7 @@
-"""Where a network that is arriving can be cut: into stages that give its own numbers.
+"""Cuts of a network that is arriving, into stages whose results are bit for bit its own.
 
 An engine fuses operations that follow each other, and fused ones round differently. So a cut goes
-only where nothing would be fused; that this held is seen when the network is whole.
+only where nothing would be fused; this is checked when the network is complete.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from .onnx_stream import Node
 
 WIDEST = 3
-"""Tensors that may be handed over at a cut."""
+"""Tensors that may cross a cut."""
 LEAST_BYTES = 512 * 1024
 """A smaller stage costs more to set up than it saves."""
 STAGES = 8
 
-# Nothing is fused to the end of these …
+# Nothing is fused to the output of these …
 _CLOSED = frozenset(
     {
         "Add",
@@ -32,7 +32,7 @@ _CLOSED = frozenset(
         "Sum",
     }
 )
-# … but what is at the beginning of these.
+# … unless it is one of these.
 _JOINS = frozenset(
     {
         "AveragePool",
@@ -63,29 +63,29 @@ _JOINS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Nodes that are run together."""
+    """Nodes that run in one session."""
 
     nodes: tuple[int, ...]
-    """Their numbers, rising."""
+    """Indices, rising."""
     takes: tuple[str, ...]
-    """Tensors from before: inputs of the network, or what stages before give."""
+    """Inputs: of the network, or outputs of earlier stages."""
     gives: tuple[str, ...]
-    """Tensors for later: outputs of the network, or what later stages take."""
+    """Outputs: of the network, or inputs of later stages."""
     weights: tuple[str, ...]
 
 
 class Cutter:
-    """Cuts one network, stage by stage, as its weights come."""
+    """Cuts one network, stage by stage, as its weights arrive."""
 
     def __init__(
         self, nodes: Sequence[Node], inputs: Iterable[str], outputs: Iterable[str]
     ) -> None:
-        """Look at the graph.
+        """Find the places where the graph can be cut.
 
         Args:
             nodes: in order of execution.
-            inputs: names of what the network takes.
-            outputs: names of what it gives.
+            inputs: names of the network's inputs.
+            outputs: names of its outputs.
 
         """
         self._nodes = nodes
@@ -94,10 +94,10 @@ class Cutter:
         self._maker = {name: index for index, node in enumerate(nodes) for name in node.gives}
         self._folded = self._find_folded()
         self._needs = [self._reach(index) for index in range(len(nodes))]
-        """Per node: the tensors that it takes from other nodes, the weights it needs, and the
-        nodes that come with it."""
+        """By node: the tensors that it takes from other nodes, the weights that it needs, and the
+        nodes that are folded into it."""
         self._users: dict[str, list[int]] = {}
-        """By tensor, who needs it; the end of the network counts as one."""
+        """By tensor, the nodes that take it; the end of the network counts as one."""
         for index, (takes, _, _) in enumerate(self._needs):
             if index not in self._folded:
                 for name in takes:
@@ -113,9 +113,9 @@ class Cutter:
         self._seen: set[str] = set()
 
     def _find_folded(self) -> set[int]:
-        """Find the nodes that go with whoever needs them: constants, and what undoes eight bits.
+        """Find the nodes that belong to the nodes that use them: constants and DequantizeLinear.
 
-        An engine works the first out beforehand; the second it takes into the operation itself.
+        An engine computes the first at load; the second it takes into the operation itself.
         """
         varies = set(self._inputs)
         folded = set()
@@ -129,7 +129,7 @@ class Cutter:
         return folded
 
     def _reach(self, index: int) -> tuple[frozenset[str], frozenset[str], frozenset[int]]:
-        """See what a node needs, through all that is folded into it."""
+        """Return what a node needs, through all that is folded into it."""
         takes, weights, along = set(), set(), {index}
         waiting = [index]
         while waiting:
@@ -144,11 +144,11 @@ class Cutter:
                 elif maker not in along:
                     along.add(maker)
                     waiting.append(maker)
-        weights.discard("")  # an input that may be left out, and is
+        weights.discard("")  # an optional input that is left out
         return frozenset(takes), frozenset(weights), frozenset(along)
 
     def _find_places(self) -> set[int]:
-        """Find the nodes before which nothing would be fused that is cut apart."""
+        """Find the nodes before which a cut separates nothing that would be fused."""
         places = set()
         alive = {name for name in self._inputs if name in self._users}
         for place in range(1, self._end):
@@ -165,7 +165,7 @@ class Cutter:
         return places
 
     def _is_open(self, name: str, place: int) -> bool:
-        """Whether what makes a tensor, and what will use it, are apart for the engine."""
+        """Whether the engine fuses nothing across a tensor."""
         if name in self._inputs:
             return True
         maker = self._nodes[self._maker[name]].operator
@@ -177,7 +177,7 @@ class Cutter:
         )
 
     def _adds_to_convolution(self, node: Node) -> bool:
-        """Whether a node is done within a convolution, where both are in the same stage."""
+        """Whether the engine fuses a node into a convolution, where both are in one stage."""
         return node.operator in {"Add", "Sum"} and any(
             self._nodes[self._maker[name]].operator == "Conv"
             for name in node.takes
@@ -190,15 +190,15 @@ class Cutter:
         return self._begin == self._end
 
     def next(self, here: Mapping[str, int], left: int, total: int) -> Stage | None:
-        """Cut off the next stage, if enough for one is here.
+        """Return the next stage, if enough of its weights has arrived.
 
         Args:
-            here: the weights that have come, and their bytes.
-            left: bytes of the file that have not come yet.
+            here: the weights that have arrived, and their bytes.
+            left: bytes of the file that have not arrived yet.
             total: bytes of the file.
 
         """
-        # Towards the end ever smaller: that is what remains to be done when the last byte is in.
+        # Ever smaller towards the end: what is left to build when the last byte arrives is short.
         wanted = max(LEAST_BYTES, min(total // STAGES, left // 2))
         while self._next < self._end:
             index = self._next

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import AgentError, ModelError
 from ...core.types import Array, Tensors, TensorSpec
-from ...inference.engines.engine import EngineChoice
+from ...inference.engines.protocol import EngineChoice
 from ...models.packages.ustar import TarReader
 from .growing_file import PROGRESS, GrowingFile, UnfitError
 from .onnx_stream import OnnxFile
@@ -69,15 +69,15 @@ def follow(
     wish: Callable[[int, int], None],
     frame: Callable[[Sequence[TensorSpec]], Tensors | None],
 ) -> Followed:
-    """Run the model as its stages come.
+    """Run the model as its stages are built.
 
     Args:
         question: `folder`, for what comes before the network; `choice`; `kind` of sample, or None
             where no pipeline gives it any; `golden`.
         progress: brings the file that is being filled, then how far it is, in records of
             `PROGRESS`.
-        wish: asks for bytes before their turn.
-        frame: gives the newest frame of a pipeline that uses this model, as inputs of it.
+        wish: requests bytes before their turn.
+        frame: returns the newest frame of a pipeline that uses this model, as its inputs.
 
     """
     found = Followed()
@@ -128,8 +128,8 @@ def _follow(
 def _golden(
     question: Mapping[str, Any], network: Path, engine: StagedEngine, found: Followed
 ) -> None:
-    """Run the golden inputs; each waits at a stage until it is there."""
-    # Not before: most packages have none, and to import all this takes as long as some stages.
+    """Run the golden inputs; each run waits for the stages."""
+    # Imported only now: most packages have no golden inputs, and this takes as long as some stages.
     from ...inference.golden import compare_golden
     from ...inference.model import assemble
     from ...inference.preprocess.inputs import fixed_shapes

@@ -1,6 +1,6 @@
-"""A network as stages that are built while its weights arrive; to its callers, an engine.
+"""An engine that builds a network in stages while its weights arrive.
 
-`infer` may be called before anything is built: a run waits at each stage until it is there.
+`infer` may be called before any stage is built: a run waits for each.
 """
 
 from __future__ import annotations
@@ -14,16 +14,11 @@ import onnxruntime as ort
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
-from ...inference.engines.engine import (
-    EngineChoice,
-    FixShapes,
-    check_inputs,
-    native_reason,
-    settle_shapes,
-)
-from ...inference.engines.ort import settle
+from ...inference.engines.native_error import native_reason
+from ...inference.engines.ort import label_of, settle
 from ...inference.engines.ort import specs as specs_of
 from ...inference.engines.ort_options import session_options
+from ...inference.engines.protocol import EngineChoice, FixShapes, check_inputs, fix_inputs
 from ...inference.folding.fold import Fold
 from ...models.files.protobuf import message, numeral
 from .cuts import Cutter, Stage
@@ -31,11 +26,11 @@ from .growing_file import GrowingFile, UnfitError
 from .onnx_stream import TYPES, OnnxFile, Tensor, declared
 
 _DATA = "arriving"
-"""By which name the graphs call the file that arrives."""
+"""The name of the arriving file in the graphs."""
 _LEAST = 1024
-"""Bytes below which weights stay in the graph: shapes and scales are looked at while it loads."""
+"""Bytes below which weights stay in the graph: shapes and scales are read while it loads."""
 NEAR = 8
-"""It is nearly there when no more than this part of it is missing."""
+"""`near` is set when no more than this part of the file, one in 8, is missing."""
 _KEPT_RUNS = 2
 
 # Fields of a model, a graph, and a tensor.
@@ -44,10 +39,10 @@ _EXTERNAL_DATA, _DATA_LOCATION, _EXTERNAL = 13, 14, 1
 
 
 class StagedEngine:
-    """ONNX Runtime on the CPU, a session a stage."""
+    """ONNX Runtime on the CPU, one session per stage."""
 
     def __init__(self, data: GrowingFile, file: OnnxFile, choice: EngineChoice) -> None:
-        """Wait for the graph, then begin to build.
+        """Wait for the graph, then start the thread that builds.
 
         Args:
             data: the package.
@@ -59,8 +54,10 @@ class StagedEngine:
             EngineError: it cannot be run like this at all.
 
         """
-        self.label = "onnxruntime:CPUExecutionProvider"
+        self.label = label_of()
         self.fold: Fold | None = None
+        self.prepared = None
+        self.widened = None
         self._data = data
         self._file = file
         self._nodes = file.nodes()
@@ -73,24 +70,24 @@ class StagedEngine:
         self._whole = False
         self._problem: BaseException | None = None
         self.near = threading.Event()
-        """Set when little is missing, and when there is no more to wait for."""
+        """Set when little is missing, and when there is nothing more to wait for."""
         self.runs: list[tuple[Tensors, dict[str, Array]]] = []
-        """What went in and what came out of the first runs."""
+        """Inputs and outputs of the first runs."""
         self._loader = threading.Thread(target=self._load, name="loader", daemon=True)
         self._loader.start()
 
     def fix(self, fix_shapes: FixShapes) -> None:
-        """Settle the sizes that the network leaves open; to be called before the first run.
+        """Fix the sizes that the network leaves open; to be called before the first run.
 
         Raises:
             EngineError: some stay open.
 
         """
-        self.inputs = settle_shapes(self.inputs, fix_shapes, Path("model"))
+        self.inputs = fix_inputs(self.inputs, fix_shapes, Path("model"))
 
     @property
     def stages(self) -> int:
-        """How many have been built."""
+        """How many stages have been built."""
         return len(self._built)
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
@@ -129,7 +126,7 @@ class StagedEngine:
             return self._built[index] if index < len(self._built) else None
 
     def close(self) -> None:
-        """Let go of all sessions."""
+        """Close all sessions."""
         self._fail(EngineError(f"{self.label}: the network has been closed"))
 
     def _fail(self, problem: BaseException) -> None:
@@ -142,7 +139,7 @@ class StagedEngine:
     # The loader
 
     def _load(self) -> None:
-        """Build each stage as soon as its weights are here."""
+        """Build each stage as soon as its weights have arrived."""
         try:
             cutter = Cutter(self._nodes, self._ends.inputs, self._ends.outputs)
             known = dict(self._ends.inputs)
@@ -168,7 +165,7 @@ class StagedEngine:
             self.near.set()
 
     def _build(self, stage: Stage, here: Mapping[str, Tensor], known: dict[str, bytes]) -> None:
-        """Make a stage's session; note the types of what it gives."""
+        """Make the session of a stage, and record the types of its outputs."""
         words = {**self._words, "spins": False}
         options = session_options(words, weights={_DATA: self._data.buffer})
         session = ort.InferenceSession(
@@ -182,13 +179,13 @@ class StagedEngine:
             self._changed.notify_all()
 
     def _graph(self, stage: Stage, here: Mapping[str, Tensor], known: Mapping[str, bytes]) -> bytes:
-        """Write a stage as a model of its own, its larger weights left where they are."""
+        """Return a stage as a model of its own, whose larger weights stay in the file."""
         parts = [self._nodes[index].field for index in stage.nodes]
         parts.append(message(2, b"stage"))
         parts += [message(_INITIALIZER, self._tensor(here[name])) for name in stage.weights]
         parts += [known[name] for name in stage.takes]
         for name in stage.gives:
-            # Of what goes on to other stages the engine works the type out by itself.
+            # The engine infers the types of what goes to other stages.
             whole = self._ends.outputs.get(name)
             parts.append(whole or message(_OUTPUT, message(1, name.encode())))
         return self._file.front + message(_GRAPH, b"".join(parts)) + self._ends.opsets
@@ -211,7 +208,7 @@ class StagedEngine:
 
 
 def _value(spec: TensorSpec) -> bytes:
-    """Describe a tensor as a graph's input."""
+    """Encode a tensor as an input of a graph."""
     sizes = b"".join(
         message(1, numeral(1, size) if size is not None else b"") for size in spec.shape
     )

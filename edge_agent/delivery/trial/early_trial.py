@@ -19,7 +19,8 @@ from ...config.settings import Trial
 from ...core.errors import AgentError
 from ...core.types import Kind, Outcome, Sample, Tensors, TensorSpec
 from ...device.headroom import free_mb, has_room
-from ...inference.engines.engine import EngineChoice, settle_shapes
+from ...inference.engines.protocol import EngineChoice, fix_inputs
+from ...inference.engines.registry import runs_arriving
 from ...inference.model import Region, cut
 from ...inference.preprocess.inputs import fixed_shapes
 from ...inference.preprocess.plan import plan
@@ -95,10 +96,11 @@ class EarlyTrial:
         if serving is not None and serving.shadow is None:
             serving.shadow = self._newest
         self.kind: Kind | None = serving.kind if serving is not None else None
-        self._choice = next((choice for choice in choices if _runs_stages(choice)), None)
+        self._choice = next((choice for choice in choices if runs_arriving(choice)), None)
         engines = [choice.engine for choice in choices]
         if self._choice is not None:
-            engines = sorted(engines, key=lambda engine: engine != "onnxruntime")
+            first = self._choice.engine
+            engines = sorted(engines, key=lambda engine: engine != first)
         self._folder = folder
         try:
             self._process: TrialProcess | None = TrialProcess(engines, memory_mb, self._frame)
@@ -136,7 +138,7 @@ class EarlyTrial:
             return None
         try:
             spec = load(self._folder).manifest.input
-            settled = settle_shapes(specs, fixed_shapes(spec, kind), Path("model"))
+            settled = fix_inputs(specs, fixed_shapes(spec, kind), Path("model"))
             if sum(prod(size or 1 for size in each.shape) for each in settled) > MAX_NUMBERS:
                 return None
             data = sample.data
@@ -183,11 +185,6 @@ class EarlyTrial:
     def _stop_watching(self) -> None:
         if self._serving is not None and self._serving.shadow is self._newest:
             self._serving.shadow = None
-
-
-def _runs_stages(choice: EngineChoice) -> bool:
-    """Whether a network can be run in stages on it."""
-    return choice.place == ("onnxruntime", "CPU")
 
 
 class EarlyTrials:

@@ -15,7 +15,7 @@ from ...core.files import belong_to
 from ...core.state_file import StateFile
 from ...models.store.store import NOTES
 from ..golden import GOLDEN
-from .artifact import FOLDER, Artifact
+from .artifact import FOLDER
 
 FILE = "digests.json"
 _PIECE = 1024 * 1024
@@ -80,17 +80,20 @@ def corrupted_files(state: Path, folder: Path, pace: Pace) -> Iterator[str]:
             yield str(path)
 
 
-def corrupted_file(form: Artifact, pace: Pace) -> str | None:
-    """Read a form's files again; name the first that is not what was written.
+def corrupted_file(checksums: Mapping[str, str], pace: Pace) -> str | None:
+    """Read a form's files again; return the path of the first that is not what was written.
+
+    Args:
+        checksums: SHA-256 of each when it was written, by path.
+        pace: see `Pace`.
 
     Raises:
         OSError: one cannot be read; also from *pace*.
 
     """
-    known: Mapping[str, str] = form.table.get("sha256", {})
-    for name, digest in known.items():
-        if sha256(Path(form.path(name)), pace) != digest:
-            return form.path(name)
+    for path, digest in checksums.items():
+        if sha256(Path(path), pace) != digest:
+            return path
     return None
 
 

@@ -17,11 +17,10 @@ from typing import NamedTuple
 
 from ...core.errors import AgentError, EngineError
 from ...core.types import Tensors
-from ...inference.engines.engine import EngineChoice
+from ...inference.engines.protocol import EngineChoice, PreparedForm
 from ...inference.model import Model, open_model
 from ...inference.prepared.artifact import Artifact
 from ...inference.prepared.engine import accepts_batches
-from ...inference.prepared.fallback import FallbackEngine
 from ..serving.active import ActiveModels, Serving
 from ..serving.challenger_results import Decision, name_of, remember, turned
 from ..serving.loader import ModelLoader
@@ -90,8 +89,9 @@ class EngineUpgrade:
     def _see_to_start(self) -> None:
         for serving in self._active.all():
             model = serving.model
-            if model is None or not isinstance(model.engine, FallbackEngine):
+            if model is None or model.engine.prepared is None:
                 continue
+            prepared = model.engine.prepared
             if self._closing.is_set():
                 return
             self._tune(serving, model)
@@ -99,10 +99,10 @@ class EngineUpgrade:
                 choices = self._loader.choices_for(model.folder)
             except EngineError:
                 continue
-            self._settle(model, model.engine, choices)
+            self._settle(model, prepared, choices)
             preferred = choices[0]
             if preferred.place != model.choice.place:
-                self._rehearse(serving, model, model.engine, preferred)
+                self._rehearse(serving, model, prepared, preferred)
 
     def _tune(self, serving: Serving, model: Model) -> None:
         """Find out what suits a model, where the profile asks for it and nothing is known yet."""
@@ -124,28 +124,28 @@ class EngineUpgrade:
             best = self._loader.best_way(model.folder)
             log.info("model %s: tuned: %s", model.id, best or "nothing is better than another")
 
-    def _settle(self, model: Model, engine: FallbackEngine, choices: list[EngineChoice]) -> None:
+    def _settle(self, model: Model, prepared: PreparedForm, choices: list[EngineChoice]) -> None:
         """Give it the threads that the lanes leave, and prepared weights."""
-        if engine.damaged is not None:
+        if prepared.damaged is not None:
             return
         own = next(
             (choice for choice in choices if choice.engine == model.choice.engine), model.choice
         )
         try:
-            if engine.prepared.finish_load(own.threads or None):
+            if prepared.finish_load(own.threads or None):
                 log.info("model %s: settled for the long run", model.id)
         except EngineError as problem:
             log.warning("model %s: stays as it was loaded: %s", model.id, problem)
 
     def _rehearse(
-        self, serving: Serving, model: Model, engine: FallbackEngine, preferred: EngineChoice
+        self, serving: Serving, model: Model, prepared: PreparedForm, preferred: EngineChoice
     ) -> None:
         """Let the engine that the profile prefers take over, if it is faster."""
         best = self._loader.best_way(model.folder)
         decision = rehearse(
             _Role(serving, self._active),
             lambda: open_model(model.folder, [preferred], serving.kind, checked=True)[0],
-            Path(engine.prepared.artifact.folder),
+            Path(prepared.folder),
             name_of(preferred),
             tolerance=model.manifest.trial.tolerance,
             stopped=self._closing.wait,
@@ -159,7 +159,7 @@ class EngineUpgrade:
         return (
             not self._closing.is_set()
             and serving.model is model
-            and not isinstance(model.engine, FallbackEngine)
+            and model.engine.prepared is None
             # A form takes one sample at a time.
             and (
                 max(self._loader.max_batch(model.folder), serving.crops) == 1

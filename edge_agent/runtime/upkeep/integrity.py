@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...inference.prepared.digests import corrupted_file, corrupted_files
-from ...inference.prepared.fallback import FallbackEngine
 from ..serving.active import ActiveModels
 
 log = logging.getLogger(__name__)
@@ -91,11 +90,11 @@ class IntegrityCheck:
                         "install it again, and mind the disk"
                     )
                     log.error("%s", found[-1])
-                if isinstance(model.engine, FallbackEngine) and model.engine.damaged is None:
-                    form = model.engine.prepared.artifact
-                    path = corrupted_file(form, self._pace)
+                prepared = model.engine.prepared
+                if prepared is not None and prepared.damaged is None:
+                    path = corrupted_file(prepared.checksums, self._pace)
                     if path is not None:
-                        model.engine.distrust(f"{path} has changed on the disk")
+                        prepared.distrust(f"{path} has changed on the disk")
                         self._damaged()
             except Stopped:
                 raise

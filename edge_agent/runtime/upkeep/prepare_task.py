@@ -12,13 +12,13 @@ from xxhash import xxh3_64_hexdigest
 from ...core.codec import pack
 from ...core.errors import EngineError, ModelError
 from ...core.types import Kind
-from ...inference.engines.engine import EngineChoice
 from ...inference.engines.probe import installed
+from ...inference.engines.protocol import EngineChoice
+from ...inference.engines.registry import titles
 from ...inference.model import Model
-from ...inference.prepared.artifact import BLOB, WEIGHTS, Artifact, ArtifactError
+from ...inference.prepared.artifact import Artifact, ArtifactError
 from ...inference.prepared.build.cache import StoppedError, discard, find, prepare
 from ...inference.prepared.build.collect import collect_artifacts
-from ...inference.prepared.fallback import FallbackEngine
 from ...inference.prepared.mapped import MappedWeights, WeightCheck
 from ...models.store.store import Store
 from ..serving.active import ActiveModels, Serving
@@ -96,20 +96,20 @@ class PrepareTask:
 
     def _discard_damaged(self, model: Model) -> None:
         """Throw away a form that turned out damaged, so that it is made anew."""
-        engine = model.engine
-        if not isinstance(engine, FallbackEngine) or engine.damaged is None:
+        prepared = model.engine.prepared
+        if prepared is None or prepared.damaged is None:
             return
-        engine.damaged = None
-        discard(engine.prepared.artifact.folder, self._store)
+        prepared.damaged = None
+        discard(prepared.folder, self._store)
         self._forms.pop(model.folder.path, None)
-        if engine.prepared.mode == "streaming":
+        if prepared.is_streaming:
             # Nothing else can run it: it is opened as at first, which makes a form.
             self._active.reopen(model)
 
     def _prepare(self, model: Model, serving: Serving) -> None:
         choice = self._choice(model)
         if choice is None:
-            self._forms[model.folder.path] = "is not for ONNX Runtime"
+            self._forms[model.folder.path] = f"is not for {titles('graph')}"
             return
         try:
             form = self._found(model, choice, serving.kind) or prepare(
@@ -131,7 +131,7 @@ class PrepareTask:
             keep = [form.key for form in self._forms.values() if isinstance(form, Artifact)]
             for line in collect_artifacts(self._store, keep):
                 log.info("%s", line)
-            if not isinstance(model.engine, FallbackEngine):
+            if model.engine.prepared is None:
                 self._offer(serving, model, form)
 
     def _found(self, model: Model, choice: EngineChoice, kind: Kind) -> Artifact | None:
@@ -141,7 +141,7 @@ class PrepareTask:
         it would be refused at every start.
         """
         form = find(self._store.root, model.folder.path, choice, kind, self._budget_mb)
-        if form is None or isinstance(model.engine, FallbackEngine):
+        if form is None or model.engine.prepared is not None:
             return form
         try:
             _see_whole(form)
@@ -155,7 +155,7 @@ class PrepareTask:
         return "the agent ends" if self._closing.is_set() else None
 
     def _choice(self, model: Model) -> EngineChoice | None:
-        if isinstance(model.engine, FallbackEngine):
+        if model.engine.prepared is not None:
             return model.choice
         return self._loader.prepared_choice(model.folder)
 
@@ -203,7 +203,7 @@ def _see_whole(form: Artifact) -> None:
 
     """
     here, found = installed().get(form.engine), str(form.table["version"])
-    # OpenVINO names its build behind its version.
+    # Some engines name their build behind their version.
     if here is None or not f"{found}-".startswith(f"{here}-"):
         raise ArtifactError(
             f"{form.folder}: made by {form.engine} {found}, here is {here or 'none'}"
@@ -212,7 +212,7 @@ def _see_whole(form: Artifact) -> None:
         for name, (_, digest) in form.table["files"].items():
             if digest and xxh3_64_hexdigest(Path(form.path(name)).read_bytes()) != digest:
                 raise ArtifactError(f"{form.path(name)}: damaged")
-        weights = MappedWeights(form.path(BLOB if form.engine == "openvino" else WEIGHTS))
+        weights = MappedWeights(form.weights)
         WeightCheck(weights, [tuple(stage["range"]) for stage in form.table["stages"]]).wait()
     except OSError as problem:
         raise ArtifactError(f"{form.folder}: cannot be read: {problem.strerror}") from None
