@@ -16,6 +16,7 @@ from ..core.errors import ModelError
 from ..device.hardware import Facts
 from ..inference.engines.probe import installed
 from ..inference.prepared.fallback import is_streaming
+from ..models.packages.blocks import MAX_BLOCK
 from ..mqtt import payloads
 from ..mqtt.retained import Announced
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from ..runtime.serving.active import Serving
 
 log = logging.getLogger(__name__)
-
-MAX_BLOCK_BYTES = 64 * 1024
 
 
 class Says:
@@ -119,7 +118,7 @@ class Says:
                 }
                 for serving in frames.active.all()
             ],
-            "limits": {"max_block_bytes": MAX_BLOCK_BYTES},
+            "limits": {"max_block_bytes": MAX_BLOCK},
         }
 
     # Models

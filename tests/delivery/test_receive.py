@@ -152,6 +152,10 @@ def test_a_package_is_asked_for_and_handed_over(tmp_path: Path, receiving: Recei
     assert candidate.install().path == receiving.store.path("level", "2")
     receiving.offer(package)
     assert receiving.states(package)[3:] == ["verifying"]
+    # As after its rollback by command: it is tried once more, and not "verifying" for ever.
+    receiving.ledger.remove(candidate)
+    receiving.offer(package)
+    assert len(receiving.handed) == 2
 
 
 @pytest.mark.parametrize(

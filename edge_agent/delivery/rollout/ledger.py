@@ -108,7 +108,7 @@ class Candidate:
     began: float = field(default_factory=time.monotonic)
     first_result_at: float | None = None
     """Monotonic clock when its trial had inferred a live frame."""
-    cancelled: str | None = None
+    canceled: str | None = None
     """Why it shall not go on."""
     early_trial: EarlyTrial | None = None
     """Its trial, begun while it was arriving."""
@@ -131,8 +131,8 @@ class Candidate:
         """
         if closing.is_set():
             raise Interrupted(self.id)
-        if self.cancelled is not None:
-            raise ModelError(self.cancelled)
+        if self.canceled is not None:
+            raise ModelError(self.canceled)
 
     def blamed(self, why: str) -> str:
         """Return a reason that begins with the name of the candidate."""
@@ -246,7 +246,7 @@ class Ledger:
         """Stop the candidate of a model that the deployer has taken up, if there is one."""
         current = self._current
         if current is not None and current.name == name:
-            current.cancelled = why
+            current.canceled = why
 
     # Questions
 

@@ -168,7 +168,7 @@ class Shadowing:
                 if (
                     time.monotonic() > deadline
                     or self._closing.is_set()
-                    or candidate.cancelled is not None
+                    or candidate.canceled is not None
                     or not self._active.flows(candidate.name)
                 ):
                     break

@@ -55,7 +55,7 @@ class Trials:
                 golden=bounds.golden,
                 timeout_s=bounds.timeout_s,
                 memory_mb=self._budget_mb or free_mb(),
-                stopped=lambda: "the agent ends" if self._closing.is_set() else candidate.cancelled,
+                stopped=lambda: "the agent ends" if self._closing.is_set() else candidate.canceled,
                 process=candidate.take_child(kind),
                 oversize=self._active.loader.out_of_core(folder),
             )
