@@ -84,7 +84,6 @@ class Orders:
         topics: Topics,
         groups: Callable[[], tuple[str, ...]],
         memory: Memory,
-        count_malformed: Callable[[], None],
         *,
         credible: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -96,7 +95,6 @@ class Orders:
             topics: this device's.
             groups: that it is a member of.
             memory: of what has been done.
-            count_malformed: called for each message that is none of ours.
             credible: whether this machine's clock shows the time.
 
         """
@@ -105,7 +103,8 @@ class Orders:
         self._topics = topics
         self._groups = groups
         self._memory = memory
-        self._count_malformed = count_malformed
+        self.malformed = 0
+        """Messages that could not be understood."""
         self._credible = credible
         self.verbs: dict[str, Verb] = {}
         self.deliveries: Callable[[Inbox, ReceivedMessage], bool] | None = None
@@ -132,7 +131,7 @@ class Orders:
             try:
                 kept = self._handle(message)
             except MalformedError as problem:
-                self._count_malformed()
+                self.malformed += 1
                 log.debug("%s: %s", message.topic, problem)
             if not kept:
                 message.ack()
@@ -194,7 +193,7 @@ class Orders:
         reply: dict[str, Any] = {"schema": payloads.SCHEMA, "id": request}
         refusal = _refusal(name, body, message, self.verbs, credible=self._credible())
         if refusal is not None:
-            self._count_malformed()
+            self.malformed += 1
             self._answer({**reply, "ok": False, "error": refusal}, message)
             return
         try:

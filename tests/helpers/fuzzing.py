@@ -343,9 +343,8 @@ def check_topics(given: tuple[list[tuple[str, str, bytes, bool, str | None]], bo
     inbox = Inbox()
     client = offline_client(inbox)
     taken: list[str] = []
-    malformed: list[int] = []
     memory = Memory(_place() / "requests.json")
-    handling = Orders(inbox, client, topics, lambda: ("lab",), memory, lambda: malformed.append(1))
+    handling = Orders(inbox, client, topics, lambda: ("lab",), memory)
 
     def ask(body: Mapping[str, Any]) -> Mapping[str, Any]:
         name = text(body, "pipeline")

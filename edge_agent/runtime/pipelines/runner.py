@@ -5,6 +5,7 @@ This is what stands before the first result; orders, pushes and health come afte
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from ...models.store.catalog import Library
     from ..serving.loader import ModelLoader
 
+log = logging.getLogger(__name__)
+
 
 class Beat:
     """A lane's sign of life; written by the lane, read by the watchdog."""
@@ -48,7 +51,7 @@ class Beat:
         self.since = None
 
 
-class Frames:
+class Runner:
     """Pipelines, board, lanes, servings and client."""
 
     def __init__(
@@ -84,7 +87,7 @@ class Frames:
         self.board: Board[Model] = Board(
             max_delay=settings.batching.max_delay_ms / 1e3, lanes=lanes
         )
-        self.active = ActiveModels(self.board, library, loader)
+        self.active = ActiveModels(self.board, library, loader, flows=self.flows)
         self.pipelines: dict[str, Pipeline] = {}
         self.inbox = Inbox()
         self.client = Client(
@@ -216,6 +219,20 @@ class Frames:
             pipeline.state in {None, "running"} and pipeline.served
             for pipeline in self.pipelines.values()
         )
+
+    def check_thresholds(self) -> None:
+        """Log which thresholds no result can pass; one that `set` has kept is dropped instead.
+
+        Only once there are models is it known what they find.
+        """
+        given = {pipeline.name: pipeline.threshold for pipeline in self.settings.pipelines}
+        for pipeline in list(self.pipelines.values()):
+            why = pipeline.unfit()
+            if why is not None and self.overrides.pass_over_threshold(pipeline.name, why):
+                pipeline.threshold = given.get(pipeline.name)
+                why = pipeline.unfit()
+            if why is not None:
+                log.warning("pipeline %s: %s", pipeline.name, why)
 
     def lazy(self, *, wanted: bool) -> None:
         """Have the models of second stages loaded when they are needed, or at once."""

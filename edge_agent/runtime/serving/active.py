@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ...config.settings import Arm
 from ...core.errors import AgentError, BarredError, ModelError
 from ...core.frozen import record
+from ...core.listeners import Listeners
 from ...core.names import version_key
 from ...core.types import Kind
 from ...device.resources import trim_memory
@@ -75,6 +76,8 @@ class ActiveModels:
         board: Board[Model],
         library: Callable[[], Library],
         loader: Callable[[], ModelLoader],
+        *,
+        flows: Callable[[str], bool] = lambda _name: True,
     ) -> None:
         """Begin without any model.
 
@@ -82,6 +85,7 @@ class ActiveModels:
             board: whose frames go through them.
             library: gives what models there are; asked when first needed.
             loader: gives how they are loaded; likewise.
+            flows: whether any frames are to be expected for a model.
 
         """
         self._board = board
@@ -89,9 +93,9 @@ class ActiveModels:
         self._give_loader = loader
         self._building = threading.Lock()
         self._all: dict[tuple[str, Kind], Serving] = {}
-        self.on_change: Callable[[], None] = lambda: None
-        self.flows: Callable[[str], bool] = lambda _name: True
-        """Whether any frames are to be expected for a model."""
+        self.on_change = Listeners()
+        """Called when another model serves, or none."""
+        self.flows = flows
 
     @cached_property
     def _library(self) -> Library:

@@ -79,6 +79,9 @@ class ModelLoader:
         facts: Facts,
         wanted: WantedEngine,
         store: Store | None = None,
+        *,
+        batching: Batching | None = None,
+        crashes: CrashLedger | None = None,
     ) -> None:
         """Prepare.
 
@@ -87,6 +90,8 @@ class ModelLoader:
             facts: the machine.
             wanted: the engine that the settings insist on.
             store: keeps prepared forms; None: a model is loaded whole, whatever it takes.
+            batching: how many frames of several pipelines go through a model at a time.
+            crashes: what is known of models that take the agent down; None: nothing.
 
         """
         self._store = store
@@ -95,10 +100,8 @@ class ModelLoader:
         self._profile = profile
         self._facts = facts
         self._wanted = wanted
-        self.batching = Batching()
-        """How many frames of several pipelines go through a model at a time."""
-        self.crashes: CrashLedger | None = None
-        """What is known of models that take the agent down; None: nothing."""
+        self.batching = batching or Batching()
+        self._crashes = crashes
 
     @property
     def profile(self) -> DeviceProfile:
@@ -177,9 +180,9 @@ class ModelLoader:
 
     def _barred(self, folder: ModelFolder, choice: EngineChoice) -> str | None:
         """Say why a model is not to be loaded on an engine, for what it has done there."""
-        if self.crashes is None:
+        if self._crashes is None:
             return None
-        return self.crashes.barred(
+        return self._crashes.barred(
             place(folder.manifest.id, choice.engine, choice.device, str(folder.network))
         )
 

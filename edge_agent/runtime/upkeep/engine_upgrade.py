@@ -46,18 +46,20 @@ class Offer(NamedTuple):
 class EngineUpgrade:
     """Sees to the models that serve, one after the other."""
 
-    def __init__(self, active: ActiveModels, loader: ModelLoader) -> None:
+    def __init__(
+        self, active: ActiveModels, loader: ModelLoader, *, watched: Callable[[str], bool]
+    ) -> None:
         """Prepare.
 
         Args:
             active: what serves.
-            loader: how models are opened here.
+            loader: how models are loaded here.
+            watched: whether a model of a name is on trial or on probation, and so stays as it is.
 
         """
         self._active = active
         self._loader = loader
-        self.watched: Callable[[str], bool] = lambda _name: False
-        """Whether a model of that name is on trial or on probation, and so stays as it is."""
+        self._watched = watched
         self._offers: SimpleQueue[Offer | None] = SimpleQueue()
         self._closing = threading.Event()
         self.done = threading.Event()
@@ -177,7 +179,7 @@ class EngineUpgrade:
         best = self._loader.best_way(model.folder)
         if choice is None or (best is not None and best.engine != choice.engine):
             return True  # nothing is left to find out
-        if self.watched(model.manifest.name) or role.live() is None:
+        if self._watched(model.manifest.name) or role.live() is None:
             return False
         notes = Path(form.folder)
         until = time.monotonic() + FRAMES_SECONDS

@@ -1,0 +1,198 @@
+"""The composition root of everything beside the frames: what each part is made of.
+
+Built from the bottom up: each part gets all it needs in its constructor. A new background service
+is one more entry of `services`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from .. import __version__
+from ..config.settings import Settings
+from ..core.flight_recorder import recorder
+from ..core.listeners import Listeners
+from ..core.threads import Stops
+from ..delivery.local_requests import LocalRequests
+from ..delivery.receive.router import Recipient, Router
+from ..delivery.rollout.deployer import Deployer
+from ..delivery.rollout.ledger import Ledger
+from ..health.prometheus import MetricsPort
+from ..health.report import Health
+from ..models.packages.keys import TrustedKeys
+from ..mqtt.requests import Memory, Orders
+from ..runtime.pipelines.runner import Runner
+from ..runtime.upkeep.batch_setup import BatchSetup
+from ..runtime.upkeep.engine_upgrade import EngineUpgrade
+from ..runtime.upkeep.failover import Failover
+from ..runtime.upkeep.integrity import IntegrityCheck
+from ..runtime.upkeep.memory import MemoryRelease
+from ..runtime.upkeep.prepare_task import PrepareTask
+from ..sources.frame_pool import CANVASES
+from .announcements import Announcements, PushStatus
+from .commands import AgentCommands
+from .control import Control
+from .deployment import Deployment
+from .fast_start.plan_writer import Planner
+from .inventory import Inventory
+from .reload import SettingsReload
+from .request_loop import RequestLoop
+from .services import Service, Services, Worker
+
+
+def compose(
+    runner: Runner,
+    inventory: Inventory,
+    stops: Stops,
+    reread: Callable[[], Settings],
+    origins: tuple[str | None, str],
+) -> Control:
+    """Build everything that runs beside the frames; nothing is started.
+
+    Args:
+        runner: the frames' part.
+        inventory: device and models.
+        stops: where reasons to stop are left.
+        reread: reads the settings again from where they came from.
+        origins: the settings file and the digest of what the settings were made from.
+
+    """
+    settings, active, client = runner.settings, runner.active, runner.client
+    profile, store, catalog = inventory.match.profile, inventory.store, inventory.catalog
+    loader = inventory.loader
+    budget_mb, lazy = profile.memory_budget_mb, profile.unload_idle_s > 0
+    runner.lazy(wanted=lazy)
+
+    # Versions: how they arrive, and which serves.
+
+    push_status = PushStatus(client, runner.topics, settings.device_id)
+    local_requests = LocalRequests(store)
+    ledger = Ledger(store, catalog, push_status.publish, active.on_change)
+    deployer = Deployer(
+        store,
+        catalog,
+        active,
+        ledger,
+        trial=lambda: runner.settings.trial,
+        swap=profile.swap,
+        memory_budget_mb=budget_mb,
+    )
+    transfers = Router(
+        store,
+        catalog,
+        _recipient(runner, inventory),
+        ledger,
+        submit=deployer.submit,
+        expect=deployer.expect,
+    )
+
+    # Upkeep of the models that serve.
+
+    form_ready = Listeners()
+    upgrade = EngineUpgrade(active, loader, watched=ledger.has_complete)
+    preparer = PrepareTask(
+        store,
+        active,
+        loader,
+        budget_mb,
+        lambda: runner.settings.quota_mb * 2**20,
+        form_ready,
+        upgrade.offer,
+    )
+    batcher = BatchSetup(active, loader, runner.board, upgrade.done)
+    failover = Failover(active, loader)
+    integrity = IntegrityCheck(settings.state, active, preparer.wake)
+    memory = MemoryRelease(
+        active, profile.unload_idle_s, present=runner.present, forget=CANVASES.forget
+    )
+    planner = Planner(
+        runner,
+        store,
+        catalog,
+        loader.lanes,
+        lazy=lazy,
+        origins=origins,
+        quick=preparer.quick,
+    )
+
+    # What the device publishes of itself.
+
+    announcements = Announcements(runner, inventory, ledger, preparer.state)
+    metrics = MetricsPort(
+        settings.health.metrics_port, settings.device_id, __version__, lambda: health.latest
+    )
+
+    # What others ask for.
+
+    orders = Orders(
+        runner.inbox,
+        client,
+        runner.topics,
+        lambda: runner.settings.groups,
+        Memory(settings.state / "requests.json"),
+        credible=runner.wall.credible,
+    )
+    commands = AgentCommands(runner, stops)
+    orders.verbs.update(
+        ping=commands.ping,
+        set=commands.set,
+        snapshot=commands.snapshot,
+        restart=commands.restart,
+        rollback=deployer.commands.rollback,
+        activate=deployer.commands.activate,
+        delete=deployer.commands.delete,
+    )
+    orders.deliveries = lambda place, message: transfers.message(place.levels, message)
+
+    # In the order of their start; closed in reverse.
+    services: list[Service] = [
+        metrics,
+        Deployment(runner, store, deployer, local_requests, stops),
+        RequestLoop(runner.inbox, orders, transfers, local_requests, deployer, catalog),
+        Worker("steady", upgrade.run, upgrade.close),
+        Worker("batcher", batcher.run, batcher.close),
+        Worker("demoter", failover.run, failover.close, failover.why),
+        Worker("planner", planner.run, planner.close),
+        Worker("preparer", preparer.run, preparer.close),
+        Worker("scrub", integrity.run, integrity.close, integrity.why),
+    ]
+    background = Services(services)
+    health = Health(
+        runner.board,
+        client,
+        lambda: list(runner.pipelines.values()),
+        active.all,
+        settings.state,
+        malformed=lambda: orders.malformed + runner.inbox.dropped,
+        credible=runner.wall.credible,
+        problems=(recorder.why, inventory.crashes.why, background.problems),
+    )
+    active.on_change.add(announcements.models, preparer.wake, batcher.wake, planner.changed)
+    form_ready.add(planner.keep, announcements.models)
+    return Control(
+        runner,
+        inventory,
+        deployer=deployer,
+        transfers=transfers,
+        services=background,
+        memory=memory,
+        announcements=announcements,
+        health=health,
+        reload=SettingsReload(
+            runner, planner, announcements, metrics, reread, file=origins[0], lazy=lazy
+        ),
+    )
+
+
+def _recipient(runner: Runner, inventory: Inventory) -> Recipient:
+    """Return what packages are checked against, by the settings of the moment."""
+    return Recipient(
+        device=runner.settings.device_id,
+        profile=inventory.match.name,
+        groups=lambda: runner.settings.groups,
+        trusted=lambda: TrustedKeys([Path(key) for key in runner.settings.trust.keys]),
+        allow_unsigned=lambda: runner.settings.trust.allow_unsigned,
+        quota_bytes=lambda: runner.settings.quota_mb * 2**20,
+        pinned=runner.active.pins,
+    )
