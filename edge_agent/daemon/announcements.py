@@ -17,7 +17,6 @@ from ..inference.engines.probe import installed
 from ..inference.prepared.fallback import is_streaming
 from ..models.packages.blocks import MAX_BLOCK
 from ..mqtt import payloads
-from ..mqtt.retained import Announced
 
 if TYPE_CHECKING:
     from ..delivery.rollout.ledger import Ledger
@@ -78,10 +77,10 @@ class Announcements:
         self._library = inventory.catalog
         self._ledger = ledger
         self._prepared = prepared
-        self._announced = Announced(runner.settings.state / "announced.json")
-        self._published: dict[str, bytes] = {}
-        """By topic: the latest payload about a model."""
-        self._published_info: dict[str, Any] = {}
+        self._retained = runner.client.retained
+        self._model_topics: list[str] | None = None
+        """Of the models that there are; None: not known before they are loaded."""
+        self._retained.register(runner.topics.model(""), lambda: self._model_topics)
         self._publishing = threading.RLock()
         self._streaming: set[str] = set()
         """Models whose streaming mode has been logged."""
@@ -95,12 +94,7 @@ class Announcements:
     def info(self) -> None:
         """Publish what this device is, if that has changed."""
         with self._publishing:
-            info = self._info()
-            if info != self._published_info:
-                self._published_info = info
-                now = {**info, "time": payloads.iso(time.time_ns())}
-                topic = self._runner.topics.info
-                self._runner.client.publish(topic, payloads.encode(now), qos=1, retain=True)
+            self._retained.publish(self._runner.topics.info, self._info(), timestamp=True)
 
     @cached_property
     def _engines(self) -> dict[str, str]:
@@ -162,23 +156,14 @@ class Announcements:
             names |= {*self._store.names(), *self._ledger.names()}
             library = self._library.now()
             now = {
-                runner.topics.model(name): payloads.encode(self._model_state(name, library))
+                runner.topics.model(name): self._model_state(name, library)
                 for name in sorted(names)
             }
-            for topic, payload in now.items():
-                if self._published.get(topic) != payload:
-                    runner.client.publish(topic, payload, qos=1, retain=True)
-            self._published = now
-            self.clear_gone()
+            for topic, state in now.items():
+                self._retained.publish(topic, state)
+            self._model_topics = list(now)
+            self._retained.clear_gone()
             self.info()
-
-    def clear_gone(self) -> None:
-        """Clear the retained topics of pipelines and models that are no more."""
-        runner = self._runner
-        with self._publishing:
-            sources = {runner.topics.source(name) for name in list(runner.pipelines)}
-            for topic in self._announced.keep(sources | self._published.keys()):
-                runner.client.publish(topic, b"", qos=1, retain=True)
 
     def _model_state(self, name: str, library: Library) -> dict[str, Any]:
         runner = self._runner

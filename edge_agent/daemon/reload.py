@@ -83,10 +83,10 @@ class SettingsReload:
         runner.settings = settings
         if settings.groups != before.groups:
             # First of all: loading publishes `info`, by which others know that we listen.
-            runner.client.listen()
+            runner.client.subscribe()
         if settings.broker != before.broker:
             log.info("broker: changed, connecting to %s", settings.broker.address, extra=ANSWER)
-            runner.client.move(settings.broker, tls)
+            runner.client.change_broker(settings.broker, tls)
         self._metrics.answer_on(settings.health.metrics_port)
         self._arrange(before)
         runner.crew.spawn("loader", self._load)
@@ -143,7 +143,7 @@ class SettingsReload:
         """Publish what there is now, load what is needed, release what is not."""
         # Not in the main thread: another one may be publishing what models there are, which takes
         # a while where they are many.
-        self._announcements.clear_gone()
+        self._runner.client.retained.clear_gone()
         self._announcements.info()
         active = self._runner.active
         active.load_all()

@@ -210,10 +210,10 @@ class Orders:
 
     def _answer(self, reply: Mapping[str, Any], message: ReceivedMessage) -> None:
         payload = payloads.encode(reply)
-        self._client.reply(self._topics.reply(reply["id"]), payload)
+        self._client.publish_reply(self._topics.reply(reply["id"]), payload)
         # Only where a requester may listen: neither as an order to a device, nor as its word.
         if message.response_topic and _may_answer_on(message.response_topic, self._topics):
-            self._client.reply(message.response_topic, payload, message.correlation)
+            self._client.publish_reply(message.response_topic, payload, message.correlation)
 
 
 def _may_answer_on(topic: str, own: Topics) -> bool:

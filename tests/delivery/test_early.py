@@ -230,7 +230,7 @@ def test_cuts_do_not_part_what_belongs_together(
     here: dict[str, int] = {}
     stages = []
     for tensor in network.tensors(ends):
-        here[tensor.name] = tensor.end - tensor.begin
+        here[tensor.name] = tensor.span[1] - tensor.span[0]
         while (stage := cutter.next(here, 0, len(content))) is not None:
             stages.append(stage)
     assert cutter.done

@@ -181,7 +181,7 @@ def test_of_data_given_twice_the_last_counts(tmp_path: Path) -> None:
     path, _, _ = convolution(tmp_path / "model.onnx")
     whole = onnx.load(path)
     del whole.graph.initializer[:]
-    for first, last in ((5000, 10), (10, 5000), (5000, 6000)):
+    for first, last in ((5000, 10), (10, 5000), (5000, 6000), (5000, 0)):
         tensor = onnx.TensorProto(name="t", raw_data=bytes(first)).SerializeToString()
         tensor += onnx.TensorProto(raw_data=b"\1" * last).SerializeToString()
         graph = b"\x2a" + _length(len(tensor)) + tensor
@@ -317,7 +317,8 @@ def test_a_picture_that_claims_gigapixels_is_dropped(tmp_path: Path) -> None:
     script = (
         "import sys\nfrom pathlib import Path\nfrom threading import Event\n"
         "from edge_agent.core.errors import SampleError\n"
-        "from edge_agent.sources.source import open_source, parse_source\n"
+        "from edge_agent.sources.source import open_source\n"
+        "from edge_agent.sources.spec import parse_source\n"
         "source = open_source(parse_source(f'dir:{sys.argv[1]}', Path('/')), Event())\n"
         "assert source.grab()\n"
         "try:\n    source.retrieve()\nexcept SampleError as problem:\n    print(problem)"

@@ -1105,7 +1105,8 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 OPEN_CUT_CLIP = """
 import os
 from pathlib import Path
-from edge_agent.sources.source import open_source, parse_source
+from edge_agent.sources.source import open_source
+from edge_agent.sources.spec import parse_source
 source = open_source(parse_source("file:cut.avi?pace=max", Path({folder!r})))
 while source.grab():
     source.retrieve()

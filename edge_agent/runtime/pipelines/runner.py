@@ -95,10 +95,12 @@ class Runner:
             f"edge-agent-{settings.device_id}",
             status_topic=self.topics.status,
             status=self._status,
-            inboxes=self._inboxes,
+            filters=self._filters,
             inbox=self.inbox,
             spool=settings.state / "spool.db",
+            ledger=settings.state / "announced.json",
         )
+        self.client.retained.register(self.topics.source(""), self._source_topics)
         self.overrides = Overrides(settings.state / "overrides.json")
         self.crew = Crew(stops)
         self.beats: list[Beat] = []
@@ -250,6 +252,9 @@ class Runner:
             self._cold = tuple(s.model.id for s in self.active.all() if s.model is not None)
         return steps if model.id in self._cold else None
 
+    def _source_topics(self) -> list[str]:
+        return [self.topics.source(name) for name in list(self.pipelines)]
+
     # What the client asks
 
     def _status(self, state: str, reason: str) -> bytes:
@@ -263,7 +268,7 @@ class Runner:
             }
         )
 
-    def _inboxes(self) -> list[str]:
+    def _filters(self) -> list[str]:
         return [
             f"{self.topics.inbox}/#",
             *(f"{self.topics.group_inbox(group)}/#" for group in self.settings.groups),

@@ -11,7 +11,7 @@ from xxhash import xxh3_64_hexdigest
 
 from ....core.types import Kind, Tensors, TensorSpec
 from ....device.resources import return_freed_memory, usable_cpus
-from ....models.files.skeleton import map_file
+from ....models.files.onnx_reader import map_file
 from ....models.manifest import ModelFolder
 from ...engines.ort import OrtEngine, settle, specs
 from ...engines.ort_options import NAME, Words, session_options

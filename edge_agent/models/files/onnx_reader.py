@@ -1,0 +1,203 @@
+"""The ONNX reader: nodes, tensors and values of a file, each with where its bytes lie.
+
+Reads `bytes`, a mapped file, and a file that is still being written (see `Sliceable`); weights are
+never read, nor is the file ever whole in memory. Names are text whose bytes are not lost where they
+are not UTF-8: `name_bytes` turns them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import NamedTuple
+
+from ...core.errors import ModelError
+from . import onnx_schema as proto
+from .protobuf import LENGTH, DamagedError, Field, Sliceable, fields
+
+MAX_DEPTH = 60
+"""Messages within messages; a graph within a node takes three."""
+
+Span = tuple[int, int]
+"""First byte, and the one after the last."""
+
+
+class Node(NamedTuple):
+    """One operation."""
+
+    position: int
+    """Among the nodes of its graph."""
+    operator: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Span]
+    """By name."""
+    field: Field
+    """In its graph."""
+
+
+class Tensor(NamedTuple):
+    """A constant: what it is, and where its numbers lie."""
+
+    name: str
+    dtype: int
+    """TensorProto.DataType."""
+    span: Span
+    """Of the message."""
+    raw: Field | None
+    """Numbers as bytes."""
+    data: Span
+    """The longest of the fields with numbers, raw or not; empty where there is none."""
+    external: Mapping[str, str]
+    """Entries of its external data; they may be there though the data is not external."""
+    is_external: bool
+
+
+class Value(NamedTuple):
+    """An input or output of a graph, as declared."""
+
+    name: str
+    dtype: int | None
+    """TensorProto.DataType; None: none is declared, or it is not a tensor."""
+    shape: tuple[int | None, ...] | None
+    """None for a size that is left open; None: no shape is declared."""
+
+
+def map_file(path: Path) -> mmap:
+    """Map a file for reading.
+
+    Raises:
+        ModelError: it cannot be read, or is empty.
+
+    """
+    try:
+        with path.open("rb") as file:
+            return mmap(file.fileno(), 0, access=ACCESS_READ)
+    except (OSError, ValueError) as problem:
+        raise ModelError(f"{path}: cannot be read: {problem}") from None
+
+
+def name_bytes(name: str) -> bytes:
+    """Return the bytes of a name as they are in the file."""
+    return name.encode("utf-8", "surrogateescape")
+
+
+def printable(text: str) -> str:
+    """Return a text with names in it as one that can be written out."""
+    return name_bytes(text).decode("utf-8", "replace")
+
+
+def read_node(data: Sliceable, field: Field, position: int = -1) -> Node:
+    """Read a node; of its attributes only the names."""
+    inputs, outputs = [], []
+    operator = domain = ""
+    attributes: dict[str, Span] = {}
+    for part in fields(data, field.begin, field.end):
+        match part.number:
+            case proto.NODE_INPUT:
+                inputs.append(_text(data, part))
+            case proto.NODE_OUTPUT:
+                outputs.append(_text(data, part))
+            case proto.NODE_OPERATOR:
+                operator = printable(_text(data, part))
+            case proto.NODE_DOMAIN:
+                domain = printable(_text(data, part))
+            case proto.NODE_ATTRIBUTE:
+                span = (part.begin, part.end)
+                attributes[read_name(data, span, proto.ATTRIBUTE_NAME)] = span
+    return Node(position, operator, domain, tuple(inputs), tuple(outputs), attributes, field)
+
+
+def read_tensor(data: Sliceable, span: Span) -> Tensor:
+    """Read all of a tensor but its numbers; where a field comes twice the last one counts."""
+    name, dtype, raw, is_external = "", 0, None, False
+    longest = (0, 0)
+    external: dict[str, str] = {}
+    for part in fields(data, *span):
+        match part.number:
+            case proto.TENSOR_NAME:
+                name = _text(data, part)
+            case proto.TENSOR_TYPE:
+                dtype = part.value
+            case proto.TENSOR_DATA_LOCATION:
+                is_external = part.value == proto.EXTERNAL
+            case proto.TENSOR_EXTERNAL_DATA:
+                entry = {p.number: _text(data, p) for p in fields(data, part.begin, part.end)}
+                external[entry.get(proto.ENTRY_KEY, "")] = entry.get(proto.ENTRY_VALUE, "")
+        if part.wire == LENGTH and part.number in proto.TENSOR_DATA:
+            raw = part if part.number == proto.TENSOR_RAW else raw
+            longest = max(longest, (part.begin, part.end), key=lambda each: each[1] - each[0])
+    return Tensor(name, dtype, span, raw, longest, external, is_external)
+
+
+def read_value(data: Sliceable, span: Span) -> Value:
+    """Read the declaration of an input or output."""
+    dtype: int | None = None
+    shape: tuple[int | None, ...] | None = None
+    kind = find(data, span, proto.VALUE_TYPE)
+    for part in fields(data, *find(data, kind, proto.TYPE_TENSOR)):
+        if part.number == proto.TENSOR_ELEMENT:
+            dtype = part.value
+        elif part.number == proto.TENSOR_SHAPE:
+            sizes = contents(data, (part.begin, part.end), {proto.SHAPE_SIZE})
+            shape = tuple(_size(data, size) for size in sizes)
+    return Value(read_name(data, span, proto.VALUE_NAME), dtype, shape)
+
+
+def _size(data: Sliceable, span: Span) -> int | None:
+    """Read one size of a shape; None: it is open, or is none that an array can have."""
+    size = read_integer(data, span, proto.SIZE_NUMBER)
+    return size if 0 < size < 2**31 else None
+
+
+def read_integer(data: Sliceable, span: Span, number: int) -> int:
+    """Read the field of a message that is a whole number; 0 where it is not there."""
+    return [0, *(part.value for part in fields(data, *span) if part.number == number)][-1]
+
+
+def read_name(data: Sliceable, span: Span, number: int) -> str:
+    """Read the field of a message that is its name; empty where it is not there."""
+    begin, end = find(data, span, number)
+    return _decode(data[begin:end])
+
+
+def find(data: Sliceable, span: Span, number: int) -> Span:
+    """Find the content of a field, the last where it comes more than once; (0, 0): it is absent."""
+    return [(0, 0), *contents(data, span, {number})][-1]
+
+
+def contents(data: Sliceable, span: Span, numbers: Container[int]) -> Iterator[Span]:
+    """Iterate over the contents of the fields of these numbers."""
+    for part in fields(data, *span):
+        if part.number in numbers:
+            yield part.begin, part.end
+
+
+def iter_tensors(
+    data: Sliceable, span: Span, message: str = "model", depth: int = 0
+) -> Iterator[Tensor]:
+    """Iterate over every tensor of a model: of functions, of graphs within nodes, sparse ones too.
+
+    Raises:
+        DamagedError: it is not a model, or is nested more than `MAX_DEPTH` deep.
+
+    """
+    if depth > MAX_DEPTH:
+        raise DamagedError("messages within messages, too deep")
+    if message == proto.TENSOR:
+        yield read_tensor(data, span)
+        return
+    inner = proto.TENSORS_WITHIN[message]
+    for part in fields(data, *span):
+        if part.number in inner:
+            yield from iter_tensors(data, (part.begin, part.end), inner[part.number], depth + 1)
+
+
+def _text(data: Sliceable, field: Field) -> str:
+    return _decode(data[field.begin : field.end])
+
+
+def _decode(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
