@@ -156,7 +156,7 @@ class OnnxFile:
         raise UnfitError("what it takes and gives is not among its last bytes")
 
     def tensors(self, ends: Ends) -> Iterator[Tensor]:
-        """Give the weights, each when it is there.
+        """Iterate over the weights, each when it has arrived.
 
         Raises:
             UnfitError: something else is among them, or *ends* was no more than a resemblance.
@@ -179,7 +179,7 @@ class OnnxFile:
 
 @_unfit_if_damaged()
 def declared(name: str, field: bytes) -> TensorSpec:
-    """Read what a network says of something that it takes or gives.
+    """Read the declaration of an input or output of a network.
 
     Raises:
         UnfitError: it is no tensor of numbers, or has no shape.

@@ -143,7 +143,7 @@ class BlockReceiver:
         active.answer_offer(self._status)
 
     def list_part(self, transfer: str, number: int, payload: bytes) -> None:
-        """Take a part of a block list, if it is wanted.
+        """Store a part of a block list, if it is wanted.
 
         Raises:
             MalformedError: that is no part.
@@ -152,14 +152,14 @@ class BlockReceiver:
         active = self._active.get(transfer)
         if active is None or active.incoming is not None or number >= active.list_parts:
             return
-        block_list = active.take_part(number, payload)
+        block_list = active.add_part(number, payload)
         if block_list is not None:
             self._begin_blocks(active, block_list)
         elif not active.requested:
             active.request(self._status)
 
     def block(self, transfer: str, number: int, message: ReceivedMessage) -> bool:
-        """Take a block, if it is wanted; return True if it is acknowledged later."""
+        """Store a block, if it is wanted; return True if it is acknowledged later."""
         active = self._active.get(transfer)
         if active is None or active.incoming is None:
             return False

@@ -40,7 +40,7 @@ class Offers:
         blocks: BlockReceiver,
         submit: Callable[[Candidate, int], None],
     ) -> None:
-        """Have no offers yet.
+        """Begin without offers.
 
         Args:
             store: where packages go.
@@ -63,7 +63,7 @@ class Offers:
         self._clock_checked = 0.0
 
     def message(self, transfer: str, payload: bytes) -> None:
-        """Take an offer as it arrives.
+        """Handle an offer as it arrives.
 
         Raises:
             MalformedError: it is not one; that has been published to its sender.
@@ -152,7 +152,7 @@ class Offers:
     def resume(self) -> None:
         """Resume, after a start, the transfers that were interrupted."""
         for transfer, front in arriving(self._store).items():
-            log.info("push %s: was interrupted, goes on", transfer)
+            log.info("push %s: was interrupted, is resumed", transfer)
             self._consider(transfer, front.header, front.signature)
             if not (self.is_known(transfer) or transfer in self._waiting):
                 self._remove(transfer)

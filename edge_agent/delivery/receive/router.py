@@ -62,7 +62,7 @@ class Router:
         )
 
     def message(self, levels: tuple[str, ...], message: ReceivedMessage) -> bool:
-        """Take a message under `in/`; return True if it is acknowledged later.
+        """Handle a message under `in/`; return True if it is acknowledged later.
 
         Raises:
             MalformedError: it is nothing that is expected here.

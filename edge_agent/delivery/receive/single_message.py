@@ -37,7 +37,7 @@ class SingleMessages:
         self._submit = submit
 
     def message(self, message: ReceivedMessage) -> bool:
-        """Take a package; return True: its message is acknowledged when it is in the store.
+        """Submit a package; return True: its message is acknowledged when it is in the store.
 
         Raises:
             MalformedError: it is not one; that has been published, if it could be.

@@ -58,8 +58,8 @@ class Transfer:
     def list_parts(self) -> int:
         return max(1, math.ceil(self.header.list_bytes / LIST_PART_BYTES))
 
-    def take_part(self, number: int, payload: bytes) -> bytes | None:
-        """Take a part of the block list; return the list once it is complete.
+    def add_part(self, number: int, payload: bytes) -> bytes | None:
+        """Add a part of the block list; return the list once it is complete.
 
         Raises:
             MalformedError: that is no part.
@@ -143,7 +143,7 @@ class Transfer:
     # Its trial
 
     def update_early_trial(self) -> None:
-        """Tell the trial what is there, and request early what it wishes for."""
+        """Send the early trial what has arrived, and request early what it wishes for."""
         incoming, early = self.incoming, self.candidate.early_trial
         if early is None or incoming is None:
             return

@@ -99,7 +99,7 @@ class Deployer:
         return self._early_trials.begin(header)
 
     def submit(self, candidate: Candidate) -> None:
-        """Take a candidate that is complete; it waits until those before it are done."""
+        """Queue a complete candidate; it is deployed after those before it."""
         self._ledger.add(candidate)
         self._queue.put(candidate)
 
@@ -134,7 +134,7 @@ class Deployer:
             self._ledger.suspend()
 
     def close(self) -> None:
-        """Tell the thread to end."""
+        """Ask the thread to end."""
         self._closing.set()
         self._queue.put(None)
 

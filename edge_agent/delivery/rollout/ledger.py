@@ -215,7 +215,7 @@ class Ledger:
             fault("trial.marked")
 
     def publish(self, candidate: Candidate, state: str, **more: Any) -> None:
-        """Publish a state to whoever brought it."""
+        """Publish a state to the sender, or to `edge-agent add`."""
         candidate.on_state(state, more.get("why"))
         if candidate.transfer is not None:
             model = {"model": candidate.name, "version": candidate.version}
@@ -320,7 +320,7 @@ class Ledger:
         return next(iter([*self.on_probation(name), *reversed(receiving)]), None)
 
     def names(self) -> set[str]:
-        """Return the names of the models of which `describe` has something to say."""
+        """Return the names of the models for which `describe` returns something."""
         names = {each.name for each in self._candidates if is_name(each.name)}
         shown = {name for name in names if self._shown(name) is not None}
         return shown | (set(self._last) & set(self._store.names()))

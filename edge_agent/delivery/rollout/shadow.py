@@ -138,7 +138,7 @@ class Shadowing:
         bounds: Trial,
         meanwhile: Callable[[], None],
     ) -> dict[str, Any]:
-        """Run a candidate in shadow, where there is an incumbent; return what its topic says of it.
+        """Run a candidate in shadow, where there is an incumbent; return the result for its topic.
 
         Args:
             candidate: that is tried.

@@ -165,7 +165,7 @@ def close_all(models: Models) -> None:
 
 
 def exchange_details(exchange: Exchange) -> dict[str, Any]:
-    """Return what a model's topic says of an exchange."""
+    """Return an exchange as it is on a model's topic."""
     return {
         "swap_ms": round(exchange.swap_ms, 3),
         "frames_dropped": exchange.frames_dropped,

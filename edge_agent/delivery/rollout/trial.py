@@ -39,7 +39,7 @@ class Trials:
         self._budget_mb = budget_mb
 
     def run(self, candidate: Candidate, folder: ModelFolder, bounds: Trial) -> dict[str, Any]:
-        """Try a candidate; return what its model's topic says of that.
+        """Try a candidate; return the result for its model's topic.
 
         Raises:
             ModelError: it has not passed, or shall not go on.

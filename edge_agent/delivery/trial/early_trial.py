@@ -110,7 +110,7 @@ class EarlyTrial:
             raise
 
     def begin(self, data: Path) -> None:
-        """Tell the child to follow a model, in the file that its members are written to."""
+        """Ask the child to follow a model, in the file that its members are written to."""
         if self._process is None or self._choice is None:
             return
         try:
@@ -154,7 +154,7 @@ class EarlyTrial:
         return self._process.wish if self._process is not None else None
 
     def arrived(self, have: int, *, granted: bool, whole: bool = False) -> None:
-        """Tell the child what has arrived and is authenticated.
+        """Send the child what has arrived and is authenticated.
 
         Args:
             have: bytes of the package, from the beginning.

@@ -112,7 +112,7 @@ class TrialProcess:
         threading.Thread(target=self._supervise, name="trial", daemon=True).start()
 
     def follow(self, question: Mapping[str, Any], data: int) -> None:
-        """Tell it to run a model that is arriving; see `early.follow`.
+        """Ask it to run a model that is arriving; see `early.follow`.
 
         Args:
             question: what to do.
@@ -142,7 +142,7 @@ class TrialProcess:
         memory_mb: int,
         stopped: Callable[[], str | None],
     ) -> Verdict:
-        """Let it judge a model, and return its verdict; the arguments are `run_trial`'s."""
+        """Ask it to judge a model, and return its verdict; the arguments are `run_trial`'s."""
         self._memory_mb = memory_mb
         # Mapped files: the kernel can take their memory back at any time.
         self._counts_files = question["oversize"] is None
@@ -153,7 +153,7 @@ class TrialProcess:
         if self.why is not None:
             return Verdict(False, self.why)
         if self._child.returncode != 0:
-            return Verdict(False, _death(self._child.returncode, self._stderr))
+            return Verdict(False, _cause_of_death(self._child.returncode, self._stderr))
         return self._verdict or Verdict(False, "its trial ended without a verdict")
 
     def close(self) -> None:
@@ -331,8 +331,8 @@ def _no_frame(_specs: tuple[TensorSpec, ...]) -> None:
     return None
 
 
-def _death(status: int, words: bytes) -> str:
-    """Say how a child ended."""
+def _cause_of_death(status: int, words: bytes) -> str:
+    """Return how a child ended, as the reason of a verdict."""
     if (name := signal_name(status)) is not None:
         return f"crashes the engine ({name})"
     return f"its trial failed: {last_line(words) or f'status {status}'}"
