@@ -10,54 +10,20 @@ from dataclasses import field, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
+from ..core.codec import storable
 from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.errors import ModelError
 from ..core.frozen import record
 from ..core.names import NAME_RULE, is_name, is_version
+from .decoders import DEFAULT, DecoderName, Task, decoders_of
 
 MANIFEST = "model.toml"
 MAX_LABEL_BYTES = 2**20
 MAX_LABELS = 100_000
 
-Task = Literal["detection", "classification", "anomaly", "regression", "raw"]
-DecoderName = Literal[
-    "ultraface",
-    "yunet",
-    "yolox",
-    "yolov8",
-    "yolo-e2e",
-    "yolov5",
-    "nanodet",
-    "ssd",
-    "detr",
-    "softmax",
-    "logits",
-    "reconstruction",
-    "score",
-    "raw",
-]
 Interpolation = Literal["linear", "area", "cubic", "nearest"]
 PICTURE_LAYOUTS = ("nchw", "nhwc")
 SIGNAL_LAYOUTS = ("ct", "tc", "flat-ct", "flat-tc")
-
-# Which decoders make sense for which task.
-DECODERS_OF: Mapping[Task, tuple[DecoderName, ...]] = {
-    "detection": (
-        "ultraface",
-        "yunet",
-        "yolox",
-        "yolov8",
-        "yolo-e2e",
-        "yolov5",
-        "nanodet",
-        "ssd",
-        "detr",
-    ),
-    "classification": ("softmax", "logits"),
-    "anomaly": ("reconstruction", "score"),
-    "regression": ("raw", "score"),
-    "raw": ("raw",),
-}
 
 SCORED: frozenset[Task] = frozenset({"detection", "classification"})
 """Tasks whose findings have scores from 0 to 1; what the others give may be any number."""
@@ -69,6 +35,7 @@ Number = Annotated[float, Ge(-1e9), Le(1e9)]
 Numbers = tuple[Number, ...]
 
 
+@storable
 @record(kw_only=True)
 class LogMel:
     """Parameters of `transform = "logmel"`."""
@@ -84,6 +51,7 @@ class LogMel:
     n_mfcc: Annotated[int, Ge(0), Le(1024)] = 0
 
 
+@storable
 @record(kw_only=True)
 class InputSpec:
     """How a sample becomes the network's input."""
@@ -143,6 +111,7 @@ class InputSpec:
         return values
 
 
+@storable
 @record(kw_only=True)
 class OutputSpec:
     """How the network's outputs become findings."""
@@ -160,6 +129,7 @@ class OutputSpec:
     """Role = tensor name, where they are not found by shape and usual names."""
 
 
+@storable
 @record(kw_only=True)
 class TrialSpec:
     """Bounds on a candidate; stricter than the device's, never laxer."""
@@ -174,6 +144,7 @@ class TrialSpec:
     timeout_s: Annotated[float, Gt(0), Le(366 * 86400)] | None = None
 
 
+@storable
 @record(kw_only=True)
 class Manifest:
     """The whole of `model.toml`."""
@@ -196,12 +167,11 @@ class Manifest:
 
     @property
     def decoder(self) -> DecoderName:
-        """The decoder named, or the only one its task can have."""
-        if self.output.decoder is None:
-            return "raw"
-        return self.output.decoder
+        """The decoder named, or the default."""
+        return DEFAULT if self.output.decoder is None else self.output.decoder
 
 
+@storable
 @record
 class ModelFolder:
     """A model on disk whose manifest has been read; its network has not."""
@@ -240,12 +210,8 @@ def parse(data: Mapping[str, Any], where: str) -> Manifest:
             f"{where}: version: {manifest.version!r} is not a version "
             '(dot-separated integers: "3" or "1.2")'
         )
-    allowed = DECODERS_OF[manifest.task]
-    if manifest.output.decoder is None and manifest.task in {
-        "detection",
-        "classification",
-        "anomaly",
-    }:
+    allowed = decoders_of(manifest.task)
+    if manifest.output.decoder is None and DEFAULT not in allowed:
         raise ModelError(
             f"{where}: output.decoder: is missing; task {manifest.task} takes one of "
             f"{', '.join(allowed)}"

@@ -11,7 +11,7 @@ from ...config.settings import Trial
 from ...core.errors import EngineError, ModelError, SampleError
 from ...core.files import fault
 from ...core.types import Kind, Outcome, Sample
-from ...inference.golden import compare_findings
+from ...inference.compare import compare_findings
 from ...inference.model import Model, Region
 from ...mqtt.payloads import percentiles
 from ...runtime.serving.active import ActiveModels
