@@ -15,29 +15,29 @@ class DecoderSpec(NamedTuple):
     """One decoder."""
 
     function: str
-    """Module and function in `inference.decode`; imported when a model needs it."""
+    """Module, relative to `inference.decode`, and function; imported when a model needs it."""
     tasks: tuple[Task, ...]
     compares_input: bool = False
     """Whether it compares outputs with the input, whose numbers it therefore needs."""
 
 
 DECODERS: Mapping[str, DecoderSpec] = {
-    "ultraface": DecoderSpec("faces.ultraface", ("detection",)),
-    "yunet": DecoderSpec("faces.yunet", ("detection",)),
-    "yolox": DecoderSpec("yolo.yolox", ("detection",)),
-    "yolov8": DecoderSpec("yolo.yolov8", ("detection",)),
-    "yolo-e2e": DecoderSpec("yolo.end_to_end", ("detection",)),
-    "yolov5": DecoderSpec("yolo.yolov5", ("detection",)),
-    "nanodet": DecoderSpec("nanodet.nanodet", ("detection",)),
-    "ssd": DecoderSpec("ssd.ssd", ("detection",)),
-    "detr": DecoderSpec("detr.detr", ("detection",)),
-    "softmax": DecoderSpec("classification.softmax", ("classification",)),
-    "logits": DecoderSpec("classification.logits", ("classification",)),
+    "ultraface": DecoderSpec(".faces.ultraface", ("detection",)),
+    "yunet": DecoderSpec(".faces.yunet", ("detection",)),
+    "yolox": DecoderSpec(".yolo.yolox", ("detection",)),
+    "yolov8": DecoderSpec(".yolo.yolov8", ("detection",)),
+    "yolo-e2e": DecoderSpec(".yolo.end_to_end", ("detection",)),
+    "yolov5": DecoderSpec(".yolo.yolov5", ("detection",)),
+    "nanodet": DecoderSpec(".nanodet.nanodet", ("detection",)),
+    "ssd": DecoderSpec(".ssd.ssd", ("detection",)),
+    "detr": DecoderSpec(".detr.detr", ("detection",)),
+    "softmax": DecoderSpec(".classification.softmax", ("classification",)),
+    "logits": DecoderSpec(".classification.logits", ("classification",)),
     "reconstruction": DecoderSpec(
-        "reconstruction.reconstruction", ("anomaly",), compares_input=True
+        ".reconstruction.reconstruction", ("anomaly",), compares_input=True
     ),
-    "raw": DecoderSpec("numbers.raw", ("regression", "raw")),
-    "score": DecoderSpec("numbers.score", ("anomaly", "regression")),
+    "raw": DecoderSpec(".values.raw", ("regression", "raw")),
+    "score": DecoderSpec(".values.score", ("anomaly", "regression")),
 }
 DEFAULT = "raw"
 """The decoder of a manifest that names none, if its task takes it."""

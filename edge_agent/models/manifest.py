@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..core.codec import storable
 from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.errors import ModelError
+from ..core.files import path_inside
 from ..core.frozen import record
 from ..core.names import NAME_RULE, is_name, is_version
 from .decoders import DEFAULT, DecoderName, Task, decoders_of
@@ -257,7 +258,7 @@ def threshold_trouble(task: Task, threshold: float) -> str | None:
 def check(manifest: Manifest, folder: Path) -> ModelFolder:
     """See that the files a manifest names are there and inside its folder; read the labels."""
     where = folder / MANIFEST
-    network = inside(folder, manifest.file, f"{where}: file")
+    network = path_inside(folder, manifest.file, f"{where}: file")
     if network.suffix not in {".onnx", ".xml"}:
         raise ModelError(f"{where}: file: {manifest.file!r} is neither .onnx nor .xml")
     if network.suffix == ".xml" and not network.with_suffix(".bin").is_file():
@@ -266,7 +267,7 @@ def check(manifest: Manifest, folder: Path) -> ModelFolder:
         )
     labels = manifest.output.labels
     if isinstance(labels, str):
-        text = inside(folder, labels, f"{where}: output.labels")
+        text = path_inside(folder, labels, f"{where}: output.labels")
         if text.stat().st_size > MAX_LABEL_BYTES:
             raise ModelError(f"{text}: larger than {MAX_LABEL_BYTES // 2**20} MiB, not labels")
         try:
@@ -281,16 +282,3 @@ def check(manifest: Manifest, folder: Path) -> ModelFolder:
         if len(labels) > MAX_LABELS:
             raise ModelError(f"{text}: {len(labels)} labels, expected at most {MAX_LABELS}")
     return ModelFolder(folder, manifest, labels)
-
-
-def inside(folder: Path, name: str, where: str) -> Path:
-    """Find a file that a manifest names, and see that it lies inside the folder."""
-    pure = PurePosixPath(name)
-    if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name:
-        raise ModelError(f"{where}: {name!r} must be a path inside the model folder")
-    path = folder / pure
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise ModelError(f"{where}: {name!r} leads outside the model folder")
-    if not path.is_file():
-        raise ModelError(f"{where}: {name!r} is missing from {folder}")
-    return path

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
 from edge_agent.config.settings import Arm, Broker
 from edge_agent.config.settings import Pipeline as PipelineSettings
-from edge_agent.core.timeline import Clock
+from edge_agent.core.timeline import Timeline
 from edge_agent.inference.model import Model
 from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.connection import ReceivedMessage
 from edge_agent.mqtt.topics import Topics
 from edge_agent.runtime.pipelines.pipeline import Identity, Pipeline
+from edge_agent.runtime.pipelines.sinks import ResultSink
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.runtime.serving.active import Serving
 from edge_agent.sources.spec import parse_source
@@ -38,7 +40,14 @@ def offline_client(inbox: SimpleQueue[ReceivedMessage | None] | None = None) -> 
 
 
 def idle_pipeline(
-    name: str, source: str, folder: Path, board: Board[Model], client: Client, *, qos: int = 1
+    name: str,
+    source: str,
+    folder: Path,
+    board: Board[Model],
+    client: Client,
+    *,
+    qos: int = 1,
+    sinks: Sequence[ResultSink] = (),
 ) -> Pipeline:
     """Make a pipeline whose source is not opened, and whose model is not there.
 
@@ -49,6 +58,7 @@ def idle_pipeline(
         board: where its captures would go.
         client: where its results would go.
         qos: of its results.
+        sinks: take its results too.
 
     """
     spec = parse_source(source, folder)
@@ -57,7 +67,8 @@ def idle_pipeline(
         spec,
         [Serving(Arm("m", None, 1), spec.kind)],
         [],
-        identity=Identity("box", "session", TOPICS, Clock()),
+        identity=Identity("box", "session", TOPICS, Timeline()),
         board=board,
         client=client,
+        sinks=sinks,
     )

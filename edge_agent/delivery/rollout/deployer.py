@@ -25,11 +25,11 @@ from ...models.store.store import Store
 from ...runtime.serving.active import ActiveModels
 from ..trial.early_trial import EarlyTrial, EarlyTrials
 from .acceptance import bounds_of
-from .commands import Commands
+from .commands import VersionCommands
 from .ledger import Candidate, Interrupted, Ledger
 from .probation import Probations
 from .recovery import Recovery
-from .rollback import Rollback
+from .rollback import Rollbacks
 from .shadow import Shadowing
 from .swap import Swap, exchange_details
 from .trial import Trials
@@ -77,20 +77,20 @@ class Deployer:
         self._trials = Trials(active, ledger, self._closing, memory_budget_mb)
         self._shadowing = Shadowing(active, ledger, self._closing)
         self._swap = Swap(store, library, active, overlap=overlap)
-        rollback = Rollback(store, library, ledger, self._swap)
-        self._probations = Probations(ledger, self._swap, rollback)
-        self._recovery = Recovery(store, library, ledger, self._probations, rollback)
+        rollbacks = Rollbacks(store, library, ledger, self._swap)
+        self._probations = Probations(ledger, self._swap, rollbacks)
+        self._recovery = Recovery(store, library, ledger, self._probations, rollbacks)
         self._early_trials = EarlyTrials(
             store, active, trial, overlap=overlap, budget_mb=memory_budget_mb
         )
-        self.commands = Commands(
+        self.commands = VersionCommands(
             store,
             library,
             active,
             ledger,
             swap=self._swap,
             probations=self._probations,
-            rollback=rollback,
+            rollbacks=rollbacks,
         )
         """What operators decide about versions."""
 

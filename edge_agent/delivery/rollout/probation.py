@@ -11,7 +11,7 @@ from ...core.files import fault
 from ...inference.model import Model
 from .acceptance import Watch
 from .ledger import Candidate, Ledger
-from .rollback import Rollback
+from .rollback import Rollbacks
 from .swap import Swap
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 class Probations:
     """One of a model at most; a method that begins or ends one needs `Swap.changing`."""
 
-    def __init__(self, ledger: Ledger, swap: Swap, rollback: Rollback) -> None:
+    def __init__(self, ledger: Ledger, swap: Swap, rollback: Rollbacks) -> None:
         self._ledger = ledger
         self._swap = swap
         self._rollback = rollback

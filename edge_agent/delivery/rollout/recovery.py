@@ -21,7 +21,7 @@ from ...runtime.serving.active import ActiveModels
 from .acceptance import bounds_of
 from .ledger import Candidate, Ledger, after_kill
 from .probation import Probations
-from .rollback import Rollback
+from .rollback import Rollbacks
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Recovery:
         library: Library,
         ledger: Ledger,
         probations: Probations,
-        rollback: Rollback,
+        rollback: Rollbacks,
     ) -> None:
         self._store = store
         self._library = library

@@ -14,7 +14,7 @@ from .swap import Swap, close_all
 log = logging.getLogger(__name__)
 
 
-class Rollback:
+class Rollbacks:
     """Rolls back, and records the reason. Its methods need `Swap.changing`."""
 
     def __init__(self, store: Store, library: Library, ledger: Ledger, swap: Swap) -> None:

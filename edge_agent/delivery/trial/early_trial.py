@@ -23,7 +23,7 @@ from ...inference.engines.protocol import EngineChoice, fix_inputs
 from ...inference.engines.registry import runs_arriving
 from ...inference.model import Region, cut
 from ...inference.preprocess.inputs import fixed_shapes
-from ...inference.preprocess.plan import plan
+from ...inference.preprocess.preprocessor import build_preprocessor
 from ...models.manifest import load
 from ...models.packages.package import PackageHeader
 from ...models.store.store import Store
@@ -144,7 +144,7 @@ class EarlyTrial:
             data = sample.data
             if self._newest.region is not None:
                 data, _, _ = cut(data, self._newest.region)
-            return plan(spec, settled, kind)(data)[0]
+            return build_preprocessor(spec, settled, kind)(data)[0]
         except AgentError:
             return None  # the trial of the complete model reports it
 

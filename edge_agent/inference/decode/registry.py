@@ -12,7 +12,7 @@ from importlib import import_module
 from ...core.types import TensorSpec
 from ...models.decoders import DECODERS
 from ...models.manifest import Manifest
-from .outputs import Decoder, Network
+from .decoder import Decoder, Network
 
 
 def build_decoder(
@@ -36,6 +36,6 @@ def build_decoder(
 
     """
     network = Network(manifest, labels, inputs, outputs, size)
-    module, _, function = DECODERS[manifest.decoder].function.partition(".")
-    decoder: Decoder = getattr(import_module(f"{__package__}.{module}"), function)(network)
+    module, _, function = DECODERS[manifest.decoder].function.rpartition(".")
+    decoder: Decoder = getattr(import_module(module, __package__), function)(network)
     return decoder
