@@ -1,4 +1,4 @@
-"""Models as people bring them: a folder, a bare .onnx or .xml, as a folder that can be loaded."""
+"""Import of models: a folder, a tar, or a bare .onnx or .xml, as a folder that can be loaded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BARE = frozenset({".onnx", ".xml"})
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """A model and what had to be assumed about it."""
+    """A model, and what had to be assumed about it."""
 
     folder: ModelFolder
     assumptions: tuple[str, ...]
@@ -28,7 +28,7 @@ class Brought:
 
 @contextmanager
 def bring(path: Path, name: str | None = None, version: str | None = None) -> Iterator[Brought]:
-    """Make a loadable folder of *path*, for as long as the context lasts.
+    """Import *path* as a loadable folder, for as long as the context lasts.
 
     Args:
         path: a model folder, a packed .tar, or a bare .onnx or .xml whose metadata says what it
@@ -37,8 +37,8 @@ def bring(path: Path, name: str | None = None, version: str | None = None) -> It
         version: instead of its own; of a bare file "1" otherwise.
 
     Raises:
-        UsageError: there is nothing at *path*, or name or version are none.
-        ModelError: it is not a model, or does not say enough of itself.
+        UsageError: there is nothing at *path*, or name or version are not valid.
+        ModelError: it is not a model, or its metadata does not say enough.
 
     """
     if name is not None and not is_name(name):
@@ -82,7 +82,7 @@ def bring(path: Path, name: str | None = None, version: str | None = None) -> It
 
 @contextmanager
 def _told_of(place: Path, path: Path) -> Iterator[None]:
-    """Let errors name what the user brought, not where it was put for a while."""
+    """Rewrite errors to name the user's path instead of the temporary folder."""
     try:
         yield
     except AgentError as problem:
@@ -97,7 +97,7 @@ def _told_of(place: Path, path: Path) -> Iterator[None]:
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:
-    """Write `model.toml`, leaving out what is as it would be anyway."""
+    """Write `model.toml` without what is the default."""
     import tomli_w
 
     table = _table(manifest)
@@ -108,7 +108,7 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
 
 
 def _table(record: Any) -> dict[str, Any]:
-    """Turn a record into what TOML has."""
+    """Return a record as a TOML table."""
     table: dict[str, Any] = {}
     for item in fields(record):
         value = getattr(record, item.name)
