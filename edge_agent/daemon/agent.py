@@ -30,7 +30,7 @@ from ..core.timeline import Clock
 from ..inference.model import Model, open_model
 from ..inference.prepared.artifact import read
 from ..inference.prepared.fallback import load_prepared
-from ..models.store.agent_lock import claim
+from ..models.store.agent_lock import hold_agent_lock
 from ..runtime.pipelines.runner import Runner
 from .fast_start import readahead
 from .fast_start.plan import forget
@@ -126,7 +126,7 @@ class Agent:
         stop_on_signals(self._stops, self._reload)
         stop_on_dead_threads(self._stops)
         with ExitStack() as stack:
-            stack.enter_context(claim(runner.settings.state))
+            stack.enter_context(hold_agent_lock(runner.settings.state))
             self._take_over(stack)
             stack.callback(runner.active.close)
             # Outlives the workers, who publish; on the way out it says goodbye.

@@ -60,7 +60,7 @@ class Admission:
         )
         if check_expiry(header, now=datetime.now(UTC), build_date=BUILD_DATE) == "wait":
             return None
-        self.refuse_older(header.name, header.version)
+        self.check_not_older(header.name, header.version)
         return header
 
     def refuse_unsigned(self) -> None:
@@ -73,14 +73,14 @@ class Admission:
         if not self._receiver.allow_unsigned():
             verify_header(b"", None, self._receiver.trusted(), allow_unsigned=False)
 
-    def refuse_older(self, name: str, version: str) -> None:
+    def check_not_older(self, name: str, version: str) -> None:
         """See that nothing higher has been accepted, in the store or elsewhere.
 
         Raises:
             ModelError: it has.
 
         """
-        self._store.refuse_older(name, version)
+        self._store.check_not_older(name, version)
         for entry in self._library.versions(name):
             if (
                 entry.accepted

@@ -16,7 +16,7 @@ from ...models.manifest import ModelFolder
 from ...models.packages.archive import Front
 from ...models.packages.package import PackageHeader
 from ...models.store.catalog import Library
-from ...models.store.incoming import Incoming, arriving, other_transfers
+from ...models.store.incoming import Incoming, interrupted_transfers, other_transfers
 from ...models.store.install import install_incoming
 from ...models.store.local_blocks import plain_folders, stored_versions
 from ...models.store.store import Store
@@ -113,7 +113,7 @@ class Receiving:
             transfer.header.size,
             transfer.header.blocks,
         )
-        begun = arriving(self._store).get(transfer.id)
+        begun = interrupted_transfers(self._store).get(transfer.id)
         if begun is not None:
             self._begin_blocks(transfer, begun.block_list)
         else:
@@ -191,7 +191,7 @@ class Receiving:
             return
         if transfer.ahead is not None:
             transfer.ahead.begin(incoming.data)
-            incoming.hurry(transfer.header.size - END_BYTES, transfer.header.size)
+            incoming.request_first(transfer.header.size - END_BYTES, transfer.header.size)
         transfer.tell_trial()
         if saved:
             log.info(

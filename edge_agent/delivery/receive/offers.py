@@ -11,7 +11,7 @@ import time
 from ...core.errors import MalformedError, ModelError
 from ...core.files import disk_errors
 from ...models.packages.package import PackageHeader, transfer_id
-from ...models.store.incoming import arriving
+from ...models.store.incoming import interrupted_transfers
 from ...models.store.store import Store
 from .admission import Admission, clock_is_set
 from .blocks import MAX_TRANSFERS, Receiving
@@ -111,7 +111,7 @@ class Offers:
 
     def resume(self) -> None:
         """After a start: go on with the transfers that were interrupted."""
-        for transfer, front in arriving(self._store).items():
+        for transfer, front in interrupted_transfers(self._store).items():
             log.info("push %s: was interrupted, goes on", transfer)
             self._consider(transfer, front.header, front.signature)
             wanted = transfer in self._receiving or transfer in self._waiting
@@ -124,7 +124,7 @@ class Offers:
             with disk_errors(f"push {transfer}: removing it"), self._store.locked():
                 folder = self._store.incoming / transfer
                 if folder.is_dir():
-                    self._store.take_apart(folder)
+                    self._store.delete_folder(folder)
         except ModelError as problem:
             log.error("%s", problem)  # noqa: TRY400 - one line, no traceback
 

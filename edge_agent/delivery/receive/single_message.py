@@ -101,7 +101,7 @@ class Whole:
         folder = install_handmade(self._store, archive)
         name, version = folder.manifest.name, folder.manifest.version
         try:
-            self._admission.refuse_older(name, version)
+            self._admission.check_not_older(name, version)
             self._admission.refuse_foreign(name, version)
         except ModelError:
             with self._store.locked():

@@ -160,8 +160,8 @@ class Transfer:
             return
         if ahead.wish is not None and not self.hurried:
             self.hurried = True
-            incoming.hurry(*ahead.wish)
-        granted = self.hurried and incoming.hurried
+            incoming.request_first(*ahead.wish)
+        granted = self.hurried and incoming.has_requested
         ahead.arrived(incoming.reach, granted=granted, whole=incoming.complete)
 
     def end_trial(self) -> None:

@@ -12,7 +12,7 @@ from ...core.files import take_lock
 
 
 @contextmanager
-def claim(state: Path) -> Iterator[None]:
+def hold_agent_lock(state: Path) -> Iterator[None]:
     """Hold the agent's lock on this folder.
 
     Raises:

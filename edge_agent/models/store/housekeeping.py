@@ -106,11 +106,11 @@ def make_room(
             if taken + needed <= quota and free >= 2 * needed:
                 break
             if each.version is None:
-                store.take_apart(each.path)
+                store.delete_folder(each.path)
             else:
                 store.discard(*each.version)
                 for form in derived.forms_of(store, each.path):
-                    store.take_apart(form)
+                    store.delete_folder(form)
             taken, free = taken - each.size, free + each.size
             gone.append(each.label)
         return tuple(gone)
@@ -184,10 +184,10 @@ def clean_leftovers(store: Store, *, derived: Derived, now: float | None = None)
                 continue
             why = _useless(path, installed, now)
             if why is not None:
-                store.take_apart(path)
+                store.delete_folder(path)
                 lines.append(f"{path}: {why}, removed")
         for form, why in derived.useless(store):
-            store.take_apart(form)
+            store.delete_folder(form)
             lines.append(f"{form}: {why}, removed")
     return tuple(lines)
 

@@ -98,7 +98,7 @@ class Incoming:
             if same and size == self.header.size:
                 return True
         with self._store.locked():
-            self._store.take_apart(self._folder)
+            self._store.delete_folder(self._folder)
         return False
 
     def _create(self) -> None:
@@ -193,7 +193,7 @@ class Incoming:
         offsets = self.blocks.offsets
         return offsets[self._low] if self._low < len(offsets) else self.blocks.total
 
-    def hurry(self, start: int, stop: int) -> None:
+    def request_first(self, start: int, stop: int) -> None:
         """Request some bytes before all others."""
         self._urgent = [
             index
@@ -204,7 +204,7 @@ class Incoming:
         ]
 
     @property
-    def hurried(self) -> bool:
+    def has_requested(self) -> bool:
         """Whether all bytes that were requested first have arrived."""
         return bool(self._urgent) and all(self._has[index] for index in self._urgent)
 
@@ -283,7 +283,7 @@ class Incoming:
         self.close()
         with disk_errors(f"{self.header.id}: removing the transfer"), self._store.locked():
             if self._folder.is_dir():
-                self._store.take_apart(self._folder)
+                self._store.delete_folder(self._folder)
 
     def close(self) -> None:
         """Close the transfer; what has arrived stays. May be called twice."""
@@ -330,7 +330,7 @@ def _reserve(descriptor: int, size: int) -> None:
         os.ftruncate(descriptor, size)
 
 
-def arriving(store: Store) -> dict[str, Front]:
+def interrupted_transfers(store: Store) -> dict[str, Front]:
     """List the transfers that were interrupted, by id; their signatures are to be checked again."""
     found: dict[str, Front] = {}
     for folder in subfolders(store.incoming):
@@ -348,7 +348,7 @@ def other_transfers(store: Store, transfer: str) -> Iterator[Source]:
 
     The same files packed again are another package, but the same blocks.
     """
-    for other, front in arriving(store).items():
+    for other, front in interrupted_transfers(store).items():
         if other == transfer:
             continue
         try:

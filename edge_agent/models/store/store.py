@@ -109,7 +109,7 @@ class Store:
                     found = found.raised(version)
         return found
 
-    def refuse_older(self, name: str, version: str) -> None:
+    def check_not_older(self, name: str, version: str) -> None:
         """Check that a version is not below the highest ever accepted.
 
         Raises:
@@ -212,9 +212,9 @@ class Store:
         if any(same_version(version, known) for known in (*old.history, *old.used)):
             # First, so that nothing points to what is gone.
             pointing.write(self.models / name, old.without(version))
-        self.take_apart(path)
+        self.delete_folder(path)
 
-    def take_apart(self, folder: Path) -> None:
+    def delete_folder(self, folder: Path) -> None:
         """Delete a folder, first renamed: no half of it has its name. The caller has the lock."""
         trash = self.staging / uuid.uuid4().hex
         folder.rename(trash)
@@ -288,7 +288,7 @@ class Store:
         with disk_errors(f"{name}: noting the trial"), self.locked():
             return self._change(name, lambda old: replace(old, trial=trial))
 
-    def note_use(self, name: str, version: str) -> None:
+    def record_use(self, name: str, version: str) -> None:
         """Record that a version has been used, so that it is not the first to be deleted."""
         now = time.time()
         with disk_errors(f"{name}@{version}: noting its use"), self.locked():

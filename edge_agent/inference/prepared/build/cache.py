@@ -147,7 +147,7 @@ def discard(form: str, store: Store) -> None:
     folder = Path(form)
     with disk_errors(f"{folder}: removing it"), store.locked():
         if folder.is_dir():
-            store.take_apart(folder)
+            store.delete_folder(folder)
 
 
 def _commit(store: Store, made: Path, key: str) -> Path:
@@ -162,7 +162,7 @@ def _commit(store: Store, made: Path, key: str) -> Path:
                 belong_to(place.parent, store.root)
                 sync_folder(store.root)
             if place.exists():
-                store.take_apart(place)
+                store.delete_folder(place)
             made.rename(place)
             sync_folder(place.parent)
     return place
