@@ -16,7 +16,7 @@ from ...config.load import load as load_settings
 from ...config.settings import Broker
 from ...core.errors import AgentError, EngineError, SampleError, SourceError, UsageError
 from ...core.types import Array, Outcome, Sample
-from ...inference.model import Model, open_model
+from ...inference.model import Model, load_model
 from ...models.importing import BARE, ImportedModel, import_model
 from ...models.manifest import load as load_manifest
 from ...mqtt import payloads
@@ -126,7 +126,7 @@ def _compare_engines(
     for choice in _choices(imported):
         name = f"{choice.engine}:{choice.device}"
         try:
-            model, _ = open_model(imported.folder, [choice], spec.kind)
+            model, _ = load_model(imported.folder, [choice], spec.kind)
         except EngineError as problem:
             reason = str(problem).rpartition(f"{name}: ")[2]
             refusals.append(f"{name}: {reason}")

@@ -23,6 +23,7 @@ from ...inference.model import Model
 from ...mqtt import payloads
 from ...mqtt.client import Client
 from ...mqtt.inbox import Inbox
+from ...mqtt.subscriptions import Subscriptions
 from ...mqtt.topics import Topics
 from ...sources.source import SourceContext
 from ...sources.spec import parse_source
@@ -80,12 +81,13 @@ class Runner:
         self.active = ActiveModels(self.board, library, loader, flows=self.flows)
         self.pipelines: dict[str, Pipeline] = {}
         self.inbox = Inbox()
+        self.subscriptions = Subscriptions(self.topics, lambda: self.settings.groups)
         self.client = Client(
             settings.broker,
             f"edge-agent-{settings.device_id}",
             status_topic=self.topics.status,
             status=self._status,
-            filters=self._filters,
+            filters=self.subscriptions.filters,
             inbox=self.inbox,
             spool=settings.state / "spool.db",
             ledger=settings.state / "announced.json",
@@ -245,9 +247,3 @@ class Runner:
                 "time": payloads.iso(time.time_ns()),
             }
         )
-
-    def _filters(self) -> list[str]:
-        return [
-            f"{self.topics.inbox}/#",
-            *(f"{self.topics.group_inbox(group)}/#" for group in self.settings.groups),
-        ]
