@@ -153,7 +153,7 @@ class Reloading:
         active = self._frames.active
         active.load_all()
         with self._arranging:
-            gone = active.release({(s.reference, s.kind) for s in self._frames.used()})
+            gone = active.forget({(s.reference, s.kind) for s in self._frames.used()})
         # Not while that is held: frames on their way through them may take long, and the next
         # reading would wait, with all else that the main thread does.
         for model in gone:

@@ -65,7 +65,8 @@ def main(options: Options) -> int:
     report.line("ok", "profile", f"{match.name} ({match.reason}) on {facts}")
     for line in strays(default_dirs()):
         report.line("note", "profile", line)
-    loader = ModelLoader(match.profile, facts, settings.engine)
+    tuning = TuningResults(settings.state, match.profile, facts)
+    loader = ModelLoader(match.profile, facts, settings.engine, tuning=tuning)
     for choice, why in loader.lineup.absent:
         report.line("note", "engine", f"{choice.engine}:{choice.device} is passed over: {why}")
     for line in loader.lineup.notes:
@@ -74,10 +75,8 @@ def main(options: Options) -> int:
         report.line("ok", "engine", f"{choice.engine}:{choice.device}")
     store = open_store(settings)
     report.line("ok", "state_dir", f"{settings.state}, writable")
-    tuning = TuningResults(settings.state, match.profile, facts)
     for line in tuned(tuning, loader.lineup.choices):
         report.line("note" if tuning.problem else "ok", "tune", line)
-    loader.tuning = tuning
     for why in _device(settings):
         subject, _, text = why.partition(": ")
         report.line("note", subject, text)

@@ -84,7 +84,7 @@ class Frames:
         self.board: Board[Model] = Board(
             max_delay=settings.batching.max_delay_ms / 1e3, lanes=lanes
         )
-        self.active = ActiveModels(self.board, library, loader)
+        self.active = ActiveModels(self.board, library, loader, flows=self.flows)
         self.pipelines: dict[str, Pipeline] = {}
         self.inbox = Inbox()
         self.client = Client(

@@ -79,26 +79,33 @@ class ModelLoader:
         facts: Facts,
         wanted: EngineName | Literal["auto"],
         store: Store | None = None,
+        *,
+        tuning: TuningResults | None = None,
+        batching: Batching | None = None,
+        crashes: CrashLedger | None = None,
     ) -> None:
-        """Prepare.
+        """Probe nothing yet.
 
         Args:
             profile: of this device.
             facts: the machine.
             wanted: the engine that the settings insist on.
             store: keeps prepared forms; None: a model is loaded whole, whatever it takes.
+            tuning: what a tune has measured; None: the store's, if there is a store.
+            batching: how many frames of several pipelines go through a model at a time.
+            crashes: what is known of models that take the agent down; None: nothing.
 
         """
         self._store = store
-        self.tuning = None if store is None else TuningResults(store.root, profile, facts)
-        """What a tune has found out; None: nothing is known, nor to be kept."""
+        if tuning is None and store is not None:
+            tuning = TuningResults(store.root, profile, facts)
+        self.tuning = tuning
+        """What a tune has measured; None: nothing is known, nor to be kept."""
         self._profile = profile
         self._facts = facts
         self._wanted = wanted
-        self.batching = Batching()
-        """How many frames of several pipelines go through a model at a time."""
-        self.crashes: CrashLedger | None = None
-        """What is known of models that take the agent down; None: nothing."""
+        self.batching = Batching() if batching is None else batching
+        self._crashes = crashes
 
     @property
     def profile(self) -> DeviceProfile:
@@ -177,9 +184,9 @@ class ModelLoader:
 
     def _barred(self, folder: ModelFolder, choice: EngineChoice) -> str | None:
         """Say why a model is not to be loaded on an engine, for what it has done there."""
-        if self.crashes is None:
+        if self._crashes is None:
             return None
-        return self.crashes.barred(
+        return self._crashes.barred(
             place(folder.manifest.id, choice.engine, choice.device, str(folder.network))
         )
 
