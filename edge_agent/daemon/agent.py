@@ -40,7 +40,7 @@ from ..core.timeline import Clock
 from ..inference.engines.engine import EngineChoice
 from ..inference.model import Model, open_model
 from ..inference.prepared.artifact import read
-from ..inference.prepared.fallback import quick_model
+from ..inference.prepared.fallback import load_prepared
 from ..models.manifest import InputSpec, LogMel, Manifest, ModelFolder, OutputSpec, TrialSpec
 from ..models.store.agent_lock import claim
 from ..runtime.pipelines.runner import Frames
@@ -51,7 +51,7 @@ from .hang_watch import HANG_SECONDS, Hangs
 
 if TYPE_CHECKING:
     from ..core.flight_recorder import LastWords
-    from ..inference.prepared.load import Begun
+    from ..inference.prepared.load import Load
     from ..runtime.serving.planned_model import PlannedModel
     from .control import Control, Opened
     from .fast_start.early import Early
@@ -235,11 +235,11 @@ class Agent:
             except OSError as problem:
                 log.warning("%s: cannot be written: %s", readahead.FILE, problem.strerror)
 
-    def _quick_model(self, quick: PlannedModel, begun: Begun | None) -> Model:
+    def _quick_model(self, quick: PlannedModel, begun: Load | None) -> Model:
         folder = unpack(quick.folder, _CLASSES)
         choice = unpack(quick.choice, _CLASSES)
         if quick.form:
-            return quick_model(folder, choice, begun or read(quick.form), quick.kind)
+            return load_prepared(folder, choice, begun or read(quick.form), quick.kind)
         # Looked into when the plan was made, and unchanged since.
         return open_model(folder, [choice], quick.kind, checked=True)[0]
 

@@ -15,7 +15,7 @@ from ..config.device_profile import Match, unlisted
 from ..config.lint import doubts
 from ..core.errors import ModelError
 from ..device.hardware import Facts
-from ..inference.prepared.fallback import streams
+from ..inference.prepared.fallback import is_streaming
 from ..mqtt import payloads
 from ..mqtt.retained import Announced
 
@@ -168,7 +168,7 @@ class Says:
         if serving is not None and serving.model is not None:
             state["live"] = serving.model.manifest.version
             state["engine"] = serving.model.engine.label
-            if streams(serving.model):
+            if is_streaming(serving.model):
                 state["streaming"] = True
                 self._say_streaming(serving.model)
             if serving.passed:

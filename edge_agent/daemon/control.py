@@ -35,12 +35,7 @@ from ..runtime.pipelines.runner import Frames
 from ..runtime.serving.active import unusable
 from ..runtime.serving.crash_ledger import GOOD_SECONDS, CrashLedger
 from ..runtime.serving.loader import ModelLoader, library_of, match_profile, open_store
-from ..runtime.upkeep.batch_setup import BatchSetup
-from ..runtime.upkeep.engine_upgrade import EngineUpgrade
-from ..runtime.upkeep.failover import Failover
-from ..runtime.upkeep.integrity import IntegrityCheck
-from ..runtime.upkeep.memory import MemoryRelease
-from ..runtime.upkeep.prepare_task import PrepareTask
+from ..runtime.upkeep.order import Upkeep
 from ..sources.frame_pool import CANVASES
 from .announcements import Says
 from .fast_start.plan_writer import Planner
@@ -49,6 +44,7 @@ from .reload import Reloading
 if TYPE_CHECKING:
     from ..core.flight_recorder import LastWords
     from ..health.prometheus import Exposed
+    from ..runtime.serving.planned_model import PlannedModel
 
 log = logging.getLogger(__name__)
 
@@ -65,16 +61,21 @@ class Opened:
         """
         self.match, self.facts = match_profile(settings)
         self.store = open_store(settings)
-        self.loader = ModelLoader(self.match.profile, self.facts, settings.engine, self.store)
-        self.loader.batching = settings.batching
         self.catalog = library_of(settings, self.store)
         self.crashes = CrashLedger(settings.state)
+        self.loader = ModelLoader(
+            self.match.profile,
+            self.facts,
+            settings.engine,
+            self.store,
+            batching=settings.batching,
+            crashes=self.crashes,
+        )
 
     def look_back(self, last: LastWords | None) -> None:
         """Hold against models what they did to the last run; before any is loaded."""
         if last is not None:
             self.crashes.add(last)
-        self.loader.crashes = self.crashes
 
 
 class Control:
@@ -105,23 +106,7 @@ class Control:
         self._exposed: Exposed | None = None
         self._idle_s = opened.match.profile.unload_idle_s
         frames.lazy(wanted=self._idle_s > 0)
-        self._steady = EngineUpgrade(frames.active, opened.loader)
-        self._preparer = PrepareTask(
-            opened.store,
-            frames.active,
-            opened.loader,
-            opened.match.profile.memory_budget_mb,
-            lambda: frames.settings.quota_mb * 2**20,
-            self._prepared,
-            self._steady.offer,
-        )
-        self._batcher = BatchSetup(frames.active, opened.loader, frames.board, self._steady.done)
-        self._demoter = Failover(frames.active, opened.loader)
         give_back_large_blocks()
-        self._thrift = MemoryRelease(
-            frames.active, self._idle_s, present=frames.present, forget=CANVASES.forget
-        )
-        self._scrub = IntegrityCheck(frames.settings.state, frames.active, self._preparer.wake)
         self._planner = Planner(
             frames,
             opened.store,
@@ -129,7 +114,7 @@ class Control:
             opened.loader.lanes,
             lazy=self._idle_s > 0,
             origins=origins,
-            quick=self._preparer.quick,
+            quick=self._planned,
         )
         store, library, active = opened.store, opened.catalog, frames.active
         self.says = Says(frames, opened.match, opened.facts, store, library)
@@ -141,7 +126,6 @@ class Control:
             frames.settings.state,
         )
         self.health.credible = frames.wall.credible
-        self.health.others = [recorder.why, opened.crashes.why, self._demoter.why, self._scrub.why]
         self._deployer = Deployer(
             store,
             library,
@@ -152,6 +136,19 @@ class Control:
             say_push=self.says.push,
             on_change=self._changed,
         )
+        self._upkeep = Upkeep(
+            active,
+            opened.loader,
+            frames.board,
+            store,
+            quota=lambda: frames.settings.quota_mb * 2**20,
+            watched=self._deployer.watches,
+            present=frames.present,
+            forget=CANVASES.forget,
+            prepared=self._prepared,
+            plan=self._planner,
+        )
+        self.health.others = [recorder.why, opened.crashes.why, self._upkeep.problems]
         self._transfers = Transfers(
             store,
             library,
@@ -170,9 +167,8 @@ class Control:
             self._changed,
             expect=self._deployer.expect,
         )
-        self._steady.watched = self._deployer.watches
         self.says.deployer, self.says.transfers = self._deployer, self._transfers
-        self.says.prepared = self._preparer.state
+        self.says.prepared = self._upkeep.prepared
         self._added = Added(store)
         self._orders = self._make_orders()
         self._reloading = Reloading(
@@ -218,20 +214,15 @@ class Control:
 
     def start(self) -> None:
         """Start the threads."""
-        self._frames.active.on_change = self._changed
-        self._frames.active.flows = self._frames.flows
+        self._frames.active.on_change(self._changed)
         self._frames.inbox.on_drop = self._count_malformed
         if self._frames.settings.health.metrics_port:
             self._expose().answer_on(self._frames.settings.health.metrics_port)
         self.says.info()
         self._frames.crew.spawn("deploy", self._load_and_deploy)
         self._frames.crew.spawn("orders", self._take_orders)
-        self._frames.crew.spawn("steady", self._steady.run)
-        self._frames.crew.spawn("batcher", self._batcher.run)
-        self._frames.crew.spawn("demoter", self._demoter.run)
-        self._frames.crew.spawn("planner", self._planner.run)
-        self._frames.crew.spawn("preparer", self._preparer.run)
-        self._frames.crew.spawn("scrub", self._scrub.run)
+        for name, run in self._upkeep.threads():
+            self._frames.crew.spawn(name, run)
 
     def reload(self) -> None:
         """Take over changed settings without touching pipelines that have not changed."""
@@ -255,11 +246,7 @@ class Control:
         """Have the threads end."""
         if self._exposed is not None:
             self._exposed.close()
-        self._steady.close()
-        self._batcher.close()
-        self._demoter.close()
-        self._scrub.close()
-        self._preparer.close()
+        self._upkeep.close()
         self._planner.close()
         self._deployer.close()
         self._frames.inbox.put(None)
@@ -338,9 +325,11 @@ class Control:
     def _changed(self) -> None:
         """See to what depends on which model serves."""
         self.says.models()
-        self._preparer.wake()
-        self._batcher.wake()
         self._planner.changed()
+        self._upkeep.wake()
+
+    def _planned(self) -> list[PlannedModel]:
+        return self._upkeep.planned()
 
     def _prepared(self) -> None:
         """Have the next start use a form that is ready, then say so."""
@@ -351,7 +340,6 @@ class Control:
         """Do what is due now and then: called every second or so."""
         if self._frames.clock.age > GOOD_SECONDS:
             self._opened.crashes.forgive()
-        self._thrift.look(time.monotonic())
 
     def say_health(self) -> None:
         """Publish how the device is."""

@@ -500,7 +500,10 @@ def test_probe_of_this_machine() -> None:
     [
         ("import os; os.abort()", "probing openvino devices ended with SIGABRT"),
         ("import os; os._exit(3)", "probing openvino devices ended with status 3 and no answer"),
-        ("import threading; threading.Event().wait()", "probing openvino devices hung"),
+        (
+            "import threading; threading.Event().wait()",
+            "probing openvino devices gave no answer within",
+        ),
         ("raise ImportError('libtbb.so.12 is missing')", "libtbb.so.12 is missing"),
         ("def Core(): raise RuntimeError('no plugins\\nat x')", "openvino: no plugins"),
     ],
@@ -515,7 +518,7 @@ def test_probe_survives_a_driver(
         encoding="utf-8",
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = probe(timeout_s=3 if "hung" in words else 60)
+    found = probe(timeout_s=3 if "gave no answer" in words else 60)
     assert words in str(found.engines["openvino"].problem)
     assert found.engines["openvino"].version is not None
     assert found.engines["onnxruntime"] == EngineFacts("9", {"CPU": "CPUExecutionProvider"})

@@ -12,7 +12,7 @@ import tomli_w
 from numpy.typing import NDArray
 
 from edge_agent.inference.engines.engine import Engine, EngineChoice, open_engine
-from edge_agent.inference.prepared.artifact import FILE, Form, write
+from edge_agent.inference.prepared.artifact import FILE, Artifact, write
 from edge_agent.inference.preprocess.inputs import fixed_shapes
 from edge_agent.models.manifest import load
 from tests.helpers.tiny_networks import node, save_onnx
@@ -82,7 +82,7 @@ def noise(seed: int, *shape: int) -> NDArray[np.float32]:
     return np.random.default_rng(1000 + seed).standard_normal(shape, np.float32)
 
 
-def rewrite(form: Form, **changes: Any) -> None:
+def rewrite(form: Artifact, **changes: Any) -> None:
     """Change a form's table, its checksum included, as another program or machine would write."""
     Path(form.folder, FILE).write_bytes(write({**form.table, **changes}))
 

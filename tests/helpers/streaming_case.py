@@ -26,17 +26,19 @@ def limit(megabytes: int) -> Path:
     return group
 
 
-def main(folder: str, rung: str, megabytes: int, runs: int) -> None:
+def main(folder: str, strategy: str, megabytes: int, runs: int) -> None:
     """Load, run, and say how it went."""
     group = limit(megabytes) if megabytes else None
     import numpy as np
 
     from edge_agent.inference.prepared.artifact import read
-    from edge_agent.inference.prepared.engine import FormEngine, specs_of
-    from edge_agent.inference.prepared.load import start
+    from edge_agent.inference.prepared.engine import OrtPreparedEngine, tensor_specs
+    from edge_agent.inference.prepared.load import load_artifact
 
     form = read(folder)
-    engine = FormEngine(start(form, rung), specs_of(form, "inputs"), specs_of(form, "outputs"))
+    engine = OrtPreparedEngine(
+        load_artifact(form, strategy), tensor_specs(form, "inputs"), tensor_specs(form, "outputs")
+    )
     (spec,) = engine.inputs
     digest, took = hashlib.sha256(), []
     for seed in range(runs):

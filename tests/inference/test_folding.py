@@ -31,15 +31,15 @@ from edge_agent.inference.engines.ov import compile_network
 from edge_agent.inference.folding.find import cut_for, find
 from edge_agent.inference.folding.fold import Fold
 from edge_agent.inference.model import Model, assemble, open_model
-from edge_agent.inference.prepared.artifact import WEIGHTS, Form, read
+from edge_agent.inference.prepared.artifact import WEIGHTS, Artifact, read
 from edge_agent.inference.prepared.build.cache import prepare
-from edge_agent.inference.prepared.fallback import QuickEngine, quick_model
+from edge_agent.inference.prepared.fallback import FallbackEngine, load_prepared
 from edge_agent.inference.preprocess.inputs import fixed_shapes
 from edge_agent.inference.preprocess.plan import plan
 from edge_agent.models.manifest import InputSpec, ModelFolder, load
 from edge_agent.models.store.store import Store
 from edge_agent.runtime.serving.active import Serving
-from edge_agent.runtime.upkeep.engine_upgrade import _Role
+from edge_agent.runtime.upkeep.challenger import ServingIncumbent
 from edge_agent.sources.opencv import open_clip
 from tests.helpers.prepared_models import damage, table_of
 from tests.helpers.quantized_models import (
@@ -676,16 +676,16 @@ def test_understudy_gets_inputs_of_the_network_itself(tmp_path: Path) -> None:
     folder = load(model(tmp_path / "small"))
     folded, _ = open_model(folder, [choice_of("onnxruntime")], "picture")
     serving = Serving(Arm("small", None, 1), "picture", folded)
-    servings: Any = None  # is not asked
-    role = _Role(serving, servings)
-    assert role.live() is None
+    active: Any = None  # is not asked
+    incumbent = ServingIncumbent(serving, active)
+    assert incumbent.latest() is None
     expected = tensors_of(folded.infer(sample(FRAME)).findings)
-    found = role.live()
+    found = incumbent.latest()
     assert found is not None
     assert found[0] is folded
     assert found[1]["picture"].dtype == np.float32
     assert found[1]["picture"].shape == (1, 3, SIZE, SIZE)
-    again = role.live()
+    again = incumbent.latest()
     assert again is not None
     assert again[1] is found[1]
     other = unfolded(folder, "onnxruntime")
@@ -728,7 +728,7 @@ class Made(NamedTuple):
 
     place: Path
     choice: EngineChoice
-    form: Form
+    form: Artifact
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -750,7 +750,7 @@ def test_form_is_made_of_the_folded_network(made: Made) -> None:
     }
     folder = load(made.place)
     itself = unfolded(folder, made.choice.engine)
-    quick = quick_model(folder, made.choice, read(made.form.folder), "picture")
+    quick = load_prepared(folder, made.choice, read(made.form.folder), "picture")
     one = tensors_of(itself.infer(sample(FRAME)).findings)
     other = tensors_of(quick.infer(sample(FRAME)).findings)
     np.testing.assert_array_equal(one["y"], other["y"])
@@ -771,11 +771,11 @@ def test_start_from_a_form_looks_into_no_network(made: Made) -> None:
         "from edge_agent.inference.engines.engine import EngineChoice\n"
         "from edge_agent.inference.prepared.artifact import read\n"
         "from edge_agent.models.manifest import load\n"
-        "from edge_agent.inference.prepared.fallback import quick_model\n"
+        "from edge_agent.inference.prepared.fallback import load_prepared\n"
         "from edge_agent.core.types import Sample\n"
         f"choice = EngineChoice({engine!r}, threads={threads})\n"
         f"form = read({made.form.folder!r})\n"
-        f"model = quick_model(load(Path({str(made.place)!r})), choice, form, 'picture')\n"
+        f"model = load_prepared(load(Path({str(made.place)!r})), choice, form, 'picture')\n"
         "model.infer(Sample(np.zeros((9, 9, 3), np.uint8), 0, 0, 0.0))\n"
         "late = ('onnx', 'edge_agent.inference.folding.find',\n"
         "        'edge_agent.inference.folding.graph')\n"
@@ -798,8 +798,8 @@ def test_damaged_form_of_a_folded_network(made: Made, tmp_path: Path) -> None:
     form = read(str(tmp_path / made.form.key))
     weights = Path(form.path(WEIGHTS))
     damage(weights, weights.stat().st_size // 2)
-    quick = quick_model(folder, made.choice, form, "picture")
-    assert isinstance(quick.engine, QuickEngine)
+    quick = load_prepared(folder, made.choice, form, "picture")
+    assert isinstance(quick.engine, FallbackEngine)
     found = tensors_of(quick.infer(sample(FRAME)).findings)
     assert quick.engine.damaged is not None
     expected = tensors_of(unfolded(folder, "onnxruntime").infer(sample(FRAME)).findings)

@@ -25,14 +25,14 @@ from edge_agent.inference.prepared.artifact import (
     FOLDER,
     GRAPH,
     WEIGHTS,
-    Form,
-    FormError,
+    Artifact,
+    ArtifactError,
     read,
 )
 from edge_agent.inference.prepared.build import collect
 from edge_agent.inference.prepared.build.cache import StoppedError, discard, find, key_of, prepare
-from edge_agent.inference.prepared.engine import FormEngine, open_form, specs_of
-from edge_agent.inference.prepared.load import begin, start, warm
+from edge_agent.inference.prepared.engine import OrtPreparedEngine, open_artifact, tensor_specs
+from edge_agent.inference.prepared.load import load_artifact, load_folder, prefetch
 from edge_agent.inference.prepared.strategy import choose
 from edge_agent.models.manifest import load
 from edge_agent.models.store.housekeeping import clean_leftovers
@@ -51,7 +51,7 @@ from tests.helpers.prepared_models import (
 from tests.helpers.support import CHECKOUT, wait_until
 from tests.helpers.tiny_networks import node, save_onnx
 
-RUNGS = ("whole", "parallel", "staged", "bare")
+STRATEGIES = ("whole", "parallel", "staged", "bare")
 LAYERS = 8
 
 
@@ -71,22 +71,24 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 @pytest.fixture
-def form(made: Made, tmp_path: Path) -> Form:
+def form(made: Made, tmp_path: Path) -> Artifact:
     """Copy the form, for tests that do."""
     place = tmp_path / made.form.key
     shutil.copytree(made.form.folder, place)
     return read(str(place))
 
 
-def engine_of(form: Form, rung: str) -> FormEngine:
-    """Load a form by one rung."""
-    return FormEngine(start(form, rung), specs_of(form, "inputs"), specs_of(form, "outputs"))
+def engine_of(form: Artifact, strategy: str) -> OrtPreparedEngine:
+    """Load a form by one strategy."""
+    return OrtPreparedEngine(
+        load_artifact(form, strategy), tensor_specs(form, "inputs"), tensor_specs(form, "outputs")
+    )
 
 
-@pytest.mark.parametrize("rung", ["whole", "parallel", "staged"])
-def test_numbers_are_the_networks_own(made: Made, rung: str) -> None:
+@pytest.mark.parametrize("strategy", ["whole", "parallel", "staged"])
+def test_numbers_are_the_networks_own(made: Made, strategy: str) -> None:
     """Loaded whole or in stages, the outputs are those of the network itself bit for bit."""
-    network, engine = plain(made.model), engine_of(made.form, rung)
+    network, engine = plain(made.model), engine_of(made.form, strategy)
     assert engine.label == network.label
     assert (engine.inputs, engine.outputs) == (network.inputs, network.outputs)
     for seed in range(3):
@@ -112,10 +114,10 @@ def test_settled_engine_has_the_networks_own_numbers(made: Made) -> None:
     engine.infer(x)
     assert made.form.table["settled"]["bare"] in {"whole", "bare"}
     made.form.table["settled"]["bare"] = "whole"
-    assert engine.settle()
+    assert engine.finish_load()
     assert engine.mode == "resident"
     np.testing.assert_array_equal(engine.infer(x)[f"x{LAYERS}"], network.infer(x)[f"x{LAYERS}"])
-    assert not engine.settle()
+    assert not engine.finish_load()
 
 
 def test_it_is_exchanged_while_it_is_used(made: Made) -> None:
@@ -136,20 +138,20 @@ def test_it_is_exchanged_while_it_is_used(made: Made) -> None:
     with ThreadPoolExecutor(2) as pool:
         working = [pool.submit(work) for _ in range(2)]
         try:
-            assert engine.settle()
+            assert engine.finish_load()
         finally:
             settled.set()
         assert all(each.result() >= 20 for each in working)
 
 
 def test_table_says_what_was_measured(made: Made) -> None:
-    """The table has figures of every rung, of every stage, the decision and the reason for it."""
+    """The table has figures of every strategy and stage, the decision and the reason for it."""
     table = table_of(made.form.folder)
-    assert table["decision"] in RUNGS
+    assert table["decision"] in STRATEGIES
     assert table["decision"] in table["why"]
     assert {"whole", "bare"} <= table["rungs"].keys()
-    for rung in table["rungs"].values():
-        for figures in rung.values():
+    for strategy in table["rungs"].values():
+        for figures in strategy.values():
             assert figures["build_ms"] > 0
             assert figures["steady_ms"] > 0
     if os.cpu_count() != 1:
@@ -206,14 +208,14 @@ def test_key_follows_the_models_files(made: Made, tmp_path: Path) -> None:
     assert key_of(tmp_path, copy, CPU, "signal") != first
 
 
-def test_every_damaged_stage_is_noticed(made: Made, form: Form) -> None:
+def test_every_damaged_stage_is_noticed(made: Made, form: Artifact) -> None:
     """One bit turned over in any stage's weights: no result comes of it, loaded in any way."""
     for stage in form.table["stages"]:
         first, last, _ = stage["range"]
         damage(Path(form.path(WEIGHTS)), (first + last) // 2)
-        for rung in RUNGS:
-            engine = engine_of(form, rung)
-            with pytest.raises(FormError, match=r"weights\.bin: bytes .* are damaged"):
+        for strategy in STRATEGIES:
+            engine = engine_of(form, strategy)
+            with pytest.raises(ArtifactError, match=r"weights\.bin: bytes .* are damaged"):
                 engine.infer({"x0": noise(0, 4, WIDTH)})
             engine.close()
         damage(Path(form.path(WEIGHTS)), (first + last) // 2)
@@ -224,35 +226,35 @@ def test_every_damaged_stage_is_noticed(made: Made, form: Form) -> None:
     )
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-def test_damaged_graph_is_never_parsed(form: Form, rung: str) -> None:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_damaged_graph_is_never_parsed(form: Artifact, strategy: str) -> None:
     """A graph whose checksum is another is not given to the engine."""
     for name in form.table["files"]:
         if name.endswith(".onnx"):
             damage(Path(form.path(name)), 30)
-    with pytest.raises(FormError, match=r"\.onnx: damaged"):
-        start(form, rung)
+    with pytest.raises(ArtifactError, match=r"\.onnx: damaged"):
+        load_artifact(form, strategy)
 
 
 @pytest.mark.parametrize("name", [FILE, GRAPH, WEIGHTS])
 @pytest.mark.parametrize("how", ["cut short", "missing"])
-def test_incomplete_form_is_not_read(form: Form, name: str, how: str) -> None:
+def test_incomplete_form_is_not_read(form: Artifact, name: str, how: str) -> None:
     """A file that is cut short or gone is noticed before anything is loaded."""
     path = Path(form.path(name))
     if how == "missing":
         path.unlink()
     else:
         os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(FormError):
+    with pytest.raises(ArtifactError):
         read(form.folder)
 
 
-def test_damaged_table_is_not_believed(form: Form) -> None:
+def test_damaged_table_is_not_believed(form: Artifact) -> None:
     """Any bit turned over in the table is noticed."""
     path = Path(form.path(FILE))
     for at in range(0, path.stat().st_size, 61):
         damage(path, at)
-        with pytest.raises(FormError, match="damaged"):
+        with pytest.raises(ArtifactError, match="damaged"):
             read(form.folder)
         damage(path, at)
     assert read(form.folder).key == form.key
@@ -266,11 +268,13 @@ def test_damaged_table_is_not_believed(form: Form) -> None:
         ({"version": "1.0.0"}, r"made by onnxruntime 1\.0\.0"),
     ],
 )
-def test_form_of_elsewhere_is_refused(form: Form, changes: dict[str, object], words: str) -> None:
+def test_form_of_elsewhere_is_refused(
+    form: Artifact, changes: dict[str, object], words: str
+) -> None:
     """A form of another processor, format or engine version is whole, and not used."""
     rewrite(form, **changes)
-    with pytest.raises(FormError, match=words):
-        begin(form.folder)
+    with pytest.raises(ArtifactError, match=words):
+        load_folder(form.folder)
 
 
 def test_unusable_form_is_as_good_as_none(made: Made, tmp_path: Path) -> None:
@@ -288,14 +292,14 @@ def test_unusable_form_is_as_good_as_none(made: Made, tmp_path: Path) -> None:
 
 def test_it_can_be_begun_early(made: Made) -> None:
     """Loading that was begun by its folder alone becomes an engine when the rest is there."""
-    warm(made.form.folder)
-    begun = begin(made.form.folder)
-    engine = open_form(CPU, begun, lambda _: {})
+    prefetch(made.form.folder)
+    begun = load_folder(made.form.folder)
+    engine = open_artifact(CPU, begun, lambda _: {})
     x = {"x0": noise(5, 4, WIDTH)}
     np.testing.assert_allclose(
         engine.infer(x)[f"x{LAYERS}"], plain(made.model).infer(x)[f"x{LAYERS}"], atol=1e-4
     )
-    assert begun.form.table["decision"] in RUNGS
+    assert begun.artifact.table["decision"] in STRATEGIES
 
 
 def test_beginning_imports_little() -> None:
@@ -313,12 +317,12 @@ def test_beginning_imports_little() -> None:
 
 def test_form_of_other_sizes_is_refused(made: Made) -> None:
     """A form that was made for other sizes than those wanted now is not used."""
-    rewritten = Form(made.form.folder, dict(made.form.table))
+    rewritten = Artifact(made.form.folder, dict(made.form.table))
     rewritten.table["declared"] = [["x0", [None, WIDTH], "float32"]]
-    with pytest.raises(FormError, match=rf"form for x0 float32\[4, {WIDTH}\], not for .*\[2, "):
-        open_form(CPU, rewritten, lambda _: {"x0": (2, WIDTH)})
-    with pytest.raises(FormError, match="not of openvino"):
-        open_form(EngineChoice("openvino"), made.form, lambda _: {})
+    with pytest.raises(ArtifactError, match=rf"form for x0 float32\[4, {WIDTH}\], not for .*\[2, "):
+        open_artifact(CPU, rewritten, lambda _: {"x0": (2, WIDTH)})
+    with pytest.raises(ArtifactError, match="not of openvino"):
+        open_artifact(EngineChoice("openvino"), made.form, lambda _: {})
 
 
 def test_inputs_are_checked(made: Made) -> None:
@@ -334,16 +338,16 @@ def test_inputs_are_checked(made: Made) -> None:
         engine.infer({"x0": noise(0, 4, WIDTH)})
 
 
-@pytest.mark.parametrize("rung", [*RUNGS, "streaming"])
-def test_closing_while_another_thread_infers(made: Made, rung: str) -> None:
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "streaming"])
+def test_closing_while_another_thread_infers(made: Made, strategy: str) -> None:
     """A call that runs while the engine is closed ends with a result or an error, not a crash."""
     x = {"x0": noise(6, 4, WIDTH)}
     expected = plain(made.model).infer(x)[f"x{LAYERS}"]
     for _ in range(5):
-        engine = engine_of(made.form, rung)
+        engine = engine_of(made.form, strategy)
         begun = threading.Event()
 
-        def work(engine: FormEngine = engine, begun: threading.Event = begun) -> int:
+        def work(engine: OrtPreparedEngine = engine, begun: threading.Event = begun) -> int:
             runs = 0
             while True:
                 try:
@@ -376,7 +380,7 @@ def test_no_form_of_what_is_no_network(tmp_path: Path) -> None:
     model = chain(tmp_path / "chain", 2)
     (model / "model.onnx").write_bytes(b"not a network" * 100)
     store = Store(tmp_path / "state")
-    with pytest.raises(FormError, match=r"chain@1: cannot be prepared: .*onnx"):
+    with pytest.raises(ArtifactError, match=r"chain@1: cannot be prepared: .*onnx"):
         prepare(store, load(model), CPU, "signal")
     assert list(store.staging.iterdir()) == []
     assert list((store.root / FOLDER).glob("*/")) == []
@@ -395,14 +399,14 @@ def test_making_it_can_be_stopped(tmp_path: Path) -> None:
                 "signal",
                 stopped=lambda left=answers: next(left, "the box goes down"),  # type: ignore[misc]
             )
-    with pytest.raises(FormError, match="not done within"):
+    with pytest.raises(ArtifactError, match="gave no answer within 0 s"):
         prepare(store, load(model), CPU, "signal", timeout_s=0.0)
     assert list(store.staging.iterdir()) == []
 
 
 def test_no_form_without_room(made: Made, tmp_path: Path) -> None:
     """Where the quota leaves no room for a form, none is made, and it is said."""
-    with pytest.raises(FormError, match=r"does not fit.*quota_mb"):
+    with pytest.raises(ArtifactError, match=r"does not fit.*quota_mb"):
         prepare(Store(tmp_path), load(made.model), CPU, "signal", quota=1000)
 
 
@@ -478,8 +482,8 @@ def test_network_with_branches_and_shared_weights(tmp_path: Path) -> None:
     form = prepare(Store(tmp_path / "state"), load(raw_manifest(model)), CPU, "signal")
     network = plain(model)
     x = {"x": noise(9, 2, WIDTH)}
-    for rung in ("whole", "staged"):
-        found, expected = engine_of(form, rung).infer(x), network.infer(x)
+    for strategy in ("whole", "staged"):
+        found, expected = engine_of(form, strategy).infer(x), network.infer(x)
         assert list(found) == list(expected) == ["y", "b"]
         for name, array in expected.items():
             np.testing.assert_array_equal(found[name], array)
@@ -508,18 +512,18 @@ def test_network_with_external_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("spare", "best"), [("idle", "bare"), ("busy", "whole")])
 def test_the_soonest_result_decides(spare: str, best: str) -> None:
     """The least time to the first result counts; of what is hardly more, the simpler is taken."""
-    rungs = {
+    strategies = {
         "whole": {"idle": {"total_ms": 55.0}, "busy": {"total_ms": 55.0}},
         "bare": {"idle": {"total_ms": 34.0}, "busy": {"total_ms": 54.0}},
         "staged": {"idle": {"total_ms": 40.0}},
     }
-    assert choose(rungs, spare) == best
+    assert choose(strategies, spare) == best
     assert choose({"whole": {"busy": {"total_ms": 1.0}}}, spare) == "whole"
 
 
 def test_skeleton_of_garbage(tmp_path: Path) -> None:
     """Bytes that are no ONNX file are refused by the one who takes it apart, whatever they are."""
-    from edge_agent.inference.prepared.build.optimize import Outside
+    from edge_agent.inference.prepared.build.optimize import MappedNetwork
     from edge_agent.models.files.skeleton import map_file, skeleton
 
     model = chain(tmp_path / "chain", 2) / "model.onnx"
@@ -533,7 +537,7 @@ def test_skeleton_of_garbage(tmp_path: Path) -> None:
             refused += 1
     assert refused >= 35
     model.write_bytes(good)
-    assert len(Outside(model).model.SerializeToString()) < 10_000 < len(good)
+    assert len(MappedNetwork(model).model.SerializeToString()) < 10_000 < len(good)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

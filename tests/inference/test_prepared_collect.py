@@ -11,7 +11,7 @@ from edge_agent.core.errors import ModelError
 from edge_agent.core.files import size_of
 from edge_agent.inference.prepared.artifact import FILE, FOLDER, read, write
 from edge_agent.inference.prepared.build import collect
-from edge_agent.inference.prepared.build.collect import collect_forms, forms, need_room
+from edge_agent.inference.prepared.build.collect import collect_artifacts, forms, need_room
 from edge_agent.models.manifest import load
 from edge_agent.models.store.housekeeping import clean_leftovers, make_room
 from edge_agent.models.store.install import install_folder
@@ -90,8 +90,8 @@ def test_older_form_of_the_same_goes(store: Store) -> None:
     old, new = form_of(store, model, "b"), form_of(store, model, "a")
     other = form_of(store, model, "c", "openvino")
     os.utime(old, (1, 1))
-    assert collect_forms(store, keep=["b"]) == ()
-    assert collect_forms(store) == (f"{old}: there is a newer one, removed",)
+    assert collect_artifacts(store, keep=["b"]) == ()
+    assert collect_artifacts(store) == (f"{old}: there is a newer one, removed",)
     assert forms(store) == [new, other]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from edge_agent.inference.prepared.build.optimize import Outside
+from edge_agent.inference.prepared.build.optimize import MappedNetwork
 from edge_agent.inference.prepared.build.signed import FILE, signed
 from tests.helpers.tiny_networks import node, save_onnx
 
@@ -66,7 +66,7 @@ def test_signed_weights_give_the_same_numbers(tmp_path: Path, outside_file: bool
     """Bit for bit, also where the weights lie in a file of their own; the zero point is not 128."""
     how = {"external": "weights.data"} if outside_file else {}
     path = network(tmp_path / "model.onnx", **how)
-    outside = Outside(path)
+    outside = MappedNetwork(path)
     changed = signed(outside, tmp_path)
     assert changed is not None
     kinds = {tensor.name: tensor.data_type for tensor in changed.graph.initializer}
@@ -86,5 +86,5 @@ def test_what_is_also_used_as_it_is_stays(tmp_path: Path) -> None:
         steps=[node("ReduceMean", ["wf"], ["mean"], keepdims=0)],
         outputs=[("mean", "float32", ())],
     )
-    assert signed(Outside(path), tmp_path) is None
+    assert signed(MappedNetwork(path), tmp_path) is None
     assert not (tmp_path / FILE).exists()

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 from edge_agent.core.errors import EngineError
-from edge_agent.inference.prepared.artifact import WEIGHTS, Form, FormError
+from edge_agent.inference.prepared.artifact import WEIGHTS, Artifact, ArtifactError
 from edge_agent.inference.prepared.build.cache import prepare
-from edge_agent.inference.prepared.engine import FormEngine, specs_of
-from edge_agent.inference.prepared.load import start
+from edge_agent.inference.prepared.engine import OrtPreparedEngine, tensor_specs
+from edge_agent.inference.prepared.load import load_artifact
 from edge_agent.models.manifest import load
 from edge_agent.models.store.store import Store
 from tests.helpers.prepared_models import CPU, chain, damage, noise
@@ -34,7 +34,7 @@ WIDTH, LAYERS, BUDGET_MB = 768, 24, 24
 
 
 @pytest.fixture(scope="module")
-def form(tmp_path_factory: pytest.TempPathFactory) -> Form:
+def form(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """Make the form of a network of more than twice the budget."""
     folder = tmp_path_factory.mktemp("streaming")
     model = chain(folder / "large", LAYERS, width=WIDTH)
@@ -42,17 +42,19 @@ def form(tmp_path_factory: pytest.TempPathFactory) -> Form:
     return prepare(store, load(model), CPU, "signal", budget_mb=BUDGET_MB)
 
 
-Open = Callable[..., FormEngine]
+Open = Callable[..., OrtPreparedEngine]
 
 
 @pytest.fixture
 def engine_of() -> Iterator[Open]:
     """Load it; what was loaded is closed after the test."""
-    opened: list[FormEngine] = []
+    opened: list[OrtPreparedEngine] = []
 
-    def load_by(form: Form, rung: str = "streaming") -> FormEngine:
-        begun = start(form, rung)
-        opened.append(FormEngine(begun, specs_of(form, "inputs"), specs_of(form, "outputs")))
+    def load_by(form: Artifact, strategy: str = "streaming") -> OrtPreparedEngine:
+        begun = load_artifact(form, strategy)
+        opened.append(
+            OrtPreparedEngine(begun, tensor_specs(form, "inputs"), tensor_specs(form, "outputs"))
+        )
         return opened[-1]
 
     yield load_by
@@ -71,7 +73,7 @@ def resident_mb(path: str) -> float:
     return total / 1024
 
 
-def test_it_is_chosen_by_the_budget(form: Form, engine_of: Open) -> None:
+def test_it_is_chosen_by_the_budget(form: Artifact, engine_of: Open) -> None:
     """A network larger than its budget has no other way to run, and the price is stated."""
     assert form.table["decision"] == "streaming"
     assert f"do not fit {BUDGET_MB} MiB" in form.table["why"]
@@ -80,7 +82,7 @@ def test_it_is_chosen_by_the_budget(form: Form, engine_of: Open) -> None:
     assert engine_of(form).mode == "streaming"
 
 
-def test_numbers_are_those_of_the_resident_network(form: Form, engine_of: Open) -> None:
+def test_numbers_are_those_of_the_resident_network(form: Artifact, engine_of: Open) -> None:
     """Run in parts, the outputs are bit for bit those of the same options with all in memory."""
     streamed, resident = engine_of(form), engine_of(form, "bare")
     for seed in range(4):
@@ -90,7 +92,7 @@ def test_numbers_are_those_of_the_resident_network(form: Form, engine_of: Open) 
         )
 
 
-def test_only_a_part_is_in_memory(form: Form, engine_of: Open) -> None:
+def test_only_a_part_is_in_memory(form: Artifact, engine_of: Open) -> None:
     """After and between runs no more of the weights is mapped than is kept and read ahead."""
     gc.collect()
     before = resident_mb(form.path(WEIGHTS))
@@ -105,7 +107,7 @@ def test_only_a_part_is_in_memory(form: Form, engine_of: Open) -> None:
         assert resident_mb(form.path(WEIGHTS)) - before <= most + 0.1
 
 
-def test_damage_is_noticed_in_every_run(form: Form, engine_of: Open) -> None:
+def test_damage_is_noticed_in_every_run(form: Artifact, engine_of: Open) -> None:
     """Weights are checked each time that they are read again, not only at first."""
     engine = engine_of(form)
     x = {"x0": noise(0, 4, WIDTH)}
@@ -120,15 +122,15 @@ def test_damage_is_noticed_in_every_run(form: Form, engine_of: Open) -> None:
 
     damage(Path(form.path(WEIGHTS)), at)
     try:
-        with pytest.raises(FormError, match="damaged"):
+        with pytest.raises(ArtifactError, match="damaged"):
             run_often()
-        with pytest.raises(FormError, match="damaged"):
+        with pytest.raises(ArtifactError, match="damaged"):
             engine.infer(x)
     finally:
         damage(Path(form.path(WEIGHTS)), at)
 
 
-def test_a_run_that_fails_does_not_harm_the_next(form: Form, engine_of: Open) -> None:
+def test_a_run_that_fails_does_not_harm_the_next(form: Artifact, engine_of: Open) -> None:
     """After a stage has failed in the middle, the next run begins anew and is right."""
     engine = engine_of(form)
     x = {"x0": noise(0, 4, WIDTH)}
@@ -145,7 +147,7 @@ def test_a_run_that_fails_does_not_harm_the_next(form: Form, engine_of: Open) ->
         np.testing.assert_array_equal(engine.infer(x)[f"x{LAYERS}"], expected)
 
 
-def test_calls_take_turns(form: Form, engine_of: Open) -> None:
+def test_calls_take_turns(form: Artifact, engine_of: Open) -> None:
     """Two threads that call at a time both get the results of their own inputs."""
     engine, resident = engine_of(form), engine_of(form, "bare")
     inputs = [noise(seed, 4, WIDTH) for seed in range(2)]
@@ -162,7 +164,7 @@ def test_calls_take_turns(form: Form, engine_of: Open) -> None:
         list(pool.map(work, range(2)))
 
 
-def test_closing_ends_the_reader(form: Form, engine_of: Open) -> None:
+def test_closing_ends_the_reader(form: Artifact, engine_of: Open) -> None:
     """A closed engine leaves no thread behind, and says that it is closed."""
     before = set(threading.enumerate())
     engine = engine_of(form)
@@ -175,7 +177,7 @@ def test_closing_ends_the_reader(form: Form, engine_of: Open) -> None:
         engine.infer({"x0": noise(0, 4, WIDTH)})
 
 
-def run_case(form: Form, rung: str, limit_mb: int) -> Any:
+def run_case(form: Artifact, strategy: str, limit_mb: int) -> Any:
     """Run it in a process of its own; None where the kernel has ended that for its memory."""
     done = subprocess.run(
         [
@@ -183,7 +185,7 @@ def run_case(form: Form, rung: str, limit_mb: int) -> Any:
             "-m",
             "tests.helpers.streaming_case",
             form.folder,
-            rung,
+            strategy,
             str(limit_mb),
             "3",
         ],

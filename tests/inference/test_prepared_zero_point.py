@@ -16,7 +16,7 @@ from onnx.numpy_helper import to_array
 
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.ort import settle
-from edge_agent.inference.prepared.build.optimize import Outside, optimise
+from edge_agent.inference.prepared.build.optimize import MappedNetwork, optimise
 from edge_agent.inference.prepared.build.zero_point import FILE, centred
 from tests.helpers.tiny_networks import node, save_onnx
 
@@ -129,7 +129,7 @@ def change(
     path: Path, folder: Path, in_floats: Container[str] = (), variety: int = 10
 ) -> tuple[onnx.ModelProto | None, dict[str, Any]]:
     """Change a network, see that its numbers are the same, give it and its zero points by layer."""
-    outside = Outside(path)
+    outside = MappedNetwork(path)
     changed = centred(outside, folder, lambda: in_floats)
     if changed is None:
         assert not (folder / FILE).exists()
@@ -316,7 +316,7 @@ def grown(path: Path, seed: int) -> Path:
 def test_no_network_gives_other_numbers(tmp_path: Path, seed: int) -> None:
     """Whatever its layers are, as long as those that the engine computes in floats are left out."""
     path = grown(tmp_path / "model.onnx", seed)
-    outside = Outside(path)
+    outside = MappedNetwork(path)
     words, _ = settle(EngineChoice("onnxruntime", threads=1, lanes=1))
     (tmp_path / "aside").mkdir()
     graph = optimise(outside, words, tmp_path / "aside").graph

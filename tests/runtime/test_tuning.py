@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from edge_agent.cli.commands.profile import tuned
 from edge_agent.config.device_profile import DeviceProfile, EngineLine, default_dirs, load_profiles
+from edge_agent.core.child import ChildStoppedError
 from edge_agent.core.errors import EngineError
 from edge_agent.device.hardware import Facts, read_facts
 from edge_agent.device.resources import usable_cpus
@@ -277,7 +278,7 @@ def test_a_model_that_cannot_run_is_told_in_a_line(tmp_path: Path) -> None:
 def test_a_tune_can_be_stopped(tmp_path: Path) -> None:
     """An agent that ends does not wait for a tune."""
     folder = load(heavy(tmp_path / "heavy", 2))
-    with pytest.raises(EngineError, match="stopped"):
+    with pytest.raises(ChildStoppedError, match="stopped"):
         tune_model(loader_in(tmp_path), folder, "picture", live=True, stopped=lambda: True)
     assert not (tmp_path / FILE).exists()
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from ...core.timeline import Clock
 from ...inference.prepared.artifact import WEIGHTS
-from ...inference.prepared.load import begin as load_form
-from ...inference.prepared.load import warm
+from ...inference.prepared.load import load_folder, prefetch
 from .plan import Plan
 from .readahead import Ahead, ahead, cached
 
@@ -76,10 +75,10 @@ class Early:
         import_module(package)
 
     def model(self, index: int) -> Any:
-        """Return the load begun for a model of the plan: `inference.prepared.load.Begun`, or None.
+        """Return the load begun for a model of the plan: `inference.prepared.load.Load`, or None.
 
         Raises:
-            FormError: the form cannot be used.
+            ArtifactError: the form cannot be used.
 
         """
         return self._models[index].result()
@@ -103,7 +102,7 @@ class Begun:
     def load(self) -> None:
         """Load it, or keep what is wrong for whoever asks."""
         try:
-            self._result = load_form(self.form)
+            self._result = load_folder(self.form)
         except BaseException as problem:  # noqa: BLE001 - raised where the result is asked for
             self._problem = problem
         self._done.set()
@@ -131,7 +130,7 @@ def _undocumented(package: str, *without: str) -> None:
 def _warm(models: Sequence[Begun]) -> None:
     """Have the disk read what is loaded later."""
     for begun in models:
-        warm(begun.form)
+        prefetch(begun.form)
 
 
 def _load(models: Sequence[Begun], reading: Ahead | None, clock: Clock) -> None:

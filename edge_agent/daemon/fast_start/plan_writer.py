@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -64,12 +66,10 @@ class Planner:
         self._served: dict[Path, Stamps] = {}
         """By folder of what serves: its files, as they were when it began to."""
         self._looking = threading.Lock()
-        self._changed = threading.Event()
-        self._closing = threading.Event()
         self.waits_for_restart = False
         """Settings have been read that take effect at the next start."""
-        self._due = False
-        """Something has changed since the plan was written."""
+        self._due: float | None = None
+        """When the plan is to be written again, as something has changed; None: nothing has."""
         self._keeping = threading.Lock()
 
     def reread(self) -> None:
@@ -86,30 +86,30 @@ class Planner:
                 self._settings, self._origins = self._frames.settings, self._pending
 
     def changed(self) -> None:
-        """Have the plan written anew soon; called as soon as another model serves."""
+        """Have the plan written again soon; called as soon as another model serves."""
         self._outdated()
-        self._due = True
-        self._changed.set()
+        self._due = time.monotonic() + SETTLE_SECONDS
+
+    def step(self) -> float:
+        """Write the plan a moment after a change; return the seconds until then."""
+        due = self._due
+        if due is None:
+            return math.inf
+        wait = due - time.monotonic()
+        if wait > 0:
+            return wait
+        self.keep()
+        return math.inf
 
     def close(self) -> None:
-        self._closing.set()
-        self._changed.set()
-
-    def run(self) -> None:
-        """Write the plan a moment after each change, until closed."""
-        while True:
-            self._changed.wait()
-            closing = self._closing.wait(SETTLE_SECONDS)
-            self._changed.clear()
-            if self._due:
-                self.keep()
-            if closing:
-                return
+        """Write the plan if something has changed."""
+        if self._due is not None:
+            self.keep()
 
     def keep(self) -> None:
         """Write the plan, or remove it where a start must look at everything."""
         with self._keeping:
-            self._due = False
+            self._due = None
             self._keep()
 
     def _keep(self) -> None:

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...core.child import kill_group, last_line, signal_name
 from ...core.types import Kind, Tensors, TensorSpec
 from ...inference.engines.engine import EngineChoice
 from ...runtime.serving.out_of_core import OutOfCore
@@ -180,8 +180,7 @@ class TrialProcess:
     def _end(self, why: str) -> None:
         if self._child.poll() is None:
             self.why = self.why or why
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._child.pid, signal.SIGKILL)
+            kill_group(self._child.pid)
 
     # The attendant
 
@@ -210,8 +209,7 @@ class TrialProcess:
                         rest = rest[-_LONGEST:]
                 self._watch()
         self._child.wait()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._child.pid, signal.SIGKILL)
+        kill_group(self._child.pid)
         self._close()
         self._ended.set()
 
@@ -336,11 +334,6 @@ def _no_frame(_specs: tuple[TensorSpec, ...]) -> None:
 
 def _death(status: int, words: bytes) -> str:
     """Say how a child ended."""
-    if status < 0:
-        try:
-            name = signal.Signals(-status).name
-        except ValueError:
-            name = f"signal {-status}"
+    if (name := signal_name(status)) is not None:
         return f"crashes the engine ({name})"
-    last = words.decode(errors="replace").strip().splitlines()
-    return f"its trial failed: {last[-1] if last else f'status {status}'}"
+    return f"its trial failed: {last_line(words) or f'status {status}'}"

@@ -6,12 +6,10 @@ It may be started while the candidate is still arriving; then it follows it (`ar
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import os
 import resource
-import signal
 import socket
 import sys
 import threading
@@ -23,6 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from ...core.child import die_with_parent, run_in_background
 from ...core.errors import AgentError, EngineError, ModelError, SampleError
 from ...device.resources import trim_memory
 from ...inference.engines.engine import MODULES, EngineChoice
@@ -37,7 +36,6 @@ TIMED_RUNS = 5
 COSINE = 0.9
 """How alike two engines' outputs must be on the same input. INT8 differs by quantisation steps
 between engines; a broken kernel gives no likeness at all (openvino#37446: -0.08)."""
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +104,8 @@ class Lines:
 def main() -> None:
     """Answer the questions on stdin: perhaps one to follow a model, then one to judge it."""
     # Not to outlive an agent that is killed, not to disturb its frames, not to fill its disk.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.nice(10)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Where memory runs out all the same, the kernel is to take this process, not the agent.
-    Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    die_with_parent()
+    run_in_background()
     news, place = (int(text) for text in sys.argv[1:])
     lines = Lines()
     threading.Thread(target=lines.listen, name="lines", daemon=True).start()

@@ -1,26 +1,22 @@
 """What the installed engines can run on, asked in child processes.
 
 Looking for a GPU loads its driver, and drivers abort or hang. So each engine is asked in a child of
-its own (`python -m edge_agent.inference.engines.probe NAME`); what becomes of it is told in words.
+its own, which runs this module; what becomes of it is told in words.
 A machine without accelerators never needs this: `installed` reads versions without loading
 anything.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
+from ...core.child import Child, ChildError, answer_question
 from .engine import MODULES
 
 # Builds of ONNX Runtime that bring other providers install the same package under these names.
@@ -89,69 +85,24 @@ def probe(timeout_s: float = 20.0) -> Probe:
     return Probe({engine: _finish(engine, child, deadline) for engine, child in children.items()})
 
 
-def _start(engine: str) -> subprocess.Popen[bytes] | str:
-    """Start the child; the reason in words where that fails."""
-    package_root = str(Path(__file__).resolve().parents[3])
-    path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
+def _start(engine: str) -> Child | ChildError:
     try:
-        return subprocess.Popen(
-            # -P: modules that happen to lie in the working directory are not imported.
-            [sys.executable, "-P", "-m", "edge_agent.inference.engines.probe", engine],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # drivers are talkative; their end is told by the status
-            env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,
-        )
-    except OSError as problem:
-        return f"probing {engine} could not be started: {problem.strerror}"
+        # Drivers are talkative; their end is told by the status.
+        return Child(__name__, engine, f"probing {engine} devices", stderr=subprocess.DEVNULL)
+    except ChildError as problem:
+        return problem
 
 
-def _finish(engine: str, child: subprocess.Popen[bytes] | str, deadline: float) -> EngineFacts:
-    """Wait for the child and say what came of it."""
+def _finish(engine: str, child: Child | ChildError, deadline: float) -> EngineFacts:
+    """Wait for the child and return what came of it."""
     version = installed().get(engine)
-    if isinstance(child, str):
-        return EngineFacts(version, problem=child)
     try:
-        output, _ = child.communicate(timeout=max(0.1, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        _kill(child)
-        return EngineFacts(version, problem=f"probing {engine} devices hung and was killed")
-    if child.returncode < 0:
-        name = _signal_name(-child.returncode)
-        return EngineFacts(version, problem=f"probing {engine} devices ended with {name}")
-    return _parse(engine, output, child.returncode, version)
-
-
-def _parse(engine: str, output: bytes, status: int, version: str | None) -> EngineFacts:
-    """Read the child's last line; what a driver prints comes before it."""
-    lines = output.decode("utf-8", "replace").splitlines()
-    try:
-        answer = json.loads(lines[-1])
-        return EngineFacts(
-            answer["version"] or version, dict(answer["devices"]), answer.get("problem")
-        )
-    except (IndexError, ValueError, KeyError, TypeError):
-        return EngineFacts(
-            version, problem=f"probing {engine} devices ended with status {status} and no answer"
-        )
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    """End the child and what it started; one that sits in a driver is left to the kernel."""
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(timeout=1.0)
-    if child.stdout is not None:
-        child.stdout.close()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+        if isinstance(child, ChildError):
+            raise child
+        answer = child.answer(max(0.1, deadline - time.monotonic()))
+    except ChildError as problem:
+        return EngineFacts(version, problem=str(problem))
+    return EngineFacts(answer["version"] or version, answer["devices"], answer.get("problem"))
 
 
 def _ask_openvino() -> dict[str, Any]:
@@ -179,21 +130,17 @@ def _ask_onnxruntime() -> dict[str, Any]:
 _ASK = {"openvino": _ask_openvino, "onnxruntime": _ask_onnxruntime}
 
 
-def _main(engine: str) -> None:
-    """Be the child: one line of JSON."""
+def _describe(engine: str) -> dict[str, Any]:
+    """Return version and devices of an engine; in the child."""
     try:
-        answer = _ASK[engine]()
+        return _ASK[engine]()
     except ImportError as problem:
-        answer = {
-            "version": None,
-            "devices": {},
-            "problem": f"{engine} is not installed: {problem}",
-        }
+        words = f"{engine} is not installed: {problem}"
     except RuntimeError as problem:
         line = next(iter(str(problem).splitlines()), type(problem).__name__)
-        answer = {"version": None, "devices": {}, "problem": f"{engine}: {line}"}
-    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+        words = f"{engine}: {line}"
+    return {"version": None, "devices": {}, "problem": words}
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    answer_question(_describe)

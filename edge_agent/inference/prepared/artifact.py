@@ -37,11 +37,11 @@ _HEAD = b'{"xxh3": "%s", "form": '
 _HEAD_LENGTH = len(_HEAD) - 2 + 16
 
 
-class FormError(EngineError):
+class ArtifactError(EngineError):
     """A prepared form that cannot be used: load the model itself, and prepare it anew."""
 
 
-class Form:
+class Artifact:
     """What is written in a form's table."""
 
     __slots__ = ("folder", "table")
@@ -74,35 +74,35 @@ class Form:
         return f"{self.folder}/{name}"
 
 
-def read(folder: str) -> Form:
+def read(folder: str) -> Artifact:
     """Read a form's table and see that the form is whole and of this processor.
 
     The contents of the other files are checked while they are loaded.
 
     Raises:
-        FormError: it is damaged, cut short, or was made elsewhere or by another program.
+        ArtifactError: it is damaged, cut short, or was made elsewhere or by another program.
 
     """
     try:
         with open(f"{folder}/{FILE}", "rb") as file:  # noqa: PTH123 - pathlib may not be there yet
             data = file.read()
     except OSError as problem:
-        raise FormError(f"{folder}: no prepared form: {problem.strerror}") from None
+        raise ArtifactError(f"{folder}: no prepared form: {problem.strerror}") from None
     body = data[_HEAD_LENGTH:-2]
     if data != seal(body):
-        raise FormError(f"{folder}/{FILE}: damaged: its checksum is another")
-    form = Form(folder, json.loads(body))
+        raise ArtifactError(f"{folder}/{FILE}: damaged: its checksum is another")
+    form = Artifact(folder, json.loads(body))
     if form.table["format"] != FORMAT:
-        raise FormError(f"{folder}: form {form.table['format']}, expected {FORMAT}")
+        raise ArtifactError(f"{folder}: form {form.table['format']}, expected {FORMAT}")
     if form.table["cpu"] != processor():
-        raise FormError(f"{folder}: made on a processor with other instructions")
+        raise ArtifactError(f"{folder}: made on a processor with other instructions")
     for name, (size, _) in form.table["files"].items():
         try:
             found = os.stat(form.path(name)).st_size  # noqa: PTH116 - likewise
         except OSError as problem:
-            raise FormError(f"{folder}/{name}: {problem.strerror}") from None
+            raise ArtifactError(f"{folder}/{name}: {problem.strerror}") from None
         if found != size:
-            raise FormError(f"{folder}/{name}: {found} bytes, expected {size}; it is damaged")
+            raise ArtifactError(f"{folder}/{name}: {found} bytes, expected {size}; it is damaged")
     return form
 
 
@@ -121,13 +121,13 @@ def processor() -> str:
     return xxh3_64_hexdigest(instructions().encode())
 
 
-def need_version(form: Form, engine: str, version: str) -> None:
+def need_version(form: Artifact, engine: str, version: str) -> None:
     """See that a form was made by the engine that is to load it.
 
     Raises:
-        FormError: it was made by another, or another version of it.
+        ArtifactError: it was made by another, or another version of it.
 
     """
     found = (form.table["engine"], form.table["version"])
     if found != (engine, version):
-        raise FormError(f"{form.folder}: made by {' '.join(found)}, here is {engine} {version}")
+        raise ArtifactError(f"{form.folder}: made by {' '.join(found)}, here is {engine} {version}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,10 @@ from ...core.files import belong_to
 from ...core.state_file import StateFile
 from ...models.store.store import NOTES
 from ..golden import GOLDEN
-from .artifact import FOLDER, Form
+from .artifact import FOLDER, Artifact
 
 FILE = "digests.json"
 _PIECE = 1024 * 1024
-
-Pace = Callable[[], object]
-"""Called after each piece of a file that is read; may wait, or raise to break it off."""
 
 
 def digests(state: Path, folder: Path) -> dict[str, str]:
@@ -54,7 +51,7 @@ def digests(state: Path, folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): memo[str(path)][1] for path in files}
 
 
-def digest_of(state: Path, folder: Path) -> str:
+def model_digest(state: Path, folder: Path) -> str:
     """Give one digest of all that decides what a model computes; arguments as for `digests`.
 
     Raises:
@@ -65,58 +62,72 @@ def digest_of(state: Path, folder: Path) -> str:
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
-def rotten(state: Path, folder: Path, pace: Pace) -> Iterator[str]:
-    """Read a model's files again; say which are not what they were, though nobody has written them.
+def corrupted_files(state: Path, folder: Path) -> Iterator[str | None]:
+    """Read a model's files again: those that are not what they were, though nobody wrote to them.
+
+    Yields:
+        The path of such a file, and None after each piece of a file that was read.
 
     Raises:
-        OSError: one cannot be read; also from *pace*.
+        OSError: one cannot be read.
 
     """
     memo = _memo(state)
     for path in _files(folder):
         stamp, digest = memo.get(str(path), (None, None))
         # Between two stamps that are the same nobody has written to it.
-        if stamp == _stamp(path) and sha256(path, pace) != digest and stamp == _stamp(path):
-            yield str(path)
+        if stamp == _stamp(path):
+            found = yield from _read_again(path)
+            if found != digest and stamp == _stamp(path):
+                yield str(path)
 
 
-def rotten_form(form: Form, pace: Pace) -> str | None:
-    """Read a form's files again; name the first that is not what was written.
+def corrupted_file(form: Artifact) -> Iterator[str | None]:
+    """Read a form's files again, until one is not what was written.
+
+    Yields:
+        The path of such a file, and None after each piece of a file that was read.
 
     Raises:
-        OSError: one cannot be read; also from *pace*.
+        OSError: one cannot be read.
 
     """
     known: Mapping[str, str] = form.table.get("sha256", {})
     for name, digest in known.items():
-        if sha256(Path(form.path(name)), pace) != digest:
-            return form.path(name)
-    return None
+        if (yield from _read_again(Path(form.path(name)))) != digest:
+            yield form.path(name)
+            return
 
 
-def sha256(path: Path, pace: Pace | None = None) -> str:
-    """Give the SHA-256 of a file, hexadecimal.
-
-    Args:
-        path: of the file.
-        pace: with it, what is read is what is on the disk, not a copy in memory, and none is left.
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, hexadecimal.
 
     Raises:
-        OSError: it cannot be read; also from *pace*.
+        OSError: it cannot be read.
 
     """
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _read_again(path: Path) -> Generator[None, None, str]:
+    """Return the SHA-256 of what is on the disk; pauses after each piece.
+
+    A copy in memory is not read, and none is left.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
         while True:
-            if pace is not None:
-                # Pages that somebody has mapped stay.
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            # Pages that somebody has mapped stay.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             piece = file.read(_PIECE)
             if not piece:
                 return digest.hexdigest()
             digest.update(piece)
-            if pace is not None:
-                pace()
+            yield
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -1,6 +1,6 @@
 """A prepared form as an engine: whichever way it was loaded, the numbers are those of the network.
 
-What is loaded the quick way is exchanged for what runs fastest by `settle`, between two calls.
+What is loaded the quick way is exchanged for what runs fastest by `finish_load`, between two calls.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from ..engines.engine import (
     native_reason,
     settle_shapes,
 )
-from .artifact import GRAPH, Form, FormError
-from .load import Begun, start
-from .streaming import Streamer
+from .artifact import GRAPH, Artifact, ArtifactError
+from .load import Load, load_artifact
+from .streaming import StreamingRunner
 
 log = logging.getLogger(__name__)
 
 Run = Callable[[Tensors], list[Array]]
 """Gives the outputs in the network's order."""
 
-# By rung; every other is "resident".
+# By strategy; every other is "resident".
 _MODES = {"staged": "staged", "bare": "bare", "streaming": "streaming"}
 AGREE = 1e-3
 """Relative distance allowed between a bare session and its twin: they add in another order."""
 
 
-class FormedEngine(Engine, Protocol):
+class PreparedEngine(Engine, Protocol):
     """An engine that was loaded from a form, whichever."""
 
     mode: str
-    form: Form
+    artifact: Artifact
 
-    def settle(self, threads: int | None = None) -> bool:
+    def finish_load(self, threads: int | None = None) -> bool:
         """Build what runs fastest in the long run, behind; gives whether anything has changed.
 
         Args:
@@ -55,21 +55,21 @@ class FormedEngine(Engine, Protocol):
         """
 
 
-class FormEngine:
+class OrtPreparedEngine:
     """A network that was loaded from a prepared form."""
 
     def __init__(
-        self, begun: Begun, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+        self, begun: Load, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
     ) -> None:
-        self.label: str = begun.form.table["label"]
+        self.label: str = begun.artifact.table["label"]
         self.inputs = inputs
         self.outputs = outputs
-        self.form = begun.form
-        self.fold = begun.form.fold
+        self.artifact = begun.artifact
+        self.fold = begun.artifact.fold
         self._taken = inputs if self.fold is None else self.fold.specs(inputs)
-        self.mode: str = _MODES.get(begun.rung, "resident")
-        self._begun: Begun | None = begun
-        self._streamer = Streamer(begun) if begun.rung == "streaming" else None
+        self.mode: str = _MODES.get(begun.strategy, "resident")
+        self._begun: Load | None = begun
+        self._streamer = StreamingRunner(begun) if begun.strategy == "streaming" else None
         self._unchecked = True
         self._last: Tensors | None = None
         self._run = self._streamer.run if self._streamer else self._runner(begun)
@@ -80,7 +80,7 @@ class FormEngine:
         The first call returns when all weights have been checked.
 
         Raises:
-            FormError: the form is damaged. Close the engine and load the network itself.
+            ArtifactError: the form is damaged. Close the engine and load the network itself.
             EngineError: as for every engine.
 
         """
@@ -94,7 +94,7 @@ class FormEngine:
         try:
             try:
                 results = run(tensors)
-            except FormError:
+            except ArtifactError:
                 if self._run is run:
                     raise
                 # Exchanged before it had come to the last stage.
@@ -112,7 +112,7 @@ class FormEngine:
             self._last = tensors
         return {spec.name: array for spec, array in zip(self.outputs, results, strict=True)}
 
-    def settle(self, threads: int | None = None) -> bool:
+    def finish_load(self, threads: int | None = None) -> bool:
         """Build what runs fastest, and put it in the place of what was loaded first.
 
         To be called in the background, after the first result. Calls of `infer` go on meanwhile.
@@ -130,9 +130,12 @@ class FormEngine:
         begun = self._begun
         if begun is None or self.mode == "streaming":
             return False
-        if threads == self.form.table["session"]["threads"]:
+        if threads == self.artifact.table["session"]["threads"]:
             threads = None
-        runs_best = self.mode == "resident" or self.form.table["settled"][begun.rung] == begun.rung
+        runs_best = (
+            self.mode == "resident"
+            or self.artifact.table["settled"][begun.strategy] == begun.strategy
+        )
         if threads is None and runs_best:
             return False
         begun.verdict()
@@ -149,7 +152,7 @@ class FormEngine:
             self._compare(self._run(last), run(last))
         self._run, self.mode, self._last = run, "resident", None
         for part in begun.parts:
-            part.fail(FormError(f"{self.form.folder}: exchanged"))
+            part.fail(ArtifactError(f"{self.artifact.folder}: exchanged"))
         return True
 
     def _compare(self, expected: list[Array], found: list[Array]) -> None:
@@ -160,7 +163,7 @@ class FormEngine:
                     f"{self.label}: output {spec.name} of the prepared twin is {distance:.2g} away"
                 )
 
-    def _runner(self, begun: Begun) -> Run:
+    def _runner(self, begun: Load) -> Run:
         """Run one session, or several one after the other."""
         names = [spec.name for spec in self.outputs]
         parts = list(begun.parts)
@@ -203,7 +206,9 @@ def _closed(_: Tensors) -> list[Array]:
     raise EngineError("the network has been closed")
 
 
-def open_form(choice: EngineChoice, form: Form | Begun, fix_shapes: FixShapes) -> FormedEngine:
+def open_artifact(
+    choice: EngineChoice, form: Artifact | Load, fix_shapes: FixShapes
+) -> PreparedEngine:
     """Load a network from its prepared form, or go on with what was begun.
 
     Args:
@@ -212,25 +217,27 @@ def open_form(choice: EngineChoice, form: Form | Begun, fix_shapes: FixShapes) -
         fix_shapes: decides the sizes that the network itself leaves open.
 
     Raises:
-        FormError: it cannot be used: load the network itself, and prepare it anew.
+        ArtifactError: it cannot be used: load the network itself, and prepare it anew.
 
     """
-    begun = form if isinstance(form, Begun) else None
-    form = form.form if isinstance(form, Begun) else form
+    begun = form if isinstance(form, Load) else None
+    form = form.artifact if isinstance(form, Load) else form
     if choice.engine != form.engine:
-        raise FormError(f"form of {form.engine}, not of {choice.engine}")
-    declared, inputs, outputs = (specs_of(form, key) for key in ("declared", "inputs", "outputs"))
+        raise ArtifactError(f"form of {form.engine}, not of {choice.engine}")
+    declared, inputs, outputs = (
+        tensor_specs(form, key) for key in ("declared", "inputs", "outputs")
+    )
     try:
         wanted = settle_shapes(declared, fix_shapes, Path(GRAPH))
         if wanted != inputs:
-            raise FormError(f"form for {_words(inputs)}, not for {_words(wanted)}")
+            raise ArtifactError(f"form for {_words(inputs)}, not for {_words(wanted)}")
         if form.engine == "openvino":
-            from .ov_engine import BlobEngine
+            from .ov_engine import OvPreparedEngine
 
-            return BlobEngine(choice, form, inputs, outputs)
+            return OvPreparedEngine(choice, form, inputs, outputs)
         if begun is None:
-            begun = start(form)
-        return FormEngine(begun, inputs, outputs)
+            begun = load_artifact(form)
+        return OrtPreparedEngine(begun, inputs, outputs)
     except BaseException:
         if begun is not None:
             begun.close()
@@ -249,14 +256,14 @@ def relative_distance(one: Array, other: Array) -> float:
     return float(np.linalg.norm(first - second) / max(float(np.linalg.norm(first)), 1e-30))
 
 
-def specs_of(form: Form, key: str) -> tuple[TensorSpec, ...]:
+def tensor_specs(form: Artifact, key: str) -> tuple[TensorSpec, ...]:
     """Give what a form says of its "declared" inputs, its "inputs" or "outputs"."""
     return tuple(TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in form.table[key])
 
 
-def takes_several(form: Form) -> bool:
+def accepts_batches(form: Artifact) -> bool:
     """Whether the network that a form was made of, which takes one sample, takes several too."""
-    return any(len(s.shape) > 1 and s.shape[0] is None for s in specs_of(form, "declared"))
+    return any(len(s.shape) > 1 and s.shape[0] is None for s in tensor_specs(form, "declared"))
 
 
 def _words(specs: tuple[TensorSpec, ...]) -> str:

@@ -13,20 +13,20 @@ from ...models.manifest import ModelFolder
 from ..engines.engine import Engine, EngineChoice, open_engine
 from ..model import Model, assemble
 from ..preprocess.inputs import fixed_shapes
-from .artifact import Form, FormError
-from .engine import FormedEngine, open_form
+from .artifact import Artifact, ArtifactError
+from .engine import PreparedEngine, open_artifact
 
 if TYPE_CHECKING:
-    from .load import Begun
+    from .load import Load
 
 log = logging.getLogger(__name__)
 
 
-class QuickEngine:
+class FallbackEngine:
     """Runs the form; where that turns out damaged, the network itself, and no frame is lost."""
 
     def __init__(
-        self, form: FormedEngine, folder: ModelFolder, choice: EngineChoice, kind: Kind
+        self, form: PreparedEngine, folder: ModelFolder, choice: EngineChoice, kind: Kind
     ) -> None:
         """Begin with the form.
 
@@ -37,7 +37,7 @@ class QuickEngine:
             kind: of sample that it is given.
 
         """
-        self.form = form
+        self.prepared = form
         self.damaged: str | None = None
         """What was wrong with the form."""
         self._engine: Engine = form
@@ -54,7 +54,7 @@ class QuickEngine:
         """Run the network, as every engine does."""
         try:
             return self._run(self._engine, tensors)
-        except FormError as problem:
+        except ArtifactError as problem:
             return self._run(self._fallback(problem), tensors)
 
     def _run(self, engine: Engine, tensors: Tensors) -> dict[str, Array]:
@@ -65,18 +65,18 @@ class QuickEngine:
 
     def distrust(self, why: str) -> None:
         """Leave the form, whose files are not what they were."""
-        with suppress(FormError):
-            self._fallback(FormError(why))
+        with suppress(ArtifactError):
+            self._fallback(ArtifactError(why))
 
-    def _fallback(self, problem: FormError) -> Engine:
-        if self.form.mode == "streaming":
+    def _fallback(self, problem: ArtifactError) -> Engine:
+        if self.prepared.mode == "streaming":
             # The network itself does not fit. `PrepareTask` sees to a new form.
             if self.damaged is None:
                 log.warning("model %s: %s; it is prepared anew", self._folder.manifest.id, problem)
             self.damaged = str(problem)
             raise problem
         with self._changing:
-            if self._engine is self.form:
+            if self._engine is self.prepared:
                 log.warning(
                     "model %s: the prepared form is not used, the model itself is: %s",
                     self._folder.manifest.id,
@@ -91,27 +91,29 @@ class QuickEngine:
                     fixed_shapes(self._folder.manifest.input, self._kind),
                     cut_for(self._folder, self._kind),
                 )
-                self.form.close()
+                self.prepared.close()
             return self._engine
 
     def close(self) -> None:
         self._engine.close()
 
 
-def quick_model(folder: ModelFolder, choice: EngineChoice, form: Form | Begun, kind: Kind) -> Model:
+def load_prepared(
+    folder: ModelFolder, choice: EngineChoice, form: Artifact | Load, kind: Kind
+) -> Model:
     """Make a model of a form, or of one whose loading has begun.
 
     Raises:
-        FormError: the form cannot be used.
+        ArtifactError: the form cannot be used.
 
     """
     try:
-        engine = open_form(choice, form, fixed_shapes(folder.manifest.input, kind))
-        return assemble(folder, choice, QuickEngine(engine, folder, choice, kind), kind)
+        engine = open_artifact(choice, form, fixed_shapes(folder.manifest.input, kind))
+        return assemble(folder, choice, FallbackEngine(engine, folder, choice, kind), kind)
     except ModelError as problem:
-        raise FormError(str(problem)) from problem
+        raise ArtifactError(str(problem)) from problem
 
 
-def streams(model: Model) -> bool:
+def is_streaming(model: Model) -> bool:
     """Whether a model's weights come and go with each frame, for it is larger than the budget."""
-    return isinstance(model.engine, QuickEngine) and model.engine.form.mode == "streaming"
+    return isinstance(model.engine, FallbackEngine) and model.engine.prepared.mode == "streaming"

@@ -15,8 +15,8 @@ from typing import Any
 from xxhash import xxh3_64_hexdigest
 
 from ..engines.ort_options import FATAL_ONLY, session_options
-from .artifact import GRAPH, WEIGHTS, Form, FormError, need_version, read
-from .mapped import Check, Mapped
+from .artifact import GRAPH, WEIGHTS, Artifact, ArtifactError, need_version, read
+from .mapped import MappedWeights, WeightCheck
 from .strategy import choose, spare_core
 
 _ENTRIES: Mapping[str, Mapping[str, str]] = {
@@ -32,17 +32,17 @@ _ENTRIES: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def warm(folder: str) -> None:
+def prefetch(folder: str) -> None:
     """Have the kernel read a form's files; may wait for the disk, so call it in a thread."""
     for name in (GRAPH, WEIGHTS):
         try:
-            weights = Mapped(f"{folder}/{name}")
+            weights = MappedWeights(f"{folder}/{name}")
         except OSError:
-            return  # `begin` says what is wrong
+            return  # `load_folder` says what is wrong
         weights.fetch(0, len(weights.buffer))
 
 
-def begin(folder: str) -> Begun:
+def load_folder(folder: str) -> Load:
     """Load what a form's folder holds, on ONNX Runtime's CPU.
 
     Args:
@@ -52,44 +52,44 @@ def begin(folder: str) -> Begun:
         When it can run, or with `staged`: when its first stage can.
 
     Raises:
-        FormError: it cannot be used here.
+        ArtifactError: it cannot be used here.
 
     """
-    return start(read(folder))
+    return load_artifact(read(folder))
 
 
-def start(form: Form, rung: str | None = None) -> Begun:
-    """Do what `begin` does with a form that has been read; *rung*: instead of the best one."""
+def load_artifact(form: Artifact, strategy: str | None = None) -> Load:
+    """Load an artifact that has been read; *strategy*: instead of the best one."""
     if form.engine != "onnxruntime":
-        raise FormError(f"{form.folder}: is not of ONNX Runtime")
+        raise ArtifactError(f"{form.folder}: is not of ONNX Runtime")
     table = form.table
-    rung = rung or table["only"]
-    if rung is None:
-        rung = choose(table["rungs"], spare_core())
-    return Begun(form, rung)
+    strategy = strategy or table["only"]
+    if strategy is None:
+        strategy = choose(table["rungs"], spare_core())
+    return Load(form, strategy)
 
 
-class Begun:
+class Load:
     """A form that is being loaded; `inference.prepared.engine` makes an engine of it."""
 
-    def __init__(self, form: Form, rung: str) -> None:
-        """Load, as far as `begin` says."""
-        self.form = form
-        self.rung = rung
+    def __init__(self, form: Artifact, strategy: str) -> None:
+        """Load, as far as `load_folder` says."""
+        self.artifact = form
+        self.strategy = strategy
         try:
-            self.weights = Mapped(form.path(WEIGHTS))
+            self.weights = MappedWeights(form.path(WEIGHTS))
         except OSError as problem:
-            raise FormError(f"{form.path(WEIGHTS)}: {problem.strerror}") from None
+            raise ArtifactError(f"{form.path(WEIGHTS)}: {problem.strerror}") from None
         stages = form.table["stages"]
-        self.check: Check | None = None
-        if rung != "streaming":
+        self.check: WeightCheck | None = None
+        if strategy != "streaming":
             # Before the engine is imported: the disk reads while Python does not need it.
-            self.check = Check(self.weights, [tuple(stage["range"]) for stage in stages])
+            self.check = WeightCheck(self.weights, [tuple(stage["range"]) for stage in stages])
         import onnxruntime as ort
 
         ort.set_default_logger_severity(FATAL_ONLY)
         need_version(form, "onnxruntime", ort.__version__)
-        if rung in {"staged", "streaming"}:
+        if strategy in {"staged", "streaming"}:
             parts = [Part(stage["graph"], stage["takes"], stage["gives"]) for stage in stages]
         else:
             inputs = [name for name, _, _ in form.table["inputs"]]
@@ -98,57 +98,57 @@ class Begun:
         self.parts = parts
         for part in parts:
             self._see_graph(part.graph)
-        if rung == "staged":
+        if strategy == "staged":
             threading.Thread(target=self._build, name="loader", daemon=True).start()
         else:
             self._build()
         parts[0].ready()
 
     def _see_graph(self, name: str) -> None:
-        """Check a graph before the engine parses it; they are small."""
-        with open(self.form.path(name), "rb") as file:  # noqa: PTH123 - pathlib is not there yet
-            if xxh3_64_hexdigest(file.read()) != self.form.table["files"][name][1]:
-                raise FormError(f"{self.form.path(name)}: damaged")
+        """WeightCheck a graph before the engine parses it; they are small."""
+        with open(self.artifact.path(name), "rb") as file:  # noqa: PTH123 - pathlib is not there yet
+            if xxh3_64_hexdigest(file.read()) != self.artifact.table["files"][name][1]:
+                raise ArtifactError(f"{self.artifact.path(name)}: damaged")
 
     def _build(self) -> None:
         for part in self.parts:
-            part.build(partial(self.session, part.graph, self.rung))
+            part.build(partial(self.session, part.graph, self.strategy))
             if part.problem is not None:
                 for other in self.parts:
                     other.fail(part.problem)
                 return
 
-    def session(self, graph: str, rung: str, threads: int | None = None) -> Any:
+    def session(self, graph: str, strategy: str, threads: int | None = None) -> Any:
         """Make a session of one of the form's graphs; with *threads* instead of the form's.
 
         Raises:
-            FormError: ONNX Runtime refuses what it has itself written.
+            ArtifactError: ONNX Runtime refuses what it has itself written.
 
         """
         import onnxruntime as ort
 
-        words = self.form.table["session"]
+        words = self.artifact.table["session"]
         if threads is not None:
             words = {**words, "threads": threads, "spins": False}
         options = session_options(
-            words, weights={WEIGHTS: self.weights.buffer}, ready=True, extra=_ENTRIES.get(rung)
+            words, weights={WEIGHTS: self.weights.buffer}, ready=True, extra=_ENTRIES.get(strategy)
         )
-        if rung == "streaming":
+        if strategy == "streaming":
             # What is kept for the next run is memory that somebody else could use.
             options.enable_cpu_mem_arena = False
         try:
             return ort.InferenceSession(
-                self.form.path(graph), options, providers=["CPUExecutionProvider"]
+                self.artifact.path(graph), options, providers=["CPUExecutionProvider"]
             )
         except Exception as problem:  # its exceptions have no common class but this one
             line = next(iter(str(problem).splitlines()), type(problem).__name__)
-            raise FormError(f"{self.form.path(graph)}: {line}") from problem
+            raise ArtifactError(f"{self.artifact.path(graph)}: {line}") from problem
 
     def verdict(self) -> None:
         """Wait until all weights have been checked.
 
         Raises:
-            FormError: some are damaged.
+            ArtifactError: some are damaged.
 
         """
         if self.check is not None:
@@ -157,7 +157,7 @@ class Begun:
     def close(self) -> None:
         """Let go of everything that no running inference holds."""
         for part in self.parts:
-            part.fail(FormError(f"{self.form.folder}: closed"))
+            part.fail(ArtifactError(f"{self.artifact.folder}: closed"))
 
 
 class Part:
@@ -205,15 +205,15 @@ class Part:
         """Wait for the session.
 
         Raises:
-            FormError: there is none.
+            ArtifactError: there is none.
 
         """
         self._done.wait()
         session = self._session
         if session is None:
-            if isinstance(self.problem, FormError):
+            if isinstance(self.problem, ArtifactError):
                 raise self.problem
-            raise FormError(f"{self.graph}: {self.problem}")
+            raise ArtifactError(f"{self.graph}: {self.problem}")
         return session
 
     def run(self, session: Any, values: Mapping[str, Any]) -> dict[str, Any]:

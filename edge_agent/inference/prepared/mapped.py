@@ -15,7 +15,7 @@ from weakref import finalize
 
 from xxhash import xxh3_64_hexdigest
 
-from .artifact import FormError
+from .artifact import ArtifactError
 
 _POPULATE_READ = 22
 """madvise since Linux 5.14, not yet among mmap's constants: maps pages before they are touched."""
@@ -23,7 +23,7 @@ _AHEAD = 16 * 1024 * 1024
 _PAGE = 4096
 
 
-class Mapped:
+class MappedWeights:
     """A file of weights. The buffer must live as long as any session that computes on it."""
 
     def __init__(self, path: str) -> None:
@@ -43,7 +43,7 @@ class Mapped:
         """Read a range and compare its checksum.
 
         Raises:
-            FormError: it is another.
+            ArtifactError: it is another.
 
         """
         if self._map is None or end == start:
@@ -53,7 +53,7 @@ class Mapped:
         with memoryview(self._map)[start:end] as content:
             found = xxh3_64_hexdigest(content)
         if found != expected:
-            raise FormError(f"{self.path}: bytes {start} to {end} are damaged")
+            raise ArtifactError(f"{self.path}: bytes {start} to {end} are damaged")
 
     def drop(self, start: int, end: int) -> None:
         """Give the memory of a range back; it is read again when it is needed."""
@@ -63,10 +63,10 @@ class Mapped:
             os.posix_fadvise(self._file, start, end - start, os.POSIX_FADV_DONTNEED)
 
 
-class Check:
+class WeightCheck:
     """Checks all ranges in order, in a thread of its own."""
 
-    def __init__(self, weights: Mapped, ranges: Sequence[tuple[int, int, str]]) -> None:
+    def __init__(self, weights: MappedWeights, ranges: Sequence[tuple[int, int, str]]) -> None:
         """Begin.
 
         Args:
@@ -98,13 +98,13 @@ class Check:
         """Wait until the ranges up to this one are known to be good.
 
         Raises:
-            FormError: one is not.
+            ArtifactError: one is not.
 
         """
         if not self._passed:
             return
         self._passed[index].wait()
         if self._problem is not None:
-            if isinstance(self._problem, FormError):
+            if isinstance(self._problem, ArtifactError):
                 raise self._problem
-            raise FormError(f"{self._weights.path}: cannot be read: {self._problem}")
+            raise ArtifactError(f"{self._weights.path}: cannot be read: {self._problem}")

@@ -14,11 +14,11 @@ import openvino as ov
 from ...core.types import Array, Tensors, TensorSpec
 from ..engines.engine import EngineChoice, native_reason
 from ..engines.ov import VERSION, OvEngine, core, properties
-from .artifact import BLOB, Form, FormError, need_version
-from .mapped import Check, Mapped
+from .artifact import BLOB, Artifact, ArtifactError, need_version
+from .mapped import MappedWeights, WeightCheck
 
 
-class BlobEngine:
+class OvPreparedEngine:
     """A network that was imported; the first for one lane, those for the others behind it."""
 
     mode = "resident"
@@ -26,30 +26,30 @@ class BlobEngine:
     def __init__(
         self,
         choice: EngineChoice,
-        form: Form,
+        form: Artifact,
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
     ) -> None:
         """Import the network once.
 
         Raises:
-            FormError: it is damaged, of another version of OpenVINO, or refused.
+            ArtifactError: it is damaged, of another version of OpenVINO, or refused.
 
         """
         need_version(form, "openvino", VERSION)
         self.label: str = form.table["label"]
-        self.form = form
+        self.artifact = form
         self.fold = form.fold
         self.inputs = inputs
         self.outputs = outputs
         self._choice = choice
         try:
-            weights = Mapped(form.path(BLOB))
+            weights = MappedWeights(form.path(BLOB))
         except OSError as problem:
-            raise FormError(f"{form.path(BLOB)}: {problem.strerror}") from None
+            raise ArtifactError(f"{form.path(BLOB)}: {problem.strerror}") from None
         (stage,) = form.table["stages"]
         # Before the import, not beside it: the blob is parsed by native code that trusts it.
-        Check(weights, [tuple(stage["range"])]).wait()
+        WeightCheck(weights, [tuple(stage["range"])]).wait()
         self._lanes = 1
         # OpenVINO takes no read-only memory; what it writes to, if anything, is its own copy.
         self._bytes: Array = np.memmap(form.path(BLOB), np.uint8, "c")
@@ -61,15 +61,15 @@ class BlobEngine:
             tensor = ov.Tensor(self._bytes, shared_memory=True)
             return core.import_model(tensor, self._choice.device, properties(self._choice))
         except Exception as problem:  # RuntimeError mostly, but plugins raise others
-            raise FormError(
-                f"{self.form.path(BLOB)}: {native_reason(problem, Path(BLOB))}"
+            raise ArtifactError(
+                f"{self.artifact.path(BLOB)}: {native_reason(problem, Path(BLOB))}"
             ) from problem
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
         """Run the network; the arrays returned are copies of the request's own buffers."""
         return self._engine.infer(tensors)
 
-    def settle(self, threads: int | None = None) -> bool:
+    def finish_load(self, threads: int | None = None) -> bool:
         """Import the network for the other lanes; gives whether there were any.
 
         One network of several streams would not do: it has been seen to give wrong numbers.
@@ -78,7 +78,7 @@ class BlobEngine:
             threads: not looked at: a blob keeps those that it was compiled for.
 
         Raises:
-            FormError: it is refused.
+            ArtifactError: it is refused.
 
         """
         del threads

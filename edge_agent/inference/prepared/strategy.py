@@ -16,7 +16,7 @@ from typing import Any
 
 from ...device.resources import ROOT, text, usable_cpus
 
-RUNGS = ("whole", "parallel", "staged", "bare")
+STRATEGIES = ("whole", "parallel", "staged", "bare")
 """In the order in which they are preferred where the difference is small."""
 MARGIN = 0.03
 SLACK_MS = 1.0
@@ -26,20 +26,20 @@ Figures = Mapping[str, Any]
 first result, the head start in it; steady_ms: a later run."""
 
 
-def choose(rungs: Mapping[str, Mapping[str, Figures]], spare: str) -> str:
-    """Pick the rung that gives the first result soonest.
+def choose(strategies: Mapping[str, Mapping[str, Figures]], spare: str) -> str:
+    """Pick the strategy that gives the first result soonest.
 
     Args:
-        rungs: by name: figures with a core to spare ("idle") and without ("busy").
+        strategies: by name: figures with a core to spare ("idle") and without ("busy").
         spare: "idle" or "busy".
 
     """
-    if not any(spare in figures for figures in rungs.values()):
+    if not any(spare in figures for figures in strategies.values()):
         spare = "busy"  # measured when there was no core to spare at all
     times = {
-        name: float(rungs[name][spare]["total_ms"])
-        for name in RUNGS
-        if spare in rungs.get(name, {})
+        name: float(strategies[name][spare]["total_ms"])
+        for name in STRATEGIES
+        if spare in strategies.get(name, {})
     }
     least = min(times.values())
     return next(name for name, time in times.items() if time <= least * (1 + MARGIN) + SLACK_MS)

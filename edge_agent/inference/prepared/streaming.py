@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors
 from ...device.resources import return_freed_memory
-from .artifact import FormError
+from .artifact import ArtifactError
 
 if TYPE_CHECKING:
-    from .load import Begun
+    from .load import Load
 
 
-class Streamer:
+class StreamingRunner:
     """Runs the stages of a form; calls take turns."""
 
-    def __init__(self, begun: Begun) -> None:
+    def __init__(self, begun: Load) -> None:
         """Begin to read the first stages."""
         # Who has to run a network in parts has no memory to keep.
         return_freed_memory()
-        table = begun.form.table
+        table = begun.artifact.table
         self._begun = begun
         self._ranges: list[tuple[int, int, str]] = [
             tuple(stage["range"]) for stage in table["stages"]
@@ -52,13 +52,13 @@ class Streamer:
         """Run the network once; gives its outputs in order.
 
         Raises:
-            FormError: a stage is damaged.
+            ArtifactError: a stage is damaged.
             EngineError: closed.
 
         """
         import onnxruntime as ort
 
-        table = self._begun.form.table
+        table = self._begun.artifact.table
         values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in tensors.items()}
         wanted = [name for name, _, _ in table["outputs"]]
         with self._turn:
@@ -84,9 +84,9 @@ class Streamer:
             if self._closed:
                 raise EngineError("the network has been closed")
             if self._read <= self._done and self._problem is not None:
-                if isinstance(self._problem, FormError):
+                if isinstance(self._problem, ArtifactError):
                     raise self._problem
-                raise FormError(f"{self._begun.weights.path}: {self._problem}")
+                raise ArtifactError(f"{self._begun.weights.path}: {self._problem}")
 
     def _finished(self, index: int) -> None:
         """Drop a stage's weights and let the reader go on."""

@@ -28,9 +28,9 @@ from ...device.resources import usable_cpus
 from ...inference.engines.engine import EngineChoice, EngineName
 from ...inference.engines.probe import probe
 from ...inference.model import Model, engine_order, open_model
-from ...inference.prepared.artifact import Form, FormError
+from ...inference.prepared.artifact import Artifact, ArtifactError
 from ...inference.prepared.build.cache import find, prepare
-from ...inference.prepared.fallback import QuickEngine, quick_model
+from ...inference.prepared.fallback import FallbackEngine, load_prepared
 from ...models.files.check_onnx import check_network
 from ...models.manifest import ModelFolder
 from ...models.store.catalog import Library
@@ -237,7 +237,9 @@ class ModelLoader:
             log.info("model %s: not from its form: %s", folder.manifest.id, problem)
             return None
 
-    def prepared_form(self, folder: ModelFolder, kind: Kind, *, make: bool = False) -> Form | None:
+    def prepared_form(
+        self, folder: ModelFolder, kind: Kind, *, make: bool = False
+    ) -> Artifact | None:
         """Find the prepared form of a model, or have it made; None: there is none.
 
         Raises:
@@ -251,12 +253,12 @@ class ModelLoader:
         if form is None and make:
             try:
                 form = prepare(self._store, folder, quick, kind, budget_mb=budget)
-            except FormError as problem:
+            except ArtifactError as problem:
                 log.warning("%s", problem)
         return form
 
     def load_prepared(
-        self, folder: ModelFolder, form: Form, kind: Kind, threads: int | None = None
+        self, folder: ModelFolder, form: Artifact, kind: Kind, threads: int | None = None
     ) -> Model:
         """Load a model from its prepared form, for the long run.
 
@@ -274,10 +276,10 @@ class ModelLoader:
         if quick is None:
             raise EngineError(f"{folder.manifest.id}: no engine may run its prepared form")
         own = next((one for one in self.choices_for(folder) if one.place == quick.place), quick)
-        model = quick_model(folder, quick, form, kind)
+        model = load_prepared(folder, quick, form, kind)
         try:
-            if isinstance(model.engine, QuickEngine):
-                model.engine.form.settle(threads or own.threads or None)
+            if isinstance(model.engine, FallbackEngine):
+                model.engine.prepared.finish_load(threads or own.threads or None)
             model.warm_up()
         except AgentError:
             model.close()

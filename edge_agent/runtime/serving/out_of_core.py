@@ -11,7 +11,7 @@ from ...core.types import Kind
 from ...inference.engines.engine import EngineChoice
 from ...inference.model import Model
 from ...inference.prepared.build.cache import find, prepare
-from ...inference.prepared.fallback import quick_model
+from ...inference.prepared.fallback import load_prepared
 from ...models.files.check_onnx import check_network
 from ...models.manifest import ModelFolder
 from ...models.store.store import Store
@@ -46,7 +46,7 @@ class OutOfCore:
         form = find(self.state, folder.path, self.choice, kind, self.budget_mb) or prepare(
             Store(self.state), folder, self.choice, kind, budget_mb=self.budget_mb
         )
-        return quick_model(folder, self.choice, form, kind)
+        return load_prepared(folder, self.choice, form, kind)
 
     def words(self) -> dict[str, Any]:
         """Give it as JSON, for another process."""

@@ -25,7 +25,7 @@ from ...core.files import replace_file
 from ...device.hardware import Facts
 from ...inference.engines.engine import MODULES, EngineChoice
 from ...inference.engines.probe import installed
-from ...inference.prepared.digests import digest_of
+from ...inference.prepared.digests import model_digest
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class TuningResults:
         tunes = self._read()[0]
         if not tunes:
             return None
-        tune = tunes.get(digest_of(self._state, folder))
+        tune = tunes.get(model_digest(self._state, folder))
         return None if tune is None else tune.best(lanes, choices)
 
     def order(
@@ -182,7 +182,7 @@ class TuningResults:
 
         """
         tunes = dict(self._read()[0])
-        tunes[digest_of(self._state, folder)] = Tune(model, time.time(), tuple(ways))
+        tunes[model_digest(self._state, folder)] = Tune(model, time.time(), tuple(ways))
         newest = sorted(tunes.items(), key=lambda item: item[1].made)[-MOST_MODELS:]
         content = {
             "schema": SCHEMA,

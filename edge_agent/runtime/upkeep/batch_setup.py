@@ -15,8 +15,8 @@ from ...core.errors import AgentError, EngineError
 from ...core.files import size_of
 from ...inference.batching import Batch, open_batch, seconds_alone
 from ...inference.model import Model, open_model
-from ...inference.prepared.engine import takes_several
-from ...inference.prepared.fallback import QuickEngine
+from ...inference.prepared.engine import accepts_batches
+from ...inference.prepared.fallback import FallbackEngine
 from ..scheduler.board import Board
 from ..serving.active import ActiveModels, Serving
 from ..serving.loader import ModelLoader
@@ -55,7 +55,7 @@ class BatchSetup:
         if most < 2 or (asked < 2 and _costly(model)):
             return
         try:
-            if isinstance(model.engine, QuickEngine) and model.choice.engine == "onnxruntime":
+            if isinstance(model.engine, FallbackEngine) and model.choice.engine == "onnxruntime":
                 self._load_whole(serving, model, model.engine)
                 return  # the model in its place is set up next
             batch = open_batch(model, serving.kind, most)
@@ -89,7 +89,7 @@ class BatchSetup:
             return
         log.info("model %s: up to %d samples go together", model.id, batch.most)
 
-    def _load_whole(self, serving: Serving, model: Model, engine: QuickEngine) -> None:
+    def _load_whole(self, serving: Serving, model: Model, engine: FallbackEngine) -> None:
         """Replace a model that runs from its prepared form by the model itself.
 
         Raises:
@@ -97,7 +97,7 @@ class BatchSetup:
             ModelError: the model is damaged meanwhile.
 
         """
-        if not takes_several(engine.form.form):
+        if not accepts_batches(engine.prepared.artifact):
             raise EngineError(f"{model.id}: the network takes one sample at a time")
         if self._loader.exceeds_budget(model.folder):
             raise EngineError(f"{model.id}: is larger than the memory budget")

@@ -237,7 +237,7 @@ class Challenger:
         """
         self._model = model
         self._challenge = Challenge(
-            _Serving(serving, self._active),
+            ServingIncumbent(serving, self._active),
             load,
             notes,
             name,
@@ -282,7 +282,7 @@ def log_decision(model: Model, who: str, decision: Decision) -> None:
     )
 
 
-class _Serving:
+class ServingIncumbent:
     """A serving, as a challenge needs it."""
 
     def __init__(self, serving: Serving, active: ActiveModels) -> None:

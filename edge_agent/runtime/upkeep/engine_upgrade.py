@@ -14,7 +14,7 @@ from weakref import WeakSet
 from ...core.errors import AgentError, EngineError
 from ...inference.engines.engine import EngineChoice
 from ...inference.model import Model, open_model
-from ...inference.prepared.fallback import QuickEngine
+from ...inference.prepared.fallback import FallbackEngine
 from ..serving.active import ActiveModels, Serving
 from ..serving.challenger_results import name_of
 from ..serving.loader import ModelLoader
@@ -47,14 +47,14 @@ class EngineUpgrade:
         self._closing = closing
         models = [serving.model for serving in active.all()]
         self._started = WeakSet(
-            model for model in models if model and isinstance(model.engine, QuickEngine)
+            model for model in models if model and isinstance(model.engine, FallbackEngine)
         )
         self._settled: WeakSet[Model] = WeakSet()
 
     def run(self, serving: Serving, model: Model) -> float | None:
         """Tune a model if its profile says so, settle it, and try the engine preferred to it."""
         engine = model.engine
-        if model not in self._started or not isinstance(engine, QuickEngine):
+        if model not in self._started or not isinstance(engine, FallbackEngine):
             return None
         if model not in self._settled:
             self._settled.add(model)
@@ -71,7 +71,7 @@ class EngineUpgrade:
                 serving,
                 model,
                 lambda: open_model(model.folder, [preferred], serving.kind, checked=True)[0],
-                Path(engine.form.form.folder),
+                Path(engine.prepared.artifact.folder),
                 name_of(preferred),
                 faster=None if best is None else f"tuned: {best}",
             )
@@ -115,14 +115,14 @@ class EngineUpgrade:
             best = self._loader.best_way(model.folder)
             log.info("model %s: tuned: %s", model.id, best or "nothing is better than another")
 
-    def _settle(self, model: Model, engine: QuickEngine) -> None:
+    def _settle(self, model: Model, engine: FallbackEngine) -> None:
         """Run it with the threads that the lanes leave, and prepared weights."""
         choices = self._choices(model)
         if not choices or engine.damaged is not None:
             return
         own = next((one for one in choices if one.engine == model.choice.engine), model.choice)
         try:
-            if engine.form.settle(own.threads or None):
+            if engine.prepared.finish_load(own.threads or None):
                 log.info("model %s: settled for the long run", model.id)
         except EngineError as problem:
             log.warning("model %s: stays as it was loaded: %s", model.id, problem)

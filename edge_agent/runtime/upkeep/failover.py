@@ -20,7 +20,7 @@ from ...core.errors import AgentError, EngineError
 from ...core.types import Sample
 from ...inference.engines.engine import EngineChoice
 from ...inference.model import Model, Region, open_model
-from ...inference.prepared.fallback import QuickEngine
+from ...inference.prepared.fallback import FallbackEngine
 from ..serving.active import ActiveModels, Serving
 from ..serving.loader import ModelLoader
 
@@ -215,7 +215,7 @@ class Failover:
 
     def _retry_passed(self, serving: Serving, model: Model) -> None:
         """Count what was passed over when the model was loaded as failed, to be tried again."""
-        if not serving.passed or isinstance(model.engine, QuickEngine):
+        if not serving.passed or isinstance(model.engine, FallbackEngine):
             return
         for choice in self._preferred(model):
             key = (model.folder.path, _name(choice))

@@ -13,9 +13,9 @@ from weakref import ref
 
 from ...inference.engines.engine import EngineChoice
 from ...inference.model import Model
-from ...inference.prepared.artifact import Form
-from ...inference.prepared.engine import takes_several
-from ...inference.prepared.fallback import QuickEngine
+from ...inference.prepared.artifact import Artifact
+from ...inference.prepared.engine import accepts_batches
+from ...inference.prepared.fallback import FallbackEngine
 from ..serving.active import Serving
 from ..serving.challenger_results import name_of, reversed_decision, write_decision
 from ..serving.loader import ModelLoader
@@ -56,13 +56,14 @@ class FormUpgrade:
         self._first: dict[Path, ref[Model]] = {}
         """By folder, the model that was loaded of it first: what has replaced that one is the
         outcome of a comparison, or of a failure, and is not challenged."""
-        self._tried: tuple[Form, EngineChoice]
+        self._tried: tuple[Artifact, EngineChoice]
         """The form under way, and what runs it."""
         self._until = 0.0
 
     def run(self, serving: Serving, model: Model) -> float | None:
         """Compare the form of a model with the model, if the form may take over."""
-        if self._first.setdefault(model.folder.path, ref(model))() is not model:
+        first = self._first.setdefault(model.folder.path, ref(model))()
+        if first is not model or isinstance(model.engine, FallbackEngine):
             return None
         if not self._challenger.compares(model):
             tried = self._find(serving, model)
@@ -93,14 +94,10 @@ class FormUpgrade:
             write_decision(Path(form.folder), name_of(model.choice), known)
         return None
 
-    def _find(self, serving: Serving, model: Model) -> tuple[Form, EngineChoice] | None:
+    def _find(self, serving: Serving, model: Model) -> tuple[Artifact, EngineChoice] | None:
         """Find the form that could take over, and what runs it; None: there is none."""
-        if (
-            isinstance(model.engine, QuickEngine)
-            # A device that cannot hold two versions of a model does not hold one twice.
-            or self._loader.profile.swap == "replace"
-        ):
-            return None
+        if self._loader.profile.swap == "replace":
+            return None  # where memory does not hold two versions it does not hold one twice
         choice = self._loader.prepared_choice(model.folder)
         best = self._loader.best_way(model.folder)
         if choice is None or (best is not None and best.engine != choice.engine):
@@ -108,6 +105,6 @@ class FormUpgrade:
         form = self._loader.prepared_form(model.folder, serving.kind)
         together = max(self._loader.max_batch(model.folder), serving.crops)
         # A form takes one sample at a time.
-        if form is None or (together > 1 and takes_several(form)):
+        if form is None or (together > 1 and accepts_batches(form)):
             return None
         return form, choice

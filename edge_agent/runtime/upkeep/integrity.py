@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ...inference.model import Model
-from ...inference.prepared.digests import rotten, rotten_form
-from ...inference.prepared.fallback import QuickEngine
+from ...inference.prepared.digests import corrupted_file, corrupted_files
+from ...inference.prepared.fallback import FallbackEngine
 from ..serving.active import ActiveModels
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class IntegrityCheck:
                 log.info("model %s: cannot be read again: %s", model.id, problem)
 
     def _check_model(self, model: Model) -> Iterator[None]:
-        for name in rotten(self._state, model.folder.path):
+        for name in corrupted_files(self._state, model.folder.path):
             if name is None:
                 yield
                 continue
@@ -97,8 +97,8 @@ class IntegrityCheck:
                 "install it again, and mind the disk"
             )
             log.error("integrity: %s", self._found[-1])
-        if isinstance(model.engine, QuickEngine) and model.engine.damaged is None:
-            for path in rotten_form(model.engine.form.form):
+        if isinstance(model.engine, FallbackEngine) and model.engine.damaged is None:
+            for path in corrupted_file(model.engine.prepared.artifact):
                 if path is None:
                     yield
                     continue

@@ -80,7 +80,7 @@ class MemoryRelease:
         self._checked = now
         why = self._short()
         if why and not self._was_short:
-            log.warning("memory is short: %s", why[0])
+            log.warning("memory is short: %s", why[0].removeprefix("memory: "))
         self._was_short = bool(why)
         if not why:
             return STEP_SECONDS

@@ -1,4 +1,4 @@
-"""Has a prepared form made of every model that serves, so that the next start is a quick one."""
+"""Makes a prepared form of every model that serves, so that the next start is a quick one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ...core.types import Kind
 from ...inference.engines.engine import EngineChoice
 from ...inference.engines.probe import installed
 from ...inference.model import Model
-from ...inference.prepared.artifact import BLOB, WEIGHTS, Form, FormError
+from ...inference.prepared.artifact import BLOB, WEIGHTS, Artifact, ArtifactError
 from ...inference.prepared.build.cache import StoppedError, discard, find, prepare
-from ...inference.prepared.build.collect import collect_forms
-from ...inference.prepared.fallback import QuickEngine
-from ...inference.prepared.mapped import Check, Mapped
+from ...inference.prepared.build.collect import collect_artifacts
+from ...inference.prepared.fallback import FallbackEngine
+from ...inference.prepared.mapped import MappedWeights, WeightCheck
 from ...models.store.store import Store
 from ..serving.active import ActiveModels, Serving
 from ..serving.loader import ModelLoader
@@ -27,84 +27,74 @@ from ..serving.planned_model import PlannedModel
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 2.0
-"""How long a form may be damaged before somebody sees to it."""
+DAMAGE_SECONDS = 2.0
+"""Between two checks for forms that have turned out damaged while they run."""
 
 
 class PrepareTask:
-    """Prepares one model after the other, in the background."""
+    """Prepares each model that serves, and again where its form turns out damaged."""
 
     def __init__(
         self,
         store: Store,
         active: ActiveModels,
         loader: ModelLoader,
-        memory_budget_mb: int,
         quota: Callable[[], int],
         changed: Callable[[], None],
-        offer: Callable[[Serving, Model, Form], None],
+        closing: threading.Event,
     ) -> None:
         """Prepare nothing yet.
 
         Args:
             store: in whose folder the forms lie.
-            active: what serves.
-            loader: how models are opened here.
-            memory_budget_mb: what models may take; 0: no bound.
-            quota: gives what the store may take, bytes.
+            active: the models that serve.
+            loader: how models are loaded here.
+            quota: returns what the store may take, bytes.
             changed: called when a form is ready, or cannot be made.
-            offer: takes the form of what serves without it.
+            closing: set when the agent ends.
 
         """
         self._store = store
         self._active = active
         self._loader = loader
-        self._budget_mb = memory_budget_mb
+        self._budget_mb = loader.profile.memory_budget_mb
         self._quota = quota
         self._changed = changed
-        self._offer = offer
-        self._forms: dict[Path, Form | str] = {}
+        self._closing = closing
+        self._forms: dict[Path, Artifact | str] = {}
         """By folder of the model: its form, or why there is none."""
-        self._closing = threading.Event()
-        self._wake = threading.Event()
 
-    def wake(self) -> None:
-        """See whether something new serves."""
-        self._wake.set()
+    def run(self, serving: Serving, model: Model) -> None:
+        """Find or make the form of a model; one that has turned out damaged is made again."""
+        if _damaged(model):
+            self._discard(model)
+        if serving.model is model and model.folder.path not in self._forms:
+            self._prepare(model, serving)
+            self._changed()
 
-    def close(self) -> None:
-        self._closing.set()
-        self._wake.set()
+    def step(self) -> float:
+        """Make the forms again that have turned out damaged."""
+        for serving in self._active.all():
+            model = serving.model
+            if model is not None and _damaged(model):
+                self.run(serving, model)
+        return DAMAGE_SECONDS
 
-    def run(self) -> None:
-        """Prepare what serves, until closed."""
-        while True:
-            self._wake.wait(LOOK_SECONDS)
-            self._wake.clear()
-            if self._closing.is_set():
-                return
-            for serving in self._active.all():
-                # Making a form, or looking for one, takes its time: nothing more is begun.
-                if self._closing.is_set():
-                    return
-                if serving.model is not None:
-                    self._discard_damaged(serving.model)
-                model = serving.model
-                if model is not None and model.folder.path not in self._forms:
-                    self._prepare(model, serving)
-                    self._changed()
-
-    def _discard_damaged(self, model: Model) -> None:
-        """Throw away a form that turned out damaged, so that it is made anew."""
+    def _discard(self, model: Model) -> None:
+        """Delete the form that a model runs from."""
         engine = model.engine
-        if not isinstance(engine, QuickEngine) or engine.damaged is None:
-            return
+        assert isinstance(engine, FallbackEngine)  # noqa: S101 - no other runs from a form
         engine.damaged = None
-        discard(engine.form.form.folder, self._store)
+        discard(engine.prepared.artifact.folder, self._store)
         self._forms.pop(model.folder.path, None)
-        if engine.form.mode == "streaming":
-            # Nothing else can run it: it is opened as at first, which makes a form.
-            self._active.reopen(model)
+        if engine.prepared.mode != "streaming":
+            return
+        # Nothing else can run it: it is loaded as at first, which makes a form.
+        servings = [each for each in self._active.all() if each.model is model]
+        for old in self._active.unload(lambda _serving, one: one is model):
+            self._active.retire(old)
+        for each in servings:
+            self._active.load(each)
 
     def _prepare(self, model: Model, serving: Serving) -> None:
         choice = self._choice(model)
@@ -128,25 +118,23 @@ class PrepareTask:
             self._forms[model.folder.path] = str(problem)
         else:
             self._forms[model.folder.path] = form
-            keep = [form.key for form in self._forms.values() if isinstance(form, Form)]
-            for line in collect_forms(self._store, keep):
+            keep = [form.key for form in self._forms.values() if isinstance(form, Artifact)]
+            for line in collect_artifacts(self._store, keep):
                 log.info("%s", line)
-            if not isinstance(model.engine, QuickEngine):
-                self._offer(serving, model, form)
 
-    def _found(self, model: Model, choice: EngineChoice, kind: Kind) -> Form | None:
-        """Find the form of a model; one that is not whole is thrown away.
+    def _found(self, model: Model, choice: EngineChoice, kind: Kind) -> Artifact | None:
+        """Find the form of a model; one that is not whole is deleted.
 
-        What was not loaded from its form may have been refused it: it is looked at in full, or
-        it would be refused at every start.
+        A model that was not loaded from its form may have been refused it: the form is checked in
+        full, or it would be refused at every start.
         """
         form = find(self._store.root, model.folder.path, choice, kind, self._budget_mb)
-        if form is None or isinstance(model.engine, QuickEngine):
+        if form is None or isinstance(model.engine, FallbackEngine):
             return form
         try:
-            _see_whole(form)
-        except FormError as problem:
-            log.warning("model %s: the prepared form is made anew: %s", model.id, problem)
+            _check_whole(form)
+        except ArtifactError as problem:
+            log.warning("model %s: the prepared form is made again: %s", model.id, problem)
             discard(form.folder, self._store)
             return None
         return form
@@ -155,22 +143,22 @@ class PrepareTask:
         return "the agent ends" if self._closing.is_set() else None
 
     def _choice(self, model: Model) -> EngineChoice | None:
-        if isinstance(model.engine, QuickEngine):
+        if isinstance(model.engine, FallbackEngine):
             return model.choice
         return self._loader.prepared_choice(model.folder)
 
     def state(self, name: str) -> str | None:
-        """Say how far the form of what serves under a name is; None: nothing serves."""
+        """Return how far the form of what serves under a name is; None: nothing serves."""
         for serving in self._active.all():
             if serving.reference == name and serving.model is not None:
                 form = self._forms.get(serving.model.folder.path)
                 if form is None:
                     return "preparing"
-                return "ready" if isinstance(form, Form) else f"no: {form}"
+                return "ready" if isinstance(form, Artifact) else f"no: {form}"
         return None
 
-    def quick(self) -> list[PlannedModel]:
-        """List what serves, as a start can load it at once."""
+    def planned(self) -> list[PlannedModel]:
+        """List what serves, as the next start can load it at once."""
         found = []
         for serving in self._active.all():
             model = serving.model
@@ -178,10 +166,10 @@ class PrepareTask:
                 continue
             form = self._forms.get(model.folder.path)
             choice, folder = model.choice, ""
-            if isinstance(form, Form):
+            if isinstance(form, Artifact):
                 choice, folder = self._choice(model) or choice, form.folder
             elif serving.passed:
-                continue  # the next start shall see whether the engine that it prefers is back
+                continue  # the next start shall try whether the engine that it prefers is back
             found.append(
                 PlannedModel(
                     serving.arm.name,
@@ -195,22 +183,29 @@ class PrepareTask:
         return found
 
 
-def _see_whole(form: Form) -> None:
+def _damaged(model: Model) -> bool:
+    """Whether the form that a model was loaded from has turned out damaged."""
+    return isinstance(model.engine, FallbackEngine) and model.engine.damaged is not None
+
+
+def _check_whole(form: Artifact) -> None:
     """Compare every checksum of a form, and the version of the engine that made it.
 
     Raises:
-        FormError: something is not as it was when the form was made.
+        ArtifactError: something is not as it was when the form was made.
 
     """
     here, found = installed().get(form.engine), str(form.table["version"])
     # OpenVINO names its build behind its version.
     if here is None or not f"{found}-".startswith(f"{here}-"):
-        raise FormError(f"{form.folder}: made by {form.engine} {found}, here is {here or 'none'}")
+        raise ArtifactError(
+            f"{form.folder}: made by {form.engine} {found}, here is {here or 'none'}"
+        )
     try:
         for name, (_, digest) in form.table["files"].items():
             if digest and xxh3_64_hexdigest(Path(form.path(name)).read_bytes()) != digest:
-                raise FormError(f"{form.path(name)}: damaged")
-        weights = Mapped(form.path(BLOB if form.engine == "openvino" else WEIGHTS))
-        Check(weights, [tuple(stage["range"]) for stage in form.table["stages"]]).wait()
+                raise ArtifactError(f"{form.path(name)}: damaged")
+        weights = MappedWeights(form.path(BLOB if form.engine == "openvino" else WEIGHTS))
+        WeightCheck(weights, [tuple(stage["range"]) for stage in form.table["stages"]]).wait()
     except OSError as problem:
-        raise FormError(f"{form.folder}: cannot be read: {problem.strerror}") from None
+        raise ArtifactError(f"{form.folder}: cannot be read: {problem.strerror}") from None

@@ -1,18 +1,12 @@
 """Lets the ways of running a model compete, in a process of its own.
 
-`python -m edge_agent.runtime.upkeep.tune_worker` takes a question of `tuner` as JSON on stdin and
-prints its answer as the last line of stdout. Ways take turns in several rounds and the best round
-of each counts, so
+Run as a module by `tuner`. Ways take turns in several rounds and the best round of each counts, so
 that what disturbs for a moment disturbs nobody's figure.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
-import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,15 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import AgentError, EngineError
+from ...core.child import answer_question, run_in_background
+from ...core.errors import EngineError
 from ...core.files import size_of
 from ...core.types import Array, Kind, Tensors, TensorSpec
 from ...device.resources import text, usable_cpus
 from ...inference.engines.engine import Engine, EngineChoice, FixShapes, open_engine
 from ...inference.folding.cut import InputCut
 from ...inference.folding.find import cut_for
-from ...inference.prepared.artifact import Form, read
-from ...inference.prepared.engine import open_form
+from ...inference.prepared.artifact import Artifact, read
+from ...inference.prepared.engine import open_artifact
 from ...inference.preprocess.inputs import fixed_shapes
 from ...models.manifest import ModelFolder, load
 from ..serving.tuning_results import Way
@@ -44,29 +39,16 @@ BATCHES = (4, 8)
 WARM_UP = 2
 LARGE = 32 * 2**20
 """Bytes; models beyond are not loaded in several ways at once."""
-PR_SET_PDEATHSIG = 1
 
 
-def main() -> None:
-    """Answer the question on stdin."""
-    # Not to outlive who asked.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # native libraries print, too
-    asked = json.loads(sys.stdin.buffer.read())
+def answer(asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """Measure what a `Question` of `tuner` asks for, as JSON."""
     question = Question(
         **{**asked, "choices": tuple(EngineChoice(**each) for each in asked["choices"])}
     )
     if question.polite:
-        os.nice(10)
-    try:
-        answer: dict[str, Any] = {"ways": [asdict(way) for way in measure(question)]}
-    except AgentError as problem:
-        answer = {"problem": str(problem)}
-    answers.write("\n" + json.dumps(answer) + "\n")
-    answers.flush()
-    # Engines may crash on their way out; that says nothing about the figures.
-    os._exit(0)
+        run_in_background()
+    return [asdict(way) for way in measure(question)]
 
 
 def measure(question: Question) -> list[Way]:
@@ -114,7 +96,7 @@ class _Entry:
     """A way to load a model."""
 
     choice: EngineChoice
-    form: Form | None = None
+    form: Artifact | None = None
     """What is loaded in the network's place."""
 
 
@@ -147,9 +129,9 @@ def _engine(entry: _Entry, folder: ModelFolder, fix: FixShapes, cut: InputCut | 
     """Load a network as the agent does."""
     if entry.form is None:
         return open_engine(entry.choice, folder.network, fix, cut)
-    engine = open_form(entry.choice, entry.form, fix)
+    engine = open_artifact(entry.choice, entry.form, fix)
     try:
-        engine.settle(entry.choice.threads or None)
+        engine.finish_load(entry.choice.threads or None)
     except EngineError:
         engine.close()
         raise
@@ -284,4 +266,4 @@ def _noise(spec: TensorSpec, chance: np.random.Generator) -> Array:
 
 
 if __name__ == "__main__":
-    main()
+    answer_question(answer)

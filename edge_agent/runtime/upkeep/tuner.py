@@ -1,19 +1,16 @@
 """Has the device find out which engine, threads, lanes and batch run a model best on it.
 
-The measuring is done in a process of its own (`contest`), because engines may crash, and keep for
-ever what they have once taken.
+The measuring is done in a process of its own (`tune_worker`), because engines may crash, and keep
+for ever what they have once taken.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from ...config.device_profile import DeviceProfile
+from ...core.child import ask as ask_child
 from ...core.errors import EngineError
 from ...core.types import Kind
 from ...device.resources import usable_cpus
@@ -141,33 +138,11 @@ def ask(
         AgentError: no way works, it took too long, was stopped, or crashed.
 
     """
-    command = [sys.executable, "-m", f"{__package__}.tune_worker"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as child:
-        try:
-            answer = _talk(child, json.dumps(asdict(question)).encode(), stopped, patience)
-        finally:
-            child.kill()
-    if child.returncode or not answer:
-        raise EngineError(f"the tune ended with {child.returncode}")
-    said = json.loads(answer.splitlines()[-1])
-    if "problem" in said:
-        raise EngineError(said["problem"])
-    return [Way(**each) for each in said["ways"]]
-
-
-def _talk(
-    child: subprocess.Popen[bytes], words: bytes, stopped: Callable[[], bool], patience: float
-) -> bytes:
-    deadline = time.monotonic() + patience
-    given: bytes | None = words
-    while True:
-        try:
-            return child.communicate(given, timeout=0.2)[0]
-        except subprocess.TimeoutExpired:
-            given = None  # it has been handed over
-        if stopped():
-            raise EngineError("the tune was stopped")
-        if time.monotonic() > deadline:
-            raise EngineError(f"the tune took more than {patience:.0f} s")
+    found = ask_child(
+        f"{__package__}.tune_worker",
+        asdict(question),
+        "the tune",
+        timeout_s=patience,
+        stopped=lambda: "the tune was stopped" if stopped() else None,
+    )
+    return [Way(**each) for each in found]

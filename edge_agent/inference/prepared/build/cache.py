@@ -9,32 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from ....core.errors import ModelError
+from ....core.child import ChildStoppedError, ask
+from ....core.errors import AgentError
 from ....core.files import belong_to, disk_errors, sync_folder, sync_tree
 from ....device.resources import usable_cpus
 from ....models.manifest import ModelFolder
 from ....models.store.store import Store
 from ...engines.engine import EngineChoice
 from ...engines.probe import installed
-from ..artifact import FOLDER, FORMAT, Form, FormError, processor, read
+from ..artifact import FOLDER, FORMAT, Artifact, ArtifactError, processor, read
 from ..digests import digests
 from .collect import need_room
 
-POLL_SECONDS = 0.1
 
-
-class StoppedError(FormError):
+class StoppedError(ArtifactError):
     """Making a form was broken off because it need not go on: nothing is wrong."""
 
 
@@ -68,7 +59,7 @@ def key_of(state: Path, folder: Path, choice: EngineChoice, kind: str, budget_mb
 
 def find(
     state: Path, folder: Path, choice: EngineChoice, kind: str, budget_mb: int = 0
-) -> Form | None:
+) -> Artifact | None:
     """Find the form of a model; None where there is none that can be used.
 
     Raises:
@@ -77,7 +68,7 @@ def find(
     """
     try:
         return read(str(state / FOLDER / key_of(state, folder, choice, kind, budget_mb)))
-    except FormError:
+    except ArtifactError:
         return None
 
 
@@ -92,7 +83,7 @@ def prepare(
     quota: int = 0,
     timeout_s: float = 600.0,
     stopped: Callable[[], str | None] = lambda: None,
-) -> Form:
+) -> Artifact:
     """Make the form of a model and put it in its place. Takes seconds to minutes.
 
     Args:
@@ -109,7 +100,7 @@ def prepare(
 
     Raises:
         StoppedError: it was told not to go on; nothing has changed.
-        FormError: it cannot be made; nothing has changed.
+        ArtifactError: it cannot be made; nothing has changed.
 
     """
     key = key_of(store.root, model.path, choice, kind, budget_mb)
@@ -130,14 +121,20 @@ def prepare(
             why = stopped()
             if why is not None:
                 raise StoppedError(f"{model.manifest.id}: cannot be prepared: {why}")
-            answer = _ask({**question, "folder": str(made)}, timeout_s, stopped)
-            if "stopped" in answer:
-                raise StoppedError(f"{model.manifest.id}: cannot be prepared: {answer['stopped']}")
-            if "problem" in answer:
-                raise FormError(f"{model.manifest.id}: cannot be prepared: {answer['problem']}")
+            ask(
+                f"{__package__}.worker",
+                {**question, "folder": str(made)},
+                "its preparation",
+                timeout_s=timeout_s,
+                stopped=stopped,
+            )
             return read(str(_commit(store, made, key)))
-    except ModelError as problem:
-        raise FormError(f"{model.manifest.id}: cannot be prepared: {problem}") from problem
+    except ArtifactError:
+        raise
+    except ChildStoppedError as problem:
+        raise StoppedError(f"{model.manifest.id}: cannot be prepared: {problem}") from None
+    except AgentError as problem:
+        raise ArtifactError(f"{model.manifest.id}: cannot be prepared: {problem}") from problem
 
 
 def discard(form: str, store: Store) -> None:
@@ -169,59 +166,3 @@ def _commit(store: Store, made: Path, key: str) -> Path:
             made.rename(place)
             sync_folder(place.parent)
     return place
-
-
-def _ask(
-    question: dict[str, Any], timeout_s: float, stopped: Callable[[], str | None]
-) -> dict[str, Any]:
-    """Have the child make it; give its answer: a problem, why it was stopped, or neither."""
-    root = str(Path(__file__).resolve().parents[4])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    child = subprocess.Popen(
-        # -P: modules that happen to lie in the working directory are not imported.
-        [sys.executable, "-P", "-m", "edge_agent.inference.prepared.build.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
-        start_new_session=True,
-    )
-    ended = threading.Event()
-    why: dict[str, str] = {}
-
-    def watch() -> None:
-        deadline = time.monotonic() + timeout_s
-        while not ended.wait(POLL_SECONDS):
-            reason = stopped()
-            if reason is not None:
-                why["stopped"] = reason
-            elif time.monotonic() > deadline:
-                why["problem"] = f"not done within {timeout_s:g} s"
-            if why:
-                with suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                return
-
-    watcher = threading.Thread(target=watch, name="watch over a form", daemon=True)
-    watcher.start()
-    try:
-        output, words = child.communicate(json.dumps(question).encode())
-    finally:
-        ended.set()
-        watcher.join()
-    if why:
-        return dict(why)
-    try:
-        answer: dict[str, Any] = json.loads(output.splitlines()[-1])
-        return answer
-    except (ValueError, IndexError):
-        return {"problem": _death(child.returncode, words)}
-
-
-def _death(status: int, words: bytes) -> str:
-    """Say how a child ended that gave no answer."""
-    if status < 0:
-        with suppress(ValueError):
-            return f"preparing it ended with {signal.Signals(-status).name}"
-    last = words.decode(errors="replace").strip().splitlines()
-    return f"preparing it failed: {last[-1] if last else f'status {status}'}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from ....core.errors import ModelError
 from ....core.files import disk_errors, size_of, subfolders
 from ....models.store.store import Store
-from ..artifact import FOLDER, FormError, read
+from ..artifact import FOLDER, ArtifactError, read
 
 _WHILE_MADE = 3
 """What making a form takes on the disk for a while, as a multiple of the model's size."""
@@ -38,7 +38,7 @@ def model_of(form: Path) -> Path | None:
     """Give the folder of the model that a form is of; None where the form cannot be used."""
     try:
         return Path(read(str(form)).table["model"])
-    except FormError:
+    except ArtifactError:
         return None
 
 
@@ -51,7 +51,7 @@ def useless(store: Store, keep: Collection[str] = ()) -> list[tuple[Path, str]]:
             continue
         try:
             table = read(str(path)).table
-        except FormError as problem:
+        except ArtifactError as problem:
             found.append((path, f"cannot be used: {problem}"))
             continue
         if not Path(table["model"]).is_dir():
@@ -69,7 +69,7 @@ def useless(store: Store, keep: Collection[str] = ()) -> list[tuple[Path, str]]:
     return found
 
 
-def collect_forms(store: Store, keep: Collection[str] = ()) -> tuple[str, ...]:
+def collect_artifacts(store: Store, keep: Collection[str] = ()) -> tuple[str, ...]:
     """Remove forms that nobody will use; gives a line for each.
 
     Args:

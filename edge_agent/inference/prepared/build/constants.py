@@ -9,7 +9,7 @@ import numpy as np
 
 from ....core.types import Array
 from ....models.files.skeleton import LEAST, map_file
-from .optimize import Outside, whereabouts
+from .optimize import MappedNetwork, whereabouts
 
 if TYPE_CHECKING:
     from onnx import GraphProto
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Constants:
     """A graph's constants; new ones come to a file of their own, if they are large."""
 
-    def __init__(self, outside: Outside, graph: GraphProto, path: Path) -> None:
+    def __init__(self, outside: MappedNetwork, graph: GraphProto, path: Path) -> None:
         """Begin to change a graph.
 
         Args:

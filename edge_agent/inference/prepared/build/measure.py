@@ -1,4 +1,4 @@
-"""Measures the rungs of the ladder on this device, each by the code that a start runs."""
+"""Measures the strategies of the ladder on this device, each by the code that a start runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from ....core.types import Array, Tensors
 from ....device.resources import return_freed_memory
-from ..artifact import Form
-from ..engine import FormEngine, specs_of
-from ..load import Begun, start
+from ..artifact import Artifact
+from ..engine import OrtPreparedEngine, tensor_specs
+from ..load import Load, load_artifact
 
 ROUNDS = 5
 _STEADY_RUNS = 5
@@ -65,12 +65,12 @@ def head_start_ms() -> float:
     return round(min(times), 1)
 
 
-def load_once(form: Form, rung: str, tensors: Tensors, head_ms: float = 0.0) -> Measured:
+def load_once(form: Artifact, strategy: str, tensors: Tensors, head_ms: float = 0.0) -> Measured:
     """Load a form in one way as a start does, run it, and let go of it.
 
     Args:
         form: to load.
-        rung: how.
+        strategy: how.
         tensors: to run it on.
         head_ms: how long there is no frame yet; the rest of a program takes a core meanwhile.
 
@@ -79,11 +79,11 @@ def load_once(form: Form, rung: str, tensors: Tensors, head_ms: float = 0.0) -> 
     before = _anonymous()
     begin = time.perf_counter()
     with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(_timed, form, rung)
+        loading = pool.submit(_timed, form, strategy)
         while time.perf_counter() < begin + head_ms / 1e3:
             sum(range(500))
         begun, build_ms = loading.result()
-    engine = FormEngine(begun, specs_of(form, "inputs"), specs_of(form, "outputs"))
+    engine = OrtPreparedEngine(begun, tensor_specs(form, "inputs"), tensor_specs(form, "outputs"))
     built = time.perf_counter()
     outputs = engine.infer(tensors)
     first = time.perf_counter()
@@ -105,9 +105,9 @@ def load_once(form: Form, rung: str, tensors: Tensors, head_ms: float = 0.0) -> 
     )
 
 
-def _timed(form: Form, rung: str) -> tuple[Begun, float]:
+def _timed(form: Artifact, strategy: str) -> tuple[Load, float]:
     begin = time.perf_counter()
-    return start(form, rung), (time.perf_counter() - begin) * 1e3
+    return load_artifact(form, strategy), (time.perf_counter() - begin) * 1e3
 
 
 def figures(loads: list[Measured]) -> dict[str, float]:
@@ -122,7 +122,7 @@ def figures(loads: list[Measured]) -> dict[str, float]:
 
 
 def ladder(
-    forms: Mapping[str, tuple[Form, str]],
+    forms: Mapping[str, tuple[Artifact, str]],
     tensors: Tensors,
     head_ms: float = 0.0,
     rounds: int = ROUNDS,
@@ -130,7 +130,7 @@ def ladder(
     """Load in every way, in turns, so that what disturbs disturbs all alike.
 
     Args:
-        forms: by a name of the caller's: the form and the rung to load it by.
+        forms: by a name of the caller's: the form and the strategy to load it by.
         tensors: what to run it on.
         head_ms: as for `load_once`.
         rounds: how often.
@@ -142,8 +142,8 @@ def ladder(
     sys.setswitchinterval(0.0005)
     try:
         for _ in range(rounds):
-            for name, (form, rung) in forms.items():
-                found[name].append(load_once(form, rung, tensors, head_ms))
+            for name, (form, strategy) in forms.items():
+                found[name].append(load_once(form, strategy, tensors, head_ms))
     finally:
         sys.setswitchinterval(interval)
     return found

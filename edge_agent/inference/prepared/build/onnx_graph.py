@@ -20,10 +20,10 @@ from ...folding.find import cut_for
 from ...folding.fold import note
 from ...model import assemble
 from ...preprocess.inputs import fixed_shapes
-from ..artifact import FORMAT, GRAPH, WEIGHTS, Form, processor
+from ..artifact import FORMAT, GRAPH, WEIGHTS, Artifact, processor
 from ..strategy import choose
 from .measure import Measured, figures, head_start_ms, ladder, load_once, one_core
-from .optimize import OPTIMISED, OPTIMISED_WEIGHTS, Outside, optimise, tensors, whereabouts
+from .optimize import OPTIMISED, OPTIMISED_WEIGHTS, MappedNetwork, optimise, tensors, whereabouts
 from .rewrites import change, fold
 from .signed import FILE as SIGNED
 from .stage_cuts import Cut, plan_cuts
@@ -66,7 +66,7 @@ def make_onnx(
     import onnxruntime as ort
 
     words, _ = settle(choice)
-    outside = Outside(model.network)
+    outside = MappedNetwork(model.network)
     weights_mb = sum(len(data) for data in outside.files.values()) / _MIB
     roomy = not budget_mb or weights_mb * RESIDENT <= budget_mb
     if roomy:
@@ -162,7 +162,7 @@ def _write(
 
 def _provisional(
     folder: Path, table: Mapping[str, Any], cuts: Sequence[Cut], laid: Laid, weights: Any
-) -> Form:
+) -> Artifact:
     """Give a form that can be loaded, though it is not written yet."""
     stages = stage_table(cuts, laid, weights)
     graphs = [GRAPH, *(stage["graph"] for stage in stages)]
@@ -171,11 +171,11 @@ def _provisional(
         for name in graphs
         if (path := folder / name)
     }
-    return Form(str(folder), {**table, "stages": stages, "files": files, "key": "being made"})
+    return Artifact(str(folder), {**table, "stages": stages, "files": files, "key": "being made"})
 
 
 def _climb(
-    forms: Mapping[int, Form],
+    forms: Mapping[int, Artifact],
     trial: Trial,
     table: dict[str, Any],
     head_ms: float,
@@ -190,13 +190,13 @@ def _climb(
             ways["parallel"] = (forms[one], "parallel")
         ways |= {f"staged {n}": (form, "staged") for n, form in forms.items() if n > 1}
     distances = {}
-    for name, (form, rung) in list(ways.items()):
-        distance = distances[name] = trial.distance(form, rung)
+    for name, (form, strategy) in list(ways.items()):
+        distance = distances[name] = trial.distance(form, strategy)
         # The whole session must have the network's numbers, or there is no form. What else has
         # not is not a way to load it.
-        if rung == "whole":
-            trial.need_identical(form, rung)
-        elif distance > (BARE_TOLERANCE if rung == "bare" else 0):
+        if strategy == "whole":
+            trial.need_identical(form, strategy)
+        elif distance > (BARE_TOLERANCE if strategy == "bare" else 0):
             del ways[name]
     sample = _ready(forms[one], trial)
     idle = ladder(ways, sample, head_ms)
@@ -205,35 +205,37 @@ def _climb(
     measured = {name: figures(loads) for name, loads in idle.items()}
     staged = [name for name in measured if name.startswith("staged ")]
     best = min(staged, key=lambda name: measured[name]["total_ms"], default=None)
-    rungs: dict[str, dict[str, Any]] = {}
+    strategies: dict[str, dict[str, Any]] = {}
     spare = "idle" if usable_cpus() > 1 else "busy"
     for name, found in measured.items():
-        rung = name.partition(" ")[0]
+        strategy = name.partition(" ")[0]
         if budget_mb and found["anon_mb"] + weights_mb > budget_mb:
             continue
-        if rung != "staged" or name == best:
-            rungs[rung] = {spare: found}
-    if not rungs:
+        if strategy != "staged" or name == best:
+            strategies[strategy] = {spare: found}
+    if not strategies:
         # Without weights of its own a session takes least; what it maps can be given back.
         least = "bare" if "bare" in measured else "whole"
-        rungs[least] = {spare: measured[least]}
+        strategies[least] = {spare: measured[least]}
     for name, loads in busy.items():
-        if name in rungs:
-            rungs[name]["busy"] = figures(loads)
+        if name in strategies:
+            strategies[name]["busy"] = figures(loads)
     table["tried"] = measured
-    table["rungs"] = rungs
+    table["rungs"] = strategies
     table["distance"] = distances
     whole = measured["whole"]["steady_ms"]
     # In the long run the fastest, and exactly the network's own numbers.
     table["settled"] = {
-        rung: "whole"
-        if "whole" in rungs and (_worse(found, whole) or distances.get(rung, 0) > 0)
-        else rung
-        for rung, found in ((rung, next(iter(each.values()))) for rung, each in rungs.items())
+        strategy: "whole"
+        if "whole" in strategies and (_worse(found, whole) or distances.get(strategy, 0) > 0)
+        else strategy
+        for strategy, found in (
+            (strategy, next(iter(each.values()))) for strategy, each in strategies.items()
+        )
     }
-    table["decision"] = choose(rungs, spare)
+    table["decision"] = choose(strategies, spare)
     table["why"] = f"first result, {head_ms:g} ms head start: " + ", ".join(
-        f"{rung} {found[spare]['total_ms']:.1f} ms" for rung, found in rungs.items()
+        f"{strategy} {found[spare]['total_ms']:.1f} ms" for strategy, found in strategies.items()
     )
     chosen = int(best.partition(" ")[2]) if best is not None else one
     _note_stages(forms[chosen], idle[best] if best is not None else [])
@@ -245,7 +247,7 @@ def _worse(found: Mapping[str, float], whole: float) -> bool:
 
 
 def _stream(
-    forms: Mapping[int, Form], trial: Trial, table: dict[str, Any], laid: Laid, budget_mb: int
+    forms: Mapping[int, Artifact], trial: Trial, table: dict[str, Any], laid: Laid, budget_mb: int
 ) -> int:
     """Measure running in parts; note how many of the first stages may stay in memory."""
     count, form = next(iter(forms.items()))
@@ -276,13 +278,13 @@ def _stream(
     return count
 
 
-def _ready(form: Form, trial: Trial) -> Tensors:
+def _ready(form: Artifact, trial: Trial) -> Tensors:
     """Give the inputs that loads are timed with, as frames will come."""
     fold = form.fold
     return trial.samples[0] if fold is None else fold.feed(trial.samples[0])
 
 
-def _note_stages(form: Form, loads: Sequence[Measured]) -> None:
+def _note_stages(form: Artifact, loads: Sequence[Measured]) -> None:
     """Write what each stage took to its line of the table."""
     for number, stage in enumerate(form.table["stages"]):
         found = [load.stages[number] for load in loads]

@@ -25,7 +25,7 @@ OPTIMISED_WEIGHTS = "optimised.bin"
 _EXTERNAL = 1
 
 
-class Outside:
+class MappedNetwork:
     """A network whose weights stay outside: the graph, and the files that it refers to."""
 
     def __init__(self, network: Path) -> None:
@@ -92,7 +92,7 @@ class Outside:
             path.unlink()
 
 
-def optimise(outside: Outside, words: Words, folder: Path) -> ModelProto:
+def optimise(outside: MappedNetwork, words: Words, folder: Path) -> ModelProto:
     """Write the optimised graph and its weights to a folder; give the graph, without weights.
 
     Raises:

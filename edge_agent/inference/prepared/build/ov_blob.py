@@ -17,8 +17,8 @@ from ...folding.find import cut_for
 from ...folding.fold import note
 from ...model import assemble
 from ...preprocess.inputs import fixed_shapes
-from ..artifact import BLOB, FORMAT, Form, FormError, processor
-from ..ov_engine import BlobEngine
+from ..artifact import BLOB, FORMAT, Artifact, ArtifactError, processor
+from ..ov_engine import OvPreparedEngine
 from .onnx_graph import listed
 from .verify import Trial
 
@@ -70,10 +70,10 @@ def make_blob(model: ModelFolder, choice: EngineChoice, kind: Kind, folder: Path
         "decision": "blob",
         "compile_ms": round(compile_ms, 1),
     }
-    form = Form(str(folder), {**table, "key": "being made", "files": {}})
+    form = Artifact(str(folder), {**table, "key": "being made", "files": {}})
     figures, distance = _measure(choice, form, trial, inputs, outputs)
     if not distance <= TOLERANCE:
-        raise FormError(f"imported, its numbers are another network's: {distance:.2g} away")
+        raise ArtifactError(f"imported, its numbers are another network's: {distance:.2g} away")
     table["distance"] = {"blob": distance}
     table["rungs"] = {"blob": {"idle": figures}}
     table["why"] = f"import {figures['build_ms']:.1f} ms, compile {compile_ms:.1f} ms"
@@ -82,7 +82,7 @@ def make_blob(model: ModelFolder, choice: EngineChoice, kind: Kind, folder: Path
 
 def _measure(
     choice: EngineChoice,
-    form: Form,
+    form: Artifact,
     trial: Trial,
     inputs: tuple[TensorSpec, ...],
     outputs: tuple[TensorSpec, ...],
@@ -94,7 +94,7 @@ def _measure(
     sample = trial.samples[0] if fold is None else fold.feed(trial.samples[0])
     for _ in range(_RUNS):
         begin = time.perf_counter()
-        engine = BlobEngine(choice, form, inputs, outputs)
+        engine = OvPreparedEngine(choice, form, inputs, outputs)
         built = time.perf_counter()
         engine.infer(sample)
         first = time.perf_counter()

@@ -19,7 +19,7 @@ from ...engines.ort_fold import fitting
 from ...engines.ort_options import Words
 from ...folding.cut import InputCut
 from ...folding.fold import Fold
-from .optimize import Outside, optimise
+from .optimize import MappedNetwork, optimise
 from .signed import exact_here, signed
 from .verify import Trial
 from .zero_point import centred
@@ -39,7 +39,7 @@ Ends = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 
 
 def change(
-    outside: Outside,
+    outside: MappedNetwork,
     folder: Path,
     words: Words,
     trial: Trial,
@@ -67,7 +67,7 @@ def change(
     return [name for name, way in ways.items() if _kept(way, outside, folder, words, trial, ends)]
 
 
-def _in_floats(outside: Outside, folder: Path, words: Words) -> set[str]:
+def _in_floats(outside: MappedNetwork, folder: Path, words: Words) -> set[str]:
     """Name the constants that the engine makes floats of while the network runs."""
     graph = optimise(outside, words, folder).graph
     return {node.input[0] for node in graph.node if node.op_type == "DequantizeLinear"}
@@ -75,7 +75,7 @@ def _in_floats(outside: Outside, folder: Path, words: Words) -> set[str]:
 
 def _kept(
     way: Callable[[], ModelProto | None],
-    outside: Outside,
+    outside: MappedNetwork,
     folder: Path,
     words: Words,
     trial: Trial,
@@ -111,7 +111,7 @@ def _processor_seconds(engine: OrtEngine, trial: Trial) -> float:
 
 
 def fold(
-    outside: Outside,
+    outside: MappedNetwork,
     cut: InputCut | None,
     words: Words,
     trial: Trial,

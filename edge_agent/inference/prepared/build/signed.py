@@ -18,7 +18,7 @@ import numpy as np
 
 from ....device.resources import instructions
 from .constants import Constants
-from .optimize import Outside
+from .optimize import MappedNetwork
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
@@ -34,7 +34,7 @@ def exact_here() -> bool:
     return platform.machine() != "x86_64" or not _INSTRUCTIONS.isdisjoint(instructions().split())
 
 
-def signed(outside: Outside, folder: Path) -> ModelProto | None:
+def signed(outside: MappedNetwork, folder: Path) -> ModelProto | None:
     """Give a network's graph with signed weights; None: it has no others.
 
     Args:

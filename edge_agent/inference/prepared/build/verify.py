@@ -11,13 +11,13 @@ from ....core.types import Array, Tensors, TensorSpec
 from ...engines.engine import Engine
 from ...golden import read_golden
 from ...model import Model
-from ..artifact import Form, FormError
-from ..engine import FormEngine, relative_distance, specs_of
-from ..load import start
+from ..artifact import Artifact, ArtifactError
+from ..engine import OrtPreparedEngine, relative_distance, tensor_specs
+from ..load import load_artifact
 
 SEEDS = (11, 12, 13)
 _CASES = 4
-"""Golden inputs that are tried: each takes a run of each rung."""
+"""Golden inputs that are tried: each takes a run of each strategy."""
 
 
 class Trial:
@@ -42,7 +42,7 @@ class Trial:
         self.samples: list[Tensors] = [*samples, *golden]
         self._expected = [*results, *(engine.infer(tensors) for tensors in golden)]
 
-    def distance(self, form: Form, rung: str) -> float:
+    def distance(self, form: Artifact, strategy: str) -> float:
         """Load a form and give how far its numbers are from the network's: 0 where bit for bit.
 
         Returns:
@@ -50,10 +50,14 @@ class Trial:
             differs.
 
         Raises:
-            FormError: it does not load or run.
+            ArtifactError: it does not load or run.
 
         """
-        engine = FormEngine(start(form, rung), specs_of(form, "inputs"), specs_of(form, "outputs"))
+        engine = OrtPreparedEngine(
+            load_artifact(form, strategy),
+            tensor_specs(form, "inputs"),
+            tensor_specs(form, "outputs"),
+        )
         try:
             return self.distance_from(engine)
         finally:
@@ -66,17 +70,17 @@ class Trial:
             for tensors, expected in zip(self.samples, self._expected, strict=True)
         )
 
-    def need_identical(self, form: Form, rung: str) -> None:
+    def need_identical(self, form: Artifact, strategy: str) -> None:
         """See that a form gives the network's numbers bit for bit.
 
         Raises:
-            FormError: it does not.
+            ArtifactError: it does not.
 
         """
-        distance = self.distance(form, rung)
+        distance = self.distance(form, strategy)
         if distance != 0:
-            raise FormError(
-                f"loaded as {rung} its numbers are not the network's: {distance:.2g} away"
+            raise ArtifactError(
+                f"loaded as {strategy} its numbers are not the network's: {distance:.2g} away"
             )
 
 

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 from ....models.files.skeleton import map_file
 from ..artifact import WEIGHTS
-from .optimize import Outside, tensors, whereabouts
+from .optimize import MappedNetwork, tensors, whereabouts
 from .stage_cuts import names
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def lay_out(graph: GraphProto, source: mmap.mmap, folder: Path, places: Sequence
     return Laid(at, end + -end % PAGE, starts)
 
 
-def align(outside: Outside, folder: Path) -> None:
+def align(outside: MappedNetwork, folder: Path) -> None:
     """Copy a network's weights to one file, so that an engine can use them where they lie.
 
     In an ONNX file tensors begin anywhere; those that do not begin at a multiple of their numbers'

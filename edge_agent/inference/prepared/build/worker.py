@@ -1,48 +1,20 @@
-"""Makes the prepared form of a model, in a process of its own: run as a module.
+"""Makes the prepared form of a model, in a process of its own: run as a module by `cache`.
 
-The question comes as JSON on stdin, the answer is the last line of stdout. What comes out of it
-gives the network's own numbers bit for bit, or is not used.
+What comes out of it gives the network's own numbers bit for bit, or is not used.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
-import os
-import resource
-import signal
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from xxhash import xxh3_64_hexdigest
 
-from ....core.errors import AgentError
+from ....core.child import answer_question
 from ...engines.engine import EngineChoice
 from ..artifact import FILE, write
 from ..digests import sha256
-
-PR_SET_PDEATHSIG = 1
-
-
-def main() -> None:
-    """Answer the question on stdin."""
-    # Not to outlive an agent that is killed, not to disturb its frames, not to fill its disk.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.nice(10)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Where memory runs out all the same, the kernel is to take this process, not the agent.
-    Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    question = json.loads(sys.stdin.buffer.read())
-    try:
-        answer = make(question)
-    except AgentError as problem:
-        answer = {"problem": str(problem)}
-    sys.stdout.write("\n" + json.dumps(answer) + "\n")
-    sys.stdout.flush()
-    # Engines may crash on their way out; that says nothing about the form.
-    os._exit(0)
 
 
 def make(question: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,7 +25,7 @@ def make(question: Mapping[str, Any]) -> dict[str, Any]:
             sample; `key` of the form; `head_ms`; `budget_mb`; `folder`: where it comes.
 
     Returns:
-        The rung it will be loaded by, and why.
+        The strategy it will be loaded by, and why.
 
     Raises:
         AgentError: the model cannot be prepared.
@@ -85,7 +57,7 @@ def make(question: Mapping[str, Any]) -> dict[str, Any]:
     table["files"] = _files(folder)
     table["sha256"] = {path.name: sha256(path) for path in sorted(folder.iterdir())}
     (folder / FILE).write_bytes(write(table))
-    return {"rung": table["decision"], "why": table["why"]}
+    return {"strategy": table["decision"], "why": table["why"]}
 
 
 def _files(folder: Path) -> dict[str, tuple[int, str]]:
@@ -98,4 +70,4 @@ def _files(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 if __name__ == "__main__":
-    main()
+    answer_question(make, background=True)

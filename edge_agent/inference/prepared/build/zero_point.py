@@ -27,7 +27,7 @@ import numpy as np
 
 from ....core.types import Array
 from .constants import Constants
-from .optimize import Outside
+from .optimize import MappedNetwork
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -108,7 +108,7 @@ class _Layer:
 
 
 def centred(
-    outside: Outside, folder: Path, in_floats: Callable[[], Container[str]]
+    outside: MappedNetwork, folder: Path, in_floats: Callable[[], Container[str]]
 ) -> ModelProto | None:
     """Give a network's graph with weights about zero; None: they are already, or cannot be put.
 

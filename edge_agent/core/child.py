@@ -1,0 +1,227 @@
+"""One question to a child process: JSON on its stdin, the answer in the last line of its stdout.
+
+For native code that may crash, hang or keep memory for good: it takes the child down, not the
+agent. The parent uses `Child` or `ask`; the module that is run answers by `answer_question`. A
+child with more to say than one answer (`delivery.trial`) shares the parts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import errors
+from .errors import AgentError
+
+POLL_SECONDS = 0.1
+"""How often it is asked whether the answer is still wanted."""
+KILLED_SECONDS = 1.0
+"""To wait for a child that was killed: one that sits in a driver is left to the kernel."""
+PR_SET_PDEATHSIG = 1
+"""prctl(2)."""
+
+
+class ChildError(AgentError):
+    """A child that could not be started, died or gave no answer in time."""
+
+
+class ChildStoppedError(ChildError):
+    """A child that was killed because its answer is not wanted any more."""
+
+
+class Child:
+    """A child that has been given its question."""
+
+    def __init__(
+        self, module: str, question: Any, name: str, *, stderr: int | None = subprocess.PIPE
+    ) -> None:
+        """Start it.
+
+        Args:
+            module: run by `python -m`; it calls `answer_question`.
+            question: JSON.
+            name: of what it does, the subject of what errors say: "the tune".
+            stderr: as of `subprocess`; piped, its last line explains a child that fails.
+
+        Raises:
+            ChildError: it could not be started.
+
+        """
+        self._name = name
+        # A file, not a pipe: whatever its size, it is handed over without waiting for the child.
+        with open(os.memfd_create("question"), "w+b") as stdin:  # noqa: PTH123 - a descriptor
+            stdin.write(json.dumps(question).encode())
+            stdin.seek(0)
+            self._process = self._start(module, stdin.fileno(), stderr)
+
+    def _start(self, module: str, stdin: int, stderr: int | None) -> subprocess.Popen[bytes]:
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        try:
+            return subprocess.Popen(
+                # -P: modules that happen to lie in the working directory are not imported.
+                [sys.executable, "-P", "-m", module],
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,
+            )
+        except OSError as problem:
+            raise ChildError(f"{self._name} could not be started: {problem.strerror}") from problem
+
+    def answer(
+        self,
+        timeout_s: float | None = None,
+        stopped: Callable[[], str | None] = lambda: None,
+    ) -> Any:
+        """Wait for the answer; the child has ended then.
+
+        Args:
+            timeout_s: after which the child counts as hung and is killed; None: never.
+            stopped: returns why the answer is not wanted any more, or None; called often.
+
+        Raises:
+            ChildStoppedError: *stopped* gave a reason, which is the text.
+            ChildError: no answer in time, or it died.
+            AgentError: raised in the child, of the same class.
+
+        """
+        try:
+            output, words = self._talk(timeout_s, stopped)
+        except BaseException:
+            self._kill()
+            raise
+        status = self._process.returncode
+        try:
+            said = json.loads(output.splitlines()[-1])
+            if status < 0 or not isinstance(said, dict):
+                raise ValueError
+        except (ValueError, IndexError):
+            raise ChildError(f"{self._name} {_end(status, words or b'')}") from None
+        if "problem" in said:
+            raise getattr(errors, said["kind"], AgentError)(said["problem"])
+        return said["answer"]
+
+    def _talk(
+        self, timeout_s: float | None, stopped: Callable[[], str | None]
+    ) -> tuple[bytes, bytes | None]:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            try:
+                return self._process.communicate(timeout=POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                pass
+            if (why := stopped()) is not None:
+                raise ChildStoppedError(why)
+            if deadline is not None and time.monotonic() > deadline:
+                raise ChildError(
+                    f"{self._name} gave no answer within {timeout_s:g} s and was killed"
+                )
+
+    def _kill(self) -> None:
+        kill_group(self._process.pid)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(KILLED_SECONDS)
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def ask(
+    module: str,
+    question: Any,
+    name: str,
+    *,
+    timeout_s: float | None = None,
+    stopped: Callable[[], str | None] = lambda: None,
+    stderr: int | None = subprocess.PIPE,
+) -> Any:
+    """Return the answer of a child to one question; arguments and errors are `Child`'s."""
+    return Child(module, question, name, stderr=stderr).answer(timeout_s, stopped)
+
+
+def kill_group(leader: int) -> None:
+    """Kill a child that leads a session of its own, and what it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def signal_name(status: int) -> str | None:
+    """Return the name of the signal that ended a child; None where it exited by itself.
+
+    Args:
+        status: as `subprocess` has it: negative after a signal.
+
+    """
+    if status >= 0:
+        return None
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
+
+
+def last_line(words: bytes) -> str:
+    """Return the last line of what a child wrote to stderr; empty where there is none."""
+    lines = words.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def _end(status: int, words: bytes) -> str:
+    if (name := signal_name(status)) is not None:
+        return f"ended with {name}"
+    last = last_line(words)
+    return f"ended with status {status} and no answer{': ' if last else ''}{last}"
+
+
+# In the child
+
+
+def answer_question(work: Callable[[Any], Any], *, background: bool = False) -> NoReturn:
+    """Answer the question on stdin by what *work* returns, and end this process.
+
+    Args:
+        work: takes the question; an AgentError of it is raised in the parent.
+        background: see `run_in_background`.
+
+    """
+    die_with_parent()
+    if background:
+        run_in_background()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # native libraries print, too
+    question = json.loads(sys.stdin.buffer.read())
+    try:
+        said = {"answer": work(question)}
+    except AgentError as problem:
+        said = {"problem": str(problem), "kind": type(problem).__name__}
+    answers.write("\n" + json.dumps(said) + "\n")
+    answers.flush()
+    # Engines may crash on their way out; that says nothing about the answer.
+    os._exit(0)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run_in_background() -> None:
+    """Leave the processor and the memory to the agent, and no core file on its disk."""
+    import resource
+
+    os.nice(10)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Where memory runs out all the same, the kernel is to take this process, not the agent.
+    Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
