@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from edge_agent.inference.engines.registry import ENGINES
 from tests.helpers.support import CHECKOUT
 
 PACKAGE = CHECKOUT / "edge_agent"
@@ -49,6 +50,7 @@ HOMES: Mapping[str, str] = {
     "tomli_w": "models.importing cli",
     "amqtt": "mqtt.amqtt_broker",
     "prometheus_client": "health.prometheus",
+    "matplotlib": "bench.common.bars bench.pipeline.bars",
 }
 
 # What is imported by another name than it is installed by, or comes with something installed.
@@ -63,7 +65,7 @@ DISTRIBUTIONS: Mapping[str, str] = {
 
 HEAVY = (
     *("openvino", "onnxruntime", "onnx", "cv2", "pydantic", "pydantic_settings"),
-    *("paho", "cryptography", "rich", "psutil", "amqtt", "prometheus_client"),
+    *("paho", "cryptography", "rich", "psutil", "amqtt", "prometheus_client", "matplotlib"),
 )
 """What a command that does not use it must not wait for."""
 
@@ -178,6 +180,20 @@ def test_each_library_has_one_home(module: str) -> None:
         assert any(covers(home, module) for home in homes), f"{library} belongs in {homes}"
 
 
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_engines_are_asked_what_they_can_do(module: str) -> None:
+    """Only the engines, and bench, which compares them, name one or ask of which class one is."""
+    if covers("inference.engines", module) or covers("bench", module):
+        return
+    for node in ast.walk(ast.parse(modules()[module].read_text(encoding="utf-8"))):
+        match node:
+            case ast.Constant(value=str(name)):
+                assert name not in ENGINES, f"{module} names {name}: ask its capabilities"
+            case ast.Call(func=ast.Name(id="isinstance"), args=[_, asked]):
+                named = [each.id for each in ast.walk(asked) if isinstance(each, ast.Name)]
+                assert not any(name.endswith("Engine") for name in named), f"{module}: {named}"
+
+
 def test_the_homes_are_inhabited() -> None:
     """Every home names modules that are there: the table above is true."""
     for names in HOMES.values():
@@ -193,7 +209,7 @@ def test_what_is_imported_is_installed() -> None:
     """Every library that is imported is a dependency in pyproject.toml, or comes with one."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["demo"], *extras["metrics"]]
+    wanted = [*project["dependencies"], *extras["demo"], *extras["metrics"], *extras["bench"]]
     declared = {text.split(">")[0].split("<")[0].split("=")[0].strip() for text in wanted}
     used = {library for module in modules() for library in imports(module)[1]}
     for library in sorted(used):

@@ -20,8 +20,9 @@ from ..core.errors import UsageError
 from ..core.names import NAME_RULE, is_name
 from ..core.schema import build, nearest, read_toml
 from ..device.hardware import Facts
-from ..inference.engines.engine import EngineChoice, EngineName
 from ..inference.engines.probe import Probe, installed
+from ..inference.engines.protocol import EngineChoice
+from ..inference.engines.registry import EngineName, WantedEngine, capabilities
 
 OWN_PROFILES = Path("/etc/edge-agent/device_profiles")
 
@@ -253,7 +254,7 @@ def lineup(
     profile: DeviceProfile,
     facts: Facts,
     ask: Callable[[], Probe],
-    engine: EngineName | Literal["auto"] = "auto",
+    engine: WantedEngine = "auto",
 ) -> Lineup:
     """List the engines to try on this machine.
 
@@ -317,12 +318,10 @@ def _choice(profile: DeviceProfile, line: EngineLine, facts: Facts) -> EngineCho
     )
 
 
-def unlisted(
-    profile: DeviceProfile, engine: EngineName, wanted: EngineName | Literal["auto"]
-) -> str | None:
+def unlisted(profile: DeviceProfile, engine: EngineName, wanted: WantedEngine) -> str | None:
     """Say that a model runs on an engine that the profile does not list; None: it lists it.
 
-    So OpenVINO IR does, which no other engine reads.
+    So does a file of a format that no other engine reads.
 
     Args:
         profile: of this device.
@@ -339,20 +338,9 @@ def unlisted(
     )
 
 
-# What a device needs a driver of. Of a device not listed here only the engine can tell.
-_DRIVERS: Mapping[str, str] = {
-    "GPU": "intel",
-    "NPU": "npu",
-    "CUDA": "nvidia",
-    "TENSORRT": "nvidia",
-    "NVTENSORRTRTX": "nvidia",
-    "MIGRAPHX": "amd",
-}
-
-
 def _no_driver(line: EngineLine, facts: Facts) -> str | None:
     """Say that a device cannot be there, where that is plain without asking any engine."""
-    needs = _DRIVERS.get(line.device.upper().partition(".")[0])
+    needs = capabilities(line.engine).drivers.get(line.device.upper().partition(".")[0])
     if needs is None or needs in facts.gpus or (needs == "npu" and facts.npu):
         return None
     kind = "Intel NPU" if needs == "npu" else f"{needs} GPU"

@@ -14,6 +14,7 @@ from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.errors import UsageError
 from ..core.frozen import record
 from ..core.names import default_device_id, is_name, is_version, version_key
+from ..inference.engines.registry import WantedEngine
 
 _STRICT: Any = {"extra": "forbid"}
 # Bounded so that neither infinity nor a slip of the finger gets through; NaN is within no bounds.
@@ -168,7 +169,7 @@ class Settings:
     device_id: str = field(default_factory=default_device_id)
     groups: tuple[str, ...] = ()
     profile: str = "auto"
-    engine: Literal["auto", "openvino", "onnxruntime"] = "auto"
+    engine: WantedEngine = "auto"
     decode: Literal["auto", "software"] = "auto"
     """Of cameras and clips: on a hardware decoder where there is one, or never."""
     state_dir: str = ""

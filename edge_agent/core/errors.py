@@ -8,6 +8,8 @@ AgentError
   SourceError        the camera or sensor is gone: close it, wait, open it again
   SampleError        this one sample cannot be used: drop and count it
   BrokerError        the broker cannot be reached or said no: wait, try again
+  SpoolError         the disk refuses messages that wait for the broker: memory, try again later
+    SpoolDamagedError  the file is not one that we have written: set it aside
   MalformedError     a message that is none of ours: count it, ignore it
 """
 
@@ -46,6 +48,14 @@ class SampleError(AgentError):
 
 class BrokerError(AgentError):
     """A broker that cannot be reached or refuses us."""
+
+
+class SpoolError(AgentError):
+    """A disk that does not accept or return messages that wait for the broker."""
+
+
+class SpoolDamagedError(SpoolError):
+    """A spool file that is not as this program writes it."""
 
 
 class MalformedError(AgentError):

@@ -26,6 +26,8 @@ class Stop:
     error: BaseException | None = None
     asked: bool = False
     """By a signal or a command, not by a failure."""
+    restart: bool = False
+    """The agent is started again in the same place."""
 
 
 class Stops:

@@ -1,9 +1,9 @@
-"""The composition root: starts the way of a frame, then all the rest; closes in reverse.
+"""The life cycle of the daemon: starts the frames, then everything else; closes in reverse.
 
-The only place that knows everybody. A start without a plan looks at everything before anything
-runs. A start from the plan of the last good one (`start`) brings the frames to life first; what it
-took for granted is looked at after the first result, and where it turns out otherwise the agent
-starts anew without the plan.
+What everything else is made of is in `compose`. A start without a plan reads the device and its
+models before anything runs. A start from the plan of the last good one (`start`) starts the frames
+first; what it took for granted is checked after the first result, and where it no longer holds the
+agent restarts without the plan.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from ..core.flight_recorder import aloft, last_words, recorder
 from ..core.logs import set_up
 from ..core.threads import Stop, Stops, stop_on_dead_threads, stop_on_signals
 from ..core.timeline import Clock
-from ..inference.engines.engine import EngineChoice
+from ..inference.engines.protocol import EngineChoice
 from ..inference.model import Model, open_model
 from ..inference.prepared.artifact import read
 from ..inference.prepared.fallback import load_prepared
 from ..models.manifest import InputSpec, LogMel, Manifest, ModelFolder, OutputSpec, TrialSpec
 from ..models.store.agent_lock import claim
-from ..runtime.pipelines.runner import Frames
+from ..runtime.pipelines.runner import Runner
 from .fast_start import readahead
 from .fast_start.plan import forget
 from .fast_start.reexec import hold, start_anew
@@ -53,9 +53,10 @@ if TYPE_CHECKING:
     from ..core.flight_recorder import LastWords
     from ..inference.prepared.load import Load
     from ..runtime.serving.planned_model import PlannedModel
-    from .control import Control, Opened
+    from .control import Control
     from .fast_start.early import Early
     from .fast_start.plan import Plan
+    from .inventory import Inventory
 
 log = logging.getLogger(__name__)
 
@@ -108,19 +109,18 @@ class Agent:
         self._origins = origins
         self._planned = planned
         self._stops = Stops()
-        self._opened: Opened | None = None
-        self._opening = threading.Lock()
-        self._frames = Frames(
+        self._inventory: Inventory | None = None
+        self._reading = threading.Lock()
+        self._runner = Runner(
             settings,
-            lanes=planned[0].lanes if planned else self._look(settings).loader.lanes,
-            library=lambda: self._look(self._frames.settings).catalog,
-            loader=lambda: self._look(self._frames.settings).loader,
+            lanes=planned[0].lanes if planned else self._take_inventory(settings).loader.lanes,
+            library=lambda: self._take_inventory(self._runner.settings).catalog,
+            loader=lambda: self._take_inventory(self._runner.settings).loader,
             stops=self._stops,
             clock=clock,
         )
         self._control: Control | None = None
         self._closing = False
-        self._restarting = False
         self._last: LastWords | None = None
         """How the last run ended, if not by itself."""
         self._reload_missed = False
@@ -131,48 +131,48 @@ class Agent:
     @property
     def left_behind(self) -> bool:
         """Whether a thread is still in native code."""
-        return self._frames.crew.left_behind
+        return self._runner.crew.left_behind
 
-    def _look(self, settings: Settings) -> Opened:
-        """Look at the device and its models, once."""
-        from .control import Opened
+    def _take_inventory(self, settings: Settings) -> Inventory:
+        """Read the device and its models, once."""
+        from .inventory import Inventory
 
-        with self._opening:
-            if self._opened is None:
-                self._opened = Opened(settings)
-            return self._opened
+        with self._reading:
+            if self._inventory is None:
+                self._inventory = Inventory(settings)
+            return self._inventory
 
     def run(self) -> Stop:
         """Run until something gives a reason to stop; close everything; return the reason."""
-        frames = self._frames
+        runner = self._runner
         stop_on_signals(self._stops, self._reload)
         stop_on_dead_threads(self._stops)
         with ExitStack() as stack:
-            stack.enter_context(claim(frames.settings.state))
+            stack.enter_context(claim(runner.settings.state))
             self._take_over(stack)
-            stack.callback(frames.active.close)
+            stack.callback(runner.active.close)
             # Outlives the workers, who publish; on the way out it says goodbye.
-            stack.callback(frames.client.close)
+            stack.callback(runner.client.close)
             stack.callback(self._close_transfers)
-            stack.enter_context(frames.crew)
+            stack.enter_context(runner.crew)
             stack.callback(self._close_control)
-            stack.callback(frames.board.close)
-            stack.callback(frames.halt)
+            stack.callback(runner.board.close)
+            stack.callback(runner.halt)
             if self._planned is None:
                 # Before any model is loaded: a version that has crashed us must not do so again.
                 self._begin_control()
             else:
-                frames.crew.spawn("first", partial(self._begin_quick, *self._planned))
-            frames.start()
+                runner.crew.spawn("first", partial(self._begin_quick, *self._planned))
+            runner.start()
             # Not of the crew: it publishes until the last of them is done.
             connecting = threading.Thread(
-                target=self._guarded, args=("client", frames.client.run), daemon=True
+                target=self._guarded, args=("client", runner.client.run), daemon=True
             )
             connecting.start()
             stack.callback(systemd.notify, "STOPPING=1")
-            systemd.notify("READY=1", f"STATUS={len(frames.pipelines)} pipelines")
+            systemd.notify("READY=1", f"STATUS={len(runner.pipelines)} pipelines")
             stop = self._stops.wait(self._ticker())
-        if self._restarting or (self._control is not None and self._control.restarting):
+        if stop.restart:
             hold()
             if self._stops.signalled is None:
                 raise Restart
@@ -181,7 +181,7 @@ class Agent:
 
     def _take_over(self, stack: ExitStack) -> None:
         """Read how the last run of this folder ended, and write down how this one goes."""
-        state = str(self._frames.settings.state)
+        state = str(self._runner.settings.state)
         self._last = last_words(state)
         if self._last is not None:
             log.warning("the last run %s", self._last.why)
@@ -202,7 +202,7 @@ class Agent:
 
     def _begin_quick(self, plan: Plan, early: Early) -> None:
         """Load what the plan names, wait for the first result, then bring the rest to life."""
-        self._frames.lazy(wanted=plan.lazy)
+        self._runner.lazy(wanted=plan.lazy)
         for index, quick in enumerate(plan.models):
             try:
                 with recorder.doing("load", _place(quick)):
@@ -211,8 +211,8 @@ class Agent:
                 # It is loaded in the usual way, when the rest is there.
                 log.warning("model %s: not from its prepared form: %s", quick.name, problem)
             else:
-                self._frames.active.put(Arm(quick.name, quick.version, 1), quick.kind, model)
-        while self._frames.expects() and self._clock.age < FIRST_RESULT_SECONDS:
+                self._runner.active.put(Arm(quick.name, quick.version, 1), quick.kind, model)
+        while self._runner.expects() and self._clock.age < FIRST_RESULT_SECONDS:
             if self._clock.first.wait(0.1) or self._closing:
                 break
         self._learn(plan)
@@ -220,15 +220,15 @@ class Agent:
         if self._holds(plan):
             self._begin_control()
             return
-        forget(self._frames.settings.state)
-        self._restarting = True
-        self._stops.put(Stop("settings, device or models are not as they were", asked=True))
+        forget(self._runner.settings.state)
+        why = "settings, device or models are not as they were"
+        self._stops.put(Stop(why, asked=True, restart=True))
 
     def _learn(self, plan: Plan) -> None:
         """Note which pages this start has touched, before anything else is imported."""
         if not self._clock.first.is_set() or readahead.learned(plan.state, plan.origins):
             return
-        content = readahead.learn(plan.origins, [plan.state, *self._frames.settings.models_dirs])
+        content = readahead.learn(plan.origins, [plan.state, *self._runner.settings.models_dirs])
         if content is not None:
             try:
                 replace_file(Path(plan.state) / readahead.FILE, content)
@@ -251,26 +251,26 @@ class Agent:
 
         """
         settings = self._reread()
-        opened = self._look(settings)
-        if settings != self._frames.settings or opened.loader.lanes != plan.lanes:
+        inventory = self._take_inventory(settings)
+        if settings != self._runner.settings or inventory.loader.lanes != plan.lanes:
             return False
-        if (opened.match.profile.unload_idle_s > 0) != plan.lazy:
+        if (inventory.match.profile.unload_idle_s > 0) != plan.lazy:
             return False
         try:
             return all(
-                opened.catalog.find(quick.name, quick.version) == unpack(quick.folder, _CLASSES)
+                inventory.catalog.find(quick.name, quick.version) == unpack(quick.folder, _CLASSES)
                 for quick in plan.models
             )
         except ModelError:
             return False  # one of them is gone, or broken
 
     def _begin_control(self) -> None:
-        from .control import Control
+        from .compose import compose
 
-        opened = self._look(self._frames.settings)
-        opened.look_back(self._last)
+        inventory = self._take_inventory(self._runner.settings)
+        inventory.blame(self._last)
         recorder.remember_kills()
-        control = Control(self._frames, opened, self._stops, self._reread, self._origins)
+        control = compose(self._runner, inventory, self._stops, self._reread, self._origins)
         control.recover()
         with self._changing:
             if self._closing:
@@ -299,38 +299,30 @@ class Agent:
             control.reload()
 
     def _ticker(self) -> Callable[[], float]:
-        """Make what the main thread does between waits: watch, feed the watchdog, say how it is."""
-        frames = self._frames
+        """Return the main thread's periodic work: watch, feed the watchdog, publish health."""
+        runner = self._runner
         feed = systemd.watchdog_seconds()
-        next_health = time.monotonic() + min(1.0, frames.settings.health.interval_s)
+        next_health = time.monotonic() + min(1.0, runner.settings.health.interval_s)
         next_feed = 0.0
         fed = 0
-        told = False
         limit = 2 * feed if feed is not None else HANG_SECONDS
         hangs = Hangs(recorder, limit, self._end_for_hang if feed is None else None)
 
         def tick() -> float:
-            nonlocal next_health, next_feed, fed, told
+            nonlocal next_health, next_feed, fed
             now = time.monotonic()
-            frames.watch()
+            runner.watch()
             hanging = hangs.look(now)
             if self._control is not None:
-                self._control.tidy()
-            steps = self._clock.steps
-            if not told and steps is not None and self._control is not None:
-                told = True
-                words = ", ".join(f"{step} {took:.0f}" for step, took in steps.items())
-                log.info("first result %.0f ms after exec (%s)", steps["first_publish"], words)
-                self._control.says.models()
-            moves = feed is None or (frames.moves(2 * feed) and not hanging)
+                self._control.tick()
+            moves = feed is None or (runner.moves(2 * feed) and not hanging)
             if feed is not None and now >= next_feed and moves:
                 systemd.notify("WATCHDOG=1")
                 fed += 1
                 next_feed = now + feed
             if now >= next_health and self._control is not None:
-                next_health = max(next_health + frames.settings.health.interval_s, now)
-                self._control.health.watchdog = {"enabled": feed is not None, "fed": fed}
-                self._control.say_health()
+                next_health = max(next_health + runner.settings.health.interval_s, now)
+                self._control.publish_health({"enabled": feed is not None, "fed": fed})
             return min(1.0, max(0.0, next_health - now), feed or 1.0)
 
         return tick

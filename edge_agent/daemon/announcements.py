@@ -1,4 +1,4 @@
-"""What the device says of itself and of its models, on retained topics."""
+"""Publishes what the device is and which models serve, on retained topics."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..config.device_profile import Match, unlisted
+from ..config.device_profile import unlisted
 from ..config.lint import doubts
 from ..core.errors import ModelError
-from ..device.hardware import Facts
+from ..inference.engines.probe import installed
 from ..inference.prepared.fallback import is_streaming
 from ..mqtt import payloads
 from ..mqtt.retained import Announced
@@ -24,70 +23,101 @@ if TYPE_CHECKING:
     from ..delivery.rollout.deployer import Deployer
     from ..inference.model import Model
     from ..models.store.catalog import Library
-    from ..models.store.store import Store
-    from ..runtime.pipelines.runner import Frames
+    from ..mqtt.client import Client
+    from ..mqtt.topics import Topics
+    from ..runtime.pipelines.runner import Runner
     from ..runtime.serving.active import Serving
+    from .inventory import Inventory
 
 log = logging.getLogger(__name__)
 
 MAX_BLOCK_BYTES = 64 * 1024
 
 
-class Says:
-    """Says what has changed, and clears the topics of what is gone."""
+class PushStatus:
+    """Publishes how far a transfer or deployment is, on its own topic."""
+
+    def __init__(self, client: Client, topics: Topics, device: str) -> None:
+        self._client = client
+        self._topics = topics
+        self._device = device
+
+    def publish(self, transfer: str, payload: Mapping[str, Any]) -> bool:
+        """Publish the state of a transfer; False without a connection."""
+        body = {
+            "schema": payloads.SCHEMA,
+            "device": self._device,
+            "transfer": transfer,
+            **payload,
+            "time": payloads.iso(time.time_ns()),
+        }
+        return self._client.publish(self._topics.push(transfer), payloads.encode(body), qos=1)
+
+
+class Announcements:
+    """Publishes what has changed, and clears the topics of what is gone."""
 
     def __init__(
         self,
-        frames: Frames,
-        match: Match,
-        facts: Facts,
-        store: Store,
-        library: Library,
+        runner: Runner,
+        inventory: Inventory,
+        deployer: Deployer,
+        transfers: Transfers,
+        prepared: Callable[[str], str | None],
     ) -> None:
-        self._frames = frames
-        self._match = match
-        self._facts = facts
-        self._store = store
-        self._library = library
-        self._announced = Announced(frames.settings.state / "announced.json")
-        self._said: dict[str, bytes] = {}
-        """What was last said on each retained topic of a model."""
+        """Prepare.
+
+        Args:
+            runner: has the pipelines and what serves.
+            inventory: the device and its models.
+            deployer: knows candidates and how the last one ended.
+            transfers: knows what is being received.
+            prepared: gives how far the prepared form of a model's live version is.
+
+        """
+        self._runner = runner
+        self._match = inventory.match
+        self._facts = inventory.facts
+        self._store = inventory.store
+        self._library = inventory.catalog
+        self._deployer = deployer
+        self._transfers = transfers
+        self._prepared = prepared
+        self._announced = Announced(runner.settings.state / "announced.json")
+        self._published: dict[str, bytes] = {}
+        """By topic: the latest payload about a model."""
+        self._published_info: dict[str, Any] = {}
+        self._publishing = threading.RLock()
         self._streaming: set[str] = set()
-        """Models of which it has been said that they are in streaming mode."""
+        """Models whose streaming mode has been logged."""
         self._unlisted: dict[str, str] = {}
-        """By reference: what serves on an engine that the profile does not list, and the words."""
-        self._doubted: set[str] = set()
-        """What has been said of pipelines that ask for what cannot come about."""
-        self._said_info: dict[str, Any] = {}
-        self._saying = threading.RLock()
-        self.deployer: Deployer
-        self.transfers: Transfers
-        self.prepared: Callable[[str], str | None] = lambda _name: None
-        """How far the prepared form of a model's live version is."""
+        """By reference: why a model serves on an engine that the profile does not list."""
+        self._logged_doubts: set[str] = set()
+        """Settings without effect that have been logged."""
 
     # The device
 
     def info(self) -> None:
-        """Say what this device is, if that has changed."""
-        with self._saying:
+        """Publish what this device is, if that has changed."""
+        with self._publishing:
             info = self._info()
-            if info != self._said_info:
-                self._said_info = info
+            if info != self._published_info:
+                self._published_info = info
                 now = {**info, "time": payloads.iso(time.time_ns())}
-                topic = self._frames.topics.info
-                self._frames.client.publish(topic, payloads.encode(now), qos=1, retain=True)
+                topic = self._runner.topics.info
+                self._runner.client.publish_retained(topic, payloads.encode(now))
 
     @cached_property
     def _engines(self) -> dict[str, str]:
-        return {name: version(name) for name in ("openvino", "onnxruntime")}
+        return installed()
 
     def _info(self) -> dict[str, Any]:
-        frames = self._frames
+        runner = self._runner
         return {
             "schema": payloads.SCHEMA,
             "agent": __version__,
-            "device": frames.settings.device_id,
-            "session": frames.session,
+            "device": runner.settings.device_id,
+            "session": runner.session,
             "facts": {
                 "arch": self._facts.arch,
                 "cpu": self._facts.cpu,
@@ -99,7 +129,7 @@ class Says:
                 "gpus": sorted(self._facts.gpus),
                 "npu": self._facts.npu,
             },
-            "groups": list(frames.settings.groups),
+            "groups": list(runner.settings.groups),
             "profile": {"name": self._match.name, "why": self._match.reason},
             "engines": self._engines,
             "pipelines": [
@@ -109,7 +139,7 @@ class Says:
                     "model": pipeline.settings.model,
                     "qos": pipeline.settings.qos,
                 }
-                for pipeline in frames.pipelines.values()
+                for pipeline in runner.pipelines.values()
             ],
             "models": [
                 {
@@ -119,7 +149,7 @@ class Says:
                     "passed_over": list(serving.passed),
                     "problem": serving.problem,
                 }
-                for serving in frames.active.all()
+                for serving in runner.active.all()
             ],
             "limits": {"max_block_bytes": MAX_BLOCK_BYTES},
         }
@@ -127,36 +157,36 @@ class Says:
     # Models
 
     def models(self) -> None:
-        """Say what is live, and clear the topics of models that are gone."""
-        frames = self._frames
-        with self._saying:
-            for serving in frames.active.all():
-                self._see_engine(serving)
-            self._see_doubts()
-            names = {serving.arm.name for serving in frames.active.all()}
-            names |= {*self._store.names(), *self.transfers.progress(), *self.deployer.names()}
+        """Publish what is live, and clear the topics of models that are gone."""
+        runner = self._runner
+        with self._publishing:
+            for serving in runner.active.all():
+                self._check_engine(serving)
+            self._log_doubts()
+            names = {serving.arm.name for serving in runner.active.all()}
+            names |= {*self._store.names(), *self._transfers.progress(), *self._deployer.names()}
             library = self._library.now()
             now = {
-                frames.topics.model(name): payloads.encode(self._model_state(name, library))
+                runner.topics.model(name): payloads.encode(self._model_state(name, library))
                 for name in sorted(names)
             }
             for topic, payload in now.items():
-                if self._said.get(topic) != payload:
-                    frames.client.publish(topic, payload, qos=1, retain=True)
-            self._said = now
+                if self._published.get(topic) != payload:
+                    runner.client.publish_retained(topic, payload)
+            self._published = now
             self.clear_gone()
             self.info()
 
     def clear_gone(self) -> None:
         """Clear the retained topics of pipelines and models that are no more."""
-        frames = self._frames
-        with self._saying:
-            sources = {frames.topics.source(name) for name in list(frames.pipelines)}
-            for topic in self._announced.keep(sources | self._said.keys()):
-                frames.client.publish(topic, b"", qos=1, retain=True)
+        runner = self._runner
+        with self._publishing:
+            sources = {runner.topics.source(name) for name in list(runner.pipelines)}
+            for topic in self._announced.keep(sources | self._published.keys()):
+                runner.client.publish_retained(topic, b"")
 
     def _model_state(self, name: str, library: Library) -> dict[str, Any]:
-        frames = self._frames
+        runner = self._runner
         state: dict[str, Any] = {
             "schema": payloads.SCHEMA,
             "name": name,
@@ -164,16 +194,16 @@ class Says:
             "previous": self._store.pointers(name).previous,
             "versions": [entry.version for entry in library.versions(name)],
         }
-        serving = next((s for s in frames.active.all() if s.reference == name and s.model), None)
+        serving = next((s for s in runner.active.all() if s.reference == name and s.model), None)
         if serving is not None and serving.model is not None:
             state["live"] = serving.model.manifest.version
             state["engine"] = serving.model.engine.label
             if is_streaming(serving.model):
                 state["streaming"] = True
-                self._say_streaming(serving.model)
+                self._log_streaming(serving.model)
             if serving.passed:
                 state["passed_over"] = list(serving.passed)
-            steps = frames.cold_start(serving.model)
+            steps = runner.cold_start(serving.model)
             if steps is not None:
                 state["cold_start"] = steps
         else:
@@ -181,27 +211,27 @@ class Says:
                 state["live"] = library.live(name).manifest.version
             except ModelError:
                 state["live"] = None
-        prepared = self.prepared(name)
+        prepared = self._prepared(name)
         if prepared is not None:
             state["prepared"] = prepared
         problem = next(
-            (s.problem for s in frames.active.all() if s.arm.name == name and s.problem), None
+            (s.problem for s in runner.active.all() if s.arm.name == name and s.problem), None
         )
         if problem is not None:
             state["error"] = problem
-        receiving = self.transfers.progress().get(name)
+        receiving = self._transfers.progress().get(name)
         if receiving is not None:
             candidate, percent = receiving
             state["candidate"] = {"version": candidate, "phase": "receiving", "percent": percent}
-        state |= self.deployer.state(name)
+        state |= self._deployer.state(name)
         return state
 
-    def _see_engine(self, serving: Serving) -> None:
-        """Note, and say in the log once, that a model runs on no engine of the profile."""
+    def _check_engine(self, serving: Serving) -> None:
+        """Record, and log once, that a model runs on no engine of the profile."""
         model, reference = serving.model, serving.reference
         why = None
         if model is not None:
-            wanted = self._frames.settings.engine
+            wanted = self._runner.settings.engine
             why = unlisted(self._match.profile, model.choice.engine, wanted)
         before = self._unlisted.get(reference)
         if before is not None and before != why:
@@ -215,10 +245,10 @@ class Says:
             self._unlisted[reference] = why
             log.warning("model %s: on %s, because %s", reference, model.engine.label, why)
 
-    def _see_doubts(self) -> None:
-        """Say in the log, once, what pipelines ask for that cannot come about."""
+    def _log_doubts(self) -> None:
+        """Log once which settings of pipelines can have no effect."""
         now = set()
-        for pipeline in list(self._frames.pipelines.values()):
+        for pipeline in list(self._runner.pipelines.values()):
             firsts = [serving.model for serving in pipeline.servings]
             seconds = [serving.model for _, serving in pipeline.seconds]
             for line in doubts(
@@ -227,12 +257,12 @@ class Says:
                 [None if model is None else model.folder for model in seconds],
             ):
                 now.add(f"pipeline {pipeline.name}: {line}")
-        for line in sorted(now - self._doubted):
+        for line in sorted(now - self._logged_doubts):
             log.warning("%s", line)
-        self._doubted = now
+        self._logged_doubts = now
 
-    def _say_streaming(self, model: Model) -> None:
-        """Say in the log, once, why a model is slow."""
+    def _log_streaming(self, model: Model) -> None:
+        """Log once why a model is slow."""
         if model.id not in self._streaming:
             self._streaming.add(model.id)
             budget = self._match.profile.memory_budget_mb
@@ -241,15 +271,3 @@ class Says:
                 model.id,
                 budget,
             )
-
-    def push(self, transfer: str, payload: Mapping[str, Any]) -> bool:
-        """Say how far a transfer is; False without a connection."""
-        frames = self._frames
-        says = {
-            "schema": payloads.SCHEMA,
-            "device": frames.settings.device_id,
-            "transfer": transfer,
-            **payload,
-            "time": payloads.iso(time.time_ns()),
-        }
-        return frames.client.publish(frames.topics.push(transfer), payloads.encode(says), qos=1)

@@ -1,14 +1,15 @@
 """The health payload as Prometheus text, on a port of loopback: opt-in, `[health] metrics_port`.
 
-Says what was last said on the health topic, so that a scrape costs nothing and both agree. Needs
+Serves the latest payload of the health topic, so that a scrape costs nothing and both agree. Needs
 the extra `metrics`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..core.errors import UsageError
 from ..core.logs import ANSWER
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
-"""Never another: whoever wants it elsewhere has a proxy that knows who may see it."""
+"""Never another: to serve it elsewhere takes a proxy, which decides who may read it."""
 PREFIX = "edge_agent"
 
 Health = Mapping[str, Any]
 """A health payload, as section 3 of the interface has it."""
 
 
-class Metrics:
-    """The port, from `start` to `close`."""
+class MetricsServer:
+    """An HTTP server, from `start` to `close`."""
 
     def __init__(
         self, port: int, device: str, version: str, latest: Callable[[], Health | None]
@@ -38,7 +39,7 @@ class Metrics:
             port: of loopback; 0: any free one, for tests.
             device: this device's id.
             version: of the agent.
-            latest: gives the health payload that was last said; None: none yet.
+            latest: returns the latest health payload; None: none yet.
 
         """
         self.port = port
@@ -48,7 +49,7 @@ class Metrics:
         self._server: Any = None
 
     def start(self) -> None:
-        """Begin to answer, in a thread of its own.
+        """Answer from now on, in a thread of its own.
 
         Raises:
             UsageError: the extra is not installed, or the port is taken.
@@ -81,51 +82,75 @@ class Metrics:
             self._server = None
 
 
-class Exposed:
-    """The port as the settings have it at the moment, or why not."""
+class MetricsPort:
+    """The service: the port as the settings have it at the moment, or why it is not open."""
 
-    def __init__(self, device: str, version: str, latest: Callable[[], Health | None]) -> None:
-        """Prepare; nothing is open yet. The arguments are those of `Metrics`."""
+    name = "metrics"
+
+    def __init__(
+        self, port: int, device: str, version: str, latest: Callable[[], Health | None]
+    ) -> None:
+        """Prepare; nothing is open before `run`.
+
+        Args:
+            port: of loopback; 0: none.
+            device: this device's id.
+            version: of the agent.
+            latest: returns the latest health payload; None: none yet.
+
+        """
+        self._port = port
         self._about = device, version, latest
-        self._metrics: Metrics | None = None
+        self._changing = threading.Lock()
+        self._server: MetricsServer | None = None
         self._problem: str | None = None
 
+    def run(self) -> None:
+        """Open the port; the library answers in threads of its own."""
+        self.answer_on(self._port)
+
     def answer_on(self, port: int) -> None:
-        """Answer on another port, or on none; where that cannot be, as before.
+        """Move to another port, or to none; where that cannot be, the present one stays.
 
         Args:
             port: of loopback; 0: none.
 
         """
-        self._problem = None
-        if port == (self._metrics.port if self._metrics is not None else 0):
-            return
-        made = Metrics(port, *self._about) if port else None
-        if made is not None:
-            try:
-                made.start()
-            except UsageError as problem:
-                # What serves, serves.
-                self._problem = str(problem)
-                log.error("%s", problem, extra=ANSWER)  # noqa: TRY400 - one line, no traceback
+        with self._changing:
+            self._port, self._problem = port, None
+            if port == (self._server.port if self._server is not None else 0):
                 return
-        self.close()
-        self._metrics = made
-        if made is None:
-            log.info("metrics: the port is closed", extra=ANSWER)
+            server = MetricsServer(port, *self._about) if port else None
+            if server is not None:
+                try:
+                    server.start()
+                except UsageError as problem:
+                    self._problem = str(problem)
+                    log.error("metrics: %s", problem, extra=ANSWER)  # noqa: TRY400 - one line, no traceback
+                    return
+            self._close()
+            self._server = server
+            if server is None:
+                log.info("metrics: the port is closed", extra=ANSWER)
 
-    def why(self) -> list[str]:
-        """Say in words what is not as it should be."""
+    def problems(self) -> list[str]:
+        """Return why the port is not open."""
         return [] if self._problem is None else [self._problem]
 
     def close(self) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
+        """Close the port."""
+        with self._changing:
+            self._port = 0
+            self._close()
+
+    def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
 
 class _Collector:
-    """Asked at every scrape."""
+    """Builds the metric families at every scrape."""
 
     def __init__(self, device: str, version: str, latest: Callable[[], Health | None]) -> None:
         self._device = device
@@ -142,110 +167,168 @@ class _Collector:
             yield from families(health)
 
 
-# Of the whole device: the payload's key, the metric's name, a factor to base units, what it is.
-_GAUGES = (
-    ("uptime_s", "uptime_seconds", 1, "Since the agent started."),
-    ("rss_mb", "resident_memory_bytes", 2**20, "Memory of the agent's process."),
-    ("cpu_percent", "cpu_cores", 0.01, "Cores in use by the agent and its children."),
-    ("temperature_c", "temperature_celsius", 1, "Of the hottest sensor."),
-    ("disk_free_mb", "disk_free_bytes", 2**20, "Where state_dir is."),
+Samples = Iterable[tuple[Sequence[str], float]]
+"""Label values, in the order of the family's labels, and the value."""
+
+
+class _Family(NamedTuple):
+    """One metric, and how it is read from the health payload."""
+
+    kind: Literal["gauge", "counter"]
+    name: str
+    text: str
+    read: Callable[[Health], Samples]
+    """Without samples there is no metric."""
+    labels: tuple[str, ...] = ()
+
+
+def _device(*keys: str, factor: float = 1) -> Callable[[Health], Samples]:
+    """Read one number of the whole device, times a factor to base units; nothing if absent."""
+
+    def read(health: Health) -> Samples:
+        value: Any = health
+        for key in keys:
+            value = value.get(key)
+            if value is None:
+                return []
+        return [((), value * factor)]
+
+    return read
+
+
+def _pipelines(read: Callable[[Health], float]) -> Callable[[Health], Samples]:
+    """Read one number of each pipeline."""
+    return lambda health: [((name,), read(one)) for name, one in _of(health, "pipelines")]
+
+
+def _dropped(health: Health) -> Samples:
+    for name, pipeline in _of(health, "pipelines"):
+        for reason, count in pipeline["dropped"].items():
+            yield (name, reason), count
+
+
+def _age(health: Health) -> Samples:
+    for name, pipeline in _of(health, "pipelines"):
+        yield from _quantiles((name,), pipeline["latency_ms"])
+
+
+def _model_inferences(health: Health) -> Samples:
+    for name, model in _of(health, "models"):
+        yield (name, model["engine"]), model["inferred"]
+
+
+def _model_seconds(health: Health) -> Samples:
+    for name, model in _of(health, "models"):
+        yield from _quantiles((name, model["engine"]), model["infer_ms"])
+
+
+def _of(health: Health, key: str) -> Iterable[tuple[str, Health]]:
+    found: Mapping[str, Health] = health.get(key, {})
+    return found.items()
+
+
+def _quantiles(labels: tuple[str, ...], percentiles: Mapping[str, Any] | None) -> Samples:
+    """Convert percentiles in ms to quantiles in seconds."""
+    for key, quantile in (("p50", "0.5"), ("p95", "0.95"), ("p99", "0.99")):
+        value = (percentiles or {}).get(key)
+        if value is not None:
+            yield (*labels, quantile), value / 1e3
+
+
+_PIPELINE = ("pipeline",)
+_FAMILIES = (
+    _Family(
+        *("gauge", "degraded", "1: not as it should be; `why` says more."),
+        lambda health: [((), float(health.get("state") != "ok"))],
+    ),
+    _Family("gauge", "uptime_seconds", "Since the agent started.", _device("uptime_s")),
+    _Family(
+        *("gauge", "resident_memory_bytes", "Memory of the agent's process."),
+        _device("rss_mb", factor=2**20),
+    ),
+    _Family(
+        *("gauge", "cpu_cores", "Cores in use by the agent and its children."),
+        _device("cpu_percent", factor=0.01),
+    ),
+    _Family("gauge", "temperature_celsius", "Of the hottest sensor.", _device("temperature_c")),
+    _Family(
+        *("gauge", "disk_free_bytes", "Where state_dir is."), _device("disk_free_mb", factor=2**20)
+    ),
+    _Family(
+        *("counter", "reconnects", "Connections to the broker after the first."),
+        _device("reconnects"),
+    ),
+    _Family(
+        *("counter", "malformed_messages", "Messages that could not be understood."),
+        _device("malformed"),
+    ),
+    _Family(
+        *("counter", "watchdog_fed", "Times that systemd's watchdog was fed."),
+        _device("watchdog", "fed"),
+    ),
+    *(
+        _Family(
+            *("gauge", f"spool_{key}", f"What waits for the broker, or did not make it: {key}."),
+            _device("spool", key),
+        )
+        for key in ("waiting", "on_disk", "bytes", "replayed", "dropped", "lost", "refused")
+    ),
+    _Family(
+        *("counter", "pipeline_captures", "Frames or windows that the source gave."),
+        *(_pipelines(lambda one: one["captured"]), _PIPELINE),
+    ),
+    _Family(
+        *("counter", "pipeline_inferences", "Those that went through the model."),
+        *(_pipelines(lambda one: one["inferred"]), _PIPELINE),
+    ),
+    _Family(
+        *("counter", "pipeline_results", "Results handed to the broker's connection."),
+        *(_pipelines(lambda one: one["published"]), _PIPELINE),
+    ),
+    _Family(
+        *("counter", "pipeline_results_lost", "Results dropped."),
+        *(_pipelines(lambda one: one["lost"]), _PIPELINE),
+    ),
+    _Family(
+        *("counter", "pipeline_dropped", "Captures that went no further."),
+        *(_dropped, ("pipeline", "reason")),
+    ),
+    _Family(
+        *("gauge", "pipeline_inferences_per_second", "Since the health payload before."),
+        *(_pipelines(lambda one: one["fps"]), _PIPELINE),
+    ),
+    _Family(
+        *("gauge", "pipeline_source_running", "1: the source gives something."),
+        *(_pipelines(lambda one: float(one["source"] == "running")), _PIPELINE),
+    ),
+    _Family(
+        *("gauge", "pipeline_waiting", "Captures that wait or are being inferred."),
+        *(_pipelines(lambda one: one["waiting"]), _PIPELINE),
+    ),
+    _Family(
+        *("gauge", "pipeline_age_seconds", "Capture to publication, of the last 1000 results."),
+        *(_age, ("pipeline", "quantile")),
+    ),
+    _Family(
+        *("counter", "model_inferences", "By this version on this engine."),
+        *(_model_inferences, ("model", "engine")),
+    ),
+    _Family(
+        *("gauge", "model_inference_seconds", "Of the last inferences."),
+        *(_model_seconds, ("model", "engine", "quantile")),
+    ),
 )
-_COUNTERS = (
-    ("reconnects", "reconnects", "Connections to the broker after the first."),
-    ("malformed", "malformed_messages", "Messages that could not be understood."),
-)
-_PIPELINE_COUNTERS = (
-    ("captured", "captures", "Frames or windows that the source gave."),
-    ("inferred", "inferences", "Those that went through the model."),
-    ("published", "results", "Results handed to the broker's connection."),
-    ("lost", "results_lost", "Results given up."),
-)
-_QUANTILES = (("p50", "0.5"), ("p95", "0.95"), ("p99", "0.99"))
 
 
 def families(health: Health) -> Iterator[Metric]:
-    """Make metric families of a health payload; what it lacks is left out."""
+    """Build the metric families of a health payload; what it lacks is left out."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    degraded = GaugeMetricFamily(f"{PREFIX}_degraded", "1: not as it should be; `why` says more.")
-    degraded.add_metric([], float(health.get("state") != "ok"))
-    yield degraded
-    for key, name, factor, text in _GAUGES:
-        if key in health:
-            yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value=health[key] * factor)
-    for key, name, text in _COUNTERS:
-        if key in health:
-            yield CounterMetricFamily(f"{PREFIX}_{name}", text, value=health[key])
-    watchdog = health.get("watchdog", {})
-    if "fed" in watchdog:
-        text = "Times that systemd's watchdog was fed."
-        yield CounterMetricFamily(f"{PREFIX}_watchdog_fed", text, value=watchdog["fed"])
-    for key, value in health.get("spool", {}).items():
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            text = f"What waits for the broker, or did not make it: {key}."
-            yield GaugeMetricFamily(f"{PREFIX}_spool_{key}", text, value=value)
-    yield from _of_pipelines(health.get("pipelines", {}))
-    yield from _of_models(health.get("models", {}))
-
-
-def _of_pipelines(pipelines: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    name = f"{PREFIX}_pipeline"
-    counters = [
-        (key, CounterMetricFamily(f"{name}_{metric}", text, labels=["pipeline"]))
-        for key, metric, text in _PIPELINE_COUNTERS
-    ]
-    dropped = CounterMetricFamily(
-        f"{name}_dropped", "Captures that went no further.", labels=["pipeline", "reason"]
-    )
-    rate = GaugeMetricFamily(
-        f"{name}_inferences_per_second", "Since health was said before.", labels=["pipeline"]
-    )
-    running = GaugeMetricFamily(
-        f"{name}_source_running", "1: the source gives something.", labels=["pipeline"]
-    )
-    waiting = GaugeMetricFamily(
-        f"{name}_waiting", "Captures that wait or are being inferred.", labels=["pipeline"]
-    )
-    age = GaugeMetricFamily(
-        f"{name}_age_seconds",
-        "From capture to publication, of the last 1000 results.",
-        labels=["pipeline", "quantile"],
-    )
-    for pipeline, says in pipelines.items():
-        for key, family in counters:
-            family.add_metric([pipeline], says[key])
-        for reason, count in says["dropped"].items():
-            dropped.add_metric([pipeline, reason], count)
-        rate.add_metric([pipeline], says["fps"])
-        running.add_metric([pipeline], float(says["source"] == "running"))
-        waiting.add_metric([pipeline], says["waiting"])
-        _add_quantiles(age, [pipeline], says["latency_ms"])
-    yield from (family for _, family in counters)
-    yield from (dropped, rate, running, waiting, age)
-
-
-def _of_models(models: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    name = f"{PREFIX}_model"
-    count = CounterMetricFamily(
-        f"{name}_inferences", "By this version on this engine.", labels=["model", "engine"]
-    )
-    took = GaugeMetricFamily(
-        f"{name}_inference_seconds",
-        "Of the last inferences.",
-        labels=["model", "engine", "quantile"],
-    )
-    for model, says in models.items():
-        count.add_metric([model, says["engine"]], says["inferred"])
-        _add_quantiles(took, [model, says["engine"]], says["infer_ms"])
-    yield from (count, took)
-
-
-def _add_quantiles(family: Any, labels: list[str], percentiles: Mapping[str, Any] | None) -> None:
-    for key, quantile in _QUANTILES:
-        value = (percentiles or {}).get(key)
-        if value is not None:
-            family.add_metric([*labels, quantile], value / 1e3)
+    kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
+    for kind, name, text, read, labels in _FAMILIES:
+        samples = list(read(health))
+        if samples:
+            family = kinds[kind](f"{PREFIX}_{name}", text, labels=labels)
+            for values, value in samples:
+                family.add_metric(values, value)
+            yield family

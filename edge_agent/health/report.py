@@ -1,4 +1,4 @@
-"""Says how the device is: counters and facts gathered into one payload.
+"""The health payload: counters, the device's state, and why it is degraded.
 
 Reads what others count; counts nothing itself but the past it compares with.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,15 @@ from ..mqtt.client import Client, Counters
 from ..runtime.pipelines.pipeline import Pipeline
 from ..runtime.scheduler.board import Account, Board
 from ..runtime.serving.active import Serving
-from .lateness import Lateness
+from .throughput import Throughput
 
 RECENT_SECONDS = 60.0
 """How long an error keeps the device degraded."""
+WATCHDOG_OFF: Mapping[str, Any] = {"enabled": False, "fed": 0}
 
 
 class Health:
-    """Makes the health payload."""
+    """Builds the health payload."""
 
     def __init__(
         self,
@@ -38,6 +39,9 @@ class Health:
         servings: Callable[[], Sequence[Serving]],
         state_dir: Path,
         *,
+        malformed: Callable[[], int] = lambda: 0,
+        credible: Callable[[], bool] = lambda: True,
+        problems: Sequence[Callable[[], list[str]]] = (),
         root: Path = ROOT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -49,6 +53,9 @@ class Health:
             pipelines: those there are at the moment.
             servings: likewise.
             state_dir: whose disk counts.
+            malformed: how many messages could not be understood or did not fit the inbox.
+            credible: whether this machine's clock shows the time.
+            problems: reasons that others know.
             root: where /sys and /proc are found.
             clock: monotonic seconds.
 
@@ -62,28 +69,21 @@ class Health:
         self._began = time.monotonic()
         self._root = root
         self._thermometer = Thermometer(root)
-        self._lateness = Lateness()
+        self._throughput = Throughput()
         self._lost: dict[str, tuple[float, int, int]] = {}
         """Of pipelines whose results are promised: when, how many since when it began, how many."""
         self._last: dict[str, tuple[float, int]] = {}
         self._cpu = (time.monotonic(), sum(os.times()[:4]))
-        self.malformed = 0
-        self.watchdog: dict[str, Any] = {"enabled": False, "fed": 0}
-        self.notes: list[str] = []
-        """Why the device is not as it should be, beyond what is seen here."""
-        self.credible: Callable[[], bool] = lambda: True
-        """Whether this machine's clock shows the time."""
-        self.others: list[Callable[[], list[str]]] = []
-        """Who else knows reasons."""
+        self._malformed = malformed
+        self._credible = credible
+        self._problems = problems
         self.latest: dict[str, Any] | None = None
-        """What was last said."""
+        """The latest payload."""
 
     def why(self) -> list[str]:
-        """Say in words what is not as it should be; empty: all is well."""
-        reasons = list(self.notes)
-        for other in self.others:
-            reasons += other()
-        if not self.credible():
+        """Return why the device is degraded, in words; empty: all is well."""
+        reasons = [problem for problems in self._problems for problem in problems()]
+        if not self._credible():
             shown = payloads.iso(time.time_ns())
             reasons.append(
                 f"clock: shows {shown} and has not been set; times are not to be trusted"
@@ -111,7 +111,7 @@ class Health:
             reasons += self._broken_promises(pipeline, now)
         deadlines = {one.name: one.settings.deadline_ms for one in self._pipelines()}
         expected = self._expected()
-        reasons += self._lateness.why(
+        reasons += self._throughput.problems(
             {name: account for name, account in expected.items() if name in deadlines}, deadlines
         )
         counters = self._client.counters()
@@ -129,13 +129,13 @@ class Health:
         return reasons
 
     def _broken_promises(self, pipeline: Pipeline, now: float) -> list[str]:
-        """Say that results with `qos = 1` were given up within the last minute."""
+        """Return a reason if results with `qos = 1` were dropped within the last minute."""
         if pipeline.settings.qos != 1:
             return []
         lost = pipeline.channel.lost
         at, before, seen = self._lost.get(pipeline.name, (now, 0, 0))
         if lost < seen or (lost == seen and now - at >= RECENT_SECONDS):
-            at, before = now, lost  # counted anew, or quiet for long enough
+            at, before = now, lost  # counted from 0 again, or quiet for long enough
         elif lost > seen:
             at = now
         self._lost[pipeline.name] = (at, before, lost)
@@ -144,7 +144,7 @@ class Health:
         return [f"pipeline {pipeline.name}: {lost - before} results with qos = 1 were dropped"]
 
     def _expected(self) -> dict[str, Account]:
-        """Give the accounts of the pipelines that ought to keep up with their source."""
+        """Return the accounts of the pipelines that ought to keep up with their source."""
         accounts = self._board.accounts()
         return {
             pipeline.name: accounts[pipeline.name]
@@ -155,12 +155,17 @@ class Health:
             and all(serving.model is not None for serving in pipeline.servings)
         }
 
-    def payload(self) -> dict[str, Any]:
-        """Gather everything."""
+    def payload(self, watchdog: Mapping[str, Any] = WATCHDOG_OFF) -> dict[str, Any]:
+        """Gather everything.
+
+        Args:
+            watchdog: whether systemd's is enabled, and how often it was fed.
+
+        """
         import psutil
 
-        # In this order: of a source that is said to have ended all is counted, and no more is said
-        # to be published than to be inferred.
+        # In this order: of a source that is reported as ended all is counted, and never are more
+        # results reported as published than as inferred.
         states = [(p, p.state, p.channel.published, p.channel.lost) for p in self._pipelines()]
         accounts = self._board.accounts()
         counters = self._client.counters()
@@ -179,10 +184,10 @@ class Health:
             "disk_free_mb": self._disk_free(),
             "spool": _spool(counters),
             "reconnects": counters.reconnects,
-            "malformed": self.malformed,
-            "watchdog": dict(self.watchdog),
+            "malformed": self._malformed(),
+            "watchdog": dict(watchdog),
         }
-        if not self.credible():
+        if not self._credible():
             payload["clock"] = payloads.UNSET
         temperature = self._thermometer.read().celsius
         if temperature is not None:
@@ -221,7 +226,7 @@ class Health:
         return round((inferred - count) / max(now - before, 1e-3), 2)
 
     def _cpu_percent(self) -> float:
-        """Of one core, since the last time; with the children's, as `top` has it."""
+        """Return percent of one core since the last call, children included, as `top` has it."""
         now, used = time.monotonic(), sum(os.times()[:4])
         (before, had), self._cpu = self._cpu, (now, used)
         return round(100 * (used - had) / max(now - before, 1e-3), 1)
@@ -234,7 +239,7 @@ class Health:
 
 
 def _spool(counters: Counters) -> dict[str, Any]:
-    """Say what waits for the broker, and what has become of it."""
+    """Return what waits for the broker, and how what waited has ended."""
     return {
         "waiting": counters.waiting,
         "on_disk": counters.on_disk,

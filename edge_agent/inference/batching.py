@@ -18,7 +18,8 @@ import numpy as np
 
 from ..core.errors import AgentError, EngineError, ModelError, SampleError
 from ..core.types import Array, Kind, Outcome, Request, Tensors, TensorSpec
-from .engines.engine import Engine, FixShapes, open_engine
+from .engines.protocol import Engine, FixShapes
+from .engines.registry import capabilities, open_engine
 from .folding.find import cut_for
 from .model import Model, Prepared
 from .preprocess.inputs import constants, fixed_shapes, sample_input
@@ -225,7 +226,7 @@ def open_batch(model: Model, kind: Kind, most: int) -> Batch:
     takes = sample_input(spec, model.engine.inputs).name
     engines: dict[int, Engine] = {}
     try:
-        if model.choice.engine == "onnxruntime":
+        if capabilities(model.choice.engine).open_batch:
             engines[0] = _widened(model.engine)
             opened = {one.name for one in engines[0].inputs if one.shape and one.shape[0] is None}
         else:
@@ -246,9 +247,7 @@ def open_batch(model: Model, kind: Kind, most: int) -> Batch:
 
 
 def _widened(engine: Engine) -> Engine:
-    from .engines.ort import OrtEngine
-
-    if not isinstance(engine, OrtEngine):
+    if engine.widened is None:
         raise EngineError("it was loaded from a prepared form, which takes one at a time")
     return engine.widened()
 

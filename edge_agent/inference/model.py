@@ -34,7 +34,8 @@ from ..models.manifest import MANIFEST, ModelFolder
 from .cost import Cost
 from .decode.outputs import Decoder
 from .decode.registry import build_decoder
-from .engines.engine import Engine, EngineChoice, open_engine
+from .engines.protocol import Engine, EngineChoice
+from .engines.registry import ENGINES, capabilities, open_engine, readers
 from .preprocess.inputs import fixed_shapes
 from .preprocess.placement import Placement
 from .preprocess.plan import Plan, plan
@@ -336,22 +337,24 @@ def engine_order(choices: Sequence[EngineChoice], wanted: str, network: Path) ->
     Args:
         choices: what the device profile offers.
         wanted: "auto", or the engine that the settings insist on.
-        network: OpenVINO IR runs on OpenVINO only.
+        network: its suffix tells which engines can read it.
 
     Raises:
         EngineError: what is wanted cannot run such a file.
 
     """
-    if network.suffix != ".xml":
+    able = readers(network.suffix)
+    if not able or len(able) == len(ENGINES):
         return list(choices)
-    if wanted == "onnxruntime":
+    if wanted not in {"auto", *able}:
+        format_name = capabilities(able[0]).formats[network.suffix]
         raise EngineError(
-            f"{network.name}: OpenVINO IR runs on openvino only, "
-            'but engine = "onnxruntime" is set; use the .onnx, or engine = "auto"'
+            f"{network.name}: {format_name} runs on {' or '.join(able)} only, "
+            f'but engine = "{wanted}" is set; use the .onnx, or engine = "auto"'
         )
-    picked = [choice for choice in choices if choice.engine == "openvino"]
+    picked = [choice for choice in choices if choice.engine in able]
     lanes = max((choice.lanes for choice in choices), default=1)
-    return picked or [EngineChoice("openvino", lanes=lanes)]
+    return picked or [EngineChoice(able[0], lanes=lanes)]
 
 
 def open_model(

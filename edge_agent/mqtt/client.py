@@ -1,9 +1,9 @@
-"""The way to the broker: what is to be said goes out, whatever becomes of the connection.
+"""The device's MQTT client: publishes, subscribes, reconnects.
 
-What has not been confirmed when a connection breaks is sent again over the next one, marked as
-replayed. What is promised (QoS 1) is the backlog's to remember and the keeper's to put on disk.
-This module has the lock and the thread; connections are made by `connecting`, what is said over
-them and what waits is `outgoing`'s. Knows no payloads and nothing of paho.
+Owns the lock and the thread. Connections come from `reconnect`; what is published over them, and
+what waits for one, is the outbox's. Messages that a broken connection leaves unconfirmed are
+published again over the next one, marked as replayed; those of QoS 1 outlive the process on disk
+(`inflight`, `spool_writer`). Knows no payloads and nothing of paho.
 """
 
 from __future__ import annotations
@@ -18,30 +18,32 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Literal
 
 from ..config.settings import Broker
+from ..core.backoff import Backoff
 from ..core.frozen import record
 from ..core.logs import ANSWER
-from .barrier import FENCE_SECONDS
 from .connection import Connection, Hooks, ReceivedMessage, Refusal, Will
 from .message import Channel, Message
-from .outbox import Outbox
-from .reconnect import Backoff, Reconnect
+from .outbox import BARRIER_SECONDS, Outbox
+from .reconnect import Reconnect
 
 if TYPE_CHECKING:
     import ssl
 
-    from .spool_wakeup import Standby
+    from .spool_writer import SpoolWriter
 
-__all__ = ["Backoff", "Channel", "Client", "Counters", "Message"]
+__all__ = ["Channel", "Client", "Counters", "Message"]
 
 log = logging.getLogger(__name__)
 
 REPLAY_SECONDS = 0.05
-"""After which the next copies follow, as long as any wait: 200 a second at most."""
+"""Between two portions of copies, as long as any wait: 200 a second at most."""
+OFFLINE_SECONDS = 2.0
+"""For the acknowledgement of the last status, at the end of a connection."""
 
 
 @record
 class Counters:
-    """What the link has to say for health."""
+    """What health publishes of the client."""
 
     connected: bool
     reconnects: int
@@ -51,19 +53,19 @@ class Counters:
     waiting: int
     problem: str | None
     dropped: int
-    """Promised messages that were given up; of those lost."""
+    """Messages of QoS 1 that were dropped; part of `lost`."""
     replayed: int
-    """Sent with the word that they may be copies."""
+    """Published with the mark that they may be copies."""
     on_disk: int
-    """Promised messages that wait there."""
+    """Messages of QoS 1 that wait on disk."""
     disk_bytes: int
-    """That they take."""
+    """Taken by them."""
     disk_problem: str | None
     """Why they wait in memory only."""
 
 
 class Client:
-    """Publishes, listens, reconnects. `publish` and `send` may be called from any thread."""
+    """Publishes, subscribes, reconnects. The methods for publishing may be called by any thread."""
 
     def __init__(
         self,
@@ -72,22 +74,22 @@ class Client:
         *,
         status_topic: str,
         status: Callable[[str, str], bytes],
-        inboxes: Callable[[], Iterable[str]],
+        filters: Callable[[], Iterable[str]],
         inbox: SimpleQueue[ReceivedMessage | None],
         backoff: Backoff | None = None,
         spool: Path | None = None,
     ) -> None:
-        """Prepare; nothing is connected before `run`.
+        """Read the certificates; nothing is connected before `run`.
 
         Args:
-            broker: where to.
-            client_id: this device's.
+            broker: settings of the broker.
+            client_id: MQTT client id.
             status_topic: carries `status(state, reason)`, also as the last will.
-            status: makes the status payload.
-            inboxes: topic filters to listen to, asked at each connection.
-            inbox: where what arrives is left.
-            backoff: pauses between tries.
-            spool: the file where results at QoS 1 wait, once some do; without it in memory only.
+            status: returns the status payload.
+            filters: returns the topic filters to subscribe to; called at each connection.
+            inbox: where received messages are put.
+            backoff: pauses between attempts to connect.
+            spool: the file for results of QoS 1 that wait; None: they wait in memory only.
 
         Raises:
             UsageError: certificates that cannot be used.
@@ -95,186 +97,197 @@ class Client:
         """
         self._status_topic = status_topic
         self._status = status
-        self._inboxes = inboxes
+        self._filters = filters
         self._spool = spool
         self._lock = threading.Condition()
-        """Held by whoever touches what is said and what waits, the connection included."""
-        self._out = Outbox(f"{status_topic}/fence")
-        self._standby: Standby | None = None
+        """Guards the outbox and all that it holds, the connection included."""
+        self._outbox = Outbox(f"{status_topic}/barrier")
+        self._spool_writer: SpoolWriter | None = None
         self._connects = 0
         self._problem: str | None = None
-        self._moved = False
-        """Somebody has changed the settings and waits to hear how it goes."""
-        self._heard: deque[
+        self._settings_changed = False
+        """The next log line is the answer to a change of settings."""
+        self._events: deque[
             tuple[Connection, Literal["published", "unsubscribed", "refused"], int, Refusal | None]
         ] = deque()
-        """What paho's thread has to say: about which connection, what, message id, refusal."""
+        """Put by paho's thread: connection, what happened, message id, refusal."""
         self._closing = threading.Event()
-        self._ended = threading.Event()
-        """The thread that connects has let go of the connection."""
-        heard = self._heard.append
-        self._connecting = Reconnect(
+        self._disconnected = threading.Event()
+        """The thread has closed its last connection."""
+        put = self._events.append
+        self._reconnect = Reconnect(
             broker,
             client_id,
             hooks=Hooks(
                 message=inbox.put,
-                published=lambda c, mid, refusal: heard((c, "published", mid, refusal)),
-                unsubscribed=lambda c, mid: heard((c, "unsubscribed", mid, None)),
-                refused=lambda c, refusal: heard((c, "refused", 0, refusal)),
+                published=lambda c, mid, refusal: put((c, "published", mid, refusal)),
+                unsubscribed=lambda c, mid: put((c, "unsubscribed", mid, None)),
+                refused=lambda c, refusal: put((c, "refused", 0, refusal)),
             ),
             will=lambda: Will(status_topic, status("offline", "lost")),
             backoff=backoff or Backoff(),
             closing=self._closing,
-            say=self._say,
+            on_problem=self._report,
         )
 
-    # What others call
+    # Publishing
 
-    def channel(self, name: str, *, qos: int, lossless: bool) -> Channel:
-        """Open the way for a pipeline's results."""
-        channel = Channel(name, qos, lossless)
+    def publish(self, topic: str, payload: bytes, *, qos: int = 0) -> bool:
+        """Publish now or never; return whether there is a connection."""
         with self._lock:
-            self._out.channels.append(channel)
-            if qos == 1 and self._spool is not None and self._standby is None:
-                from .spool_wakeup import Standby
-
-                self._standby = Standby(self._spool, self._out.backlog, self._lock)
-                self._out.backlog.rouse = self._standby.rouse
-        return channel
-
-    def drop_channel(self, channel: Channel) -> None:
-        with self._lock:
-            self._out.channels.remove(channel)
-
-    @property
-    def connected(self) -> bool:
-        return self._out.connection is not None
-
-    def ready(self, channel: Channel, closing: threading.Event) -> bool:
-        """Wait until a lossless pipeline may go on; False when it shall not."""
-        with self._lock:
-            while not (self._closing.is_set() or closing.is_set()):
-                self._absorb()
-                if self.connected and channel.open:
-                    return True
-                self._out.fence()
-                # Paho's thread must not take our lock to wake us; see `_absorb`.
-                self._lock.wait(0.005 if self.connected else 0.1)
-        return False
-
-    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
-        """Send now or never; retained state is also said again at every new connection.
-
-        An empty retained payload clears the topic.
-
-        Returns:
-            Whether there is a connection that it could be sent over.
-
-        """
-        with self._lock:
-            self._absorb()
-            self._out.say(topic, payload, qos, retain=retain)
+            self._process_events()
+            self._outbox.publish(topic, payload, qos)
             return self.connected
 
-    def reply(self, topic: str, payload: bytes, correlation: bytes | None = None) -> None:
-        """Answer a request, on the topic and with the correlation data that it brought.
+    def publish_retained(self, topic: str, payload: bytes, *, qos: int = 1) -> None:
+        """Publish retained, at every new connection again; an empty payload clears the topic."""
+        with self._lock:
+            self._process_events()
+            self._outbox.publish_retained(topic, payload, qos)
+
+    def publish_reply(self, topic: str, payload: bytes, correlation: bytes | None = None) -> None:
+        """Publish the answer to a request, with the correlation data of the request.
 
         A request may come before the connection is ours to use, or just before it breaks: its
         answer waits for the next one.
         """
         with self._lock:
-            self._out.reply(topic, payload, correlation)
+            self._outbox.publish_reply(topic, payload, correlation)
 
-    def send(self, parcel: Message) -> None:
-        """Send a result; what becomes of it without a connection is up to its channel."""
+    def publish_message(self, message: Message) -> None:
+        """Publish a result or event, with the delivery of its channel."""
         with self._lock:
-            self._absorb()
-            self._out.result(parcel)
+            self._process_events()
+            self._outbox.publish_message(message)
 
-    def listen(self) -> None:
-        """Subscribe again: the groups have changed."""
+    # Channels
+
+    def open_channel(self, name: str, *, qos: int, lossless: bool) -> Channel:
+        """Open a channel for the results of a pipeline."""
+        channel = Channel(name, qos, lossless)
         with self._lock:
-            if self._out.connection is not None:
-                self._out.connection.subscribe(list(self._inboxes()), as_published=True)
+            self._outbox.channels.append(channel)
+            if channel.delivery == "spooled" and self._spool and self._spool_writer is None:
+                from .spool_writer import SpoolWriter
 
-    def move(self, broker: Broker, tls: ssl.SSLContext | None) -> None:
-        """Leave the present connection for one by other settings; what is promised goes along.
+                inflight = self._outbox.inflight
+                self._spool_writer = SpoolWriter(self._spool, inflight, self._lock)
+                inflight.on_work = self._spool_writer.wake
+        return channel
+
+    def close_channel(self, channel: Channel) -> None:
+        """Close a channel; what waits on it is still delivered at QoS 1."""
+        with self._lock:
+            self._outbox.channels.remove(channel)
+
+    def wait_credit(self, channel: Channel, closing: threading.Event) -> bool:
+        """Wait until a lossless pipeline may publish more; False once either is closing."""
+        with self._lock:
+            while not (self._closing.is_set() or closing.is_set()):
+                self._process_events()
+                if self.connected and channel.has_credit:
+                    return True
+                self._outbox.request_barrier()
+                # Polled: paho's thread must not take our lock to wake us; see `Hooks`.
+                self._lock.wait(0.005 if self.connected else 0.1)
+        return False
+
+    # Connection
+
+    @property
+    def connected(self) -> bool:
+        return self._outbox.connection is not None
+
+    def subscribe(self) -> None:
+        """Subscribe again: `filters` returns others than before."""
+        with self._lock:
+            if self._outbox.connection is not None:
+                self._outbox.connection.subscribe(list(self._filters()), as_published=True)
+
+    def change_broker(self, broker: Broker, tls: ssl.SSLContext | None) -> None:
+        """Replace the connection by one with other settings; unconfirmed messages go along.
 
         Args:
-            broker: where to.
-            tls: of its settings, from `tls_context`.
+            broker: settings of the broker.
+            tls: of these settings, from `tls_context`.
 
         """
         with self._lock:
-            self._problem, self._moved = None, True
-        self._connecting.change(broker, tls)
+            self._problem, self._settings_changed = None, True
+        self._reconnect.change(broker, tls)
 
     def counters(self) -> Counters:
         with self._lock:
-            self._absorb()
-            out, standby = self._out, self._standby
+            self._process_events()
+            outbox, writer = self._outbox, self._spool_writer
             return Counters(
                 self.connected,
                 max(0, self._connects - 1),
-                out.refused,
-                out.lost,
-                out.unauthorized,
-                out.waiting,
+                outbox.refused,
+                outbox.lost,
+                outbox.unauthorized,
+                outbox.waiting,
                 self._problem,
-                out.backlog.dropped,
-                out.replayed,
-                sum(batch.left for batch in out.backlog.batches.values()),
-                standby.bytes if standby is not None else 0,
-                standby.problem if standby is not None else None,
+                outbox.inflight.dropped,
+                outbox.replayed,
+                sum(batch.left for batch in outbox.inflight.batches.values()),
+                writer.bytes if writer is not None else 0,
+                writer.problem if writer is not None else None,
             )
 
     def close(self) -> None:
-        """Say goodbye, let go, and write down what could not be delivered.
+        """Publish the last status, disconnect, and write what could not be delivered to disk.
 
         Waits at most three seconds, and two more for a disk that hangs.
         """
         with self._lock:
-            connection = self._out.connection
+            connection = self._outbox.connection
         if connection is not None:
-            self._say_goodbye(connection)
+            self._publish_offline(connection)
         self._closing.set()
-        self._connecting.hurry()
+        self._reconnect.interrupt()
         with self._lock:
             self._lock.notify_all()
         if connection is not None:
-            # A process that ends before its DISCONNECT is sent is one that the broker calls lost.
-            self._ended.wait(1.0)
-        if self._standby is not None:
-            self._standby.close()
+            # If the process ends before its DISCONNECT is sent, the broker publishes the will.
+            self._disconnected.wait(1.0)
+        if self._spool_writer is not None:
+            self._spool_writer.close()
         with self._lock:
-            left = len(self._out.backlog.unsaved())
+            left = len(self._outbox.inflight.unsaved())
         if left:
-            log.warning("broker: %d promised results could be neither delivered nor kept", left)
+            log.warning(
+                "broker: %d results of qos = 1 were neither delivered nor written to disk", left
+            )
 
-    def _say_goodbye(self, connection: Connection) -> None:
-        """Say that we are gone, and see that the broker has heard it."""
-        farewell = connection.publish(
+    def _publish_offline(self, connection: Connection) -> None:
+        """Publish that the device is offline, and wait for the acknowledgement."""
+        receipt = connection.publish(
             self._status_topic, self._status("offline", "stopped"), 1, retain=True
         )
-        deadline = time.monotonic() + 2.0
-        while not (farewell.is_published() or connection.gone.wait(0.005)):
+        deadline = time.monotonic() + OFFLINE_SECONDS
+        while not (receipt.is_published() or connection.gone.wait(0.005)):
             if time.monotonic() > deadline:
-                log.warning("broker: does not take our goodbye; it will say that we are lost")
+                log.warning(
+                    "broker: the status 'offline' was not acknowledged within %.0f s; "
+                    "the broker may report this device as lost",
+                    OFFLINE_SECONDS,
+                )
                 return
 
-    # The thread that connects, and connects again
+    # The thread
 
     def run(self) -> None:
         """Keep a connection until closed."""
         try:
-            for connection in self._connecting:
+            for connection in self._reconnect:
                 self._serve(connection)
-                self._let_go(connection)
+                self._disconnect(connection)
         finally:
-            self._ended.set()
+            self._disconnected.set()
 
-    def _say(self, problem: str) -> None:
-        """Report a change of what is wrong, once."""
+    def _report(self, problem: str) -> None:
+        """Log a problem when it changes."""
         with self._lock:
             if problem == self._problem:
                 return
@@ -282,59 +295,59 @@ class Client:
         log.warning("broker: %s", problem, extra=self._answer())
 
     def _answer(self) -> Mapping[str, bool] | None:
-        """Mark the first word after a change of settings, be it the same as before."""
-        moved, self._moved = self._moved, False
-        return ANSWER if moved else None
+        """Mark the first log line after a change of settings, be it the same as before."""
+        changed, self._settings_changed = self._settings_changed, False
+        return ANSWER if changed else None
 
     def _serve(self, connection: Connection) -> None:
-        """Say who we are and what waited, then stay until the connection is gone."""
+        """Publish status and what waited, then stay until the connection is lost or unwanted."""
         with self._lock:
             reason = "reconnected" if self._connects else "started"
             self._connects += 1
             self._problem = None
-            # Subscribed before "online" is said: who waits for it may speak to us at once.
-            connection.subscribe(list(self._inboxes()), as_published=True)
-            self._out.begin(connection, (self._status_topic, self._status("online", reason)))
+            # Subscribed before "online" is published: its readers may send requests at once.
+            connection.subscribe(list(self._filters()), as_published=True)
+            self._outbox.connected(connection, (self._status_topic, self._status("online", reason)))
             self._lock.notify_all()
         version = "5" if connection.protocol == 5 else "3.1.1"
-        address = self._connecting.address
+        address = self._reconnect.address
         log.info("connected to %s, MQTT %s", address, version, extra=self._answer())
-        backlog = self._out.backlog
-        while not connection.gone.wait(REPLAY_SECONDS if backlog.waits else FENCE_SECONDS):
+        inflight = self._outbox.inflight
+        while not connection.gone.wait(REPLAY_SECONDS if inflight.has_waiting else BARRIER_SECONDS):
             if self._closing.is_set():
                 return
-            if self._connecting.changed:
-                # It would go on saying that we are there: nobody but us can take that back.
-                self._say_goodbye(connection)
+            if self._reconnect.changed:
+                # The old broker would keep the status "online": only this device can change it.
+                self._publish_offline(connection)
                 return
             with self._lock:
-                self._absorb()
-                # What waited follows slowly, so that live results go ahead.
-                self._out.catch_up()
-                if self._standby is not None:
-                    wanted = any(channel.qos == 1 for channel in self._out.channels)
-                    self._standby.tick(wanted=wanted)
-                self._out.fence()
+                self._process_events()
+                # In small portions, so that live results go ahead.
+                self._outbox.publish_waiting()
+                if self._spool_writer is not None:
+                    spooled = any(c.delivery == "spooled" for c in self._outbox.channels)
+                    self._spool_writer.tick(adopt=spooled)
+                self._outbox.request_barrier()
 
-    def _let_go(self, connection: Connection) -> None:
+    def _disconnect(self, connection: Connection) -> None:
         with self._lock:
-            self._absorb()
-            self._out.end()
+            self._process_events()
+            self._outbox.disconnected()
         connection.close()
 
-    def _absorb(self) -> None:
-        """Deal with what paho's thread has left; with the lock held."""
-        while self._heard:
-            connection, what, mid, refusal = self._heard.popleft()
-            if connection is not self._out.connection:
+    def _process_events(self) -> None:
+        """Process what paho's thread has put; with the lock held."""
+        while self._events:
+            connection, what, mid, refusal = self._events.popleft()
+            if connection is not self._outbox.connection:
                 continue
             match what:
                 case "published":
-                    self._out.landed(mid, refusal)
+                    self._outbox.published(mid, refusal)
                 case "unsubscribed":
-                    self._out.fence_answered(mid)
+                    self._outbox.unsubscribed(mid)
                 case "refused" if refusal is not None:
                     self._problem = (
-                        f"the broker does not let us listen: {refusal.reason} (see its access list)"
+                        f"the broker refused a subscription: {refusal.reason} (see its access list)"
                     )
-                    log.warning("%s", self._problem)
+                    log.warning("broker: %s", self._problem)

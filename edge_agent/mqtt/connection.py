@@ -8,6 +8,7 @@ publishing from other threads garbles the stream (measured).
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import socket
 import sys
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from ..config.settings import Broker
 from ..core.errors import BrokerError
 from ..core.frozen import record
-from .payloads import parse_object
 
 if TYPE_CHECKING:
     import ssl
@@ -68,6 +68,15 @@ class ReceivedMessage:
     def body(self) -> dict[str, Any] | None:
         """The JSON object in the payload; None where it is none."""
         return parse_object(self.payload)
+
+
+def parse_object(payload: bytes) -> dict[str, Any] | None:
+    """Parse a JSON object from an untrusted sender; None where it is none."""
+    try:
+        body = json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+    return body if isinstance(body, dict) else None
 
 
 @record

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -35,8 +34,8 @@ class Inbox(SimpleQueue["ReceivedMessage | None"]):
 
         """
         super().__init__()
-        self.on_drop: Callable[[], None] = lambda: None
-        """Called for each message that gives way; by the connection's thread."""
+        self.dropped = 0
+        """Messages that did not fit."""
         self._most = messages
         self._room = size
         self._counting = threading.Lock()
@@ -60,7 +59,7 @@ class Inbox(SimpleQueue["ReceivedMessage | None"]):
         if not self._full:
             self._full = True
             log.warning("messages come faster than they can be looked at; some are dropped")
-        self.on_drop()
+        self.dropped += 1
         # Else the broker would keep one of its few places for it until the next connection.
         item.ack()
 

@@ -1,8 +1,8 @@
-"""What was promised and is not acknowledged yet: who has it, and who gives way to whom.
+"""QoS 1 messages that the broker has not acknowledged: where each is, and which gives way.
 
-Bookkeeping only: the link sends, the keeper writes and reads, and both hold the link's lock while
-they call. A promise is in memory, on disk, or both; it ends when the broker acknowledges it, or
-when it is given up and counted.
+Bookkeeping only: the outbox publishes, the spool writer writes and reads, and both hold the
+client's lock while they call. A message is in memory, on disk, or both; it is done when the broker
+acknowledges it, or when it is dropped and counted.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ if TYPE_CHECKING:
 
 ROOM = 1000
 ROOM_BYTES = 16 * 2**20
-"""What may wait in memory, and as much again be under way; without a disk that is all there is."""
-LATE = 0.25
-"""Seconds after which an acknowledgement is late: until then it costs the disk nothing."""
+"""What may wait in memory, and as much again be in flight; without a disk that is all there is."""
+OVERDUE = 0.25
+"""Seconds after which an acknowledgement is overdue: until then it costs the disk nothing."""
 
-DONE, IN_HAND, COUNTED = 1, 2, 4
+DONE, IN_MEMORY, COUNTED = 1, 2, 4
 
 
 class InflightMessage:
-    """A parcel until it is acknowledged or given up."""
+    """A message until it is acknowledged or dropped."""
 
     # Not a dataclass: making one takes half a millisecond, on the way to the first result.
-    __slots__ = ("batch", "done", "flying", "index", "number", "parcel", "saving")
+    __slots__ = ("batch", "done", "index", "message", "number", "saving", "sent")
 
     def __init__(
-        self, parcel: Message, number: int = 0, batch: Batch | None = None, index: int = 0
+        self, message: Message, number: int = 0, batch: Batch | None = None, index: int = 0
     ) -> None:
-        """Make one that is nowhere yet, or on disk.
+        """Make one that is in memory only, or also on disk.
 
         Args:
-            parcel: what is promised.
-            number: its place in the order of sending.
-            batch: where it lies on disk.
+            message: to be delivered.
+            number: its place in the order of publishing.
+            batch: that it is part of on disk.
             index: its place there.
 
         """
-        self.parcel = parcel
+        self.message = message
         self.number = number
         self.batch = batch
         self.index = index
-        self.flying = False
-        """Handed to the present connection."""
+        self.sent = False
+        """Passed to the present connection."""
         self.done = False
         self.saving = False
         """Being written to disk."""
@@ -57,51 +57,54 @@ class InflightMessage:
     @property
     def size(self) -> int:
         """Bytes of its payload in memory."""
-        return len(self.parcel.body or b"")
+        return len(self.message.body or b"")
 
 
 class Batch:
-    """A row on disk, and what has become of its messages."""
+    """A row on disk, and the state of its messages."""
 
-    __slots__ = ("channel", "in_hand", "left", "marks", "row")
+    __slots__ = ("channel", "in_memory", "left", "marks", "row")
 
     def __init__(self, row: Row, channel: Channel, mark: int = 0) -> None:
-        """Make one of whose messages none is acknowledged or in hand."""
+        """Make one of whose messages none is acknowledged or in memory."""
         self.row = row
         self.channel = channel
         self.marks = bytearray([mark]) * row.count
-        """For each message: DONE, IN_HAND (flying, or about to), COUNTED as published."""
+        """For each message: DONE, IN_MEMORY (sent, or about to be), COUNTED as published."""
         self.left = row.count
         """Not acknowledged."""
-        self.in_hand = 0
+        self.in_memory = 0
 
     @property
-    def asleep(self) -> int:
-        """Messages that are on disk and nowhere else."""
-        return self.left - self.in_hand
+    def on_disk_only(self) -> int:
+        """Messages that are on disk and not in memory."""
+        return self.left - self.in_memory
 
-    def take(self, index: int) -> None:
-        self.marks[index] |= IN_HAND
-        self.in_hand += 1
+    def load(self, index: int) -> None:
+        """Record that a message is in memory."""
+        self.marks[index] |= IN_MEMORY
+        self.in_memory += 1
 
-    def put_back(self, index: int, *, counted: bool) -> None:
+    def unload(self, index: int, *, counted: bool) -> None:
+        """Record that a message is on disk only."""
         self.marks[index] = COUNTED if counted else 0
-        self.in_hand -= 1
+        self.in_memory -= 1
 
     def finish(self, index: int) -> None:
-        self.in_hand -= bool(self.marks[index] & IN_HAND)
+        """Record that a message is acknowledged."""
+        self.in_memory -= bool(self.marks[index] & IN_MEMORY)
         self.marks[index] = DONE
         self.left -= 1
 
-    def wake(self, messages: Sequence[bytes], waited: float) -> Iterator[InflightMessage]:
-        """Take in hand all that is asleep, given the row's messages and their seconds on disk."""
-        since = time.monotonic() - waited
-        for index, body in enumerate(messages):
+    def load_all(self, bodies: Sequence[bytes], waited: float) -> Iterator[InflightMessage]:
+        """Load what is on disk only, given the row's messages and their seconds on disk."""
+        encoded_at = time.monotonic() - waited
+        for index, body in enumerate(bodies):
             mark = self.marks[index]
-            if mark & (DONE | IN_HAND):
+            if mark & (DONE | IN_MEMORY):
                 continue
-            self.take(index)
-            parcel = Message(
+            self.load(index)
+            message = Message(
                 self.channel,
                 self.row.topic,
                 None,
@@ -109,184 +112,192 @@ class Batch:
                 counted=bool(mark & COUNTED),
                 replayed=True,
                 body=body,
-                since=since,
+                encoded_at=encoded_at,
             )
-            yield InflightMessage(parcel, 0, self, index)
+            yield InflightMessage(message, 0, self, index)
 
 
 class Inflight:
-    """All promises that are not kept yet. Whoever calls holds the link's lock."""
+    """All messages of spooled delivery that are not done. Callers hold the client's lock."""
 
     def __init__(self) -> None:
-        self.rouse: Callable[[], object] = lambda: None
-        """Called when there is work for the keeper, if there is one."""
-        self.arrived: list[int] = []
-        """Rows in which nothing is left: to be removed from disk."""
+        self.on_work: Callable[[], object] = lambda: None
+        """Called when the spool writer has something to do, if there is one."""
+        self.finished_rows: list[int] = []
+        """Rows of which every message is done: to be removed from disk."""
         self.batches: dict[int, Batch] = {}
         """What is on disk, by its row's id, oldest first."""
-        self.fetched: deque[InflightMessage] = deque()
-        """Read from disk, about to go."""
+        self.loaded: deque[InflightMessage] = deque()
+        """Read from disk, next to be published."""
         self.connected_since: float | None = None
         self.dropped = 0
-        """Given up: for want of room, or not fit to be sent or read."""
-        self.promised = 0
+        """For want of room, or because they can be neither published nor read."""
+        self.added = 0
         """Since the start."""
         self.unreadable = False
-        """What is on disk cannot be had at the moment; the rest does not wait for it."""
-        self._flying: dict[int, InflightMessage] = {}
+        """The disk cannot be read at the moment; what is in memory does not wait for it."""
+        self._sent: dict[int, InflightMessage] = {}
+        """By the message id of the present connection."""
         self._waiting: deque[InflightMessage] = deque()
-        self._flying_bytes = self._waiting_bytes = 0
-        self._owed = 0
-        self._broken = False
+        self._sent_bytes = self._waiting_bytes = 0
+        self._left = 0
+        """Messages that are not done."""
+        self._interrupted = False
+        """Whether a connection has broken since the last one was made."""
 
-    # What the link says
-
-    @property
-    def room(self) -> bool:
-        """Whether another message may be on its way."""
-        return len(self._flying) < ROOM and self._flying_bytes < ROOM_BYTES
+    # For the outbox
 
     @property
-    def waits(self) -> bool:
-        """Whether `next` has something, or will have."""
-        return bool(self.fetched or self._waiting) or self.first_asleep() is not None
+    def has_room(self) -> bool:
+        """Whether another message may be in flight."""
+        return len(self._sent) < ROOM and self._sent_bytes < ROOM_BYTES
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether `take` returns a message, or will once the disk is read."""
+        return bool(self.loaded or self._waiting) or self.first_on_disk_only() is not None
 
     @property
     def waiting(self) -> int:
-        """Messages that are not on their way."""
-        return max(0, self._owed - len(self._flying))
+        """Messages that are not in flight."""
+        return max(0, self._left - len(self._sent))
 
     @property
     def copies(self) -> int:
-        """Replayed messages that are on their way."""
-        return sum(promise.parcel.replayed for promise in self._flying.values())
+        """Replayed messages in flight."""
+        return sum(entry.message.replayed for entry in self._sent.values())
 
-    def promise(self, parcel: Message) -> InflightMessage:
-        """Take responsibility for a parcel."""
-        self.promised += 1
-        self._owed += 1
-        parcel.channel.pending += 1
-        return InflightMessage(parcel, self.promised)
+    def add(self, message: Message) -> InflightMessage:
+        """Take responsibility for a message; `enqueue` or `sent` must follow."""
+        self.added += 1
+        self._left += 1
+        message.channel.pending += 1
+        return InflightMessage(message, self.added)
 
-    def keep(self, promise: InflightMessage) -> None:
-        """Have it wait for its turn."""
-        promise.parcel.replayed = self._broken
-        promise.parcel.seal()
-        self._waiting.append(promise)
-        self._waiting_bytes += promise.size
+    def enqueue(self, entry: InflightMessage) -> None:
+        """Let a message wait for its turn."""
+        entry.message.replayed = self._interrupted
+        entry.message.encode_to_wait()
+        self._waiting.append(entry)
+        self._waiting_bytes += entry.size
         if len(self._waiting) > ROOM:
             self._make_room()
         while self._waiting_bytes > ROOM_BYTES and self._make_room():
             pass
-        self.rouse()
+        self.on_work()
 
-    def overtaken(self) -> None:
-        """Something newer goes first: what waits can no longer pass for live."""
-        for promise in reversed(self._waiting):
-            if promise.parcel.replayed:
+    def mark_overtaken(self) -> None:
+        """Mark what waits as replayed: a newer message goes first."""
+        for entry in reversed(self._waiting):
+            if entry.message.replayed:
                 return
-            promise.parcel.replayed = True
+            entry.message.replayed = True
 
-    def next(self) -> InflightMessage | None:
-        """Take what has waited longest; None where there is nothing, or nothing yet."""
-        if self.fetched:
-            return self.fetched.popleft()
-        if self.first_asleep() is not None:
-            self.rouse()
+    def take(self) -> InflightMessage | None:
+        """Remove and return the oldest that waits; None where there is none, or not yet in memory.
+
+        `sent` or `drop` must follow.
+        """
+        if self.loaded:
+            return self.loaded.popleft()
+        if self.first_on_disk_only() is not None:
+            self.on_work()
             if not self.unreadable:
                 return None
         if not self._waiting:
             return None
-        promise = self._waiting.popleft()
-        self._waiting_bytes -= promise.size
-        return promise
+        entry = self._waiting.popleft()
+        self._waiting_bytes -= entry.size
+        return entry
 
-    def fly(self, message: int, promise: InflightMessage) -> None:
-        """Note that it is on its way, under this message id."""
-        promise.flying = True
-        self._flying[message] = promise
-        self._flying_bytes += promise.size
+    def sent(self, mid: int, entry: InflightMessage) -> None:
+        """Record that a message is in flight, under this message id."""
+        entry.sent = True
+        self._sent[mid] = entry
+        self._sent_bytes += entry.size
 
-    def landed(self, message: int) -> None:
-        """Note that it is acknowledged, if it is one of ours."""
-        promise = self._flying.pop(message, None)
-        if promise is not None:
-            self._flying_bytes -= promise.size
-            self._finish(promise)
+    def acknowledged(self, mid: int) -> None:
+        """Record that a message id is acknowledged; ids of other messages are ignored."""
+        entry = self._sent.pop(mid, None)
+        if entry is not None:
+            self._sent_bytes -= entry.size
+            self._finish(entry)
 
-    def give_up(self, promise: InflightMessage) -> None:
-        """Count as lost what can neither be sent nor kept."""
+    def drop(self, entry: InflightMessage) -> None:
+        """Count a message as lost."""
         self.dropped += 1
-        promise.parcel.channel.lost += 1
-        self._finish(promise)
+        entry.message.channel.lost += 1
+        self._finish(entry)
 
     def connected(self) -> None:
-        self.connected_since, self._broken = time.monotonic(), False
+        """Record that there is a connection."""
+        self.connected_since, self._interrupted = time.monotonic(), False
 
-    def broke(self) -> None:
-        """Note that the connection is gone: all that was under way waits again, as a copy."""
-        self.connected_since, self._broken = None, True
-        for promise in (*self._flying.values(), *self.fetched):
-            promise.flying = False
-            if promise.batch is not None:
-                promise.batch.put_back(promise.index, counted=promise.parcel.counted)
-        everything = (*self._flying.values(), *self.fetched, *self._waiting)
-        self._flying.clear()
-        self.fetched.clear()
-        self._flying_bytes = 0
-        in_memory = [promise for promise in everything if promise.batch is None]
-        self._wait(sorted(in_memory, key=lambda promise: promise.number))
-        for promise in self._waiting:
-            promise.parcel.replayed = True
+    def disconnected(self) -> None:
+        """Record that the connection is lost: all that was in flight waits again, as a copy."""
+        self.connected_since, self._interrupted = None, True
+        for entry in (*self._sent.values(), *self.loaded):
+            entry.sent = False
+            if entry.batch is not None:
+                entry.batch.unload(entry.index, counted=entry.message.counted)
+        everything = (*self._sent.values(), *self.loaded, *self._waiting)
+        self._sent.clear()
+        self.loaded.clear()
+        self._sent_bytes = 0
+        in_memory = [entry for entry in everything if entry.batch is None]
+        self._replace_waiting(sorted(in_memory, key=lambda entry: entry.number))
+        for entry in self._waiting:
+            entry.message.replayed = True
         if self._waiting:
-            self.rouse()
+            self.on_work()
 
-    # What the keeper asks
+    # For the spool writer
 
     def unsaved(self) -> list[InflightMessage]:
-        """Give what is in memory only, in the order of sending."""
-        unsaved = [promise for promise in self._flying.values() if promise.batch is None]
-        return sorted([*unsaved, *self._waiting], key=lambda promise: promise.number)
+        """Return what is in memory only, in the order of publishing."""
+        unsaved = [entry for entry in self._sent.values() if entry.batch is None]
+        return sorted([*unsaved, *self._waiting], key=lambda entry: entry.number)
 
-    def late(self) -> bool:
-        """Whether something that is in memory only should have arrived by now."""
-        flying = next((p for p in self._flying.values() if p.batch is None), None)
-        first = [*([flying] if flying is not None else []), *list(self._waiting)[:1]]
+    def overdue(self) -> bool:
+        """Whether a message that is in memory only should have been acknowledged by now."""
+        sent = next((entry for entry in self._sent.values() if entry.batch is None), None)
+        first = [*([sent] if sent is not None else []), *list(self._waiting)[:1]]
         now = time.monotonic()
-        return any(now - promise.parcel.since > LATE for promise in first)
+        return any(now - entry.message.encoded_at > OVERDUE for entry in first)
 
-    def first_asleep(self) -> Batch | None:
-        return next((batch for batch in self.batches.values() if batch.asleep), None)
+    def first_on_disk_only(self) -> Batch | None:
+        """Find the oldest batch with messages that are not in memory."""
+        return next((batch for batch in self.batches.values() if batch.on_disk_only), None)
 
     def adopt(self, rows: Iterable[Row]) -> None:
-        """Take over what an earlier run had promised; its pipelines' counts ended with it."""
+        """Take over the messages of an earlier run; the counts of its pipelines ended with it."""
         earlier = Channel("earlier", 1, lossless=False)
         for row in rows:
             self.batches[row.id] = Batch(row, earlier, COUNTED)
             earlier.pending += row.count
-            self._owed += row.count
+            self._left += row.count
 
     def saved(self, batch: Batch, members: Iterable[InflightMessage]) -> None:
-        """Note that these are on disk now, and let go of those in memory that wait."""
+        """Record that these are on disk now; release from memory those that wait."""
         self.batches[batch.row.id] = batch
-        for index, promise in enumerate(members):
-            promise.batch, promise.index = batch, index
-            if promise.parcel.counted:
+        for index, entry in enumerate(members):
+            entry.batch, entry.index = batch, index
+            if entry.message.counted:
                 batch.marks[index] |= COUNTED
-            if promise.done:
+            if entry.done:
                 batch.finish(index)
-            elif promise.flying:
-                batch.take(index)
-        self._clear(batch)
-        self._wait([promise for promise in self._waiting if promise.batch is None])
+            elif entry.sent:
+                batch.load(index)
+        self._remove_if_finished(batch)
+        self._replace_waiting([entry for entry in self._waiting if entry.batch is None])
 
-    def victims(self, new: Sequence[Batch], count: int, size: int) -> list[Batch]:
-        """Choose who gives way: the least important first, and of those the oldest.
+    def choose_evicted(self, new: Sequence[Batch], count: int, size: int) -> list[Batch]:
+        """Choose the batches that give way: the least important first, and of those the oldest.
 
         Args:
             new: about to be written; may be chosen too.
-            count: messages to be got rid of.
-            size: bytes to be got rid of.
+            count: excess messages.
+            size: excess bytes.
 
         """
         chosen: list[Batch] = []
@@ -297,56 +308,56 @@ class Inflight:
             for batch in everything:
                 if count <= 0 and size <= 0:
                     return chosen
-                if batch.row.kind == kind and not batch.in_hand:
+                if batch.row.kind == kind and not batch.in_memory:
                     chosen.append(batch)
                     count -= batch.left
                     size -= batch.row.size
         return chosen
 
-    def drop(self, batch: Batch) -> None:
-        """Give up what lies in a row and nowhere else."""
+    def drop_batch(self, batch: Batch) -> None:
+        """Count as lost what is in a row on disk and nowhere else."""
         self.batches.pop(batch.row.id, None)
-        for promise in (*self._flying.values(), *self.fetched):
-            if promise.batch is batch:
-                promise.batch = None
-        gone = batch.asleep
-        self.dropped += gone
-        self._owed -= gone
-        batch.channel.lost += gone
-        batch.channel.pending -= gone
+        for entry in (*self._sent.values(), *self.loaded):
+            if entry.batch is batch:
+                entry.batch = None
+        lost = batch.on_disk_only
+        self.dropped += lost
+        self._left -= lost
+        batch.channel.lost += lost
+        batch.channel.pending -= lost
 
-    # Between the two
+    # For both
 
-    def _wait(self, promises: Iterable[InflightMessage]) -> None:
-        self._waiting = deque(promises)
-        self._waiting_bytes = sum(promise.size for promise in self._waiting)
+    def _replace_waiting(self, entries: Iterable[InflightMessage]) -> None:
+        self._waiting = deque(entries)
+        self._waiting_bytes = sum(entry.size for entry in self._waiting)
 
-    def _finish(self, promise: InflightMessage) -> None:
-        promise.done, promise.flying = True, False
-        promise.parcel.channel.pending -= 1
-        self._owed -= 1
-        if promise.batch is not None:
-            promise.batch.finish(promise.index)
-            self._clear(promise.batch)
+    def _finish(self, entry: InflightMessage) -> None:
+        entry.done, entry.sent = True, False
+        entry.message.channel.pending -= 1
+        self._left -= 1
+        if entry.batch is not None:
+            entry.batch.finish(entry.index)
+            self._remove_if_finished(entry.batch)
 
-    def _clear(self, batch: Batch) -> None:
+    def _remove_if_finished(self, batch: Batch) -> None:
         if batch.left == 0:
             del self.batches[batch.row.id]
-            self.arrived.append(batch.row.id)
+            self.finished_rows.append(batch.row.id)
 
     def _make_room(self) -> bool:
-        """Give up the oldest of the least important in memory.
+        """Drop the oldest of the least important in memory; return whether there was one.
 
-        Lossless pipelines wait for us instead, so that theirs are few and none is given up.
+        Lossless pipelines wait for credit instead, so that theirs are few and none is dropped.
         """
         for event in (False, True):
-            for promise in self._waiting:
-                parcel = promise.parcel
-                if parcel.event != event or (parcel.channel.lossless and not event):
+            for entry in self._waiting:
+                message = entry.message
+                if message.event != event or (message.channel.lossless and not event):
                     continue
-                if not promise.saving:
-                    self._waiting.remove(promise)
-                    self._waiting_bytes -= promise.size
-                    self.give_up(promise)
+                if not entry.saving:
+                    self._waiting.remove(entry)
+                    self._waiting_bytes -= entry.size
+                    self.drop(entry)
                     return True
         return False

@@ -1,4 +1,4 @@
-"""What is on its way to the broker: results and events, and the channels that they belong to.
+"""Results and events on their way to the broker, and the channels they are published on.
 
 Knows no connection and no disk.
 """
@@ -9,28 +9,43 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 CREDIT = 256
-"""Results of a lossless pipeline that may be unconfirmed."""
+"""Unconfirmed results of a lossless pipeline, at most."""
+
+Delivery = Literal["live", "confirmed", "spooled"]
+"""How the messages of a channel are delivered.
+
+live: QoS 0, source that drops. Published now or lost; the first ones wait for the first connection.
+confirmed: QoS 0, lossless source. Kept in memory until a barrier shows that the broker has them.
+spooled: QoS 1. Kept in memory, later on disk, until the broker acknowledges them.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class Channel:
-    """The results of one pipeline on their way."""
+    """The results of one pipeline: how they are delivered, and how many were."""
 
     name: str
     qos: int
     lossless: bool
     unconfirmed: deque[Message] = field(default_factory=deque)
-    """Lossless, QoS 0: sent or waiting, not yet known to have reached the broker."""
+    """Confirmed delivery: published or waiting, not yet known to have reached the broker."""
     pending: int = 0
-    """QoS 1: sent or waiting, not yet acknowledged."""
+    """Spooled delivery: published or waiting, not yet acknowledged."""
     published: int = 0
     lost: int = 0
 
     @property
-    def open(self) -> bool:
-        """Whether a lossless pipeline may send more."""
+    def delivery(self) -> Delivery:
+        if self.qos == 1:
+            return "spooled"
+        return "confirmed" if self.lossless else "live"
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether a lossless pipeline may publish more."""
         return len(self.unconfirmed) < CREDIT and self.pending < CREDIT
 
 
@@ -38,46 +53,48 @@ class Channel:
 class Message:
     """One result or event.
 
-    Encoded when it goes, since its age and whether it is a copy show only then; or when it has to
-    wait, since what it is made of, a picture of some MB, need not wait with it.
+    Encoded when it is published, since its age and whether it is a copy are known only then; or
+    when it has to wait, since what it is made of, a picture of some MB, need not wait with it.
     """
 
     channel: Channel
     topic: str
     encode: Callable[[bool], bytes] | None
-    """Makes the payload, a JSON object, given whether it may be a copy; None once `body` is."""
-    sent: Callable[[bool], object] | None = None
-    """Told when it is first handed to a connection, and whether it may be a copy; not to wait, and
-    not to publish: the link is locked meanwhile."""
+    """Returns the payload, a JSON object, given whether it may be a copy; None once encoded."""
+    on_published: Callable[[bool], object] | None = None
+    """Called when it is first passed to a connection, with whether it may be a copy. Must neither
+    wait nor publish: the client is locked meanwhile."""
     event: bool = False
     counted: bool = False
+    """Whether it is counted in `channel.published`."""
     replayed: bool = False
     """Waited out a broken connection, or may be a second copy."""
     body: bytes | None = None
-    since: float = 0.0
+    encoded_at: float = 0.0
     """When the body was encoded, by the monotonic clock."""
 
-    def seal(self) -> bytes:
-        """Encode it and let go of what it is made of; gives the payload as it was then."""
-        return self._seal(copy=True)
+    def encode_to_wait(self) -> bytes:
+        """Encode it and release what it is made of; return the payload as of the encoding."""
+        return self._encode(copy=True)
 
-    def render(self) -> bytes:
-        """Give the payload as it is now."""
+    def payload(self) -> bytes:
+        """Return the payload as of now."""
         if self.body is None:
-            return self._seal(copy=self.replayed)
-        return aged(self.body, time.monotonic() - self.since, replayed=self.replayed)
+            return self._encode(copy=self.replayed)
+        waited = time.monotonic() - self.encoded_at
+        return with_age(self.body, waited, replayed=self.replayed)
 
-    def _seal(self, *, copy: bool) -> bytes:
+    def _encode(self, *, copy: bool) -> bytes:
         if self.body is None:
             assert self.encode is not None  # noqa: S101
-            self.body, self.since, self.encode = self.encode(copy), time.monotonic(), None
+            self.body, self.encoded_at, self.encode = self.encode(copy), time.monotonic(), None
         return self.body
 
 
-def aged(body: bytes, seconds: float, *, replayed: bool) -> bytes:
-    """Say of an encoded payload that it has waited.
+def with_age(body: bytes, seconds: float, *, replayed: bool) -> bytes:
+    """Return an encoded payload as it reads after *seconds* of waiting.
 
-    Its age, where it tells one, grows by *seconds*; *replayed* is put in or taken out.
+    Its age, where it has one, grows by *seconds*; the key `replayed` is set or removed.
     """
     import json
 

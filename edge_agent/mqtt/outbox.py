@@ -1,236 +1,315 @@
-"""What is to be said: over the connection that there is, or kept for the next.
+"""What is to be published: over the present connection, or kept for the next one.
 
-State is said again at every connection; results wait or are lost as their channel wants it.
-Bookkeeping and handing on only: whoever calls holds the link's lock, and nothing here waits.
+Retained state is published again over every new connection; results wait or are lost, as the
+delivery of their channel says (`message.Delivery`). Nothing here waits or locks: callers hold the
+client's lock.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
+from collections.abc import Iterable
 
-from .barrier import Barrier
 from .connection import Connection, Refusal
 from .inflight import Inflight, InflightMessage
-from .message import Channel, Message
+from .message import CREDIT, Channel, Message
 
 log = logging.getLogger(__name__)
 
 HELD = 100
 """Results of live sources kept before the first connection."""
 OUTSTANDING = 1000
-"""Messages on their way to the broker; beyond, new ones are refused and counted: paho would pile
-them up without bound behind a socket that does not move."""
+"""Messages in flight to the broker; beyond, new ones are refused and counted: paho would queue them
+without bound behind a socket that does not move."""
 REPLAY = 10
-"""Copies that may be on their way, and that are sent with every `catch_up`.
-Paho has 20 messages under way and queues those beyond, so that live ones find room at once."""
+"""Copies that may be in flight, and copies published by one `publish_waiting`.
+paho has 20 messages in flight and queues those beyond, so that live ones find room at once."""
+BARRIER_SECONDS = 0.25
+"""Between two barriers, at most, while results are published."""
+OPEN_BARRIERS = 4
+"""Barriers that may be unanswered."""
 
 
 class Outbox:
-    """Everything on its way to the broker, and what waits for one."""
+    """Everything in flight to the broker, and what waits for a connection."""
 
-    def __init__(self, fence_topic: str) -> None:
+    def __init__(self, barrier_topic: str) -> None:
         """Begin without a connection.
 
         Args:
-            fence_topic: one that nobody subscribes to; see `fences`.
+            barrier_topic: one that is never subscribed to; see `Barrier`.
 
         """
         self.connection: Connection | None = None
         self.channels: list[Channel] = []
-        self.backlog = Inflight()
+        self.inflight = Inflight()
         self.refused = 0
+        """Not published: too large, or too many in flight."""
         self.unauthorized = 0
+        """Refused by the broker."""
         self.replayed = 0
-        """Sent with the word that they may be copies."""
+        """Published as possible copies."""
         self._lost = 0
-        self._ever = False
-        """Whether there has been a connection."""
-        self._under_way = 0
-        self._fences = Barrier(fence_topic)
+        self._was_connected = False
+        self._outstanding = 0
+        """Passed to the present connection, and neither acknowledged nor written to the socket."""
+        self._barrier = Barrier(barrier_topic)
         self._retained: dict[str, bytes] = {}
         self._held: deque[Message] = deque()
         self._replies: deque[tuple[str, bytes, bytes | None]] = deque(maxlen=HELD)
 
     @property
     def lost(self) -> int:
-        """Results that nobody will ever see."""
-        return self._lost + self.backlog.dropped
+        """Results that will never be published."""
+        return self._lost + self.inflight.dropped
 
     @property
     def waiting(self) -> int:
-        """Results that have not arrived, or are not known to have."""
+        """Results that have not reached the broker, or are not known to have."""
         unconfirmed = sum(len(channel.unconfirmed) for channel in self.channels)
-        return len(self._held) + self.backlog.waiting + unconfirmed
+        return len(self._held) + self.inflight.waiting + unconfirmed
 
-    # What is said
+    # Publishing
 
-    def say(self, topic: str, payload: bytes, qos: int, *, retain: bool) -> None:
-        """Say something that is no result, now or never; retained, at each new connection too."""
-        if retain:
-            self._retained[topic] = payload
+    def publish(self, topic: str, payload: bytes, qos: int) -> None:
+        """Publish now or never."""
         if self.connection is not None:
-            self._give(self.connection, topic, payload, qos, retain=retain)
+            self._publish(self.connection, topic, payload, qos)
 
-    def reply(self, topic: str, payload: bytes, correlation: bytes | None) -> None:
-        """Answer a request; without a connection, over the next one."""
+    def publish_retained(self, topic: str, payload: bytes, qos: int) -> None:
+        """Publish retained, over every new connection again; an empty payload clears the topic."""
+        self._retained[topic] = payload
+        if self.connection is not None:
+            self._publish(self.connection, topic, payload, qos, retain=True)
+
+    def publish_reply(self, topic: str, payload: bytes, correlation: bytes | None) -> None:
+        """Publish the answer to a request; without a connection, over the next one."""
         if self.connection is None:
             self._replies.append((topic, payload, correlation))
         else:
             self.connection.publish(topic, payload, 1, correlation=correlation)
 
-    def result(self, parcel: Message) -> None:
-        """Send a result; what becomes of it without a connection is up to its channel."""
-        channel, connection = parcel.channel, self.connection
-        if channel.qos == 0 and channel.lossless:
-            channel.unconfirmed.append(parcel)
-            if connection is not None:
-                self._post(connection, parcel)
-                if self._fences.passed():
-                    self.fence()
-        elif channel.qos == 1:
-            promise = self.backlog.promise(parcel)
-            if connection is not None and self._has_room():
-                self.backlog.overtaken()
-                self._post(connection, parcel, promise)
-            else:
-                self.backlog.keep(promise)
-        elif connection is not None:
-            self._post(connection, parcel)
-        elif self._ever:
-            self._lost += 1
-            channel.lost += 1
-        else:
-            self._hold(parcel)
+    def publish_message(self, message: Message) -> None:
+        """Publish a result or event, with the delivery of its channel."""
+        match message.channel.delivery:
+            case "live":
+                self._publish_live(message)
+            case "confirmed":
+                self._publish_confirmed(message)
+            case "spooled":
+                self._publish_spooled(message)
 
-    def _hold(self, parcel: Message) -> None:
-        """Keep a live result for the first connection, if need be in the oldest one's place."""
+    def _publish_live(self, message: Message) -> None:
+        if self.connection is not None:
+            self._publish_message(self.connection, message)
+        elif self._was_connected:
+            self._lost += 1
+            message.channel.lost += 1
+        else:
+            self._hold(message)
+
+    def _publish_confirmed(self, message: Message) -> None:
+        message.channel.unconfirmed.append(message)
+        if self.connection is not None:
+            self._publish_message(self.connection, message)
+            if self._barrier.is_due():
+                self.request_barrier()
+
+    def _publish_spooled(self, message: Message) -> None:
+        entry = self.inflight.add(message)
+        if self.connection is not None and self._has_room():
+            self.inflight.mark_overtaken()
+            self._publish_message(self.connection, message, entry)
+        else:
+            self.inflight.enqueue(entry)
+
+    def _hold(self, message: Message) -> None:
+        """Keep a live result for the first connection; the oldest gives way to it."""
         if len(self._held) >= HELD:
             self._lost += 1
             self._held.popleft().channel.lost += 1
-        parcel.seal()
-        self._held.append(parcel)
+        message.encode_to_wait()
+        self._held.append(message)
 
-    # A connection comes and goes
+    def publish_waiting(self, most: int = REPLAY) -> None:
+        """Publish spooled messages that wait, oldest first."""
+        for _ in range(most):
+            if self.connection is None or not self._has_room() or self.inflight.copies >= REPLAY:
+                return
+            entry = self.inflight.take()
+            if entry is None:
+                return
+            self._publish_message(self.connection, entry.message, entry)
 
-    def begin(self, connection: Connection, hello: tuple[str, bytes]) -> None:
-        """Say over a new connection who we are, then all that waited.
+    def request_barrier(self) -> None:
+        """Find out whether the unconfirmed results so far have reached the broker."""
+        if self.connection is not None:
+            self._barrier.request(self.connection, self.channels)
+
+    # What happens to the connection
+
+    def connected(self, connection: Connection, status: tuple[str, bytes]) -> None:
+        """Take over a new connection: publish the device's status, then all that waited.
 
         Args:
             connection: subscribed already.
-            hello: topic and payload of the word that we are there.
+            status: topic and payload that say that the device is online.
 
         """
-        first = not self._ever
-        self._ever, self._under_way = True, 0
+        first = not self._was_connected
+        self._was_connected, self._outstanding = True, 0
         self.connection = connection
-        self._give(connection, *hello, 1, retain=True)
+        self._publish(connection, *status, 1, retain=True)
         for topic, payload in self._retained.items():
-            self._give(connection, topic, payload, 1, retain=True)
+            self._publish(connection, topic, payload, 1, retain=True)
         for topic in [topic for topic, payload in self._retained.items() if not payload]:
             del self._retained[topic]
         while self._replies:
             topic, payload, correlation = self._replies.popleft()
             connection.publish(topic, payload, 1, correlation=correlation)
         while self._held:
-            self._post(connection, self._held.popleft())
-        self.backlog.connected()
+            self._publish_message(connection, self._held.popleft())
+        self.inflight.connected()
         if first:
             # Before anything newer can overtake it.
-            self.catch_up(OUTSTANDING)
+            self.publish_waiting(OUTSTANDING)
         for channel in self.channels:
-            for parcel in channel.unconfirmed:
+            for message in channel.unconfirmed:
                 # It waited out a break, or may have arrived before it: a copy either way.
-                parcel.replayed = not first
-                self._post(connection, parcel)
-        self.fence()
+                message.replayed = not first
+                self._publish_message(connection, message)
+        self.request_barrier()
 
-    def end(self) -> None:
-        """Have what was under way wait for the next connection."""
+    def disconnected(self) -> None:
+        """Keep what was in flight for the next connection."""
         self.connection = None
-        self._fences.forget()
-        self.backlog.broke()
+        self._barrier.reset()
+        self.inflight.disconnected()
 
-    def catch_up(self, most: int = REPLAY) -> None:
-        """Send what waits, the longest first."""
-        for _ in range(most):
-            if self.connection is None or not self._has_room() or self.backlog.copies >= REPLAY:
-                return
-            promise = self.backlog.next()
-            if promise is None:
-                return
-            self._post(self.connection, promise.parcel, promise)
-
-    def fence(self) -> None:
-        """Ask the broker to let us know that all results at QoS 0 so far have reached it."""
-        if self.connection is not None:
-            self._fences.put(self.connection, self.channels)
-
-    # What the broker answers
-
-    def landed(self, mid: int, refusal: Refusal | None) -> None:
-        """Note that a message is acknowledged, or written where nobody acknowledges it."""
-        self._under_way = max(0, self._under_way - 1)
-        self.backlog.landed(mid)
+    def published(self, mid: int, refusal: Refusal | None) -> None:
+        """Record that a message was acknowledged, or at QoS 0 written to the socket."""
+        self._outstanding = max(0, self._outstanding - 1)
+        self.inflight.acknowledged(mid)
         if refusal is not None:
             self.unauthorized += 1
             if self.unauthorized == 1:
-                words = "broker: refuses what we publish: %s (see its access list)"
-                log.warning(words, refusal.reason)
+                log.warning(
+                    "broker: refused a message of this device: %s (see its access list)",
+                    refusal.reason,
+                )
 
-    def fence_answered(self, mid: int) -> None:
-        self._fences.answered(mid)
+    def unsubscribed(self, mid: int) -> None:
+        """Record the answer to a barrier."""
+        self._barrier.answered(mid)
 
-    # Handing on
+    # Passing to the connection
 
-    def _give(
-        self, connection: Connection, topic: str, payload: bytes, qos: int, *, retain: bool
+    def _publish(
+        self, connection: Connection, topic: str, payload: bytes, qos: int, *, retain: bool = False
     ) -> None:
-        """Hand on something that is not a result."""
-        # State is small, rare, and must not be missing: no bound for it.
+        # Retained state is small, rare, and must not be missing: no bound for it.
         if self._too_large(connection, topic, payload) or (not retain and self._too_many()):
             return
-        self._under_way += 1
+        self._outstanding += 1
         connection.publish(topic, payload, qos, retain=retain)
 
-    def _post(
-        self, connection: Connection, parcel: Message, promise: InflightMessage | None = None
+    def _publish_message(
+        self, connection: Connection, message: Message, entry: InflightMessage | None = None
     ) -> None:
-        """Hand on a result; at QoS 1 one that was promised."""
-        channel = parcel.channel
-        payload = parcel.render()
-        refusable = channel.qos == 0 and not channel.lossless
-        if self._too_large(connection, parcel.topic, payload) or (refusable and self._too_many()):
-            if promise is not None:
-                self.backlog.give_up(promise)
+        """Publish a result or event; *entry*: of spooled delivery."""
+        channel = message.channel
+        payload = message.payload()
+        bounded = channel.delivery == "live"
+        if self._too_large(connection, message.topic, payload) or (bounded and self._too_many()):
+            if entry is not None:
+                self.inflight.drop(entry)
             else:
                 channel.lost += 1
             return
-        self._under_way += 1
-        receipt = connection.publish(parcel.topic, payload, channel.qos)
-        self.replayed += parcel.replayed
-        if not parcel.counted:
-            parcel.counted = True
-            channel.published += not parcel.event
-            if parcel.sent is not None:
-                parcel.sent(parcel.replayed)
-        if promise is not None:
-            self.backlog.fly(receipt.mid, promise)
+        self._outstanding += 1
+        receipt = connection.publish(message.topic, payload, channel.qos)
+        self.replayed += message.replayed
+        if not message.counted:
+            message.counted = True
+            channel.published += not message.event
+            if message.on_published is not None:
+                message.on_published(message.replayed)
+        if entry is not None:
+            self.inflight.sent(receipt.mid, entry)
 
     def _has_room(self) -> bool:
-        """Whether a result at QoS 1 may go now rather than wait."""
-        return self.backlog.room and self._under_way < OUTSTANDING
+        """Whether a spooled message may be published now rather than wait."""
+        return self.inflight.has_room and self._outstanding < OUTSTANDING
 
     def _too_large(self, connection: Connection, topic: str, payload: bytes) -> bool:
         limit = connection.max_packet
         if limit is None or len(payload) + len(topic) + 64 <= limit:
             return False
         self.refused += 1
-        log.warning("%s: %d bytes are more than the broker takes (%d)", topic, len(payload), limit)
+        log.warning(
+            "%s: not published: %d bytes are more than the broker accepts (%d)",
+            topic,
+            len(payload),
+            limit,
+        )
         return True
 
     def _too_many(self) -> bool:
-        if self._under_way < OUTSTANDING:
+        if self._outstanding < OUTSTANDING:
             return False
         self.refused += 1
         return True
+
+
+class Barrier:
+    """QoS 0 delivery barrier, behind the unconfirmed results of all channels.
+
+    A broker never acknowledges QoS 0, but it answers in order: an UNSUBSCRIBE of a topic that was
+    never subscribed to changes nothing and is always answered (MQTT 5, 3.10.4), after the broker
+    has processed all that was sent before.
+    """
+
+    def __init__(self, topic: str) -> None:
+        """Begin without barriers.
+
+        Args:
+            topic: one that is never subscribed to.
+
+        """
+        self._topic = topic
+        self._marks: dict[int, list[tuple[Channel, Message]]] = {}
+        """By message id of an unanswered barrier: the last result of each channel before it."""
+        self._since = 0
+        """Results published since the last barrier."""
+        self._requested_at = 0.0
+
+    def is_due(self) -> bool:
+        """Count a result that was published; return whether it is time for a barrier."""
+        self._since += 1
+        waited = time.monotonic() - self._requested_at
+        return self._since >= CREDIT // 4 or waited > BARRIER_SECONDS
+
+    def request(self, connection: Connection, channels: Iterable[Channel]) -> None:
+        """Send a barrier behind all unconfirmed results, where there are any."""
+        marks = [(c, c.unconfirmed[-1]) for c in channels if c.unconfirmed]
+        if not marks or len(self._marks) >= OPEN_BARRIERS:
+            return
+        mid = connection.unsubscribe(self._topic)
+        if mid is not None:
+            self._marks[mid] = marks
+        self._since = 0
+        self._requested_at = time.monotonic()
+
+    def answered(self, mid: int) -> None:
+        """Release the results that have reached the broker."""
+        for channel, mark in self._marks.pop(mid, []):
+            # A later barrier may have been answered first.
+            if any(message is mark for message in channel.unconfirmed):
+                while channel.unconfirmed.popleft() is not mark:
+                    pass
+
+    def reset(self) -> None:
+        """Expect no answers: the connection is lost."""
+        self._marks.clear()

@@ -41,15 +41,6 @@ def encode(payload: Mapping[str, Any]) -> bytes:
     return _ENCODER.encode(payload).encode()
 
 
-def parse_object(payload: bytes) -> dict[str, Any] | None:
-    """Parse a JSON object from an untrusted sender; None where it is none."""
-    try:
-        body = json.loads(payload)
-    except (ValueError, RecursionError):
-        return None
-    return body if isinstance(body, dict) else None
-
-
 def number(value: float, digits: int) -> float:
     """Round to *digits* after the point; NumPy scalars become floats."""
     return round(float(value), digits)

@@ -1,6 +1,6 @@
 """One connection to the broker after the other, and the pauses between them.
 
-Knows when to try again, and what to say of a connection that was lost; nothing of what is sent.
+Knows when to try again and why a connection was lost; nothing of what is published.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ..config.settings import Address, Broker
+from ..core.backoff import Backoff
 from ..core.errors import BrokerError
 from .connection import TAKEN_OVER, Connection, Hooks, Will, connect, tls_context
 
@@ -21,32 +22,12 @@ if TYPE_CHECKING:
 STABLE = 30.0
 """Seconds that a connection must last before the pauses start from the shortest again."""
 TAKEN_OVER_PAUSE = 60.0
-FIGHT = 3
-"""Connections in a row that the broker takes and that do not last: somebody else gets them."""
-
-
-class Backoff:
-    """Growing, jittered pauses, so that a broker that comes back is not met by a herd."""
-
-    def __init__(self, first: float = 0.5, most: float = 60.0) -> None:
-        self._first = first
-        self._most = most
-        self._next = first
-
-    def pause(self) -> float:
-        """Give the seconds to wait before the next try."""
-        import random
-
-        pause = self._next * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
-        self._next = min(self._next * 2, self._most)
-        return pause
-
-    def reset(self) -> None:
-        self._next = self._first
+SHORT_LIVED = 3
+"""Connections in a row that the broker accepts and that do not last: another client takes them."""
 
 
 class Reconnect:
-    """Makes connections, as long as they are wanted. One thread goes through them."""
+    """Iterates over connections, as long as they are wanted. Iterated by one thread."""
 
     def __init__(
         self,
@@ -57,18 +38,18 @@ class Reconnect:
         will: Callable[[], Will],
         backoff: Backoff,
         closing: threading.Event,
-        say: Callable[[str], None],
+        on_problem: Callable[[str], None],
     ) -> None:
-        """Prepare.
+        """Read the certificates; do not connect yet.
 
         Args:
-            broker: where to.
-            client_id: this device's.
+            broker: settings of the broker.
+            client_id: MQTT client id.
             hooks: of every connection.
-            will: makes the last will, at each connection.
-            backoff: pauses between tries.
-            closing: set when no more are wanted; then `hurry`.
-            say: told what is wrong, whenever there is no connection.
+            will: returns the last will, called at each connection.
+            backoff: pauses between attempts.
+            closing: set when no more connections are wanted; then `interrupt`.
+            on_problem: called with the reason whenever there is no connection.
 
         Raises:
             UsageError: certificates that cannot be used.
@@ -80,82 +61,82 @@ class Reconnect:
         self._will = will
         self._backoff = backoff
         self._closing = closing
-        self._say = say
+        self._on_problem = on_problem
         self._tls = tls_context(broker)
         self._protocol = broker.protocol
-        self._short = 0
+        self._short_lived = 0
         """Connections in a row that did not last."""
-        self._coming: deque[tuple[Broker, ssl.SSLContext | None]] = deque(maxlen=1)
-        """What was changed to and has not been taken up yet; the latest."""
-        self._hurried = threading.Event()
-        """Nothing that goes on here is wanted any more."""
+        self._next: deque[tuple[Broker, ssl.SSLContext | None]] = deque(maxlen=1)
+        """Settings that apply from the next connection on; the latest."""
+        self._interrupted = threading.Event()
+        """The present attempt, connection or pause is to end."""
 
-    # What other threads call
+    # For other threads
 
     def change(self, broker: Broker, tls: ssl.SSLContext | None) -> None:
-        """Have the next connection go by other settings, and be made at once.
+        """Use other settings, for a connection that is to be made at once.
 
-        Whoever has the present one sees `changed`, and is to close it.
+        The user of the present connection sees `changed`, and has to close it.
 
         Args:
-            broker: where to.
-            tls: of its settings, from `tls_context`.
+            broker: settings of the broker.
+            tls: of these settings, from `tls_context`.
 
         """
-        self._coming.append((broker, tls))
-        self._hurried.set()
+        self._next.append((broker, tls))
+        self._interrupted.set()
 
-    def hurry(self) -> None:
-        """Break off whatever is being tried or waited for."""
-        self._hurried.set()
+    def interrupt(self) -> None:
+        """End the present attempt or pause."""
+        self._interrupted.set()
 
     @property
     def changed(self) -> bool:
-        """Whether the present connection is to give way to one by other settings."""
-        return bool(self._coming)
+        """Whether the present connection is to be replaced by one with other settings."""
+        return bool(self._next)
 
     @property
     def address(self) -> Address:
         return self._broker.address
 
-    # What the one thread does
+    # For the one thread
 
     def __iter__(self) -> Iterator[Connection]:
-        """Give a connection; the next one when that is gone and closed, after a pause."""
+        """Yield a connection; the next one when that is lost and closed, after a pause."""
         while True:
-            # First, so that whatever is asked for from here on is seen.
-            self._hurried.clear()
+            # First, so that a request from here on is seen.
+            self._interrupted.clear()
             if self._closing.is_set():
                 return
-            self._take_up()
+            self._apply_change()
             try:
                 connection = self._connect()
             except BrokerError as problem:
-                if self._hurried.is_set():
+                if self._interrupted.is_set():
                     continue
                 pause = self._backoff.pause()
-                self._say(str(problem))
+                self._on_problem(str(problem))
             else:
                 since = time.monotonic()
                 yield connection
-                if self._hurried.is_set():
+                if self._interrupted.is_set():
                     continue
-                pause = self._lost(connection, time.monotonic() - since)
-            self._hurried.wait(pause)
+                pause = self._report_lost(connection, time.monotonic() - since)
+            self._interrupted.wait(pause)
 
-    def _take_up(self) -> None:
-        """Go by what was changed to, as if it had been so from the start."""
-        if self._coming:
-            self._broker, self._tls = self._coming.pop()
+    def _apply_change(self) -> None:
+        """Switch to changed settings, as if they had been there from the start."""
+        if self._next:
+            self._broker, self._tls = self._next.pop()
             self._protocol = self._broker.protocol
-            self._short = 0
+            self._short_lived = 0
             self._backoff.reset()
 
     def _connect(self) -> Connection:
         """Connect once.
 
         Raises:
-            BrokerError: it cannot be reached or refuses us.
+            BrokerError: the broker cannot be reached or refuses the connection.
 
         """
         connection = connect(
@@ -166,28 +147,30 @@ class Reconnect:
             will=self._will(),
             tls=self._tls,
             session=True,
-            stopping=self._hurried,
+            stopping=self._interrupted,
         )
         if connection.protocol_confirmed:
             self._protocol = connection.protocol
         return connection
 
-    def _lost(self, connection: Connection, lasted: float) -> float:
-        """Say why a connection is gone; gives the seconds to wait for the next."""
-        self._short += 1
+    def _report_lost(self, connection: Connection, lasted: float) -> float:
+        """Report why a connection was lost; return the seconds to wait for the next."""
+        self._short_lived += 1
         if lasted >= STABLE:
-            self._short = 0
+            self._short_lived = 0
             self._backoff.reset()
         pause = self._backoff.pause()
         if connection.code == TAKEN_OVER:
-            self._say("another box uses this device_id: the broker gave our connection to it")
+            self._on_problem(
+                "another box uses this device_id: the broker gave our connection to it"
+            )
             return max(pause, TAKEN_OVER_PAUSE)
-        if self._short >= FIGHT:
-            # Older brokers (mosquitto 2.0.11, say) hang up on who is taken over, wordlessly.
-            self._say(
+        if self._short_lived >= SHORT_LIVED:
+            # Older brokers (mosquitto 2.0.11, say) disconnect the older client without a reason.
+            self._on_problem(
                 f"connection to {self._broker.address} lost again and again: "
                 f"{connection.reason}; does another box use this device_id?"
             )
         else:
-            self._say(f"connection to {self._broker.address} lost: {connection.reason}")
+            self._on_problem(f"connection to {self._broker.address} lost: {connection.reason}")
         return pause

@@ -84,7 +84,6 @@ class Orders:
         topics: Topics,
         groups: Callable[[], tuple[str, ...]],
         memory: Memory,
-        count_malformed: Callable[[], None],
         *,
         credible: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -96,7 +95,6 @@ class Orders:
             topics: this device's.
             groups: that it is a member of.
             memory: of what has been done.
-            count_malformed: called for each message that is none of ours.
             credible: whether this machine's clock shows the time.
 
         """
@@ -105,7 +103,8 @@ class Orders:
         self._topics = topics
         self._groups = groups
         self._memory = memory
-        self._count_malformed = count_malformed
+        self.malformed = 0
+        """Messages that could not be understood."""
         self._credible = credible
         self.verbs: dict[str, Verb] = {}
         self.deliveries: Callable[[Inbox, ReceivedMessage], bool] | None = None
@@ -132,7 +131,7 @@ class Orders:
             try:
                 kept = self._handle(message)
             except MalformedError as problem:
-                self._count_malformed()
+                self.malformed += 1
                 log.debug("%s: %s", message.topic, problem)
             if not kept:
                 message.ack()
@@ -194,7 +193,7 @@ class Orders:
         reply: dict[str, Any] = {"schema": payloads.SCHEMA, "id": request}
         refusal = _refusal(name, body, message, self.verbs, credible=self._credible())
         if refusal is not None:
-            self._count_malformed()
+            self.malformed += 1
             self._answer({**reply, "ok": False, "error": refusal}, message)
             return
         try:
@@ -211,10 +210,10 @@ class Orders:
 
     def _answer(self, reply: Mapping[str, Any], message: ReceivedMessage) -> None:
         payload = payloads.encode(reply)
-        self._client.reply(self._topics.reply(reply["id"]), payload)
+        self._client.publish_reply(self._topics.reply(reply["id"]), payload)
         # Only where a requester may listen: neither as an order to a device, nor as its word.
         if message.response_topic and _may_answer_on(message.response_topic, self._topics):
-            self._client.reply(message.response_topic, payload, message.correlation)
+            self._client.publish_reply(message.response_topic, payload, message.correlation)
 
 
 def _may_answer_on(topic: str, own: Topics) -> bool:

@@ -1,7 +1,7 @@
-"""The disk under what was promised: rows of compressed messages in one SQLite file.
+"""QoS 1 messages on disk: rows of compressed messages in one SQLite file.
 
-One thread at a time. Knows neither connections nor what the messages say; whoever uses it knows
-what lies where, so that nothing is searched for here.
+One thread at a time. Knows neither connections nor what is in the messages. `inflight` holds the
+index of the rows, so that nothing is searched for here.
 
 A row holds up to ROW_MESSAGES payloads of one topic, a line each, compressed together: a result of
 400 bytes takes about 100 on disk that way. SQLite writes ahead (WAL): after `write` returns a row
@@ -19,9 +19,10 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.errors import AgentError
+from ..core.errors import SpoolDamagedError, SpoolError
 from ..core.files import belong_to
 from ..core.frozen import record
+from .message import Message
 
 if TYPE_CHECKING:
     import sqlite3
@@ -40,28 +41,20 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Kind(IntEnum):
-    """Who gives way when room is short: the lower before the higher."""
+    """What gives way when room is short: the lower before the higher."""
 
     RESULT = 0
     LOSSLESS = 1
-    """A result whose source waits for us: there are few, and none comes after them meanwhile."""
+    """A result of a lossless source, which waits for credit: there are few, and no more come."""
     EVENT = 2
-
-
-class SpoolError(AgentError):
-    """The disk does not take or give what waits: use memory, try again later."""
-
-
-class DamagedError(SpoolError):
-    """The file is not what we have written: set it aside, begin anew."""
 
 
 @record
 class Row:
-    """Some messages of one topic on disk, in the order of sending."""
+    """Some messages of one topic on disk, in the order of publishing."""
 
     id: int
-    """Rises in the order of sending."""
+    """Rises in the order of publishing."""
     kind: Kind
     topic: str
     count: int
@@ -76,32 +69,24 @@ class Row:
 class Spool:
     """The file. Nothing is opened, and SQLite not even imported, before it is needed."""
 
-    def __init__(self, path: Path, *, most: int = 100_000, most_bytes: int = 64 * 2**20) -> None:
-        """Say where and how much; touches nothing.
-
-        Args:
-            path: the file; its folder is there.
-            most: messages it may hold.
-            most_bytes: it may take; SQLite's log beside it takes up to about 4 MiB more.
-
-        """
+    def __init__(self, path: Path) -> None:
+        """Do not touch the file yet; its folder exists."""
         self.path = path
-        self.most = most
-        self.most_bytes = most_bytes
         self.bytes = 0
-        """In use on disk, in whole pages; the file may have free pages beyond that."""
+        """In use on disk, in whole pages; the file may have free pages beyond that, and SQLite's
+        log beside it takes up to about 4 MiB."""
         self._database: sqlite3.Connection | None = None
         self._boot = ""
 
     def exists(self) -> bool:
-        """Whether there is a file, such as a former run leaves with what it could not deliver."""
+        """Whether there is a file: an earlier run leaves one with what it could not deliver."""
         return self.path.exists()
 
     def open(self) -> list[Row]:
-        """Open or create the file; give what lies in it, oldest first.
+        """Open or create the file; return its rows, oldest first.
 
         Raises:
-            SpoolError: it cannot be read or made.
+            SpoolError: it cannot be read or created.
 
         """
         with self._errors() as database:
@@ -114,10 +99,10 @@ class Spool:
                     for id_, kind, topic, count, size in found
                 ]
             except (TypeError, ValueError) as problem:
-                raise DamagedError(f"{self.path}: {problem}") from problem
+                raise SpoolDamagedError(f"{self.path}: {problem}") from problem
 
     def write(self, rows: Sequence[tuple[Row, bytes]], gone: Collection[int]) -> None:
-        """Add rows with what `pack` made of them, and remove those *gone*, all or nothing.
+        """Add rows with their packed messages, and remove those *gone*, all or nothing.
 
         Raises:
             SpoolError: it cannot be written; it is as it was before.
@@ -138,9 +123,7 @@ class Spool:
             self._measure(database)
 
     def read(self, row: Row) -> tuple[list[bytes], float] | None:
-        """Give a row's messages and for how many seconds it has lain here.
-
-        None where the row is not there any more or is damaged.
+        """Return a row's messages and their seconds on disk; None where it is missing or damaged.
 
         Raises:
             SpoolError: it cannot be read.
@@ -160,7 +143,7 @@ class Spool:
         if len(messages) != row.count:
             return None
         # The wall clock may have been set meanwhile, often by years after a start without network;
-        # the other one ends with the machine's run.
+        # the other one holds until the machine is restarted.
         if boot == self._boot_id():
             waited = time.clock_gettime(time.CLOCK_BOOTTIME) - since
         else:
@@ -168,10 +151,10 @@ class Spool:
         return messages, max(0.0, waited)
 
     def sync(self) -> None:
-        """Have the disk confirm what was written: it survives a power cut from now on.
+        """Sync what was written: it survives a power cut from now on.
 
         Raises:
-            SpoolError: it does not.
+            SpoolError: the disk refuses.
 
         """
         try:
@@ -187,13 +170,13 @@ class Spool:
             raise SpoolError(f"{self.path}: {problem.strerror}") from problem
 
     def close(self) -> None:
-        """Let go of the file. It is opened again when it is needed."""
+        """Close the file. It is opened again when it is needed."""
         database, self._database = self._database, None
         if database is not None:
             database.close()
 
     def discard(self) -> None:
-        """Remove the file, in which nothing lies."""
+        """Remove the empty file."""
         self.close()
         self.bytes = 0
         # Where it cannot be removed it stays, as empty as it is.
@@ -202,7 +185,7 @@ class Spool:
                 Path(f"{self.path}{part}").unlink(missing_ok=True)
 
     def set_aside(self) -> Path:
-        """Move a damaged file out of the way, over one that was set aside before; give its place.
+        """Move a damaged file out of the way, over one that was set aside before; return its path.
 
         Raises:
             SpoolError: it cannot be moved.
@@ -226,7 +209,7 @@ class Spool:
 
     @contextmanager
     def _errors(self) -> Iterator[sqlite3.Connection]:
-        """Open where it is not open; say in words what goes wrong."""
+        """Open the file where it is not open; translate the errors of SQLite."""
         import sqlite3
 
         try:
@@ -234,14 +217,14 @@ class Spool:
                 self._database = self._connect()
             yield self._database
         except sqlite3.Error as problem:
-            # What was begun is undone; who failed once is not trusted with the next.
+            # The transaction is undone; a connection that failed once is not used again.
             with suppress(sqlite3.Error):
                 self.close()
             code = getattr(problem, "sqlite_errorcode", 0) & 0xFF
             if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
-                raise DamagedError(f"{self.path}: {problem}") from problem
+                raise SpoolDamagedError(f"{self.path}: {problem}") from problem
             full = code == sqlite3.SQLITE_FULL
-            raise SpoolError(f"{self.path}: {self._why(full) or problem}") from problem
+            raise SpoolError(f"{self.path}: {self._explain(full) or problem}") from problem
         except OSError as problem:
             raise SpoolError(f"{self.path}: {problem.strerror}") from problem
 
@@ -249,12 +232,12 @@ class Spool:
         import sqlite3
 
         if not self.exists():
-            # Results may be nobody else's business; SQLite makes its log alike.
+            # Results may be private; SQLite gives its log the same mode.
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
             belong_to(self.path, self.path.parent)
         database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         try:
-            # We are alone with it: no shared memory, a file that a full disk would not even hold.
+            # There is one process: no shared memory, a file that a full disk would not even hold.
             database.execute("PRAGMA locking_mode = EXCLUSIVE")
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = NORMAL")
@@ -262,7 +245,7 @@ class Spool:
             database.execute("PRAGMA journal_size_limit = 4194304")
             version = int(database.execute("PRAGMA user_version").fetchone()[0])
             if version not in {0, VERSION}:
-                raise DamagedError(f"{self.path}: is of version {version}, not {VERSION}")
+                raise SpoolDamagedError(f"{self.path}: is of version {version}, not {VERSION}")
             if version == 0:
                 database.execute(TABLE)
                 database.execute(f"PRAGMA user_version = {VERSION}")
@@ -279,25 +262,32 @@ class Spool:
         )
         self.bytes = (pages - free) * size
 
-    def _why(self, full: bool) -> str | None:
-        """SQLite says little of why a file cannot be written; the file system says more."""
+    def _explain(self, full: bool) -> str | None:
+        """Return why the disk refuses; SQLite reports less than the file system."""
         try:
             disk = os.statvfs(self.path.parent)
         except OSError as problem:
             return problem.strerror
         if disk.f_flag & os.ST_RDONLY:
-            return "the disk is read-only; see what the kernel says of it (dmesg)"
+            return "the disk is read-only; see the kernel's messages (dmesg)"
         if full or disk.f_bavail == 0:
             return "the disk is full; free some space"
         return None
 
     def _boot_id(self) -> str:
-        """Name this run of the machine."""
+        """Return the id of this run of the machine."""
         if not self._boot:
             self._boot = BOOT_ID.read_text(encoding="ascii").strip()
         return self._boot
 
 
 def pack(messages: Sequence[bytes]) -> bytes:
-    """Compress the messages of a row; none has a line end in it, as JSON on the wire has not."""
+    """Compress the messages of a row; none contains a line end, since encoded JSON does not."""
     return zlib.compress(b"\n".join(messages), 6)
+
+
+def kind_of(message: Message) -> Kind:
+    """Return how important a message is."""
+    if message.event:
+        return Kind.EVENT
+    return Kind.LOSSLESS if message.channel.lossless else Kind.RESULT

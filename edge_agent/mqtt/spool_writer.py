@@ -1,9 +1,12 @@
-"""Moves promises between memory and disk, in a thread of its own.
+"""Moves QoS 1 messages between memory and disk, in a thread of its own.
 
 What the broker acknowledges at once never comes near the disk. All the rest is written in one
 transaction each PERIOD, which is thereby what the death of the process can cost while the broker
-is away. The disk is touched without the link's lock, so that a slow card delays no live result;
-where the disk refuses, what waits stays in memory, and that is said.
+is away. The disk is touched without the client's lock, so that a slow card delays no live result;
+where the disk refuses, messages stay in memory, and that is logged and published in health.
+
+The thread, SQLite (`spool`) and the file come into being with the first message that the broker
+does not acknowledge at once; a start waits for none of them.
 """
 
 from __future__ import annotations
@@ -12,270 +15,357 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .inflight import Batch, Inflight, InflightMessage
-from .message import Channel, Message, aged
-from .spool import ROW_BYTES, ROW_MESSAGES, DamagedError, Kind, Row, Spool, SpoolError, pack
+from ..core.errors import SpoolDamagedError, SpoolError
+from .inflight import OVERDUE, Batch, Inflight, InflightMessage
+from .message import Channel, with_age
+
+if TYPE_CHECKING:
+    from .spool import Spool
 
 log = logging.getLogger(__name__)
 
+MOST = 100_000
+MOST_BYTES = 64 * 2**20
+"""What the file may hold."""
 PERIOD = 0.25
 """Seconds between two writes."""
 TIDY = 1.0
-"""Seconds between two writes that only remove what has arrived."""
+"""Seconds between two writes that only remove what was acknowledged."""
 SYNC = 2.0
 """Seconds of writes that a power cut may undo."""
 WRITE_RATE = 256 * 1024
-"""Bytes a second, compressed: beyond, results wait in memory, and the oldest give way."""
+"""Bytes a second, compressed: beyond, messages wait in memory, and the oldest give way."""
 RETRY = 5.0
 """Seconds until a disk that has refused is tried again."""
 IDLE = 30.0
-"""Seconds after which a file in which nothing lies is removed."""
+"""Seconds after which an empty file is removed."""
 AHEAD = 100
 """Messages read from disk in advance."""
+GRACE = 10.0
+"""Seconds of a connection after which an earlier run's file is opened, results or not."""
 
-Made = tuple[Batch, list[InflightMessage], bytes]
-"""A row to be written, whose promises lie in it, and what is in it."""
+RowToWrite = tuple[Batch, list[InflightMessage], bytes]
+"""A row, its messages, and their compressed payloads."""
 
 
 class SpoolWriter:
-    """Writes and reads; at work while `run` runs."""
+    """Writes and reads the spool while there is work; `wake`, `tick` and `close` control it."""
 
-    def __init__(self, spool: Spool, backlog: Inflight, lock: threading.Condition) -> None:
-        """Prepare; nothing is opened.
+    def __init__(
+        self,
+        path: Path,
+        inflight: Inflight,
+        lock: threading.Condition,
+        *,
+        most: int = MOST,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        """Remember what to do; neither file nor thread is there before `wake`.
 
         Args:
-            spool: the file.
-            backlog: whose promises are kept.
-            lock: guards the backlog.
+            path: of the spool's file.
+            inflight: the messages.
+            lock: the client's: guards *inflight*.
+            most: messages that the file may hold.
+            most_bytes: bytes that the file may take.
 
         """
-        self.spool = spool
         self.problem: str | None = None
-        """Why what waits is in memory only."""
-        self._backlog = backlog
+        """Why messages wait in memory only."""
+        self._path = path
+        self._inflight = inflight
         self._lock = lock
+        self._most = most
+        self._most_bytes = most_bytes
+        self._spool: Spool | None = None
+        self._thread: threading.Thread | None = None
+        self._work = threading.Event()
+        self._closing = threading.Event()
+        self._checked_earlier = False
+        """Whether it was checked if an earlier run has left a file."""
         self._opened = False
-        self._soon = False
-        """Something is left to do."""
+        self._more_work = False
         self._unsynced = False
         self._next_row = 1
         self._retry_at = self._written = self._synced = self._damaged = float("-inf")
         self._budget, self._budgeted = float(WRITE_RATE), time.monotonic()
 
-    def run(self, wake: threading.Event, closing: threading.Event) -> None:
-        """Look whenever *wake* is set, until *closing* is, and once more then."""
-        while True:
-            wake.clear()
-            last = closing.is_set()
-            self._turn(last=last)
-            if last:
-                if self._soon:
-                    self._turn(last=True)
-                return
-            roused = wake.wait(self._patience())
-            # Gather first: a broker that is back in a moment costs no write.
-            closing.wait(PERIOD if roused else 0.0)
+    # For the client
 
-    def _patience(self) -> float | None:
-        """Give the seconds after which there is something to do without being roused."""
+    @property
+    def bytes(self) -> int:
+        """Taken on disk."""
+        return self._spool.bytes if self._spool is not None else 0
+
+    def tick(self, *, adopt: bool) -> None:
+        """Wake the thread where there is work; called a few times a second, with the lock.
+
+        Args:
+            adopt: whether messages of an earlier run are to be published too.
+
+        """
+        inflight = self._inflight
+        since = inflight.connected_since
+        if not self._checked_earlier and adopt and since is not None:
+            # Not before the first result: start-up does not wait for this.
+            self._checked_earlier = inflight.added > 0 or time.monotonic() - since > GRACE
+            if self._checked_earlier and self._path.exists():
+                self.wake()
+        if inflight.finished_rows or inflight.overdue():
+            self.wake()
+
+    def wake(self) -> None:
+        """Let the thread look for work; with the lock."""
+        if self._closing.is_set() or self._work.is_set():
+            return
+        self._work.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
+            self._thread.start()
+
+    def close(self, patience: float = 2.0) -> None:
+        """Write what is in memory only, and end the thread; without the lock."""
+        with self._lock:
+            if self._inflight.unsaved():
+                self.wake()
+            self._closing.set()
+            self._work.set()
+            thread = self._thread
+        if thread is not None:
+            thread.join(patience)
+            if thread.is_alive():
+                log.warning(
+                    "%s: the disk did not answer within %.0f s; some results were not written",
+                    self._path,
+                    patience,
+                )
+
+    # The thread
+
+    def _run(self) -> None:
+        # A broker that is back in a moment costs nothing.
+        self._closing.wait(OVERDUE)
+        from .spool import Spool
+
+        self._spool = spool = Spool(self._path)
+        while True:
+            self._work.clear()
+            last = self._closing.is_set()
+            self._process(spool, last=last)
+            if last:
+                if self._more_work:
+                    self._process(spool, last=True)
+                return
+            woken = self._work.wait(self._timeout())
+            # Gather first: a broker that is back in a moment costs no write.
+            self._closing.wait(PERIOD if woken else 0.0)
+
+    def _timeout(self) -> float | None:
+        """Return the seconds after which there is something to do without `wake`."""
         if self.problem is not None:
             return RETRY
-        if self._soon:
+        if self._more_work:
             return PERIOD
         if self._unsynced:
             return SYNC
         return IDLE if self._opened else None
 
-    def _turn(self, *, last: bool) -> None:
-        """Do what is due; where the disk refuses, go on without it."""
-        self._soon = False
+    def _process(self, spool: Spool, *, last: bool) -> None:
+        """Do what is due; where the disk refuses, leave messages in memory."""
+        self._more_work = False
         try:
             if last or self.problem is None or time.monotonic() >= self._retry_at:
-                self._keep(last=last)
+                self._write_due(spool, last=last)
             # Also from a disk that is full.
             if self._opened and not last:
-                self._fetch()
+                self._read_ahead(spool)
             if self._opened:
-                self._settle(last=last)
-        except DamagedError as damage:
-            self._begin_anew(damage)
+                self._sync_or_remove(spool, last=last)
+        except SpoolDamagedError as damage:
+            self._replace_damaged(spool, damage)
         except SpoolError as problem:
-            self._say(str(problem))
+            self._report(str(problem))
 
-    def _keep(self, *, last: bool) -> None:
-        """Write what takes long."""
-        backlog = self._backlog
+    def _write_due(self, spool: Spool, *, last: bool) -> None:
+        """Write the messages whose acknowledgement is overdue."""
+        inflight = self._inflight
         with self._lock:
-            now_or_never = last or backlog.connected_since is None or backlog.late()
-            due = backlog.unsaved() if now_or_never else []
-            for promise in due:
-                promise.saving = True
+            due_now = last or inflight.connected_since is None or inflight.overdue()
+            due = inflight.unsaved() if due_now else []
+            for entry in due:
+                entry.saving = True
         wrote = False
         try:
-            if self._open(wanted=bool(due), last=last):
-                wrote = self._save(due, last=last)
+            if self._open(spool, wanted=bool(due), last=last):
+                wrote = self._save(spool, due, last=last)
         finally:
             with self._lock:
-                for promise in due:
-                    promise.saving = False
+                for entry in due:
+                    entry.saving = False
         if self.problem is not None:
             if wrote:
-                log.info("%s: what waits is kept on disk again", self.spool.path)
+                log.info("%s: written again: waiting messages are on disk", spool.path)
             with self._lock:
                 self.problem = None
 
-    def _settle(self, *, last: bool) -> None:
-        """Make sure of what was written; remove the file where nothing is in it."""
+    def _sync_or_remove(self, spool: Spool, *, last: bool) -> None:
+        """Sync what was written; remove the file when it is empty."""
         now = time.monotonic()
         if self._unsynced and (last or now - self._synced >= SYNC):
-            self.spool.sync()
+            spool.sync()
             self._unsynced, self._synced = False, now
         with self._lock:
-            backlog = self._backlog
-            empty = not (backlog.batches or backlog.arrived or backlog.unsaved())
+            inflight = self._inflight
+            empty = not (inflight.batches or inflight.finished_rows or inflight.unsaved())
         if empty and (last or now - self._written >= IDLE):
-            self.spool.discard()
+            spool.discard()
             self._opened = False
         elif last:
-            self.spool.close()
+            spool.close()
 
-    def _say(self, problem: str) -> None:
-        """Report what is wrong with the disk, once; it stays in health."""
+    def _report(self, problem: str) -> None:
+        """Log a problem of the disk, once; it stays in health."""
         self._retry_at = time.monotonic() + RETRY
         if problem != self.problem:
-            log.warning("%s: what waits for the broker is kept in memory only", problem)
+            log.warning("%s: messages for the broker wait in memory only", problem)
             with self._lock:
                 self.problem = problem
 
-    def _begin_anew(self, damage: DamagedError) -> None:
+    def _replace_damaged(self, spool: Spool, damage: SpoolDamagedError) -> None:
         """Set a damaged file aside."""
         with self._lock:
-            for batch in list(self._backlog.batches.values()):
-                self._backlog.drop(batch)
-            self._backlog.arrived.clear()
+            for batch in list(self._inflight.batches.values()):
+                self._inflight.drop_batch(batch)
+            self._inflight.finished_rows.clear()
         self._opened = self._unsynced = False
         before, self._damaged = self._damaged, time.monotonic()
         try:
-            aside = self.spool.set_aside()
+            aside = spool.set_aside()
         except SpoolError as stuck:
-            self._say(str(stuck))
+            self._report(str(stuck))
             return
         if self._damaged - before < IDLE:
-            self._say(f"{damage}: the disk damages what is written to it")
+            self._report(f"{damage}: the disk damages what is written to it")
             return
-        log.warning("%s: damaged; set aside as %s, beginning anew", damage, aside.name)
-        self._soon = True
+        log.warning("%s: damaged; set aside as %s, starting a new file", damage, aside.name)
+        self._more_work = True
 
-    def _open(self, *, wanted: bool, last: bool) -> bool:
-        """Open the file where there is a reason to; tell whether it is open."""
+    def _open(self, spool: Spool, *, wanted: bool, last: bool) -> bool:
+        """Open the file where there is a reason to; return whether it is open."""
         if self._opened:
             return True
-        if not wanted and (last or not self.spool.exists()):
+        if not wanted and (last or not spool.exists()):
             return False
-        rows = self.spool.open()
+        rows = spool.open()
         if rows:
             self._next_row = max(self._next_row, rows[-1].id + 1)
             count = sum(row.count for row in rows)
-            log.info("%s: %d messages of an earlier run are sent now", self.spool.path, count)
+            log.info("%s: publishing %d messages of an earlier run", spool.path, count)
         with self._lock:
-            self._backlog.adopt(rows)
+            self._inflight.adopt(rows)
         self._opened = True
         return True
 
-    def _save(self, due: Iterable[InflightMessage], *, last: bool) -> bool:
-        """Write what is due and remove what has arrived, in one transaction, where there is any."""
-        spool, backlog = self.spool, self._backlog
+    def _save(self, spool: Spool, due: Iterable[InflightMessage], *, last: bool) -> bool:
+        """Write what is due and remove what is done, in one transaction; return whether written."""
+        inflight = self._inflight
         now = time.monotonic()
-        made = list(self._rows(due, now, last=last))
-        new = [batch for batch, _, _ in made]
+        rows = list(self._rows(due, now, last=last))
+        new = [batch for batch, _, _ in rows]
         with self._lock:
-            arrived = list(backlog.arrived)
-            count = sum(batch.left for batch in (*backlog.batches.values(), *new)) - spool.most
-            size = spool.bytes + sum(batch.row.size for batch in new) - spool.most_bytes
-            chosen = backlog.victims(new, count, size)
+            finished = list(inflight.finished_rows)
+            count = sum(batch.left for batch in (*inflight.batches.values(), *new)) - self._most
+            size = spool.bytes + sum(batch.row.size for batch in new) - self._most_bytes
+            chosen = inflight.choose_evicted(new, count, size)
         # What is too unimportant to be written stays in memory, where room is made likewise.
-        written = [each for each in made if each[0] not in chosen]
-        victims = [batch for batch in chosen if batch not in new]
-        if not written and not victims and not (arrived and (last or now - self._written >= TIDY)):
-            self._soon = self._soon or bool(arrived)
+        written = [each for each in rows if each[0] not in chosen]
+        evicted = [batch for batch in chosen if batch not in new]
+        tidy = finished and (last or now - self._written >= TIDY)
+        if not (written or evicted or tidy):
+            self._more_work = self._more_work or bool(finished)
             return False
         spool.write(
             [(batch.row, body) for batch, _, body in written],
-            [*arrived, *(batch.row.id for batch in victims)],
+            [*finished, *(batch.row.id for batch in evicted)],
         )
         self._written = now
         self._unsynced = self._unsynced or bool(written)
         with self._lock:
-            del backlog.arrived[: len(arrived)]
-            for batch in victims:
-                backlog.drop(batch)
+            del inflight.finished_rows[: len(finished)]
+            for batch in evicted:
+                inflight.drop_batch(batch)
             for batch, members, _ in written:
-                backlog.saved(batch, members)
+                inflight.saved(batch, members)
         return True
 
-    def _rows(self, due: Iterable[InflightMessage], now: float, *, last: bool) -> Iterator[Made]:
-        """Make rows of what the write rate allows, in the order of sending."""
+    def _rows(
+        self, due: Iterable[InflightMessage], now: float, *, last: bool
+    ) -> Iterator[RowToWrite]:
+        """Make rows of what the write rate allows, in the order of publishing."""
+        from .spool import Row, kind_of, pack
+
         earned = (now - self._budgeted) * WRITE_RATE
         self._budget, self._budgeted = min(self._budget + earned, float(WRITE_RATE)), now
-        for members in _grouped(due):
+        for members in _group(due):
             if self._budget <= 0 and not last:
-                self._soon = True
+                self._more_work = True
                 return
-            first = members[0].parcel
-            # Encoded when sent at the latest, so that nothing is encoded here in earnest.
+            first = members[0].message
+            # Encoded when published at the latest, so that hardly anything is encoded here.
             body = pack(
-                [aged(p.parcel.seal(), now - p.parcel.since, replayed=True) for p in members]
+                [
+                    with_age(m.encode_to_wait(), now - m.encoded_at, replayed=True)
+                    for m in (member.message for member in members)
+                ]
             )
             self._budget -= len(body)
-            row = Row(self._next_row, _kind(first), first.topic, len(members), len(body))
+            row = Row(self._next_row, kind_of(first), first.topic, len(members), len(body))
             self._next_row += 1
             yield Batch(row, first.channel), members, body
 
-    def _fetch(self) -> None:
-        """Read ahead of the link."""
-        backlog = self._backlog
+    def _read_ahead(self, spool: Spool) -> None:
+        """Load the messages that are published next."""
+        inflight = self._inflight
         damaged = 0
         while True:
             with self._lock:
-                batch = backlog.first_asleep()
-                enough = backlog.connected_since is None or len(backlog.fetched) >= AHEAD
+                batch = inflight.first_on_disk_only()
+                enough = inflight.connected_since is None or len(inflight.loaded) >= AHEAD
             if batch is None or enough:
                 break
             try:
-                read = self.spool.read(batch.row)
+                read = spool.read(batch.row)
             except SpoolError:
                 with self._lock:
-                    backlog.unreadable = True
+                    inflight.unreadable = True
                 raise
             with self._lock:
-                backlog.unreadable = False
+                inflight.unreadable = False
                 if read is None:
-                    damaged += batch.asleep
-                    backlog.drop(batch)
-                    backlog.arrived.append(batch.row.id)
+                    damaged += batch.on_disk_only
+                    inflight.drop_batch(batch)
+                    inflight.finished_rows.append(batch.row.id)
                 else:
-                    backlog.fetched.extend(batch.wake(*read))
+                    inflight.loaded.extend(batch.load_all(*read))
         if damaged:
-            log.warning("%s: %d messages in it are damaged", self.spool.path, damaged)
+            log.warning("%s: %d damaged messages were dropped", spool.path, damaged)
 
 
-def _kind(parcel: Message) -> Kind:
-    if parcel.event:
-        return Kind.EVENT
-    return Kind.LOSSLESS if parcel.channel.lossless else Kind.RESULT
+def _group(due: Iterable[InflightMessage]) -> list[list[InflightMessage]]:
+    """Group what can share a row: messages of one topic and channel, within the bounds."""
+    from .spool import ROW_BYTES, ROW_MESSAGES
 
-
-def _grouped(due: Iterable[InflightMessage]) -> list[list[InflightMessage]]:
-    """Put together what can share a row: of one topic and channel, and not too much."""
     rows: list[list[InflightMessage]] = []
     open_rows: dict[tuple[str, Channel], tuple[list[InflightMessage], int]] = {}
-    for promise in due:
-        key = (promise.parcel.topic, promise.parcel.channel)
+    for entry in due:
+        key = (entry.message.topic, entry.message.channel)
         row, size = open_rows.get(key, ([], 0))
         if not row or len(row) >= ROW_MESSAGES or size >= ROW_BYTES:
             row, size = [], 0
             rows.append(row)
-        row.append(promise)
-        open_rows[key] = (row, size + promise.size)
+        row.append(entry)
+        open_rows[key] = (row, size + entry.size)
     return rows

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from edge_agent.config.device_profile import DeviceProfile, choose, lineup, load_profiles, strays
 from edge_agent.core.errors import UsageError
 from edge_agent.device.hardware import Facts, read_facts
-from edge_agent.inference.engines.engine import EngineChoice, EngineName
 from edge_agent.inference.engines.probe import EngineFacts, Probe, installed, probe
+from edge_agent.inference.engines.protocol import EngineChoice
+from edge_agent.inference.engines.registry import EngineName
 
 PROFILES = Path(__file__).resolve().parents[2] / "device_profiles"
 

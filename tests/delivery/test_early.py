@@ -24,7 +24,7 @@ from edge_agent.delivery.early.news import NEWS
 from edge_agent.delivery.early.onnx_stream import OnnxFile
 from edge_agent.delivery.early.stages import StagedEngine
 from edge_agent.delivery.trial.process import TrialProcess, run_trial
-from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.engines.protocol import EngineChoice
 from edge_agent.models.manifest import load
 from edge_agent.models.packages.packing import Package, make
 from edge_agent.models.store.incoming import Incoming
@@ -231,7 +231,7 @@ def test_cuts_do_not_part_what_belongs_together(
     here: dict[str, int] = {}
     stages = []
     for tensor in network.tensors(ends):
-        here[tensor.name] = tensor.end - tensor.begin
+        here[tensor.name] = tensor.span[1] - tensor.span[0]
         while (stage := cutter.next(here, 0, len(content))) is not None:
             stages.append(stage)
     assert cutter.done

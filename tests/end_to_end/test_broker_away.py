@@ -94,7 +94,7 @@ def test_a_full_disk_is_said_and_costs_no_result(
         relay.shut()
         relay.cut()
         filler = fill(disk)
-        words = "the disk is full; free some space: what waits for the broker is kept in memory"
+        words = "the disk is full; free some space: messages for the broker wait in memory only"
         wait_until(lambda: words in running.words(), "the agent to say so")
         relay.open()
         wait_until(spool_is_named, "health to name the spool")

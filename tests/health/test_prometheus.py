@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edge_agent.core.errors import UsageError
-from edge_agent.health.prometheus import HOST, Metrics
+from edge_agent.health.prometheus import HOST, MetricsServer
 from tests.helpers.small_models import brightness, plain, write_clip
 from tests.helpers.support import (
     AgentProcess,
@@ -74,15 +74,15 @@ def scrape(port: int) -> Samples:
 
 
 @pytest.fixture
-def metrics() -> Iterator[Metrics]:
+def metrics() -> Iterator[MetricsServer]:
     """Serve one payload on a free port."""
-    served = Metrics(0, "box", "1.2", lambda: HEALTH)
+    served = MetricsServer(0, "box", "1.2", lambda: HEALTH)
     served.start()
     yield served
     served.close()
 
 
-def test_health_is_served_in_base_units(metrics: Metrics) -> None:
+def test_health_is_served_in_base_units(metrics: MetricsServer) -> None:
     """Counts are counters, times are seconds, sizes are bytes, each with its labels."""
     samples = scrape(metrics.port)
     door = ("pipeline", "door")
@@ -115,7 +115,7 @@ def test_health_is_served_in_base_units(metrics: Metrics) -> None:
 
 def test_before_the_first_health_there_is_only_who_we_are() -> None:
     """A scrape right after the start is answered, with nothing made up."""
-    served = Metrics(0, "box", "1.2", lambda: None)
+    served = MetricsServer(0, "box", "1.2", lambda: None)
     served.start()
     try:
         assert [name for name, _ in scrape(served.port)] == ["edge_agent_info"]
@@ -126,7 +126,7 @@ def test_before_the_first_health_there_is_only_who_we_are() -> None:
 def test_what_a_box_does_not_have_is_left_out() -> None:
     """Without a temperature there is no such metric, rather than a zero."""
     cool = {key: value for key, value in HEALTH.items() if key != "temperature_c"}
-    served = Metrics(0, "box", "1.2", lambda: cool)
+    served = MetricsServer(0, "box", "1.2", lambda: cool)
     served.start()
     try:
         assert "edge_agent_temperature_celsius" not in {name for name, _ in scrape(served.port)}
@@ -134,16 +134,16 @@ def test_what_a_box_does_not_have_is_left_out() -> None:
         served.close()
 
 
-def test_only_loopback_is_listened_to(metrics: Metrics) -> None:
+def test_only_loopback_is_listened_to(metrics: MetricsServer) -> None:
     """The port is open on 127.0.0.1 and on no other address, not even another of loopback."""
     socket.create_connection((HOST, metrics.port), 5).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", metrics.port), 5)
 
 
-def test_a_port_that_is_taken_is_one_clear_line(metrics: Metrics) -> None:
+def test_a_port_that_is_taken_is_one_clear_line(metrics: MetricsServer) -> None:
     """The error names the key and the mend."""
-    second = Metrics(metrics.port, "box", "1.2", lambda: HEALTH)
+    second = MetricsServer(metrics.port, "box", "1.2", lambda: HEALTH)
     with pytest.raises(UsageError, match=r"^health\.metrics_port: \d+: Address already in use; "):
         second.start()
     second.close()
@@ -160,16 +160,16 @@ def test_without_the_library_the_mend_is_said(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UsageError, match=r"pip install 'edge-agent\[metrics\]'"):
-        Metrics(0, "box", "1.2", lambda: HEALTH).start()
+        MetricsServer(0, "box", "1.2", lambda: HEALTH).start()
 
 
 def test_closing_frees_the_port() -> None:
     """After `close` the same port can be opened again at once."""
-    served = Metrics(0, "box", "1.2", lambda: HEALTH)
+    served = MetricsServer(0, "box", "1.2", lambda: HEALTH)
     served.start()
     port = served.port
     served.close()
-    again = Metrics(port, "box", "1.2", lambda: HEALTH)
+    again = MetricsServer(port, "box", "1.2", lambda: HEALTH)
     again.start()
     again.close()
 

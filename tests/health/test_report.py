@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,16 @@ class Device:
             idle_pipeline(name, "rtsp://camera/stream", folder, board, link, qos=qos)
             for name, qos in (("kept", 1), ("live", 0))
         ]
+        self.problems: list[Callable[[], list[str]]] = []
         self.health = Health(
-            board, link, lambda: self.pipelines, list, folder, root=root, clock=lambda: self.now
+            board,
+            link,
+            lambda: self.pipelines,
+            list,
+            folder,
+            problems=self.problems,
+            root=root,
+            clock=lambda: self.now,
         )
 
     def why(self, *about: str) -> list[str]:
@@ -65,7 +74,7 @@ def test_of_what_has_ended_all_is_counted(device: Device) -> None:
         kept._capture.state = "ended"
         return []
 
-    device.health.others.append(last_frame)
+    device.problems.append(last_frame)
     for source, count in (("running", 0), ("ended", 1)):
         seen = device.health.payload()["pipelines"]["kept"]
         assert (seen["source"], seen["captured"], seen["published"]) == (source, count, count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_agent.health.lateness import Lateness
+from edge_agent.health.throughput import Throughput
 from edge_agent.runtime.scheduler.board import Account
 from tests.health.test_throughput import Clock
 
@@ -12,7 +12,7 @@ from tests.health.test_throughput import Clock
 def run(**a_second: float) -> list[str]:
     """Let a pipeline run for ten seconds at some rates, and say what the last look gives."""
     clock = Clock()
-    lateness = Lateness(clock)
+    throughput = Throughput(clock)
     words: list[str] = []
     for passed in range(10):
         account = Account(
@@ -21,7 +21,7 @@ def run(**a_second: float) -> list[str]:
         )
         for reason in ("deadline", "error", "superseded"):
             account.dropped[reason] = int(passed * a_second.get(reason, 0))
-        words = lateness.why({"door": account}, {"door": 50.0})
+        words = throughput.problems({"door": account}, {"door": 50.0})
         clock.now += 1.0
     return words
 
@@ -56,10 +56,10 @@ def test_what_needs_no_word_here(a_second: dict[str, float]) -> None:
 def test_a_pipeline_made_anew_counts_anew() -> None:
     """After a reload the same name begins from 0."""
     clock = Clock()
-    lateness = Lateness(clock)
+    throughput = Throughput(clock)
     for late in (1000, 0):
         account = Account(captured=late)
         account.dropped["deadline"] = late
-        assert lateness.why({"door": account}, {"door": 50.0}) == []
+        assert throughput.problems({"door": account}, {"door": 50.0}) == []
         clock.now += 10
-    assert lateness.why({}, {}) == []
+    assert throughput.problems({}, {}) == []

@@ -13,6 +13,8 @@ from tests.helpers.cameras import MjpegServer
 from tests.helpers.small_models import encode_jpeg, heavy, plain
 from tests.helpers.support import AgentProcess, Listener, Mosquitto, agent_settings
 
+DEADLINES = {"door": 0.0}
+
 
 class Clock:
     """A clock that stands still until it is moved."""
@@ -37,7 +39,7 @@ def run(seconds: float, step: float, **a_second: float) -> list[str]:
         )
         account.dropped["rate"] = int(passed * a_second.get("rate", 0))
         account.dropped["still"] = int(passed * a_second.get("still", 0))
-        words = throughput.why({"door": account})
+        words = throughput.problems({"door": account}, DEADLINES)
         clock.now += step
     return words
 
@@ -71,13 +73,13 @@ def test_a_collapse_is_over_when_results_come_again() -> None:
     account = Account()
     for _ in range(10):
         account.captured += 20
-        words = throughput.why({"door": account})
+        words = throughput.problems({"door": account}, DEADLINES)
         clock.now += 1.0
     assert words
     for _ in range(int(WINDOW_SECONDS) + 1):
         account.captured += 20
         account.inferred += 20
-        words = throughput.why({"door": account})
+        words = throughput.problems({"door": account}, DEADLINES)
         clock.now += 1.0
     assert words == []
 
@@ -86,11 +88,11 @@ def test_a_pipeline_made_anew_counts_anew() -> None:
     """After a reload the same name begins from 0, which is no collapse."""
     clock = Clock()
     throughput = Throughput(clock)
-    throughput.why({"door": Account(captured=1000, inferred=1000)})
+    throughput.problems({"door": Account(captured=1000, inferred=1000)}, DEADLINES)
     clock.now += 10
-    assert throughput.why({"door": Account(captured=30, inferred=0)}) == []
+    assert throughput.problems({"door": Account(captured=30, inferred=0)}, DEADLINES) == []
     clock.now += 10
-    assert throughput.why({}) == []
+    assert throughput.problems({}, {}) == []
 
 
 def test_a_collapsed_pipeline_degrades_health(

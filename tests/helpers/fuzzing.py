@@ -59,7 +59,7 @@ from edge_agent.models.packages.packing import Package, make
 from edge_agent.models.store.catalog import Library
 from edge_agent.models.store.store import Store
 from edge_agent.mqtt import payloads as wire
-from edge_agent.mqtt.connection import ReceivedMessage
+from edge_agent.mqtt.connection import ReceivedMessage, parse_object
 from edge_agent.mqtt.inbox import Inbox
 from edge_agent.mqtt.one_shot import OneShotClient
 from edge_agent.mqtt.requests import Memory, Orders, text
@@ -343,9 +343,8 @@ def check_topics(given: tuple[list[tuple[str, str, bytes, bool, str | None]], bo
     inbox = Inbox()
     client = offline_client(inbox)
     taken: list[str] = []
-    malformed: list[int] = []
     memory = Memory(_place() / "requests.json")
-    handling = Orders(inbox, client, topics, lambda: ("lab",), memory, lambda: malformed.append(1))
+    handling = Orders(inbox, client, topics, lambda: ("lab",), memory)
 
     def ask(body: Mapping[str, Any]) -> Mapping[str, Any]:
         name = text(body, "pipeline")
@@ -617,7 +616,7 @@ def check_wire(given: tuple[Findings, str, int, list[tuple[list[str], bytes]]]) 
         for as_text in (False, True):
             line = _line(topic, "edge", content, as_json=as_text)
             assert line.isprintable(), line
-        wire.parse_object(content)
+        parse_object(content)
         world.take(topic, content)
         world.members("lab")
         topic = f"edge/box/push/{package.transfer}"

@@ -32,7 +32,7 @@ def offline_client(inbox: SimpleQueue[ReceivedMessage | None] | None = None) -> 
         "edge-agent-box",
         status_topic=TOPICS.status,
         status=lambda *_: b"{}",
-        inboxes=list,
+        filters=list,
         inbox=SimpleQueue() if inbox is None else inbox,
     )
 

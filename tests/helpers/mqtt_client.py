@@ -9,7 +9,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from edge_agent.config.settings import Broker
-from edge_agent.mqtt.client import Backoff, Channel, Client, Message
+from edge_agent.core.backoff import Backoff
+from edge_agent.mqtt.client import Channel, Client, Message
 from edge_agent.mqtt.connection import ReceivedMessage
 from tests.helpers.support import PATIENCE, Listener, Relay, wait_until
 
@@ -28,15 +29,15 @@ def make_client(
         "edge-agent-box",
         status_topic=STATUS,
         status=lambda state, reason: json.dumps({"state": state, "reason": reason}).encode(),
-        inboxes=lambda: ["edge/box/in/#"],
+        filters=lambda: ["edge/box/in/#"],
         inbox=inbox or SimpleQueue(),
         backoff=Backoff(0.02, 0.1),
         spool=spool,
     )
 
 
-def parcel(
-    channel: Channel, number: int, *, event: bool = False, sent: Any = None, **more: Any
+def message(
+    channel: Channel, number: int, *, event: bool = False, on_published: Any = None, **more: Any
 ) -> Message:
     """Make a result or event that consists of a number and *more*, and says when it is a copy."""
 
@@ -45,7 +46,7 @@ def parcel(
         return json.dumps({"n": number, **more, **marks}).encode()
 
     word = "event" if event else "result"
-    return Message(channel, f"edge/box/{word}/{channel.name}", encode, sent, event=event)
+    return Message(channel, f"edge/box/{word}/{channel.name}", encode, on_published, event=event)
 
 
 class RelayedClient:
@@ -73,7 +74,7 @@ class RelayedClient:
     def send(self, channel: Channel, *numbers: int, **more: Any) -> None:
         """Send results that consist of a number and *more*."""
         for number in numbers:
-            self.client.send(parcel(channel, number, **more))
+            self.client.publish_message(message(channel, number, **more))
 
     def on_disk(self, count: int) -> None:
         """Wait until so many messages lie on disk."""

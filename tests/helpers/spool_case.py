@@ -11,19 +11,19 @@ import sys
 import threading
 from pathlib import Path
 
-from tests.helpers.mqtt_client import make_client, parcel
+from tests.helpers.mqtt_client import make_client, message
 
 
 def main() -> None:
     """Send until killed."""
     url, spool, session, rate = sys.argv[1:]
     client = make_client(url, spool=Path(spool))
-    channel = client.channel("p", qos=1, lossless=False)
+    channel = client.open_channel("p", qos=1, lossless=False)
     threading.Thread(target=client.run, daemon=True).start()
     pause = threading.Event()
     number = 0
     while not pause.wait(1 / float(rate)):
-        client.send(parcel(channel, number, session=session))
+        client.publish_message(message(channel, number, session=session))
         counters = client.counters()
         print(number, counters.on_disk, counters.waiting, flush=True)
         number += 1

@@ -10,7 +10,8 @@ from numpy.testing import assert_allclose
 
 from edge_agent.core.types import Detections, Tensors, TensorSpec
 from edge_agent.inference.decode.registry import DECODERS, build_decoder
-from edge_agent.inference.engines.engine import EngineChoice, EngineName, open_engine
+from edge_agent.inference.engines.protocol import EngineChoice
+from edge_agent.inference.engines.registry import EngineName, open_engine
 from edge_agent.inference.preprocess.inputs import fixed_shapes
 from edge_agent.models.manifest import DECODERS_OF, parse
 from tests.helpers.decoder_models import CASES, HEIGHT, WIDTH, Case, write_constant_model

@@ -16,7 +16,8 @@ import pytest
 
 from edge_agent.core.errors import EngineError
 from edge_agent.core.types import TensorSpec
-from edge_agent.inference.engines.engine import Engine, EngineChoice, EngineName, open_engine
+from edge_agent.inference.engines.protocol import Engine, EngineChoice
+from edge_agent.inference.engines.registry import EngineName, open_engine
 from edge_agent.inference.model import open_model
 from edge_agent.models.manifest import load as load_manifest
 from tests.helpers.small_models import write_manifest
@@ -428,7 +429,8 @@ def test_engines_report_to_nobody(tmp_path: Path) -> None:
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from edge_agent.inference.engines.engine import EngineChoice, open_engine\n"
+        "from edge_agent.inference.engines.protocol import EngineChoice\n"
+        "from edge_agent.inference.engines.registry import open_engine\n"
         "engine = open_engine(EngineChoice('openvino'), Path(sys.argv[1]), lambda _: {})\n"
         "assert sys.modules['openvino_telemetry'] is None\n"
         "assert not [name for name in sys.modules if name.startswith('openvino_telemetry.')]\n"
@@ -450,7 +452,7 @@ def test_engines_report_to_nobody(tmp_path: Path) -> None:
 def test_engines_are_not_imported_before_they_are_used() -> None:
     """Looking at profiles, facts and model files loads no engine and no parser of models."""
     code = (
-        "import sys, edge_agent.inference.engines.engine, edge_agent.inference.engines.probe, "
+        "import sys, edge_agent.inference.engines.registry, edge_agent.inference.engines.probe, "
         "edge_agent.config.device_profile, edge_agent.device.hardware, "
         "edge_agent.models.files.check_onnx, edge_agent.models.files.metadata; "
         "print([m for m in ('onnxruntime', 'openvino', 'onnx', 'pydantic') if m in sys.modules])"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edge_agent.core.errors import ModelError
 from edge_agent.core.types import Anomaly, Classes, Detections, RawTensors, Values
-from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.engines.protocol import EngineChoice
 from edge_agent.inference.golden import (
     compare_findings,
     compare_golden,

@@ -19,7 +19,7 @@ import onnx
 import pytest
 
 from edge_agent.core.errors import EngineError, ModelError
-from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.engines.protocol import EngineChoice
 from edge_agent.inference.prepared.artifact import (
     FILE,
     FOLDER,
@@ -307,7 +307,7 @@ def test_beginning_imports_little() -> None:
     script = (
         "import sys, edge_agent.inference.prepared.load;"
         "print([m for m in ('numpy', 'onnx', 'onnxruntime', 'openvino', 'pydantic', 'cv2',"
-        " 'edge_agent.core.types', 'edge_agent.inference.engines.engine') if m in sys.modules])"
+        " 'edge_agent.core.types', 'edge_agent.inference.engines.protocol') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=CHECKOUT
@@ -521,10 +521,11 @@ def test_the_soonest_result_decides(spare: str, best: str) -> None:
     assert choose({"whole": {"busy": {"total_ms": 1.0}}}, spare) == "whole"
 
 
-def test_skeleton_of_garbage(tmp_path: Path) -> None:
+def test_externalizing_weights_of_garbage(tmp_path: Path) -> None:
     """Bytes that are no ONNX file are refused by the one who takes it apart, whatever they are."""
     from edge_agent.inference.prepared.build.optimize import MappedNetwork
-    from edge_agent.models.files.skeleton import map_file, skeleton
+    from edge_agent.models.files.external_weights import externalize_weights
+    from edge_agent.models.files.onnx_reader import map_file
 
     model = chain(tmp_path / "chain", 2) / "model.onnx"
     good = model.read_bytes()
@@ -532,7 +533,7 @@ def test_skeleton_of_garbage(tmp_path: Path) -> None:
     for cut in range(1, len(good), len(good) // 40):
         model.write_bytes(good[:cut])
         try:
-            skeleton(map_file(model), "model.onnx")
+            externalize_weights(map_file(model), "model.onnx")
         except ModelError:
             refused += 1
     assert refused >= 35

@@ -14,8 +14,8 @@ import onnxruntime as ort
 import pytest
 from onnx.numpy_helper import to_array
 
-from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.ort import settle
+from edge_agent.inference.engines.protocol import EngineChoice
 from edge_agent.inference.prepared.build.optimize import MappedNetwork, optimise
 from edge_agent.inference.prepared.build.zero_point import FILE, centred
 from tests.helpers.tiny_networks import node, save_onnx

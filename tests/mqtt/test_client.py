@@ -1,4 +1,4 @@
-"""The link to the broker, alone, against a real one: what is said arrives, or is counted."""
+"""The MQTT client against a real broker: what is published arrives, or is counted."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.mqtt.client import Backoff, Channel, Message
+from edge_agent.mqtt.client import Channel, Message
 from edge_agent.mqtt.message import CREDIT
 from edge_agent.mqtt.outbox import HELD, OUTSTANDING
-from tests.helpers.mqtt_client import STATUS, RelayedClient, arrived, parcel, wait_arrived
+from tests.helpers.mqtt_client import STATUS, RelayedClient, arrived, message, wait_arrived
 from tests.helpers.support import PATIENCE, Listener, Mosquitto, Relay, wait_until
 
 Listeners = Callable[..., Listener]
@@ -23,7 +23,7 @@ Listeners = Callable[..., Listener]
 
 @pytest.fixture
 def relayed(broker: Mosquitto) -> Iterator[RelayedClient]:
-    """Prepare a link, not yet started."""
+    """Make a client that is not started yet."""
     relayed = RelayedClient(Relay(broker.port))
     yield relayed
     relayed.close()
@@ -36,13 +36,13 @@ def test_what_is_lossless_is_confirmed_without_acknowledgements(
 ) -> None:
     """Results at QoS 0 are known to have reached the broker soon after, by an answered request."""
     listener = listen(broker.port)
-    channel = relayed.client.channel("p", qos=0, lossless=True)
+    channel = relayed.client.open_channel("p", qos=0, lossless=True)
     relayed.start()
     relayed.up()
     relayed.send(channel, *range(CREDIT * 2))
     assert wait_arrived(listener, "p", CREDIT * 2) == list(range(CREDIT * 2))
     wait_until(lambda: relayed.client.counters().waiting == 0, "all to be confirmed")
-    assert channel.open
+    assert channel.has_credit
     assert channel.published == CREDIT * 2
     assert {heard.qos for heard in listener.heard if "/result/" in heard.topic} == {0}
 
@@ -52,15 +52,15 @@ def test_a_lossless_pipeline_waits_for_a_broker_that_is_frozen(
 ) -> None:
     """With CREDIT results unconfirmed a pipeline is held up; once they are confirmed it goes on."""
     listener = listen(broker.port)
-    channel = relayed.client.channel("p", qos=0, lossless=True)
+    channel = relayed.client.open_channel("p", qos=0, lossless=True)
     closing, held_up = threading.Event(), threading.Event()
     total = CREDIT * 3
 
     def pump() -> None:
         for number in range(total):
-            if not channel.open:
+            if not channel.has_credit:
                 held_up.set()
-            if not relayed.client.ready(channel, closing):
+            if not relayed.client.wait_credit(channel, closing):
                 return
             relayed.send(channel, number)
 
@@ -80,18 +80,18 @@ def test_a_lossless_pipeline_waits_for_a_broker_that_is_frozen(
 
 
 def test_a_lossless_pipeline_that_is_held_up_can_be_stopped(relayed: RelayedClient) -> None:
-    """`ready` gives False, without a broker, once the pipeline or the link is closed."""
-    channel = relayed.client.channel("p", qos=0, lossless=True)
+    """`wait_credit` returns False, without a broker, once the pipeline or the client is closed."""
+    channel = relayed.client.open_channel("p", qos=0, lossless=True)
     closing = threading.Event()
     answers: list[bool] = []
     waiting = threading.Thread(
-        target=lambda: answers.append(relayed.client.ready(channel, closing))
+        target=lambda: answers.append(relayed.client.wait_credit(channel, closing))
     )
     waiting.start()
     closing.set()
     waiting.join(PATIENCE)
     other = threading.Thread(
-        target=lambda: answers.append(relayed.client.ready(channel, threading.Event()))
+        target=lambda: answers.append(relayed.client.wait_credit(channel, threading.Event()))
     )
     other.start()
     relayed.client.close()
@@ -105,7 +105,7 @@ def test_what_waited_out_a_break_says_so(
 ) -> None:
     """Lossless results sent without a connection arrive with the next, in order, as replayed."""
     listener = listen(broker.port)
-    channel = relayed.client.channel("p", qos=qos, lossless=True)
+    channel = relayed.client.open_channel("p", qos=qos, lossless=True)
     relayed.start()
     relayed.up()
     relayed.send(channel, 0, 1, 2)
@@ -128,8 +128,8 @@ def test_what_waited_for_the_first_connection_is_no_copy(
 ) -> None:
     """The last HELD results of a live channel are kept until the broker is there, no more."""
     listener = listen(broker.port)
-    live = relayed.client.channel("live", qos=0, lossless=False)
-    sure = relayed.client.channel("sure", qos=1, lossless=False)
+    live = relayed.client.open_channel("live", qos=0, lossless=False)
+    sure = relayed.client.open_channel("sure", qos=1, lossless=False)
     relayed.send(live, *range(HELD + 30))
     relayed.send(sure, *range(10))
     relayed.start()
@@ -146,7 +146,7 @@ def test_a_live_channel_loses_what_has_no_connection(
 ) -> None:
     """After the first connection results at QoS 0 without one are counted as lost, not kept."""
     listener = listen(broker.port)
-    live = relayed.client.channel("live", qos=0, lossless=False)
+    live = relayed.client.open_channel("live", qos=0, lossless=False)
     relayed.start()
     relayed.up()
     relayed.break_off()
@@ -163,13 +163,13 @@ def test_the_spool_is_bounded_and_gives_up_nothing_lossless(
 ) -> None:
     """At QoS 1 a live channel keeps its newest results over a break; a lossless one keeps all."""
     listener = listen(broker.port)
-    live = relayed.client.channel("live", qos=1, lossless=False)
-    folder = relayed.client.channel("folder", qos=1, lossless=True)
+    live = relayed.client.open_channel("live", qos=1, lossless=False)
+    folder = relayed.client.open_channel("folder", qos=1, lossless=True)
     relayed.start()
     relayed.up()
     relayed.break_off()
     relayed.send(folder, *range(CREDIT))
-    assert not folder.open
+    assert not folder.has_credit
     relayed.send(live, *range(OUTSTANDING + 200))
     relayed.relay.open()
     assert sorted(wait_arrived(listener, "folder", CREDIT)) == list(range(CREDIT))
@@ -178,7 +178,7 @@ def test_the_spool_is_bounded_and_gives_up_nothing_lossless(
     assert numbers == list(range(OUTSTANDING + 200 - kept, OUTSTANDING + 200))
     assert (live.lost, folder.lost) == (200 + CREDIT, 0)
     wait_until(lambda: (live.pending, folder.pending) == (0, 0), "all to be acknowledged")
-    assert folder.open
+    assert folder.has_credit
     assert relayed.client.counters().waiting == 0
 
 
@@ -190,8 +190,8 @@ def test_a_broker_that_is_frozen_does_not_fill_memory(
     At QoS 1 they wait instead.
     """
     listener = listen(broker.port)
-    live = relayed.client.channel("live", qos=0, lossless=False)
-    sure = relayed.client.channel("sure", qos=1, lossless=False)
+    live = relayed.client.open_channel("live", qos=0, lossless=False)
+    sure = relayed.client.open_channel("sure", qos=1, lossless=False)
     relayed.start()
     relayed.up()
     total = OUTSTANDING * 5
@@ -200,7 +200,7 @@ def test_a_broker_that_is_frozen_does_not_fill_memory(
     broker.process.send_signal(signal.SIGSTOP)
     try:
         for _ in range(total):
-            relayed.client.send(Message(live, "edge/box/result/live", lambda _: payload))
+            relayed.client.publish_message(Message(live, "edge/box/result/live", lambda _: payload))
         relayed.send(sure, *range(50))
         counters = relayed.client.counters()
         assert counters.refused > 0
@@ -222,7 +222,7 @@ def test_a_frozen_broker_leaves_what_is_sure_in_the_spool(
 ) -> None:
     """At QoS 1 at most OUTSTANDING results are under way; those beyond wait, and all arrive."""
     listener = listen(broker.port)
-    sure = relayed.client.channel("sure", qos=1, lossless=False)
+    sure = relayed.client.open_channel("sure", qos=1, lossless=False)
     relayed.start()
     relayed.up()
     total = OUTSTANDING + 300
@@ -246,18 +246,18 @@ def test_it_is_told_when_a_result_goes_out(
     listener = listen(broker.port)
     told: list[bool] = []
     channels = [
-        relayed.client.channel("held", qos=0, lossless=False),
-        relayed.client.channel("kept", qos=1, lossless=False),
+        relayed.client.open_channel("held", qos=0, lossless=False),
+        relayed.client.open_channel("kept", qos=1, lossless=False),
     ]
     for channel in channels:
-        relayed.client.send(parcel(channel, 0, sent=told.append))
+        relayed.client.publish_message(message(channel, 0, on_published=told.append))
     assert told == []
     relayed.start()
     for channel in channels:
         wait_arrived(listener, channel.name, 1)
     assert told == [False, False]
     relayed.break_off()
-    relayed.client.send(parcel(channels[1], 1, sent=told.append))
+    relayed.client.publish_message(message(channels[1], 1, on_published=told.append))
     assert told == [False, False]
     relayed.relay.open()
     wait_arrived(listener, "kept", 2)
@@ -267,8 +267,8 @@ def test_it_is_told_when_a_result_goes_out(
 def test_a_result_that_waits_lets_go_of_what_it_is_made_of(relayed: RelayedClient) -> None:
     """A result is encoded when it begins to wait: the picture it was found in is not kept."""
     channels = [
-        relayed.client.channel("held", qos=0, lossless=False),
-        relayed.client.channel("kept", qos=1, lossless=False),
+        relayed.client.open_channel("held", qos=0, lossless=False),
+        relayed.client.open_channel("kept", qos=1, lossless=False),
     ]
 
     class Picture:
@@ -281,7 +281,7 @@ def test_a_result_that_waits_lets_go_of_what_it_is_made_of(relayed: RelayedClien
             return json.dumps({"n": len(repr(picture))}).encode()
 
         gone = weakref.ref(picture)
-        relayed.client.send(Message(channel, "edge/box/result/p", encode))
+        relayed.client.publish_message(Message(channel, "edge/box/result/p", encode))
         del picture, encode
         assert gone() is None
 
@@ -292,18 +292,18 @@ def test_state_is_said_again_at_every_connection(
     """A broker that has forgotten everything is told status and state again, the latest only."""
     relayed.start()
     relayed.up()
-    relayed.client.publish("edge/box/source/a", b"running", qos=1, retain=True)
-    relayed.client.publish("edge/box/source/b", b"running", qos=1, retain=True)
+    relayed.client.publish_retained("edge/box/source/a", b"running")
+    relayed.client.publish_retained("edge/box/source/b", b"running")
     relayed.relay.shut()
     broker.stop(signal.SIGKILL)
     wait_until(lambda: not relayed.client.connected, "the connection to break")
-    relayed.client.publish("edge/box/source/a", b"lost", qos=1, retain=True)
-    relayed.client.publish("edge/box/source/b", b"", qos=1, retain=True)
+    relayed.client.publish_retained("edge/box/source/a", b"lost")
+    relayed.client.publish_retained("edge/box/source/b", b"")
     broker.start()
     listener = listen(broker.port)
     relayed.relay.open()
     relayed.up()
-    relayed.client.publish("edge/box/source/c", b"running", qos=1, retain=True)
+    relayed.client.publish_retained("edge/box/source/c", b"running")
     listener.wait_for(lambda h: h and h[-1].topic == "edge/box/source/c", "the last")
     said = [(h.topic.removeprefix("edge/box/"), h.payload) for h in listener.heard]
     assert said[0][0] == "status"
@@ -317,17 +317,21 @@ def test_what_the_broker_does_not_take_is_not_sent(tmp_path: Path, listen: Liste
     relayed = RelayedClient(Relay(broker.port))
     try:
         listener = listen(broker.port)
-        channels = [relayed.client.channel(f"p{qos}", qos=qos, lossless=True) for qos in (0, 1)]
+        channels = [
+            relayed.client.open_channel(f"p{qos}", qos=qos, lossless=True) for qos in (0, 1)
+        ]
         relayed.start()
         relayed.up()
         relayed.client.publish("edge/box/snapshot/p", b"x" * 5000)
         for channel in channels:
             for _ in range(CREDIT):
-                relayed.client.send(Message(channel, "edge/box/result/p", lambda _: b"x" * 5000))
+                relayed.client.publish_message(
+                    Message(channel, "edge/box/result/p", lambda _: b"x" * 5000)
+                )
             relayed.send(channel, 1)
             assert wait_arrived(listener, channel.name, 1) == [1]
             assert channel.lost == CREDIT
-            assert relayed.client.ready(channel, threading.Event())
+            assert relayed.client.wait_credit(channel, threading.Event())
         counters = relayed.client.counters()
         assert (counters.refused, counters.reconnects) == (2 * CREDIT + 1, 0)
         wait_until(lambda: relayed.client.counters().waiting == 0, "nothing to wait")
@@ -341,7 +345,7 @@ def test_what_the_broker_does_not_take_is_not_sent(tmp_path: Path, listen: Liste
 def test_the_goodbye_is_the_last_word(
     broker: Mosquitto, listen: Listeners, relayed: RelayedClient
 ) -> None:
-    """Closed, the link says `stopped`, and disconnects so that its will is not published."""
+    """Closed, the client publishes `stopped`, and disconnects so that its will is not published."""
     relayed.start()
     relayed.up()
     relayed.close()
@@ -357,14 +361,14 @@ def test_many_threads_may_publish_at_once(
 ) -> None:
     """What eight threads say at the same time arrives whole, each thread's words in their order."""
     listener = listen(broker.port)
-    channels = [relayed.client.channel(f"t{i}", qos=i % 2, lossless=True) for i in range(8)]
+    channels = [relayed.client.open_channel(f"t{i}", qos=i % 2, lossless=True) for i in range(8)]
     relayed.start()
     relayed.up()
     closing = threading.Event()
 
     def speak(channel: Channel) -> None:
         for number in range(300):
-            if relayed.client.ready(channel, closing):
+            if relayed.client.wait_credit(channel, closing):
                 relayed.send(channel, number)
 
     threads = [threading.Thread(target=speak, args=(channel,)) for channel in channels]
@@ -414,14 +418,3 @@ def test_what_was_not_acknowledged_comes_again(
     relayed.relay.open()
     again = [relayed.inbox.get(timeout=PATIENCE) for _ in range(2)]
     assert [message.payload for message in again if message] == [b"first", b"meanwhile"]
-
-
-def test_pauses_grow_and_differ() -> None:
-    """Each pause is between half and all of a bound that doubles, up to the most, until reset."""
-    backoff = Backoff(first=1.0, most=16.0)
-    pauses = [backoff.pause() for _ in range(8)]
-    for pause, bound in zip(pauses, (1, 2, 4, 8, 16, 16, 16, 16), strict=True):
-        assert bound / 2 <= pause <= bound
-    assert len(set(pauses)) == len(pauses)
-    backoff.reset()
-    assert backoff.pause() <= 1.0

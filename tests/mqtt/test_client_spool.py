@@ -24,7 +24,7 @@ RelayedClients = Callable[..., RelayedClient]
 
 @pytest.fixture
 def relay(broker: Mosquitto) -> Iterator[Relay]:
-    """Stand between link and broker."""
+    """Stand between client and broker."""
     relay = Relay(broker.port)
     yield relay
     relay.shut()
@@ -47,7 +47,7 @@ def relayed_clients(relay: Relay, tmp_path: Path) -> Iterator[RelayedClients]:
 
 def begin(relayed: RelayedClient, *, qos: int = 1, lossless: bool = False) -> Channel:
     """Start it with one channel, and wait for the connection."""
-    channel = relayed.client.channel("p", qos=qos, lossless=lossless)
+    channel = relayed.client.open_channel("p", qos=qos, lossless=lossless)
     relayed.start()
     relayed.up()
     return channel
@@ -166,11 +166,11 @@ def test_a_lossless_pipeline_is_held_up_by_what_lies_on_disk(
     relayed.break_off()
     relayed.send(channel, *range(256))
     relayed.on_disk(256)
-    assert not channel.open
+    assert not channel.has_credit
     relayed.relay.open()
     assert wait_arrived(listener, "p", 256) == list(range(256))
     wait_settled(relayed)
-    assert channel.open
+    assert channel.has_credit
 
 
 def test_a_broker_that_does_not_answer_is_not_relied_on(
@@ -196,7 +196,7 @@ def test_a_broker_that_does_not_answer_is_not_relied_on(
 def test_an_orderly_end_keeps_what_is_left(
     broker: Mosquitto, listen: Listeners, relayed_clients: RelayedClients
 ) -> None:
-    """Closed without a broker, a link leaves all that waits to the next, oldest run first."""
+    """Closed without a broker, a client leaves all that waits to the next, oldest run first."""
     listener = listen(broker.port)
     first = relayed_clients()
     channel = begin(first)
@@ -204,7 +204,7 @@ def test_an_orderly_end_keeps_what_is_left(
     first.send(channel, *range(50), session="a")
     first.close()
     second = relayed_clients()
-    channel = second.client.channel("p", qos=1, lossless=False)
+    channel = second.client.open_channel("p", qos=1, lossless=False)
     second.start()
     second.send(channel, *range(100, 120), session="b")
     second.on_disk(70)
@@ -220,11 +220,11 @@ def test_an_orderly_end_keeps_what_is_left(
 def test_what_an_earlier_run_left_follows_the_first_result(
     broker: Mosquitto, listen: Listeners, relayed_clients: RelayedClients
 ) -> None:
-    """A link that is connected from the start sends what it finds once it has sent something."""
+    """A client that is connected from the start sends what it finds once it has sent something."""
     listener = listen(broker.port)
     first = relayed_clients()
     first.relay.shut()
-    channel = first.client.channel("p", qos=1, lossless=False)
+    channel = first.client.open_channel("p", qos=1, lossless=False)
     first.start()
     first.send(channel, *range(5))
     first.close()
@@ -265,8 +265,9 @@ def test_a_damaged_file_is_set_aside(
     relayed.send(channel, *range(30))
     relayed.on_disk(30)
     assert (tmp_path / "spool.db.damaged").read_bytes() == b"scratch" * 2000
+    words = "damaged; set aside as spool.db.damaged, starting a new file"
     assert [record.message for record in caplog.records if "set aside" in record.message] == [
-        f"{path}: file is not a database: damaged; set aside as spool.db.damaged, beginning anew"
+        f"{path}: file is not a database: {words}"
     ]
     assert relayed.client.counters().disk_problem is None
     relayed.relay.open()
@@ -318,7 +319,7 @@ def test_a_read_only_disk_does_not_hold_up_what_is_in_memory(
         relayed.close()
         subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
         other = relayed_clients(folder / "spool.db")
-        channel = other.client.channel("p", qos=1, lossless=False)
+        channel = other.client.open_channel("p", qos=1, lossless=False)
         other.start()
         other.send(channel, *range(20, 40))
         wait_until(lambda: other.client.counters().disk_problem is not None, "the reason")
@@ -332,7 +333,7 @@ def test_a_read_only_disk_does_not_hold_up_what_is_in_memory(
 
 
 class Case:
-    """A link in a process of its own."""
+    """A client in a process of its own."""
 
     def __init__(self, url: str, spool: Path, session: str, rate: float = 30) -> None:
         self.process = subprocess.Popen(
@@ -422,10 +423,10 @@ def test_a_killed_process_loses_the_last_write_at_most(
 
 
 def test_a_start_loads_nothing_of_it() -> None:
-    """Neither SQLite nor the keeper is imported with the link, or with a pipeline's `qos = 1`."""
+    """SQLite and the spool are imported neither with the client nor with a pipeline's `qos = 1`."""
     script = (
-        "import sys, edge_agent.mqtt.client, edge_agent.mqtt.spool_wakeup\n"
-        "late = {'sqlite3', 'zlib', 'edge_agent.mqtt.spool_writer', 'edge_agent.mqtt.spool'}\n"
+        "import sys, edge_agent.mqtt.client, edge_agent.mqtt.spool_writer\n"
+        "late = {'sqlite3', 'zlib', 'edge_agent.mqtt.spool'}\n"
         "print(sorted(late & sys.modules.keys()))\n"
     )
     command = [sys.executable, "-S", "-c", script]

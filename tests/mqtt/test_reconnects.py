@@ -15,7 +15,7 @@ from tests.helpers.support import Mosquitto, Relay, wait_until
 
 @pytest.fixture
 def relayed(broker: Mosquitto, tmp_path: Path) -> Iterator[RelayedClient]:
-    """Make a link to a broker by a relay."""
+    """Make a client of a broker behind a relay."""
     relay = Relay(broker.port)
     made = RelayedClient(relay, tmp_path / "spool.db")
     yield made

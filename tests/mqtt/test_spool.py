@@ -17,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_agent.mqtt.spool import DamagedError, Kind, Row, Spool, SpoolError, pack
+from edge_agent.core.errors import SpoolDamagedError, SpoolError
+from edge_agent.mqtt.spool import Kind, Row, Spool, pack
 from tests.helpers.small_disk import fill, small_disk
 from tests.helpers.support import CHECKOUT
 
@@ -103,7 +104,7 @@ def test_only_its_owner_reads_it(spool: Spool) -> None:
 def test_a_file_that_is_none_is_set_aside(spool: Spool, content: bytes) -> None:
     """What is no database is damaged; set aside it is kept whole, and a new file works."""
     spool.path.write_bytes(content)
-    with pytest.raises(DamagedError, match=r"spool\.db"):
+    with pytest.raises(SpoolDamagedError, match=r"spool\.db"):
         spool.open()
     aside = spool.set_aside()
     assert aside.read_bytes() == content
@@ -125,7 +126,7 @@ def test_a_table_with_holes_is_damaged(spool: Spool) -> None:
         for kept in spool.open():
             spool.read(kept)
 
-    with pytest.raises(DamagedError, match="malformed"):
+    with pytest.raises(SpoolDamagedError, match="malformed"):
         use()
 
 
@@ -133,7 +134,7 @@ def test_a_file_of_another_version_is_not_touched(spool: Spool) -> None:
     """A table that a later agent has made is not read as ours."""
     with closing(sqlite3.connect(spool.path)) as later:
         later.execute("PRAGMA user_version = 9")
-    with pytest.raises(DamagedError, match="is of version 9, not 1"):
+    with pytest.raises(SpoolDamagedError, match="is of version 9, not 1"):
         spool.open()
 
 

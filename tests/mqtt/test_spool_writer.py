@@ -1,4 +1,4 @@
-"""Promises between memory and disk: who gives way to whom, and that none is ever forgotten."""
+"""QoS 1 messages between memory and disk: which give way, and that none is ever forgotten."""
 
 from __future__ import annotations
 
@@ -18,29 +18,26 @@ from edge_agent.mqtt.inflight import ROOM, Inflight, InflightMessage
 from edge_agent.mqtt.message import Channel
 from edge_agent.mqtt.spool import Kind, Row, Spool
 from edge_agent.mqtt.spool_writer import WRITE_RATE, SpoolWriter
-from tests.helpers.mqtt_client import parcel
+from tests.helpers.mqtt_client import message
 from tests.helpers.support import PATIENCE, wait_until
 
 
 class Desk:
-    """A backlog and a keeper at work, without a broker."""
+    """A spool writer at work, without a broker."""
 
-    def __init__(self, spool: Spool) -> None:
+    def __init__(self, path: Path, **bounds: int) -> None:
         self.lock = threading.Condition()
-        self.backlog = Inflight()
-        self.keeper = SpoolWriter(spool, self.backlog, self.lock)
-        self._wake, self._closing = threading.Event(), threading.Event()
-        self.backlog.rouse = self._wake.set
-        self._thread = threading.Thread(target=self.keeper.run, args=(self._wake, self._closing))
-        self._thread.start()
+        self.inflight = Inflight()
+        self.writer = SpoolWriter(path, self.inflight, self.lock, **bounds)
+        self.inflight.on_work = self.writer.wake
 
     def send(self, channel: Channel, *numbers: int, event: bool = False, noise: int = 0) -> None:
         """Have messages wait, each with so many bytes that do not compress."""
         for number in numbers:
             more = {"noise": os.urandom(noise).hex()} if noise else {}
             with self.lock:
-                promise = self.backlog.promise(parcel(channel, number, event=event, **more))
-                self.backlog.keep(promise)
+                entry = self.inflight.add(message(channel, number, event=event, **more))
+                self.inflight.enqueue(entry)
 
     def written(self) -> None:
         """Wait until nothing waits in memory only."""
@@ -48,13 +45,10 @@ class Desk:
 
     def in_memory(self) -> int:
         with self.lock:
-            return len(self.backlog.unsaved())
+            return len(self.inflight.unsaved())
 
     def close(self) -> None:
-        self._closing.set()
-        self._wake.set()
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
+        self.writer.close(PATIENCE)
 
 
 @pytest.fixture
@@ -80,7 +74,7 @@ def kept(path: Path) -> dict[Kind, list[int]]:
 def test_of_results_the_newest_are_kept(desks: list[Desk], tmp_path: Path) -> None:
     """A full spool lets go of its oldest results, counts them, and holds no more than it may."""
     path = tmp_path / "spool.db"
-    desk = Desk(Spool(path, most=100))
+    desk = Desk(path, most=100)
     desks.append(desk)
     channel = Channel("p", 1, lossless=False)
     for first in range(0, 300, 20):
@@ -90,14 +84,14 @@ def test_of_results_the_newest_are_kept(desks: list[Desk], tmp_path: Path) -> No
     left = kept(path)[Kind.RESULT]
     assert left == list(range(300 - len(left), 300))
     assert 80 <= len(left) <= 100
-    assert desk.backlog.dropped == channel.lost == 300 - len(left)
-    assert channel.pending == desk.backlog.waiting == len(left)
+    assert desk.inflight.dropped == channel.lost == 300 - len(left)
+    assert channel.pending == desk.inflight.waiting == len(left)
 
 
 def test_events_and_what_is_lossless_outlive_results(desks: list[Desk], tmp_path: Path) -> None:
     """Results of live sources give way first, however new; the others stay as long as they can."""
     path = tmp_path / "spool.db"
-    desk = Desk(Spool(path, most=60))
+    desk = Desk(path, most=60)
     desks.append(desk)
     live, folder = Channel("live", 1, lossless=False), Channel("folder", 1, lossless=True)
     desk.send(live, *range(20), event=True)
@@ -119,14 +113,14 @@ def test_what_is_less_important_than_all_on_disk_waits_in_memory(
 ) -> None:
     """Results do not displace events from a full disk: they wait in memory, and make room there."""
     path = tmp_path / "spool.db"
-    desk = Desk(Spool(path, most=50))
+    desk = Desk(path, most=50)
     desks.append(desk)
     channel = Channel("p", 1, lossless=False)
     desk.send(channel, *range(50), event=True)
     desk.written()
     desk.send(channel, *range(ROOM + 10))
     assert desk.in_memory() == ROOM
-    assert (channel.lost, desk.backlog.dropped) == (10, 10)
+    assert (channel.lost, desk.inflight.dropped) == (10, 10)
     desk.send(channel, *range(50, 60), event=True)
     wait_until(lambda: channel.lost >= 20, "older events and results to give way")
     desk.close()
@@ -139,14 +133,14 @@ def test_the_file_does_not_grow_beyond_its_bound(desks: list[Desk], tmp_path: Pa
     """In bytes too: what does not fit gives way, and the file stays as large as it may be."""
     path = tmp_path / "spool.db"
     bound = 200 * 1024
-    desk = Desk(Spool(path, most_bytes=bound))
+    desk = Desk(path, most_bytes=bound)
     desks.append(desk)
     channel = Channel("p", 1, lossless=False)
     for first in range(0, 100, 10):
         desk.send(channel, *range(first, first + 10), noise=5000)
         desk.written()
-    assert desk.keeper.spool.bytes <= bound
-    assert desk.backlog.dropped > 0
+    assert desk.writer.bytes <= bound
+    assert desk.inflight.dropped > 0
     desk.close()
     assert path.stat().st_size <= bound * 1.3
     left = kept(path)[Kind.RESULT]
@@ -156,30 +150,30 @@ def test_the_file_does_not_grow_beyond_its_bound(desks: list[Desk], tmp_path: Pa
 
 def test_the_disk_is_not_written_faster_than_it_should(desks: list[Desk], tmp_path: Path) -> None:
     """Of more than the write rate allows the oldest go first; the rest follows, none is lost."""
-    desk = Desk(Spool(tmp_path / "spool.db"))
+    desk = Desk(tmp_path / "spool.db")
     desks.append(desk)
     channel = Channel("p", 1, lossless=False)
     total, noise = 60, 10_000
     desk.send(channel, *range(total), noise=noise)
     wait_until(lambda: desk.in_memory() < total, "the first write")
     with desk.lock:
-        unsaved = [promise.number for promise in desk.backlog.unsaved()]
+        unsaved = [entry.number for entry in desk.inflight.unsaved()]
     # A row more than the rate, at most; two writes of it where this thread was late.
     assert (total - len(unsaved)) * noise < 3 * (WRITE_RATE + 64 * 1024)
     assert unsaved == list(range(total - len(unsaved) + 1, total + 1))
     desk.written()
-    assert desk.backlog.dropped == 0
+    assert desk.inflight.dropped == 0
 
 
 def test_large_messages_do_not_fill_memory() -> None:
     """Where there is no disk, memory is bounded in bytes as well as in number."""
-    backlog = Inflight()
+    inflight = Inflight()
     channel = Channel("p", 1, lossless=False)
     filler = "x" * 2**20
     for number in range(40):
-        backlog.keep(backlog.promise(parcel(channel, number, filler=filler)))
-    assert 10 <= backlog.waiting <= 16
-    assert backlog.dropped == 40 - backlog.waiting
+        inflight.enqueue(inflight.add(message(channel, number, filler=filler)))
+    assert 10 <= inflight.waiting <= 16
+    assert inflight.dropped == 40 - inflight.waiting
 
 
 class BusySpool(Spool):
@@ -205,7 +199,7 @@ class BusySpool(Spool):
 
 
 class World:
-    """A link, a keeper and a broker, one step at a time; what was promised, and what was heard."""
+    """Client, spool writer and broker, one step at a time: what is owed, and what was received."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -217,38 +211,38 @@ class World:
 
     def _start(self) -> None:
         self.run += 1
-        self.number = self.message = 0
-        self.flying: dict[int, tuple[InflightMessage, bool]] = {}
+        self.number = self.mid = 0
+        self.sent: dict[int, tuple[InflightMessage, bool]] = {}
         self.connected = self.cut = False
-        self.backlog = Inflight()
+        self.inflight = Inflight()
         self.spool = BusySpool(self)
-        self.keeper = SpoolWriter(self.spool, self.backlog, threading.Condition())
+        self.writer = SpoolWriter(self.spool.path, self.inflight, threading.Condition())
         self.channel = Channel("p", 1, lossless=False)
 
     def send(self) -> None:
         for _ in range(2):
-            promise = self.backlog.promise(parcel(self.channel, self.number, run=self.run))
+            entry = self.inflight.add(message(self.channel, self.number, run=self.run))
             self.owed.add((self.run, self.number))
             self.number += 1
             if self.connected:
-                self.backlog.overtaken()
-                self._fly(promise)
+                self.inflight.mark_overtaken()
+                self._publish(entry)
             else:
-                self.backlog.keep(promise)
+                self.inflight.enqueue(entry)
 
-    def _fly(self, promise: InflightMessage) -> None:
-        body = json.loads(promise.parcel.render())
-        promise.parcel.counted = True
-        self.message += 1
-        self.backlog.fly(self.message, promise)
-        self.flying[self.message] = (promise, not self.cut)
+    def _publish(self, entry: InflightMessage) -> None:
+        body = json.loads(entry.message.payload())
+        entry.message.counted = True
+        self.mid += 1
+        self.inflight.sent(self.mid, entry)
+        self.sent[self.mid] = (entry, not self.cut)
         if not self.cut:
             self.heard.append((body["run"], body["n"], "replayed" in body))
 
     def connect(self) -> None:
         if not self.connected:
             self.connected, self.cut = True, False
-            self.backlog.connected()
+            self.inflight.connected()
 
     def pull_the_cable(self) -> None:
         """From now on nothing arrives, which nobody has noticed yet."""
@@ -257,29 +251,29 @@ class World:
     def break_off(self) -> None:
         if self.connected:
             self.connected = False
-            self.flying.clear()
-            self.backlog.broke()
+            self.sent.clear()
+            self.inflight.disconnected()
 
-    def catch_up(self, most: int = 4) -> None:
+    def publish_waiting(self, most: int = 4) -> None:
         for _ in range(most if self.connected else 0):
-            promise = self.backlog.next()
-            if promise is None:
+            entry = self.inflight.take()
+            if entry is None:
                 return
-            self._fly(promise)
+            self._publish(entry)
 
     def acknowledge(self, most: int = 3) -> None:
-        for message, (_, reached) in list(self.flying.items())[:most]:
+        for mid, (_, reached) in list(self.sent.items())[:most]:
             if reached:
-                del self.flying[message]
-                self.backlog.landed(message)
+                del self.sent[mid]
+                self.inflight.acknowledged(mid)
 
     def grow_late(self) -> None:
         """Let a second pass for what is under way."""
-        for promise, _ in self.flying.values():
-            promise.parcel.since -= 1.0
+        for entry, _ in self.sent.values():
+            entry.message.encoded_at -= 1.0
 
     def turn(self) -> None:
-        self.keeper._turn(last=False)
+        self.writer._process(self.spool, last=False)
 
     def turn_while_things_happen(self) -> None:
         """Have acknowledgements and a break come in while the disk is busy."""
@@ -290,14 +284,14 @@ class World:
     def end(self) -> None:
         """End in good order, and begin again."""
         self.break_off()
-        self.keeper._turn(last=True)
+        self.writer._process(self.spool, last=True)
         self._start()
 
     def kill(self) -> None:
         """Die; what was in memory only is lost, and nothing else."""
-        for promise in self.backlog.unsaved():
-            self.owed.discard((self.run, promise.number - 1))
-        self.keeper.spool.close()
+        for entry in self.inflight.unsaved():
+            self.owed.discard((self.run, entry.number - 1))
+        self.spool.close()
         self._start()
 
     def finish(self) -> None:
@@ -306,26 +300,26 @@ class World:
         self.connect()
         for _ in range(100):
             self.turn()
-            self.catch_up(1000)
+            self.publish_waiting(1000)
             self.acknowledge(1000)
-            if self.keeper.spool.exists() == self.keeper._opened and not self.backlog.waits:
+            if self.spool.exists() == self.writer._opened and not self.inflight.has_waiting:
                 break
-        self.keeper.spool.close()
+        self.spool.close()
 
 
 STEPS = (
-    *("send", "send", "send", "send", "connect", "connect", "turn", "turn", "catch_up", "catch_up"),
-    *("acknowledge", "grow_late", "pull_the_cable", "break_off", "break_off", "end", "kill"),
-    "turn_while_things_happen",
+    *("send", "send", "send", "send", "connect", "connect", "turn", "turn"),
+    *("publish_waiting", "publish_waiting", "acknowledge", "grow_late", "pull_the_cable"),
+    *("break_off", "break_off", "end", "kill", "turn_while_things_happen"),
 )
 
 
 @given(steps=st.lists(st.sampled_from(STEPS), min_size=10, max_size=60))
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_happens_what_was_kept_arrives(steps: list[str]) -> None:
-    """In any order of events every promise arrives that no kill has caught in memory.
+    """In any order of events every message arrives that no kill has caught in memory.
 
-    Second copies say so, and live ones and replayed ones are each in the order of sending.
+    Second copies say so, and live ones and replayed ones are each in the order of publishing.
     """
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder))
@@ -333,9 +327,9 @@ def test_whatever_happens_what_was_kept_arrives(steps: list[str]) -> None:
             getattr(world, step)()
         world.finish()
     assert world.owed <= {(run, number) for run, number, _ in world.heard}
-    assert world.backlog.waiting == 0
+    assert world.inflight.waiting == 0
     assert world.channel.pending == 0
-    assert world.backlog.dropped == 0
+    assert world.inflight.dropped == 0
     for run in range(world.run + 1):
         mine = [(number, marked) for of, number, marked in world.heard if of == run]
         live = [number for number, marked in mine if not marked]
@@ -355,16 +349,16 @@ def test_what_is_on_disk_goes_before_what_is_in_memory(tmp_path: Path) -> None:
     world.turn()
     world.send()
     world.connect()
-    world.catch_up()
+    world.publish_waiting()
     assert world.heard == []
     world.turn()
-    world.catch_up()
+    world.publish_waiting()
     assert [number for _, number, _ in world.heard] == [0, 1, 2, 3]
     world.finish()
 
 
 def test_what_was_overtaken_goes_first_the_next_time(tmp_path: Path) -> None:
-    """After a break all goes in the order of sending, whatever had been tried before."""
+    """After a break all goes in the order of publishing, whatever had been tried before."""
     world = World(tmp_path)
     world.send()
     world.connect()
@@ -372,6 +366,6 @@ def test_what_was_overtaken_goes_first_the_next_time(tmp_path: Path) -> None:
     world.send()
     world.break_off()
     world.connect()
-    world.catch_up()
+    world.publish_waiting()
     assert world.heard == [(0, number, True) for number in range(4)]
     world.finish()

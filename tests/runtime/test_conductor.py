@@ -52,7 +52,7 @@ class Table:
 
     def conductor(self, *sequences: tuple[Recorded, ...], **more: Any) -> Conductor:
         active: Any = SimpleNamespace(all=lambda: self.servings)
-        return Conductor(active, models=sequences, clock=lambda: self.now, **more)
+        return Conductor("upkeep", active, models=sequences, clock=lambda: self.now, **more)
 
     def taken(self) -> list[str]:
         """Return the calls since the last time."""

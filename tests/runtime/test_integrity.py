@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edge_agent.core.types import Sample
-from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.engines.protocol import EngineChoice
 from edge_agent.inference.prepared.build.cache import prepare
 from edge_agent.inference.prepared.digests import corrupted_file, corrupted_files, digests
 from edge_agent.inference.prepared.fallback import FallbackEngine, load_prepared
@@ -119,11 +119,11 @@ def sample() -> Sample:
 def test_a_damaged_form_is_left_and_the_numbers_stay(store: Store, engine: Any) -> None:
     """Found damaged later on, a form serves no more: the network does, with the same numbers."""
     assert isinstance(engine.engine, FallbackEngine)
-    form = engine.engine.prepared.artifact
-    assert found(corrupted_file(form)) == []
+    form = engine.engine.inner.artifact
+    assert found(corrupted_file(engine.engine.checksums)) == []
     before = engine.infer(sample()).findings.values
     damage(Path(form.folder, "weights.bin"), 4 * 1000 + 3)
-    assert found(corrupted_file(form)) == [form.path("weights.bin")]
+    assert found(corrupted_file(engine.engine.checksums)) == [form.path("weights.bin")]
     active: Any = SimpleNamespace(all=lambda: [SimpleNamespace(model=engine)])
     assert check(IntegrityCheck(store.root, active, first=0.0, clock=lambda: 0.0)) == []
     assert "weights.bin" in str(engine.engine.damaged)
@@ -157,7 +157,9 @@ def test_it_takes_its_time(store: Store, folder: Path, remembered: Callable[[], 
     """After each piece it waits nineteen times as long as that took, and other work goes on."""
     remembered()
     times = iter([0.0, 0.0, 1.0, 1.0, 5.0])
-    model: Any = SimpleNamespace(id="numbers@1", folder=SimpleNamespace(path=folder), engine=None)
+    model: Any = SimpleNamespace(
+        id="numbers@1", folder=SimpleNamespace(path=folder), engine=SimpleNamespace(prepared=None)
+    )
     active: Any = SimpleNamespace(all=lambda: [SimpleNamespace(model=model)])
     integrity = IntegrityCheck(store.root, active, first=0.0, clock=lambda: next(times))
     assert integrity.step() == pytest.approx(19.0)

@@ -14,7 +14,7 @@ import pytest
 
 from edge_agent.core.types import Request, Sample
 from edge_agent.inference.cost import Cost
-from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.engines.protocol import EngineChoice
 from edge_agent.inference.model import Model, Prepared, open_model
 from edge_agent.models.manifest import load
 from edge_agent.runtime.scheduler.board import Board, Slot

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...core.errors import AgentError, EngineError
 from ...core.types import Array
-from ...inference.engines.engine import native_reason
+from ...inference.engines.native_error import native_reason
 from .start_script import CLASSIFIERS, detect, prepare
 
 LEEWAY = 0.1

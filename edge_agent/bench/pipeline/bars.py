@@ -5,24 +5,20 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ...core.errors import AgentError
-from ..cold_start.bars import FAINT, INK, write
+from ..common import bars
 from .figures import AGENT, ENGINE, HANDMADE, PLAIN, Report, Turn
 
-WIDTH, LEFT, RIGHT, MARGIN = 1280, 190, 230, 20
-BAR, STEP, TITLE = 20, 28, 40
-BLUE, GREY = (178, 114, 0), (170, 170, 170)
-# The colours can be told apart by those who do not see red and green (Okabe and Ito 2008).
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 STEPS = {
-    "decode": (178, 114, 0),
-    "preprocess": (233, 180, 86),
-    "infer": (0, 94, 213),
-    "postprocess": (115, 158, 0),
-    "publish": (167, 121, 204),
+    "decode": bars.BLUE,
+    "preprocess": bars.SKY,
+    "infer": bars.VERMILION,
+    "postprocess": bars.GREEN,
+    "publish": bars.PURPLE,
 }
 NAMES = (PLAIN, HANDMADE, AGENT, ENGINE)
 
@@ -34,40 +30,42 @@ def draw(reports: Sequence[Report], path: Path) -> None:
         AgentError: the file cannot be written.
 
     """
-    import cv2
-
-    blocks = [TITLE + STEP * (len(NAMES) + len(r.scaling) + 1) + 80 for r in reports]
-    canvas = np.full((MARGIN + sum(blocks), WIDTH, 3), 255, np.uint8)
-    top = MARGIN
-    for report, block in zip(reports, blocks, strict=True):
-        _model(canvas, report, top)
-        top += block
-    good, data = cv2.imencode(".png", canvas)
-    if not good:
-        raise AgentError(f"{path}: the picture cannot be encoded as PNG")
-    try:
-        path.write_bytes(data.tobytes())
-    except OSError as problem:
-        raise AgentError(f"{path}: {problem.strerror}") from None
+    rows = [count for report in reports for count in (len(NAMES) + len(report.scaling), 1)]
+    figure, plots = bars.plots(rows)
+    for report, fps, steps in zip(reports, plots[::2], plots[1::2], strict=True):
+        _frames_a_second(fps, report)
+        _one_frame(steps, report)
+    bars.save(figure, path)
 
 
-def _model(canvas: Any, report: Report, top: int) -> None:
-    """Draw one model's bars below its name."""
+def _frames_a_second(plot: Axes, report: Report) -> None:
     where = f"{report.engine}, {report.lanes} lane(s) of {report.threads} thread(s)"
-    write(canvas, f"{report.model} on {where}: frames a second", MARGIN, top + 24, size=0.6)
-    rows: list[tuple[str, list[Turn], bool]] = [
-        (name, report.turns[name], name == AGENT) for name in NAMES
-    ]
+    plot.set_title(f"{report.model} on {where}: frames a second", loc="left")
+    rows: list[tuple[str, list[Turn]]] = [(name, report.turns[name]) for name in NAMES]
     rows += [
-        (f"{count} pipeline{'s' if count > 1 else ''}", [many for _, many in rounds], True)
+        (f"{count} pipeline{'s' if count > 1 else ''}", [many for _, many in rounds])
         for count, rounds in sorted(report.scaling.items())
     ]
-    most = max(turn.fps for _, turns, _ in rows for turn in turns)
-    scale = (WIDTH - LEFT - RIGHT) / most
-    for row, (name, turns, ours) in enumerate(rows):
-        middle = top + TITLE + STEP * row + BAR // 2
-        _bar(canvas, name, turns, middle, scale, ours=ours)
-    _steps(canvas, report.step_ms(), top + TITLE + STEP * len(rows) + 6)
+    for row, (name, turns) in enumerate(rows):
+        values = [turn.fps for turn in turns]
+        ours = name not in {PLAIN, HANDMADE, ENGINE}
+        plot.barh(row, statistics.median(values), color=bars.BLUE if ours else bars.GRAY)
+        cpu = statistics.median(turn.cpu_ms for turn in turns)
+        words = f"{statistics.median(values):.1f}" + (f", cpu {cpu:.2f} ms" if cpu else "")
+        bars.label(plot, row, words, values, strong=ours)
+    bars.name_rows(plot, [name for name, _ in rows], AGENT)
+
+
+def _one_frame(plot: Axes, report: Report) -> None:
+    taken = report.step_ms()
+    begun = 0.0
+    for name, color in STEPS.items():
+        text = f"{name} {taken[name]:.2f}"
+        plot.barh(0, taken[name], left=begun, color=color, label=text)
+        begun += taken[name]
+    bars.label(plot, 0, f"{begun:.2f} ms", [begun], strong=False)
+    bars.name_rows(plot, ["one frame"], "")
+    plot.legend(loc="upper center", bbox_to_anchor=(0.5, -0.4), ncols=len(STEPS), frameon=False)
     notes = []
     if report.carried is not None:
         found = report.carried
@@ -80,45 +78,5 @@ def _model(canvas: Any, report: Report, top: int) -> None:
             f"an idle pipeline costs {report.idle.cpu_percent:.2f} % of a core "
             f"and {report.idle.memory_mb:.2f} MB"
         )
-    write(canvas, "; ".join(notes), MARGIN, top + TITLE + STEP * (len(rows) + 1) + 44)
-
-
-def _bar(
-    canvas: Any, name: str, turns: Sequence[Turn], middle: int, scale: float, *, ours: bool
-) -> None:
-    """Draw the median, and a line from least to most."""
-    import cv2
-
-    write(canvas, name, LEFT - 10, middle + 5, align=1.0, strong=ours)
-    values = [turn.fps for turn in turns]
-    end = LEFT + round(statistics.median(values) * scale)
-    corners = ((LEFT, middle - BAR // 2), (end, middle + BAR // 2))
-    cv2.rectangle(canvas, *corners, BLUE if ours else GREY, cv2.FILLED)
-    ends = [LEFT + round(value * scale) for value in (min(values), max(values))]
-    cv2.line(canvas, (ends[0], middle), (ends[1], middle), INK, 1)
-    for x in ends:
-        cv2.line(canvas, (x, middle - 4), (x, middle + 4), INK, 1)
-    cpu = statistics.median(turn.cpu_ms for turn in turns)
-    words = f"{statistics.median(values):.1f}" + (f", cpu {cpu:.2f} ms" if cpu else "")
-    write(canvas, words, max(ends[1], end) + 10, middle + 5, strong=ours)
-
-
-def _steps(canvas: Any, steps: dict[str, float], top: int) -> None:
-    """Draw one frame's way as one bar, and what its colours mean."""
-    import cv2
-
-    whole = sum(steps.values())
-    scale = (WIDTH - LEFT - RIGHT) / whole
-    write(canvas, "one frame", LEFT - 10, top + BAR // 2 + 5, align=1.0)
-    begun, x = 0.0, LEFT
-    for name, color in STEPS.items():
-        corners = (
-            (LEFT + round(begun * scale), top),
-            (LEFT + round((begun + steps[name]) * scale), top + BAR),
-        )
-        cv2.rectangle(canvas, *corners, color, cv2.FILLED)
-        begun += steps[name]
-        cv2.rectangle(canvas, (x, top + 28), (x + 12, top + 40), color, cv2.FILLED)
-        x = write(canvas, f"{name} {steps[name]:.2f}", x + 18, top + 39) + 22
-    cv2.line(canvas, (LEFT, top + BAR), (WIDTH - RIGHT, top + BAR), FAINT, 1)
-    write(canvas, f"{whole:.2f} ms", WIDTH - RIGHT + 10, top + BAR // 2 + 5)
+    if notes:
+        plot.set_title("; ".join(notes), loc="left", fontsize="medium")

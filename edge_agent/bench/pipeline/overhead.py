@@ -64,7 +64,7 @@ def overhead(loopback: Loopback) -> float:
         "edge-agent-bench",
         status_topic=topics.status,
         status=lambda state, reason: payloads.encode({"state": state, "reason": reason}),
-        inboxes=list,
+        filters=list,
         inbox=SimpleQueue(),
     )
     serving = Serving(Arm("bench", None, 1), "picture")
@@ -84,12 +84,12 @@ def overhead(loopback: Loopback) -> float:
     connecting = threading.Thread(target=client.run, daemon=True)
     connecting.start()
     closing = threading.Event()
-    if not client.ready(pipeline.channel, closing):
+    if not client.wait_credit(pipeline.channel, closing):
         raise AgentError("the bench's broker went away")
     picture = np.zeros((8, 8, 3), np.uint8)
     costs = []
     for _ in range(FRAMES):
-        client.ready(pipeline.channel, closing)
+        client.wait_credit(pipeline.channel, closing)
         start = time.perf_counter()
         since = time.monotonic()
         board.put(pipeline.slot, partial(_sample, picture, since))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ...bench.common.bars import check_installed
 from ...core.bundled import bundled
 from ...core.errors import UsageError
 from ..options import Options
@@ -27,7 +28,7 @@ def clip_and_picture(options: Options) -> tuple[Path, Path | None]:
     """Give `--source`, the bundled clip by default, and `--picture`, if one is wanted.
 
     Raises:
-        UsageError: there is no such clip, or the picture cannot be written.
+        UsageError: there is no such clip, the picture cannot be written, or matplotlib is missing.
 
     """
     clip = clip_of(options)
@@ -36,4 +37,6 @@ def clip_and_picture(options: Options) -> tuple[Path, Path | None]:
         raise UsageError(
             f"--picture: {picture}: expected a name that ends in .png, in a folder that is there"
         )
+    if picture is not None:
+        check_installed()
     return clip, picture

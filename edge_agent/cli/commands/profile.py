@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 
 from ...config.device_profile import choose, default_dirs, lineup, load_profiles, strays, unlisted
 from ...device.hardware import read_facts
-from ...inference.engines.engine import EngineChoice
 from ...inference.engines.probe import installed, probe
+from ...inference.engines.protocol import EngineChoice
+from ...inference.engines.registry import capabilities, exclusive_formats
 from ...runtime.serving.tuning_results import FILE, TuningResults
 from ..options import Options, add_config, load_settings
 
@@ -47,12 +48,13 @@ def main(options: Options) -> int:
         )
     for line in found.notes:
         print(f"note      {line}")
-    strange = unlisted(match.profile, "openvino", settings.engine) is not None
-    if strange and settings.engine == "auto" and "openvino" in installed():
-        print(
-            "note      OpenVINO IR (.xml) runs on openvino:CPU, which the profile does not list: "
-            "health is degraded while such a model serves"
-        )
+    for suffix, name in exclusive_formats():
+        strange = unlisted(match.profile, name, settings.engine) is not None
+        if strange and settings.engine == "auto" and name in installed():
+            print(
+                f"note      {capabilities(name).formats[suffix]} ({suffix}) runs on {name}:CPU, "
+                "which the profile does not list: health is degraded while such a model serves"
+            )
     if settings.engine != "auto":
         print(f'forced    engine = "{settings.engine}" in the settings')
     for line in tuned(TuningResults(settings.state, match.profile, facts), found.choices):

@@ -16,8 +16,8 @@ from ...delivery.sender import Progress, Sender
 from ...models.importing import BARE, bring, unpacked
 from ...models.packages.keys import load_private
 from ...models.packages.packing import Package, make, open_package
+from ...mqtt.connection import parse_object
 from ...mqtt.one_shot import OneShotClient
-from ...mqtt.payloads import parse_object
 from ..options import Options, add_broker, broker_settings, positive
 from ..terminal import printable
 

@@ -7,8 +7,8 @@ import json
 
 from ...core.errors import UsageError
 from ...core.names import NAME_RULE, is_name
+from ...mqtt.connection import parse_object
 from ...mqtt.one_shot import OneShotClient
-from ...mqtt.payloads import parse_object
 from ..options import Options, add_broker, broker_settings, positive_int
 from ..terminal import message_line, printable, printable_json
 

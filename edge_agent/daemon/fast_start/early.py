@@ -13,7 +13,7 @@ from typing import Any
 
 from ...core.timeline import Clock
 from ...inference.prepared.artifact import WEIGHTS
-from ...inference.prepared.load import load_folder, prefetch
+from ...inference.prepared.load import ENGINE, load_folder, prefetch
 from .plan import Plan
 from .readahead import Ahead, ahead, cached
 
@@ -33,10 +33,10 @@ class Early:
         gc.disable()
         self._interval = sys.getswitchinterval()
         sys.setswitchinterval(0.0005)
-        # Only ONNX Runtime's forms are begun here: OpenVINO takes longer to import than to load.
+        # Forms of other engines are not begun here: their libraries take longer to import than
+        # the forms to load.
         self._models = [
-            Begun(quick.form if quick.choice["engine"] == "onnxruntime" else "")
-            for quick in plan.models
+            Begun(quick.form if quick.choice["engine"] == ENGINE else "") for quick in plan.models
         ]
         try:
             self._begin(plan, clock)
@@ -46,7 +46,7 @@ class Early:
 
     def _begin(self, plan: Plan, clock: Clock) -> None:
         formed = [begun for begun in self._models if begun.form]
-        others = {quick.choice["engine"] for quick in plan.models} - {"onnxruntime"}
+        others = {quick.choice["engine"] for quick in plan.models} - {ENGINE}
         reading = ahead(plan.state, plan.origins)
         if formed and reading is None and not cached(f"{formed[0].form}/{WEIGHTS}", 0):
             # The libraries are in memory, the model is not: the disk need not wait for Python.
@@ -56,15 +56,18 @@ class Early:
         _undocumented("numpy", "numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars")
         self._need("numpy", reading)
         if formed:
-            self._need("onnxruntime", reading)
+            self._need(ENGINE, reading)
             loading = threading.Thread(target=_load, args=(formed, reading, clock), daemon=True)
             loading.start()
         if any(quick.kind == "picture" for quick in plan.models):
             if reading is not None:
                 reading.wait("cv2")
             import_module("edge_agent.sources.opencv").load()
-        for engine in sorted(others):
-            self._need(engine, reading)
+        if others:
+            from ...inference.engines.registry import capabilities
+
+            for engine in sorted(others):
+                self._need(capabilities(engine).package, reading)
         if reading is not None:
             reading.wait()
 

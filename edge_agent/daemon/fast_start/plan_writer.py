@@ -15,7 +15,7 @@ from ...core.files import subfolders
 from ...models.store.catalog import Library
 from ...models.store.pointers import FILE as POINTERS
 from ...models.store.store import Store
-from ...runtime.pipelines.runner import Frames
+from ...runtime.pipelines.runner import Runner
 from ...runtime.serving.planned_model import PlannedModel
 from .fingerprint import digest, stamp
 from .plan import FILE, Plan, forget, write
@@ -32,7 +32,7 @@ class Planner:
 
     def __init__(
         self,
-        frames: Frames,
+        runner: Runner,
         store: Store,
         library: Library,
         lanes: int,
@@ -44,7 +44,7 @@ class Planner:
         """Prepare.
 
         Args:
-            frames: whose settings the plan repeats.
+            runner: whose settings the plan repeats.
             store: of versions.
             library: of all versions.
             lanes: how many frames are inferred at a time.
@@ -53,13 +53,13 @@ class Planner:
             quick: lists the models that a start can load at once.
 
         """
-        self._frames = frames
+        self._runner = runner
         self._store = store
         self._library = library
         self._lanes = lanes
         self._lazy = lazy
         self._config, self._origins = origins
-        self._settings, self._pending = frames.settings, self._origins
+        self._settings, self._pending = runner.settings, self._origins
         self._adopting = threading.Lock()
         self._quick = quick
         self._profiles = _stamps(_profiles())
@@ -82,8 +82,8 @@ class Planner:
 
     def _adopt(self) -> None:
         with self._adopting:
-            if self._frames.settings is not self._settings:
-                self._settings, self._origins = self._frames.settings, self._pending
+            if self._runner.settings is not self._settings:
+                self._settings, self._origins = self._runner.settings, self._pending
 
     def changed(self) -> None:
         """Have the plan written again soon; called as soon as another model serves."""
@@ -113,7 +113,7 @@ class Planner:
             self._keep()
 
     def _keep(self) -> None:
-        state = self._frames.settings.state
+        state = self._runner.settings.state
         self._adopt()
         try:
             if self.waits_for_restart or self._outdated():
@@ -129,7 +129,7 @@ class Planner:
                 self._origins,
                 self._lanes,
                 self._lazy,
-                pack(self._frames.settings),
+                pack(self._runner.settings),
                 list(self._quick()),
             )
             write(plan, self._looked_at())
@@ -155,7 +155,7 @@ class Planner:
 
     def _outdated(self) -> bool:
         """Whether something has been changed since it was read to become what runs."""
-        models = [serving.model for serving in self._frames.active.all()]
+        models = [serving.model for serving in self._runner.active.all()]
         folders = {model.folder.path for model in models if model is not None}
         with self._looking:
             now = {folder: _stamps(_files(folder)) for folder in sorted(folders)}

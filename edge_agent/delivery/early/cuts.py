@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .onnx_stream import Node
+from ...models.files.onnx_reader import Node
 
 WIDEST = 3
 """Tensors that may be handed over at a cut."""
@@ -91,7 +91,7 @@ class Cutter:
         self._nodes = nodes
         self._end = len(nodes)
         self._inputs, self._outputs = frozenset(inputs), frozenset(outputs)
-        self._maker = {name: index for index, node in enumerate(nodes) for name in node.gives}
+        self._maker = {name: index for index, node in enumerate(nodes) for name in node.outputs}
         self._folded = self._find_folded()
         self._needs = [self._reach(index) for index in range(len(nodes))]
         """Per node: the tensors that it takes from other nodes, the weights it needs, and the
@@ -120,11 +120,11 @@ class Cutter:
         varies = set(self._inputs)
         folded = set()
         for index, node in enumerate(self._nodes):
-            if not varies.intersection(node.takes):
+            if not varies.intersection(node.inputs):
                 folded.add(index)
                 continue
-            varies.update(node.gives)
-            if node.operator == "DequantizeLinear" and not self._outputs.intersection(node.gives):
+            varies.update(node.outputs)
+            if node.operator == "DequantizeLinear" and not self._outputs.intersection(node.outputs):
                 folded.add(index)
         return folded
 
@@ -133,7 +133,7 @@ class Cutter:
         takes, weights, along = set(), set(), {index}
         waiting = [index]
         while waiting:
-            for name in self._nodes[waiting.pop()].takes:
+            for name in self._nodes[waiting.pop()].inputs:
                 maker = self._maker.get(name)
                 if name in self._inputs:
                     takes.add(name)
@@ -154,7 +154,7 @@ class Cutter:
         for place in range(1, self._end):
             before = self._nodes[place - 1]
             if place - 1 not in self._folded:
-                alive.update(name for name in before.gives if name in self._users)
+                alive.update(name for name in before.outputs if name in self._users)
             alive = {name for name in alive if self._users[name][-1] >= place}
             if (
                 place not in self._folded
@@ -180,7 +180,7 @@ class Cutter:
         """Whether a node is done within a convolution, where both are in the same stage."""
         return node.operator in {"Add", "Sum"} and any(
             self._nodes[self._maker[name]].operator == "Conv"
-            for name in node.takes
+            for name in node.inputs
             if name in self._maker
         )
 
@@ -216,7 +216,7 @@ class Cutter:
     def _cut(self, end: int) -> Stage:
         own = [n for n in range(self._begin, end) if n not in self._folded]
         nodes = sorted({n for index in own for n in self._needs[index][2]})
-        made = {name for index in own for name in self._nodes[index].gives}
+        made = {name for index in own for name in self._nodes[index].outputs}
         takes = sorted({name for index in own for name in self._needs[index][0]} - made)
         gives = [
             name for name in sorted(made) if name in self._users and self._users[name][-1] >= end

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import AgentError
 from ...core.types import Array, Tensors, TensorSpec
-from ...inference.engines.engine import EngineChoice
+from ...inference.engines.protocol import EngineChoice
 from .growing_file import Arriving
 from .members import model_of, unpack_early
 from .news import NEWS

@@ -10,11 +10,23 @@ Source: onnx.proto.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ...core.types import TensorSpec
-from ...models.files.protobuf import DamagedError, Field, Sliceable, fields
+from ...models.files import onnx_schema as proto
+from ...models.files.onnx_reader import (
+    Node,
+    Span,
+    Tensor,
+    find,
+    read_attribute,
+    read_name,
+    read_node,
+    read_tensor,
+    read_value,
+)
+from ...models.files.protobuf import DamagedError, Field, fields
 from .growing_file import Arriving, UnfitError
 
 MAX_GRAPH_BYTES = 4 * 2**20
@@ -22,52 +34,6 @@ MAX_GRAPH_BYTES = 4 * 2**20
 TAIL_BYTES = 64 * 1024
 _OLDEST = 4
 """The first version of the format in which weights are no inputs."""
-
-# Fields of a model, of its graph, and of what they hold.
-_IR_VERSION, _GRAPH, _OPSET, _FUNCTION = 1, 7, 8, 25
-_NODE, _NAME, _INITIALIZER, _SPARSE, _INPUT, _OUTPUT = 1, 2, 5, 15, 11, 12
-_BEHIND = frozenset({10, 11, 12, 13, 14, 16})
-"""What may follow the weights of a graph."""
-_TAKES, _GIVES, _OPERATOR, _ATTRIBUTE, _DOMAIN = 1, 2, 4, 5, 7
-_BRANCHES = frozenset({6, 11})
-_TENSOR_NAME, _RAW, _EXTERNAL, _LOCATION = 8, 9, 13, 14
-
-TYPES: Mapping[str, int] = {
-    "float32": 1,
-    "uint8": 2,
-    "int8": 3,
-    "uint16": 4,
-    "int16": 5,
-    "int32": 6,
-    "int64": 7,
-    "bool": 9,
-    "float16": 10,
-    "float64": 11,
-    "uint32": 12,
-    "uint64": 13,
-}
-"""By NumPy's name of it, the number of a type."""
-_NAMES = {number: name for name, number in TYPES.items()}
-
-
-class Node(NamedTuple):
-    """One operation."""
-
-    operator: str
-    takes: tuple[str, ...]
-    gives: tuple[str, ...]
-    field: bytes
-    """As it is in the file."""
-
-
-class Tensor(NamedTuple):
-    """Where the weights of one name lie."""
-
-    name: str
-    begin: int
-    end: int
-    raw: tuple[int, int, int] | None
-    """Where its numbers are bytes: the start of their field, their begin and their end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +48,19 @@ class Ends:
     opsets: bytes
 
 
+@contextmanager
+def _unfit_if_damaged() -> Iterator[None]:
+    """Raise UnfitError for bytes that are not a message."""
+    try:
+        yield
+    except DamagedError as problem:
+        raise UnfitError(str(problem)) from None
+
+
 class OnnxFile:
     """A file on its way; to be read in this order: nodes, ends, tensors."""
 
+    @_unfit_if_damaged()
     def __init__(self, data: Arriving, begin: int, end: int) -> None:
         """Wait for the first bytes.
 
@@ -101,26 +77,27 @@ class OnnxFile:
         self.begin, self.end = begin, end
         self.front = b""
         """Fields of the model that come before its graph."""
-        for field in _fields(data, begin, end):
-            if field.number == _GRAPH:
+        for field in fields(data, begin, end):
+            if field.number == proto.MODEL_GRAPH:
                 break
             if field.end - begin > MAX_GRAPH_BYTES:
                 raise UnfitError("much comes before its graph")
-            if field.number == _IR_VERSION and field.value < _OLDEST:
+            if field.number == proto.MODEL_IR_VERSION and field.value < _OLDEST:
                 raise UnfitError("it is of an old version of ONNX")
-            if field.number < _GRAPH:
+            if field.number < proto.MODEL_GRAPH:
                 self.front += data.read(field.start, field.end)
         else:
             raise UnfitError("it has no graph")
         self.graph = (field.begin, field.end)
-        self._walk = _fields(data, *self.graph)
+        self._walk = fields(data, *self.graph)
         self._first: Field | None = None
 
     @property
-    def tail(self) -> tuple[int, int]:
+    def tail(self) -> Span:
         """The bytes that `ends` needs."""
         return max(self.graph[0], self.graph[1] - TAIL_BYTES), self.end
 
+    @_unfit_if_damaged()
     def nodes(self) -> list[Node]:
         """Wait for all nodes.
 
@@ -131,15 +108,24 @@ class OnnxFile:
         """
         found: list[Node] = []
         for field in self._walk:
-            if field.number == _INITIALIZER:
+            if field.number == proto.GRAPH_INITIALIZER:
                 self._first = field
                 return found
             if field.end - self.graph[0] > MAX_GRAPH_BYTES:
                 raise UnfitError("its nodes are too many")
-            if field.number == _NODE:
-                found.append(_node(self._data.read(field.start, field.end)))
+            if field.number == proto.GRAPH_NODE:
+                found.append(self._node(field))
         raise UnfitError("it has no weights of its own")
 
+    def _node(self, field: Field) -> Node:
+        node = read_node(self._data, field)
+        if any(read_attribute(self._data, each).graphs for each in node.attributes.values()):
+            raise UnfitError("it has branches or loops")
+        if node.domain not in {"", "ai.onnx"}:
+            raise UnfitError(f"operator {node.domain}.{node.operator} is none of the standard's")
+        return node
+
+    @_unfit_if_damaged()
     def ends(self) -> Ends:
         """Wait for what the network takes and gives, without its weights.
 
@@ -149,17 +135,17 @@ class OnnxFile:
         """
         start = self.tail[0]
         opsets = b""
-        for field in _fields(self._data, self.graph[1], self.end):
-            if field.number == _OPSET:
+        for field in fields(self._data, self.graph[1], self.end):
+            if field.number == proto.MODEL_OPSET:
                 opsets += self._data.read(field.start, field.end)
-            elif field.number in {_GRAPH, _FUNCTION}:
+            elif field.number in {proto.MODEL_GRAPH, proto.MODEL_FUNCTION}:
                 raise UnfitError("it has functions of its own")
         data = self._data.read(start, self.graph[1])
         at = data.find(_TAG_INPUT)
         while at >= 0:
             try:
                 inputs, outputs = _values(data[at:])
-            except (UnfitError, UnicodeDecodeError):
+            except (UnfitError, DamagedError, UnicodeEncodeError):
                 at = data.find(_TAG_INPUT, at + 1)
                 continue
             return Ends(start + at, inputs, outputs, opsets)
@@ -172,89 +158,38 @@ class OnnxFile:
             UnfitError: something else is among them, or *ends* was no more than a resemblance.
 
         """
-        last = self._first
-        while last is not None and last.number == _INITIALIZER:
-            tensor = self._tensor(last)
-            self._data.wait(last.start, last.end)
-            if tensor.name in ends.inputs:
-                raise UnfitError("its weights are inputs, too")
-            yield tensor
-            last = next(self._walk, None)
-        if last is None or last.start != ends.start:
-            raise UnfitError("its parts come in another order")
-
-    def _tensor(self, field: Field) -> Tensor:
-        name, raw = "", None
-        for part in _fields(self._data, field.begin, field.end):
-            if part.number == _TENSOR_NAME:
-                name = self._data.read(part.begin, part.end).decode("utf-8", "replace")
-            elif part.number == _RAW:
-                raw = (part.start, part.begin, part.end)
-            elif part.number == _EXTERNAL or (part.number == _LOCATION and part.value):
-                raise UnfitError("its weights lie in another file")
-        return Tensor(name, field.begin, field.end, raw)
+        with _unfit_if_damaged():
+            last = self._first
+            while last is not None and last.number == proto.GRAPH_INITIALIZER:
+                tensor = read_tensor(self._data, (last.begin, last.end))
+                if tensor.external or tensor.is_external:
+                    raise UnfitError("its weights lie in another file")
+                self._data.wait(last.start, last.end)
+                if tensor.name in ends.inputs:
+                    raise UnfitError("its weights are inputs, too")
+                yield tensor
+                last = next(self._walk, None)
+            if last is None or last.start != ends.start:
+                raise UnfitError("its parts come in another order")
 
 
-def declared(name: str, value: bytes) -> TensorSpec:
+@_unfit_if_damaged()
+def declared(name: str, field: bytes) -> TensorSpec:
     """Read what a network says of something that it takes or gives.
 
     Raises:
         UnfitError: it is no tensor of numbers, or has no shape.
 
     """
-    at = (0, len(value))
-    # The way down to the tensor's type: field, value, type, tensor.
-    for number in (None, 2, 1):
-        found = [f for f in _fields(value, *at) if number is None or f.number == number]
-        if not found:
-            raise UnfitError(f"{name} is no tensor")
-        at = (found[-1].begin, found[-1].end)
-    parts = {field.number: field for field in _fields(value, *at)}
-    if 1 not in parts or 2 not in parts or parts[1].value not in _NAMES:
+    (whole,) = fields(field, 0, len(field))
+    value = read_value(field, (whole.begin, whole.end))
+    kind, _ = proto.DTYPES.get(value.dtype or 0, ("", 0))
+    if kind not in proto.NUMBERS or value.shape is None:
         raise UnfitError(f"{name} is no tensor of numbers whose shape is known")
-    shape: list[int | None] = []
-    for size in _fields(value, parts[2].begin, parts[2].end):
-        known = [f.value for f in _fields(value, size.begin, size.end) if f.number == 1]
-        shape.append(known[-1] if known and 0 < known[-1] < 2**31 else None)
-    return TensorSpec(name, tuple(shape), _NAMES[parts[1].value])
+    return TensorSpec(name, value.shape, kind)
 
 
-def _fields(data: Sliceable, at: int, end: int) -> Iterator[Field]:
-    """Give the fields of a message, which may have to arrive first.
-
-    Raises:
-        UnfitError: it is no message.
-
-    """
-    try:
-        yield from fields(data, at, end)
-    except DamagedError as problem:
-        raise UnfitError(str(problem)) from None
-
-
-_TAG_INPUT = bytes([_INPUT << 3 | 2])
-
-
-def _node(data: bytes) -> Node:
-    (whole,) = _fields(data, 0, len(data))
-    takes, gives, operator, domain = [], [], "", ""
-    for part in _fields(data, whole.begin, whole.end):
-        if part.number == _ATTRIBUTE:
-            if any(f.number in _BRANCHES for f in _fields(data, part.begin, part.end)):
-                raise UnfitError("it has branches or loops")
-        elif part.number in {_TAKES, _GIVES, _OPERATOR, _DOMAIN}:
-            text = data[part.begin : part.end].decode("utf-8", "replace")
-            if part.number == _TAKES:
-                takes.append(text)
-            elif part.number == _GIVES:
-                gives.append(text)
-            elif part.number == _OPERATOR:
-                operator = text
-            else:
-                domain = text
-    if domain not in {"", "ai.onnx"}:
-        raise UnfitError(f"operator {domain}.{operator} is none of the standard's")
-    return Node(operator, tuple(takes), tuple(gives), data)
+_TAG_INPUT = bytes([proto.GRAPH_INPUT << 3 | 2])
 
 
 def _values(data: bytes) -> tuple[dict[str, bytes], dict[str, bytes]]:
@@ -262,19 +197,20 @@ def _values(data: bytes) -> tuple[dict[str, bytes], dict[str, bytes]]:
 
     Raises:
         UnfitError: it is not.
-        UnicodeDecodeError: likewise.
+        DamagedError, UnicodeEncodeError: likewise.
 
     """
-    found: dict[int, dict[str, bytes]] = {_INPUT: {}, _OUTPUT: {}}
-    for field in _fields(data, 0, len(data)):
-        if field.number not in _BEHIND:
+    found: dict[int, dict[str, bytes]] = {proto.GRAPH_INPUT: {}, proto.GRAPH_OUTPUT: {}}
+    for field in fields(data, 0, len(data)):
+        if field.number not in proto.GRAPH_AFTER_WEIGHTS:
             raise UnfitError("something else")
         if field.number in found:
-            parts = {part.number: part for part in _fields(data, field.begin, field.end)}
-            if 1 not in parts or 2 not in parts:
+            span = (field.begin, field.end)
+            name = read_name(data, span, proto.VALUE_NAME)
+            if not name or find(data, span, proto.VALUE_TYPE) is None:
                 raise UnfitError("something without name or type")
-            name = data[parts[1].begin : parts[1].end].decode("utf-8")
+            name.encode()  # bytes that are not UTF-8 are no name
             found[field.number][name] = data[field.start : field.end]
-    if not found[_INPUT] or not found[_OUTPUT]:
+    if not all(found.values()):
         raise UnfitError("nothing goes in, or comes out")
-    return found[_INPUT], found[_OUTPUT]
+    return found[proto.GRAPH_INPUT], found[proto.GRAPH_OUTPUT]

@@ -14,33 +14,25 @@ import onnxruntime as ort
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
-from ...inference.engines.engine import (
-    EngineChoice,
-    FixShapes,
-    check_inputs,
-    native_reason,
-    settle_shapes,
-)
-from ...inference.engines.ort import settle
+from ...inference.engines.native_error import native_reason
+from ...inference.engines.ort import label_of, settle
 from ...inference.engines.ort import specs as specs_of
 from ...inference.engines.ort_options import session_options
+from ...inference.engines.protocol import EngineChoice, FixShapes, check_inputs, fix_inputs
 from ...inference.folding.fold import Fold
+from ...models.files import onnx_schema as proto
+from ...models.files.external_weights import externalized
+from ...models.files.onnx_reader import Tensor
 from ...models.files.protobuf import message, numeral
 from .cuts import Cutter, Stage
 from .growing_file import Arriving, UnfitError
-from .onnx_stream import TYPES, OnnxFile, Tensor, declared
+from .onnx_stream import OnnxFile, declared
 
 _DATA = "arriving"
 """By which name the graphs call the file that arrives."""
-_LEAST = 1024
-"""Bytes below which weights stay in the graph: shapes and scales are looked at while it loads."""
 NEAR = 8
 """It is nearly there when no more than this part of it is missing."""
 _KEPT_RUNS = 2
-
-# Fields of a model, a graph, and a tensor.
-_GRAPH, _INITIALIZER, _INPUT, _OUTPUT = 7, 5, 11, 12
-_EXTERNAL_DATA, _DATA_LOCATION, _EXTERNAL = 13, 14, 1
 
 
 class StagedEngine:
@@ -59,8 +51,10 @@ class StagedEngine:
             EngineError: it cannot be run like this at all.
 
         """
-        self.label = "onnxruntime:CPUExecutionProvider"
+        self.label = label_of()
         self.fold: Fold | None = None
+        self.prepared = None
+        self.widened = None
         self._data = data
         self._file = file
         self._nodes = file.nodes()
@@ -86,7 +80,7 @@ class StagedEngine:
             EngineError: some stay open.
 
         """
-        self.inputs = settle_shapes(self.inputs, fix_shapes, Path("model"))
+        self.inputs = fix_inputs(self.inputs, fix_shapes, Path("model"))
 
     @property
     def stages(self) -> int:
@@ -151,8 +145,9 @@ class StagedEngine:
             total = self._file.end - self._file.begin
             for tensor in self._file.tensors(self._ends):
                 here[tensor.name] = tensor
-                sizes[tensor.name] = tensor.end - tensor.begin
-                left = self._file.end - tensor.end
+                begin, end = tensor.span
+                sizes[tensor.name] = end - begin
+                left = self._file.end - end
                 while (stage := cutter.next(sizes, left, total)) is not None:
                     self._build(stage, here, known)
                 if left * NEAR <= total:
@@ -175,7 +170,7 @@ class StagedEngine:
             self._graph(stage, here, known), options, providers=["CPUExecutionProvider"]
         )
         for spec in specs_of(session.get_outputs(), Path("model")):
-            known[spec.name] = message(_INPUT, _value(spec))
+            known[spec.name] = message(proto.GRAPH_INPUT, _value(spec))
         with self._changed:
             if self._problem is None:
                 self._built.append((stage, session))
@@ -183,37 +178,32 @@ class StagedEngine:
 
     def _graph(self, stage: Stage, here: Mapping[str, Tensor], known: Mapping[str, bytes]) -> bytes:
         """Write a stage as a model of its own, its larger weights left where they are."""
-        parts = [self._nodes[index].field for index in stage.nodes]
-        parts.append(message(2, b"stage"))
-        parts += [message(_INITIALIZER, self._tensor(here[name])) for name in stage.weights]
+        nodes = (self._nodes[index].field for index in stage.nodes)
+        parts = [self._data.read(field.start, field.end) for field in nodes]
+        parts.append(message(proto.GRAPH_NAME, b"stage"))
+        weights = (self._tensor(here[name]) for name in stage.weights)
+        parts += [message(proto.GRAPH_INITIALIZER, tensor) for tensor in weights]
         parts += [known[name] for name in stage.takes]
         for name in stage.gives:
             # Of what goes on to other stages the engine works the type out by itself.
             whole = self._ends.outputs.get(name)
-            parts.append(whole or message(_OUTPUT, message(1, name.encode())))
-        return self._file.front + message(_GRAPH, b"".join(parts)) + self._ends.opsets
+            named = message(proto.VALUE_NAME, name.encode())
+            parts.append(whole or message(proto.GRAPH_OUTPUT, named))
+        graph = message(proto.MODEL_GRAPH, b"".join(parts))
+        return self._file.front + graph + self._ends.opsets
 
     def _tensor(self, tensor: Tensor) -> bytes:
-        if tensor.raw is None or tensor.raw[2] - tensor.raw[1] < _LEAST:
-            return self._data.read(tensor.begin, tensor.end)
-        start, begin, end = tensor.raw
-        places = (("location", _DATA), ("offset", str(begin)), ("length", str(end - begin)))
-        entries = b"".join(
-            message(_EXTERNAL_DATA, message(1, key.encode()) + message(2, value.encode()))
-            for key, value in places
-        )
-        return (
-            self._data.read(tensor.begin, start)
-            + self._data.read(end, tensor.end)
-            + entries
-            + numeral(_DATA_LOCATION, _EXTERNAL)
-        )
+        outside = externalized(self._data, tensor, _DATA)
+        return self._data.read(*tensor.span) if outside is None else outside
 
 
 def _value(spec: TensorSpec) -> bytes:
     """Describe a tensor as a graph's input."""
     sizes = b"".join(
-        message(1, numeral(1, size) if size is not None else b"") for size in spec.shape
+        message(proto.SHAPE_SIZE, b"" if size is None else numeral(proto.SIZE_NUMBER, size))
+        for size in spec.shape
     )
-    kind = message(1, numeral(1, TYPES[spec.dtype]) + message(2, sizes))
-    return message(1, spec.name.encode()) + message(2, kind)
+    element = numeral(proto.TENSOR_ELEMENT, proto.NUMBERS[spec.dtype])
+    kind = message(proto.TYPE_TENSOR, element + message(proto.TENSOR_SHAPE, sizes))
+    name = message(proto.VALUE_NAME, spec.name.encode())
+    return name + message(proto.VALUE_TYPE, kind)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from ...core.errors import AgentError
 from ...core.types import Kind, Outcome, Sample, Tensors, TensorSpec
-from ...inference.engines.engine import EngineChoice, settle_shapes
+from ...inference.engines.protocol import EngineChoice, fix_inputs
+from ...inference.engines.registry import runs_arriving
 from ...inference.model import Region, cut
 from ...inference.preprocess.inputs import fixed_shapes
 from ...inference.preprocess.plan import plan
@@ -88,10 +89,11 @@ class Ahead:
         if serving is not None and serving.shadow is None:
             serving.shadow = self._newest
         self.kind: Kind | None = serving.kind if serving is not None else None
-        self._quick = next((choice for choice in choices if _is_quick(choice)), None)
+        self._quick = next((choice for choice in choices if runs_arriving(choice)), None)
         engines = [choice.engine for choice in choices]
         if self._quick is not None:
-            engines = sorted(engines, key=lambda engine: engine != "onnxruntime")
+            first = self._quick.engine
+            engines = sorted(engines, key=lambda engine: engine != first)
         self._folder = folder
         try:
             self._process: TrialProcess | None = TrialProcess(engines, memory_mb, self._frame)
@@ -129,7 +131,7 @@ class Ahead:
             return None
         try:
             spec = load(self._folder).manifest.input
-            settled = settle_shapes(specs, fixed_shapes(spec, kind), Path("model"))
+            settled = fix_inputs(specs, fixed_shapes(spec, kind), Path("model"))
             if sum(prod(size or 1 for size in each.shape) for each in settled) > MAX_NUMBERS:
                 return None
             data = sample.data
@@ -176,8 +178,3 @@ class Ahead:
     def _look_away(self) -> None:
         if self._serving is not None and self._serving.shadow is self._newest:
             self._serving.shadow = None
-
-
-def _is_quick(choice: EngineChoice) -> bool:
-    """Whether stages can be built for it."""
-    return choice.place == ("onnxruntime", "CPU")

@@ -24,7 +24,7 @@ from typing import Any
 
 from ...core.child import kill_group, last_line, signal_name
 from ...core.types import Kind, Tensors, TensorSpec
-from ...inference.engines.engine import EngineChoice
+from ...inference.engines.protocol import EngineChoice
 from ...runtime.serving.out_of_core import OutOfCore
 from ..early.news import NEWS
 from .worker import Verdict

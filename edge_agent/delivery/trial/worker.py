@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 from ...core.child import die_with_parent, run_in_background
 from ...core.errors import AgentError, EngineError, ModelError, SampleError
 from ...device.resources import trim_memory
-from ...inference.engines.engine import MODULES, EngineChoice
+from ...inference.engines.protocol import EngineChoice
+from ...inference.engines.registry import load_library
 
 if TYPE_CHECKING:
     from ...core.types import Array, Kind, TensorSpec
@@ -149,7 +150,7 @@ def _load_libraries(engines: list[str]) -> None:
     for engine in engines:
         # One that is not installed is passed over later, with its reason.
         with contextlib.suppress(ImportError):
-            import_module(MODULES[engine])
+            load_library(engine)
 
 
 def _let_go() -> None:

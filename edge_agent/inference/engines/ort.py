@@ -18,9 +18,10 @@ import onnxruntime as ort
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
 from ...device.resources import usable_cpus
-from .engine import EngineChoice, FixShapes, check_inputs, native_reason, settle_shapes
+from .native_error import native_reason
 from .ort_fold import fitting, folded_session
-from .ort_options import FATAL_ONLY, Words, session_options
+from .ort_options import FATAL_ONLY, NAME, Words, session_options
+from .protocol import EngineChoice, FixShapes, check_inputs, fix_inputs
 
 if TYPE_CHECKING:
     from ..folding.cut import InputCut
@@ -63,6 +64,11 @@ _PRECISIONS: Mapping[tuple[str, str], Mapping[str, str]] = {
 _CPU = "CPUExecutionProvider"
 
 
+def label_of(provider: str = _CPU) -> str:
+    """Return the label of an engine that runs on a provider."""
+    return f"{NAME}:{provider}"
+
+
 class OrtEngine:
     """A session. `run` may be called by any number of threads at a time."""
 
@@ -82,10 +88,11 @@ class OrtEngine:
             fold: how the session's network differs.
 
         """
-        self.label = f"onnxruntime:{session.get_providers()[0]}"
+        self.label = label_of(session.get_providers()[0])
         self.inputs = inputs
         self.outputs = outputs
         self.fold = fold
+        self.prepared = None
         self._taken = inputs if fold is None else fold.specs(inputs)
         self._names = [spec.name for spec in outputs]
         self._session: ort.InferenceSession | None = session
@@ -153,7 +160,7 @@ def open_network(
             ONNX Runtime cannot read or run.
 
     """
-    where = f"onnxruntime:{choice.device}"
+    where = f"{NAME}:{choice.device}"
     if network.suffix.lower() != ".onnx":
         raise EngineError(f"{where}: reads .onnx files only, found {network.name}")
     provider = _provider(choice.device)
@@ -188,7 +195,7 @@ def open_network(
     # get_inputs() leaves out initializers, also where the graph lists them as inputs.
     found = specs(session.get_inputs(), network)
     declared = found if fold is None else fold.declared(found)
-    inputs = settle_shapes(declared, fix_shapes, network)
+    inputs = fix_inputs(declared, fix_shapes, network)
     return OrtEngine(session, inputs, specs(session.get_outputs(), network), fold)
 
 
@@ -200,7 +207,7 @@ def _provider(device: str) -> str:
             return str(name)
     short = ", ".join(name.removesuffix("ExecutionProvider") for name in available)
     raise EngineError(
-        f"onnxruntime:{device}: this build of onnxruntime has no such provider; it has {short}"
+        f"{NAME}:{device}: this build of onnxruntime has no such provider; it has {short}"
     )
 
 
@@ -227,13 +234,13 @@ def settle(choice: EngineChoice, provider: str = _CPU) -> tuple[Words, dict[str,
         elif provider != _CPU and not key.startswith(("session.", "mlas.")):
             given[key] = _text(value)
         else:
-            raise EngineError(f"onnxruntime:{choice.device}: option {key} = {value!r} is not known")
+            raise EngineError(f"{NAME}:{choice.device}: option {key} = {value!r} is not known")
     if choice.precision not in {None, "f32"}:
         try:
             given = {**_PRECISIONS[provider, str(choice.precision)], **given}
         except KeyError:
             raise EngineError(
-                f"onnxruntime:{choice.device}: precision {choice.precision!r} cannot be set here; "
+                f"{NAME}:{choice.device}: precision {choice.precision!r} cannot be set here; "
                 "the model's own is what runs"
             ) from None
     words = {

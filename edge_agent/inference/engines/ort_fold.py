@@ -11,7 +11,7 @@ import platform
 import onnxruntime as ort
 
 from ..folding.cut import InputCut
-from .engine import native_reason
+from .native_error import native_reason
 from .ort_options import Words, session_options
 
 log = logging.getLogger(__name__)

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+NAME = "onnxruntime"
+"""Of the engine in settings and profiles, and of the package that brings it."""
+
 Words = Mapping[str, Any]
 """threads, spins, level (none, basic, extended, all), entries (texts by key), switches (truths by
 key)."""

@@ -20,7 +20,9 @@ from ...core.errors import AgentError, EngineError
 from ...core.types import Array, Tensors, TensorSpec
 from ...device.resources import usable_cpus
 from ...models.files.facts import OPENVINO_TYPES
-from .engine import EngineChoice, FixShapes, check_inputs, native_reason, settle_shapes
+from .native_error import native_reason
+from .ov_capabilities import CAPABILITIES
+from .protocol import EngineChoice, FixShapes, check_inputs, fix_inputs
 
 if TYPE_CHECKING:
     from ..folding.cut import InputCut
@@ -31,10 +33,9 @@ log = logging.getLogger(__name__)
 # One for the process: each costs a device query, and plugins are not unloaded anyway.
 core = ov.Core()
 
+NAME = "openvino"
+"""Of the engine in settings and profiles."""
 VERSION = str(ov.__version__)
-
-# Devices that only choose others; what serves is asked of the compiled network.
-_BROKERS = ("AUTO", "MULTI", "HETERO", "BATCH")
 
 _ON_X86 = platform.machine() == "x86_64"
 
@@ -77,6 +78,8 @@ class OvEngine:
         self.inputs = inputs
         self.outputs = outputs
         self.fold = fold
+        self.prepared = None
+        self.widened = None
         self._taken = inputs if fold is None else fold.specs(inputs)
         self._networks: list[ov.CompiledModel] | None = compiled
         self._compiled: cycle[ov.CompiledModel] | None = cycle(compiled)
@@ -173,7 +176,7 @@ def compile_network(
         EngineError: as for `open_network`.
 
     """
-    where = f"openvino:{choice.device}"
+    where = f"{NAME}:{choice.device}"
     try:
         if not _joins(choice):
             return _compile(choice, network, fix_shapes, copies, cut, joined=False)
@@ -206,7 +209,7 @@ def _compile(
     model = core.read_model(str(network))
     names = [_result_name(port) for port in model.outputs]
     declared = tuple(_spec(port, port.get_any_name(), network) for port in model.inputs)
-    inputs = settle_shapes(declared, fix_shapes, network)
+    inputs = fix_inputs(declared, fix_shapes, network)
     if inputs != declared:
         model.reshape({spec.name: list(spec.shape) for spec in inputs})
     fold = _folded(model, cut) if is_cpu(choice) else None
@@ -270,10 +273,11 @@ def is_cpu(choice: EngineChoice) -> bool:
 
 def label_of(choice: EngineChoice, compiled: ov.CompiledModel) -> str:
     """Name the engine and the device that really serves."""
-    if not choice.device.upper().startswith(_BROKERS):
-        return f"openvino:{choice.device}"
+    # A device that only chooses others: the compiled network knows which one serves.
+    if not choice.device.upper().startswith(tuple(CAPABILITIES.virtual_devices)):
+        return f"{NAME}:{choice.device}"
     serving: list[str] = compiled.get_property("EXECUTION_DEVICES")
-    return "openvino:" + ",".join(name.strip("()") for name in serving)
+    return f"{NAME}:" + ",".join(name.strip("()") for name in serving)
 
 
 def _tensor(array: Array) -> ov.Tensor:

@@ -17,18 +17,7 @@ from importlib import metadata
 from typing import Any
 
 from ...core.child import Child, ChildError, answer_question
-from .engine import MODULES
-
-# Builds of ONNX Runtime that bring other providers install the same package under these names.
-_DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
-    "openvino": ("openvino",),
-    "onnxruntime": (
-        "onnxruntime",
-        "onnxruntime-gpu",
-        "onnxruntime-openvino",
-        "onnxruntime-migraphx",
-    ),
-}
+from .registry import ENGINES, capabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +44,8 @@ class Probe:
         wanted = device.lower()
         # "AUTO:GPU,CPU" chooses among devices itself; "GPU" stands for the first of "GPU.0" ….
         known = {name.lower() for name in facts.devices}
-        if wanted.partition(":")[0] in {"auto", "multi", "hetero", "batch"} or wanted in known:
+        virtual = capabilities(engine).virtual_devices
+        if wanted.partition(":")[0].upper() in virtual or wanted in known:
             return None
         if any(name.partition(".")[0] == wanted for name in known):
             return None
@@ -67,8 +57,8 @@ class Probe:
 def installed() -> dict[str, str]:
     """Give the version of each engine that is installed, without loading it."""
     versions = {}
-    for engine, names in _DISTRIBUTIONS.items():
-        for name in names:
+    for engine in ENGINES:
+        for name in capabilities(engine).distributions:
             with suppress(metadata.PackageNotFoundError):
                 versions[engine] = metadata.version(name)
                 break
@@ -81,7 +71,7 @@ def probe(timeout_s: float = 20.0) -> Probe:
     Never raises: an engine that crashes, hangs or is not there is described by its `problem`.
     """
     deadline = time.monotonic() + timeout_s
-    children = {engine: _start(engine) for engine in MODULES}
+    children = {engine: _start(engine) for engine in ENGINES}
     return Probe({engine: _finish(engine, child, deadline) for engine, child in children.items()})
 
 
@@ -105,40 +95,17 @@ def _finish(engine: str, child: Child | ChildError, deadline: float) -> EngineFa
     return EngineFacts(answer["version"] or version, answer["devices"], answer.get("problem"))
 
 
-def _ask_openvino() -> dict[str, Any]:
-    import openvino as ov
-
-    core = ov.Core()
-    devices = {
-        device: str(core.get_property(device, "FULL_DEVICE_NAME"))
-        for device in core.available_devices
-    }
-    return {"version": ov.__version__, "devices": devices}
-
-
-def _ask_onnxruntime() -> dict[str, Any]:
-    import onnxruntime as ort
-
-    # What this build brings; whether a provider comes up is only seen when a session is made.
-    names = ort.get_available_providers()
-    return {
-        "version": ort.__version__,
-        "devices": {name.removesuffix("ExecutionProvider"): name for name in names},
-    }
-
-
-_ASK = {"openvino": _ask_openvino, "onnxruntime": _ask_onnxruntime}
-
-
 def _describe(engine: str) -> dict[str, Any]:
     """Return version and devices of an engine; in the child."""
     try:
-        return _ASK[engine]()
+        version, devices = capabilities(engine).survey()
     except ImportError as problem:
         words = f"{engine} is not installed: {problem}"
     except RuntimeError as problem:
         line = next(iter(str(problem).splitlines()), type(problem).__name__)
         words = f"{engine}: {line}"
+    else:
+        return {"version": version, "devices": dict(devices)}
     return {"version": None, "devices": {}, "problem": words}
 
 

@@ -5,40 +5,17 @@ Only the graph is written anew; weights stay where they are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from mmap import mmap
 from pathlib import Path
 
 from ...core.frozen import record
-from ...models.files.protobuf import fields, message, numeral
-from ...models.files.skeleton import map_file, skeleton
+from ...models.files import onnx_schema as proto
+from ...models.files.external_weights import externalize_weights
+from ...models.files.onnx_reader import map_file, name_bytes, read_name
+from ...models.files.protobuf import Field, fields, message, numeral, replace_fields
 from .fold import FIRST, Fold
-from .graph import (
-    ATTRIBUTE_INTS,
-    ATTRIBUTE_NAME,
-    ATTRIBUTE_TYPE,
-    GRAPH_INITIALIZER,
-    GRAPH_INPUT,
-    GRAPH_NODE,
-    GRAPH_VALUE,
-    INT8,
-    MODEL_GRAPH,
-    NODE_ATTRIBUTE,
-    NODE_INPUT,
-    NODE_NAME,
-    NODE_OP,
-    NODE_OUTPUT,
-    OF_INTS,
-    TENSOR_ELEMENT,
-    TENSOR_NAME,
-    TENSOR_RAW,
-    TENSOR_SHAPE,
-    TENSOR_TYPE,
-    TYPE_TENSOR,
-    UINT8,
-    VALUE_NAME,
-    VALUE_TYPE,
-)
 
 _ZERO_POINT = b"folded/zero_point"
 
@@ -49,9 +26,9 @@ class InputCut:
 
     network: Path
     fold: Fold
-    quantisers: dict[int, tuple[bytes, bytes]]
+    quantisers: dict[int, tuple[str, str]]
     """By number of the node: what it takes and gives. It becomes one that passes bytes on."""
-    retyped: frozenset[bytes]
+    retyped: frozenset[str]
     """Tensors of another type than before, the input among them."""
     back: frozenset[int] | None
     """The nodes that turn the steps into floats again; None: others use them, too."""
@@ -71,14 +48,15 @@ class InputCut:
         """Give the same cut for steps with the colours last, where that is of any use."""
         return replace(self, fold=replace(self.fold, turned=True)) if self.convolved else self
 
-    def apply(self, graph: bytes) -> bytes:
-        """Change a network's graph, as `skeleton` gives it."""
-        return b"".join(
-            message(number, self._graph(graph, begin, end))
-            if number == MODEL_GRAPH
-            else graph[start:end]
-            for number, start, end, begin, _ in fields(graph, 0, len(graph))
-        )
+    def apply(self, model: bytes) -> bytes:
+        """Change a network's graph, as `externalize_weights` returns it."""
+
+        def in_model(field: Field) -> bytes | None:
+            if field.number != proto.MODEL_GRAPH:
+                return None
+            return message(field.number, self._graph(model, field))
+
+        return replace_fields(model, 0, len(model), in_model)
 
     def open(self) -> tuple[bytes, dict[str, mmap]]:
         """Give the changed graph, and by name the files in which its weights stayed.
@@ -88,98 +66,112 @@ class InputCut:
 
         """
         files = {self.network.name: map_file(self.network)}
-        elsewhere: set[str] = set()
-        graph = self.apply(skeleton(files[self.network.name], self.network.name, elsewhere))
-        files |= {name: map_file(self.network.parent / name) for name in elsewhere - files.keys()}
+        others: set[str] = set()
+        name = self.network.name
+        graph = self.apply(externalize_weights(files[name], name, others))
+        files |= {name: map_file(self.network.parent / name) for name in others - files.keys()}
         return graph, files
 
-    def _graph(self, data: bytes, at: int, last: int) -> bytes:
-        parts, node = [], -1
+    def _graph(self, model: bytes, graph: Field) -> bytes:
+        node = -1
+
+        def in_graph(field: Field) -> bytes | None:
+            nonlocal node
+            if field.number == proto.GRAPH_NODE:
+                node += 1
+                if node in self.quantisers:
+                    return message(field.number, _move(*self.quantisers[node], self.fold.turned))
+                if self.shifted and node in (self.back or ()):
+                    return message(field.number, _with_zero_point(model[field.begin : field.end]))
+            elif field.number in {proto.GRAPH_INPUT, proto.GRAPH_VALUE}:
+                name = read_name(model, (field.begin, field.end), proto.VALUE_NAME)
+                if field.number == proto.GRAPH_VALUE:
+                    # The engine works out by itself what is declared of the types in between.
+                    return b"" if name in self.retyped else None
+                if name == self.fold.name:
+                    content = _retyped(model[field.begin : field.end], self.fold)
+                    return message(field.number, content)
+            return None
+
+        changed = replace_fields(model, graph.begin, graph.end, in_graph)
         if self.shifted:
-            parts.append(message(GRAPH_INITIALIZER, _zero_point(self.fold.zero_point)))
-        for number, start, end, begin, _ in fields(data, at, last):
-            node += number == GRAPH_NODE
-            if number == GRAPH_NODE and node in self.quantisers:
-                parts.append(message(number, _moves(*self.quantisers[node], self.fold.turned)))
-            elif number == GRAPH_NODE and self.shifted and node in (self.back or ()):
-                parts.append(message(number, _with_zero_point(data[begin:end])))
-            elif number == GRAPH_INPUT and _named(data, begin, end) == self.fold.name.encode():
-                parts.append(message(number, _retyped(data[begin:end], self.fold)))
-            elif number != GRAPH_VALUE or _named(data, begin, end) not in self.retyped:
-                # What is noted of the types in between is worked out anew by who loads it.
-                parts.append(data[start:end])
-        return b"".join(parts)
-
-
-def _named(data: bytes, at: int, last: int) -> bytes:
-    """Give the name of an input, output or tensor in between."""
-    for number, _, end, begin, _ in fields(data, at, last):
-        if number == VALUE_NAME:
-            return data[begin:end]
-    return b""
+            zero_point = _zero_point(self.fold.zero_point)
+            changed = message(proto.GRAPH_INITIALIZER, zero_point) + changed
+        return changed
 
 
 def _retyped(value: bytes, fold: Fold) -> bytes:
-    """Change the type of an input's numbers."""
-    element = numeral(TENSOR_ELEMENT, INT8 if fold.dtype == "int8" else UINT8)
+    """Change the type of an input's numbers, and the order of its sizes."""
 
-    def changed(data: bytes, path: tuple[int, ...]) -> bytes:
-        parts: dict[int, list[bytes]] = {}
-        for number, start, end, begin, _ in fields(data, 0, len(data)):
-            inner = path and number == path[0]
-            part = message(number, changed(data[begin:end], path[1:])) if inner else data[start:end]
-            parts.setdefault(number, []).append(part)
-        if not path:
-            parts[TENSOR_ELEMENT] = [element]
-            if fold.turned:
-                parts[TENSOR_SHAPE] = [_turned(data, TENSOR_SHAPE)]
-        return b"".join(part for each in parts.values() for part in each)
+    def within(data: bytes, number: int, change: Callable[[bytes], bytes]) -> bytes:
+        def replacement(field: Field) -> bytes | None:
+            if field.number != number:
+                return None
+            return message(number, change(data[field.begin : field.end]))
 
-    return changed(value, (VALUE_TYPE, TYPE_TENSOR))
+        return replace_fields(data, 0, len(data), replacement)
+
+    def tensor(data: bytes) -> bytes:
+        element = numeral(proto.TENSOR_ELEMENT, proto.INT8 if fold.dtype == "int8" else proto.UINT8)
+
+        def replacement(field: Field) -> bytes | None:
+            if field.number == proto.TENSOR_ELEMENT:
+                return element
+            if field.number == proto.TENSOR_SHAPE and fold.turned:
+                return _turned(data[field.begin : field.end])
+            return None
+
+        return replace_fields(data, 0, len(data), replacement)
+
+    return within(value, proto.VALUE_TYPE, lambda data: within(data, proto.TYPE_TENSOR, tensor))
 
 
-def _turned(tensor: bytes, shape: int) -> bytes:
-    """Put the second of four sizes last."""
-    sizes: list[bytes] = []
-    for number, _, end, begin, _ in fields(tensor, 0, len(tensor)):
-        if number == shape:
-            sizes = [tensor[a:b] for _, a, b, _, _ in fields(tensor, begin, end)]
-    first, second, third, fourth = sizes
-    return message(shape, first + third + fourth + second)
+def _turned(shape: bytes) -> bytes:
+    """Encode a shape of four sizes with the second of them last."""
+    first, second, third, fourth = (
+        shape[each.start : each.end] for each in fields(shape, 0, len(shape))
+    )
+    return message(proto.TENSOR_SHAPE, first + third + fourth + second)
 
 
 def _zero_point(value: int) -> bytes:
-    """Write a constant of one byte."""
-    element = numeral(TENSOR_TYPE, UINT8)
-    return element + message(TENSOR_NAME, _ZERO_POINT) + message(TENSOR_RAW, bytes([value]))
+    """Encode a constant of one byte."""
+    element = numeral(proto.TENSOR_TYPE, proto.UINT8)
+    name = message(proto.TENSOR_NAME, _ZERO_POINT)
+    return element + name + message(proto.TENSOR_RAW, bytes([value]))
 
 
 def _with_zero_point(node: bytes) -> bytes:
-    """Have an operation take that constant as its third tensor."""
-    parts, taken = [], 0
-    for number, start, end, _, _ in fields(node, 0, len(node)):
-        taken += number == NODE_INPUT
-        third = number == NODE_INPUT and taken == 3
-        parts.append(message(NODE_INPUT, _ZERO_POINT) if third else node[start:end])
-    return b"".join(parts)
+    """Return a node that takes that constant as its third tensor."""
+    taken = 0
+
+    def replacement(field: Field) -> bytes | None:
+        nonlocal taken
+        taken += field.number == proto.NODE_INPUT
+        third = field.number == proto.NODE_INPUT and taken == 3
+        return message(proto.NODE_INPUT, _ZERO_POINT) if third else None
+
+    return replace_fields(node, 0, len(node), replacement)
 
 
-def _moves(takes: bytes, gives: bytes, turned: bool) -> bytes:
-    """Write the operation that gives what it takes, or puts the colours before the rows.
+def _move(takes: str, gives: str, turned: bool) -> bytes:
+    """Encode the node that passes a tensor on, or puts the colors before the rows.
 
-    Engines leave the first out; the second, too, where they compute with the colours last.
+    Engines leave the first out; the second, too, where they compute with the colors last.
     """
+    output = name_bytes(gives)
     node = b"".join(
         message(number, text)
         for number, text in (
-            (NODE_INPUT, takes),
-            (NODE_OUTPUT, gives),
-            (NODE_NAME, b"folded/" + gives),
-            (NODE_OP, b"Transpose" if turned else b"Identity"),
+            (proto.NODE_INPUT, name_bytes(takes)),
+            (proto.NODE_OUTPUT, output),
+            (proto.NODE_NAME, b"folded/" + output),
+            (proto.NODE_OPERATOR, b"Transpose" if turned else b"Identity"),
         )
     )
     if not turned:
         return node
-    axes = b"".join(numeral(ATTRIBUTE_INTS, axis) for axis in FIRST)
-    kind = numeral(ATTRIBUTE_TYPE, OF_INTS)
-    return node + message(NODE_ATTRIBUTE, message(ATTRIBUTE_NAME, b"perm") + axes + kind)
+    axes = b"".join(numeral(proto.ATTRIBUTE_INTS, axis) for axis in FIRST)
+    kind = numeral(proto.ATTRIBUTE_TYPE, proto.INTS)
+    name = message(proto.ATTRIBUTE_NAME, b"perm")
+    return node + message(proto.NODE_ATTRIBUTE, name + axes + kind)

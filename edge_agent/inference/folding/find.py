@@ -13,11 +13,13 @@ from pathlib import Path
 
 from ...core.errors import ModelError
 from ...core.types import Kind
-from ...models.files.skeleton import Data, map_file
+from ...models.files.external_weights import Data
+from ...models.files.onnx_reader import Node, map_file, printable
+from ...models.files.onnx_schema import FLOAT, INT8, UINT8
 from ...models.manifest import ModelFolder
 from .cut import InputCut
 from .fold import Fold
-from .graph import FLOAT, INT8, UINT8, Graph, Node, Scalar, UnfoldableError
+from .graph import Graph, Scalar, UnfoldableError
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ _MOVERS = frozenset(
 _SIZES = frozenset({"Shape", "Size"})
 # Convolutions do these on the way.
 _CLAMPS = frozenset({"Clip", "Relu"})
-_ATTRIBUTES = frozenset({b"axis", b"saturate", b"output_dtype", b"block_size"})
+_ATTRIBUTES = frozenset({"axis", "saturate", "output_dtype", "block_size"})
 
 
 def cut_for(folder: ModelFolder, kind: Kind) -> InputCut | None:
@@ -70,7 +72,7 @@ def find(
         with map_file(network) as data:
             return _find(data, network, tensor, constants)
     except UnfoldableError as reason:
-        return str(reason)
+        return printable(str(reason))
     except (ModelError, ValueError, IndexError) as problem:
         # Whoever loads it says what is wrong with it.
         return f"{network.name} cannot be looked into: {problem}"
@@ -79,21 +81,19 @@ def find(
 def _find(data: Data, network: Path, tensor: str | None, constants: Container[str]) -> InputCut:
     graph = Graph(data)
     inputs = graph.inputs()
-    names = [name for name in inputs if name.decode() not in constants]
+    names = [name for name in inputs if name not in constants]
     if tensor is not None:
-        names = [name for name in names if name.decode() == tensor]
+        names = [name for name in names if name == tensor]
     if len(names) != 1:
         raise UnfoldableError(f"{len(names)} inputs might take the sample")
     (given,) = names
-    if graph.element(inputs[given]) != FLOAT:
-        raise UnfoldableError(f"{given.decode()} does not take float32")
+    if inputs[given].dtype != FLOAT:
+        raise UnfoldableError(f"{given} does not take float32")
     way = _Way(graph, given)
     scale, zero = way.step
-    fold = Fold(
-        given.decode(), "int8" if zero.kind == INT8 else "uint8", scale.value, int(zero.value)
-    )
+    fold = Fold(given, "int8" if zero.dtype == INT8 else "uint8", scale.value, int(zero.value))
     back = None if way.back is None else frozenset(way.back)
-    sizes = graph.sizes(inputs[given])
+    sizes = inputs[given].shape or ()
     convolved = len(sizes) == 4 and sizes[1] == 3 and way.convolved()
     return InputCut(network, fold, way.quantisers, frozenset(way.passed), back, convolved)
 
@@ -101,7 +101,7 @@ def _find(data: Data, network: Path, tensor: str | None, constants: Container[st
 class _Way:
     """What lies between an input and its quantisation."""
 
-    def __init__(self, graph: Graph, given: bytes) -> None:
+    def __init__(self, graph: Graph, given: str) -> None:
         """Follow an input.
 
         Raises:
@@ -109,32 +109,32 @@ class _Way:
 
         """
         self.passed = [given]
-        self.quantisers: dict[int, tuple[bytes, bytes]] = {}
+        self.quantisers: dict[int, tuple[str, str]] = {}
         self.back: set[int] | None = set()
         self._looked_at = False
         self._graph = graph
         steps: set[tuple[Scalar, Scalar]] = set()
-        joined: set[bytes] = set()
+        joined: set[str] = set()
         for name in self.passed:  # it grows meanwhile
             if name in graph.outputs:
-                raise UnfoldableError(f"{name.decode()} is an output, too")
+                raise UnfoldableError(f"{name} is an output, too")
             if len(self.passed) > MOST:
                 raise UnfoldableError(f"more than {MOST} tensors lie before its quantisation")
             for node in graph.users(name):
                 if node.operator == "QuantizeLinear" and node.domain in _QUANTISERS:
                     steps.add(self._quantiser(node, name))
                 elif node.operator in _MOVERS and node.domain in _ONNX:
-                    others = node.takes[1:] if node.takes[0] == name else node.takes
+                    others = node.inputs[1:] if node.inputs[0] == name else node.inputs
                     if node.operator == "Concat":
-                        joined.update(node.takes)
+                        joined.update(node.inputs)
                     elif name in others:
-                        raise UnfoldableError(f"{node.operator} goes by {name.decode()}")
-                    if node.gives[0] not in self.passed:
-                        self.passed.append(node.gives[0])
+                        raise UnfoldableError(f"{node.operator} goes by {name}")
+                    if node.outputs[0] not in self.passed:
+                        self.passed.append(node.outputs[0])
                 elif node.operator in _SIZES and node.domain in _ONNX:
                     self._looked_at = True
                 else:
-                    raise UnfoldableError(f"{node.operator} takes {name.decode()} as it is")
+                    raise UnfoldableError(f"{node.operator} takes {name} as it is")
         if joined - set(self.passed):
             raise UnfoldableError("other numbers are joined to the input's before they are steps")
         if len(steps) != 1:
@@ -148,7 +148,7 @@ class _Way:
         ((_, steps),) = self.quantisers.values()
         users = list(self._graph.users(steps))
         if self.back:
-            users = [after for user in users for after in self._graph.users(user.gives[0])]
+            users = [after for user in users for after in self._graph.users(user.outputs[0])]
         return bool(users) and all(self._in_eight_bits(user) for user in users)
 
     def _in_eight_bits(self, node: Node) -> bool:
@@ -157,43 +157,43 @@ class _Way:
             return True
         if node.operator != "Conv":
             return False
-        weights = self._graph.maker(node.takes[1])
-        after = list(self._graph.users(node.gives[0]))
+        weights = self._graph.maker(node.inputs[1])
+        after = list(self._graph.users(node.outputs[0]))
         if len(after) == 1 and after[0].operator in _CLAMPS:
-            after = list(self._graph.users(after[0].gives[0]))
+            after = list(self._graph.users(after[0].outputs[0]))
         return (
             weights is not None
             and weights.operator == "DequantizeLinear"
             and [each.operator for each in after] == ["QuantizeLinear"]
         )
 
-    def _quantiser(self, node: Node, name: bytes) -> tuple[Scalar, Scalar]:
+    def _quantiser(self, node: Node, name: str) -> tuple[Scalar, Scalar]:
         """Read scale and zero point of a quantisation, and see that it ends there."""
-        if node.takes[0] != name or name in node.takes[1:]:
+        if node.inputs[0] != name or name in node.inputs[1:]:
             raise UnfoldableError("the input is a scale")
-        if not node.attributes.keys() <= _ATTRIBUTES or self._graph.number(node, b"block_size"):
+        if not node.attributes.keys() <= _ATTRIBUTES or self._graph.integer(node, "block_size"):
             raise UnfoldableError("its quantisation is of another kind")
-        scale = self._graph.scalar(node.takes[1])
-        if len(node.takes) > 2 and node.takes[2]:
-            zero = self._graph.scalar(node.takes[2])
+        scale = self._graph.scalar(node.inputs[1])
+        if len(node.inputs) > 2 and node.inputs[2]:
+            zero = self._graph.scalar(node.inputs[2])
         else:
-            zero = Scalar(self._graph.number(node, b"output_dtype") or UINT8, 0)
-        fits = scale.kind == FLOAT and 0 < scale.value < math.inf and zero.kind in {UINT8, INT8}
+            zero = Scalar(self._graph.integer(node, "output_dtype") or UINT8, 0)
+        fits = scale.dtype == FLOAT and 0 < scale.value < math.inf and zero.dtype in {UINT8, INT8}
         if not fits:
             raise UnfoldableError("its quantisation is not to eight bits of float32")
-        (steps,) = node.gives
+        (steps,) = node.outputs
         if steps in self._graph.outputs:
             raise UnfoldableError("its steps are an output, too")
-        self.quantisers[node.number] = (name, steps)
+        self.quantisers[node.position] = (name, steps)
         # Two quantisations one behind the other are made one by ONNX Runtime, with other numbers.
         for user in self._graph.users(steps):
             back = user.operator == "DequantizeLinear"
             if back and any(
-                n.operator == "QuantizeLinear" for n in self._graph.users(user.gives[0])
+                n.operator == "QuantizeLinear" for n in self._graph.users(user.outputs[0])
             ):
                 raise UnfoldableError("it is quantised twice")
-            if not (back and len(user.takes) > 2 and user.takes[1:] == node.takes[1:]):
+            if not (back and len(user.inputs) > 2 and user.inputs[1:] == node.inputs[1:]):
                 self.back = None
             elif self.back is not None:
-                self.back.add(user.number)
+                self.back.add(user.position)
         return scale, zero

@@ -70,6 +70,11 @@ class Artifact:
 
         return Fold(**noted)
 
+    @property
+    def weights(self) -> str:
+        """Path of the file that the ranges of its stages are of."""
+        return self.path(BLOB if BLOB in self.table["files"] else WEIGHTS)
+
     def path(self, name: str) -> str:
         return f"{self.folder}/{name}"
 

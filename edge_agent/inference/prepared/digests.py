@@ -15,7 +15,7 @@ from ...core.files import belong_to
 from ...core.state_file import StateFile
 from ...models.store.store import NOTES
 from ..golden import GOLDEN
-from .artifact import FOLDER, Artifact
+from .artifact import FOLDER
 
 FILE = "digests.json"
 _PIECE = 1024 * 1024
@@ -82,8 +82,11 @@ def corrupted_files(state: Path, folder: Path) -> Iterator[str | None]:
                 yield str(path)
 
 
-def corrupted_file(form: Artifact) -> Iterator[str | None]:
+def corrupted_file(checksums: Mapping[str, str]) -> Iterator[str | None]:
     """Read a form's files again, until one is not what was written.
+
+    Args:
+        checksums: SHA-256 of each when it was written, by path.
 
     Yields:
         The path of such a file, and None after each piece of a file that was read.
@@ -92,10 +95,9 @@ def corrupted_file(form: Artifact) -> Iterator[str | None]:
         OSError: one cannot be read.
 
     """
-    known: Mapping[str, str] = form.table.get("sha256", {})
-    for name, digest in known.items():
-        if (yield from _read_again(Path(form.path(name)))) != digest:
-            yield form.path(name)
+    for path, digest in checksums.items():
+        if (yield from _read_again(Path(path))) != digest:
+            yield path
             return
 
 

@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
-from ..engines.engine import (
-    Engine,
-    EngineChoice,
-    FixShapes,
-    check_inputs,
-    native_reason,
-    settle_shapes,
-)
+from ..engines.protocol import Engine, EngineChoice, FixShapes, check_inputs, fix_inputs
+from ..engines.registry import capabilities
 from .artifact import GRAPH, Artifact, ArtifactError
 from .load import Load, load_artifact
-from .streaming import StreamingRunner
+
+if TYPE_CHECKING:
+    from .streaming import StreamingRunner
 
 log = logging.getLogger(__name__)
 
@@ -65,14 +62,22 @@ class OrtPreparedEngine:
         self.inputs = inputs
         self.outputs = outputs
         self.artifact = begun.artifact
+        self.prepared = None
+        self.widened = None
         self.fold = begun.artifact.fold
         self._taken = inputs if self.fold is None else self.fold.specs(inputs)
         self.mode: str = _MODES.get(begun.strategy, "resident")
         self._begun: Load | None = begun
-        self._streamer = StreamingRunner(begun) if begun.strategy == "streaming" else None
+        self._streamer: StreamingRunner | None = None
         self._unchecked = True
         self._last: Tensors | None = None
-        self._run = self._streamer.run if self._streamer else self._runner(begun)
+        if begun.strategy == "streaming":
+            from .streaming import StreamingRunner  # not on the way of models that fit
+
+            self._streamer = StreamingRunner(begun)
+            self._run: Run = self._streamer.run
+        else:
+            self._run = self._runner(begun)
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
         """Run the network; the arrays returned are new ones, made for this call.
@@ -104,6 +109,8 @@ class OrtPreparedEngine:
         except Exception as problem:  # its exceptions have no common class but this one
             if self._unchecked:
                 begun.verdict()  # what is damaged is the likelier reason
+            from ..engines.native_error import native_reason
+
             raise EngineError(f"{self.label}: {native_reason(problem, Path('model'))}") from problem
         if self._unchecked:
             begun.verdict()
@@ -228,20 +235,29 @@ def open_artifact(
         tensor_specs(form, key) for key in ("declared", "inputs", "outputs")
     )
     try:
-        wanted = settle_shapes(declared, fix_shapes, Path(GRAPH))
+        wanted = fix_inputs(declared, fix_shapes, Path(GRAPH))
         if wanted != inputs:
             raise ArtifactError(f"form for {_words(inputs)}, not for {_words(wanted)}")
-        if form.engine == "openvino":
-            from .ov_engine import OvPreparedEngine
-
-            return OvPreparedEngine(choice, form, inputs, outputs)
-        if begun is None:
-            begun = load_artifact(form)
-        return OrtPreparedEngine(begun, inputs, outputs)
+        if begun is not None:
+            return OrtPreparedEngine(begun, inputs, outputs)
+        module = import_module(capabilities(form.engine).prepared_module)
+        engine: PreparedEngine = module.open_prepared(choice, form, inputs, outputs)
+        return engine
     except BaseException:
         if begun is not None:
             begun.close()
         raise
+
+
+def open_prepared(
+    choice: EngineChoice,
+    form: Artifact,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+) -> OrtPreparedEngine:
+    """Load a form of this engine; see `open_artifact`, which has checked that it fits."""
+    del choice  # all of it is in the form
+    return OrtPreparedEngine(load_artifact(form), inputs, outputs)
 
 
 def relative_distance(one: Array, other: Array) -> float:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ...core.errors import ModelError
 from ...core.types import Array, Kind, Tensors
 from ...models.manifest import ModelFolder
-from ..engines.engine import Engine, EngineChoice, open_engine
+from ..engines.protocol import Engine, EngineChoice, PreparedForm
+from ..engines.registry import open_engine
 from ..model import Model, assemble
 from ..preprocess.inputs import fixed_shapes
 from .artifact import Artifact, ArtifactError
-from .engine import PreparedEngine, open_artifact
+from .engine import PreparedEngine, accepts_batches, open_artifact
 
 if TYPE_CHECKING:
     from .load import Load
@@ -37,7 +39,8 @@ class FallbackEngine:
             kind: of sample that it is given.
 
         """
-        self.prepared = form
+        self.inner = form
+        self.widened = None
         self.damaged: str | None = None
         """What was wrong with the form."""
         self._engine: Engine = form
@@ -49,6 +52,31 @@ class FallbackEngine:
         self.inputs = form.inputs
         self.outputs = form.outputs
         self.fold = form.fold
+
+    @property
+    def prepared(self) -> PreparedForm:
+        return self
+
+    @property
+    def folder(self) -> str:
+        return self.inner.artifact.folder
+
+    @property
+    def is_streaming(self) -> bool:
+        return self.inner.mode == "streaming"
+
+    @property
+    def accepts_batches(self) -> bool:
+        return accepts_batches(self.inner.artifact)
+
+    @property
+    def checksums(self) -> Mapping[str, str]:
+        form = self.inner.artifact
+        return {form.path(name): digest for name, digest in form.table.get("sha256", {}).items()}
+
+    def finish_load(self, threads: int | None = None) -> bool:
+        """Build what runs fastest in the long run; see `PreparedForm`."""
+        return self.inner.finish_load(threads)
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
         """Run the network, as every engine does."""
@@ -69,14 +97,14 @@ class FallbackEngine:
             self._fallback(ArtifactError(why))
 
     def _fallback(self, problem: ArtifactError) -> Engine:
-        if self.prepared.mode == "streaming":
+        if self.is_streaming:
             # The network itself does not fit. `PrepareTask` sees to a new form.
             if self.damaged is None:
                 log.warning("model %s: %s; it is prepared anew", self._folder.manifest.id, problem)
             self.damaged = str(problem)
             raise problem
         with self._changing:
-            if self._engine is self.prepared:
+            if self._engine is self.inner:
                 log.warning(
                     "model %s: the prepared form is not used, the model itself is: %s",
                     self._folder.manifest.id,
@@ -91,7 +119,7 @@ class FallbackEngine:
                     fixed_shapes(self._folder.manifest.input, self._kind),
                     cut_for(self._folder, self._kind),
                 )
-                self.prepared.close()
+                self.inner.close()
             return self._engine
 
     def close(self) -> None:
@@ -116,4 +144,5 @@ def load_prepared(
 
 def is_streaming(model: Model) -> bool:
     """Whether a model's weights come and go with each frame, for it is larger than the budget."""
-    return isinstance(model.engine, FallbackEngine) and model.engine.prepared.mode == "streaming"
+    prepared = model.engine.prepared
+    return prepared is not None and prepared.is_streaming

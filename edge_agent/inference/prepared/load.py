@@ -14,11 +14,13 @@ from typing import Any
 
 from xxhash import xxh3_64_hexdigest
 
-from ..engines.ort_options import FATAL_ONLY, session_options
+from ..engines.ort_options import FATAL_ONLY, NAME, session_options
 from .artifact import GRAPH, WEIGHTS, Artifact, ArtifactError, need_version, read
 from .mapped import MappedWeights, WeightCheck
 from .strategy import choose, spare_core
 
+ENGINE = NAME
+"""Whose forms are loaded here."""
 _ENTRIES: Mapping[str, Mapping[str, str]] = {
     "parallel": {"session.prepack.enable_parallel": "1"},
     "bare": {"session.disable_prepacking": "1"},
@@ -60,7 +62,7 @@ def load_folder(folder: str) -> Load:
 
 def load_artifact(form: Artifact, strategy: str | None = None) -> Load:
     """Load an artifact that has been read; *strategy*: instead of the best one."""
-    if form.engine != "onnxruntime":
+    if form.engine != ENGINE:
         raise ArtifactError(f"{form.folder}: is not of ONNX Runtime")
     table = form.table
     strategy = strategy or table["only"]
@@ -88,7 +90,7 @@ class Load:
         import onnxruntime as ort
 
         ort.set_default_logger_severity(FATAL_ONLY)
-        need_version(form, "onnxruntime", ort.__version__)
+        need_version(form, ENGINE, ort.__version__)
         if strategy in {"staged", "streaming"}:
             parts = [Part(stage["graph"], stage["takes"], stage["gives"]) for stage in stages]
         else:

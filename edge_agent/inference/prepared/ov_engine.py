@@ -12,16 +12,29 @@ import numpy as np
 import openvino as ov
 
 from ...core.types import Array, Tensors, TensorSpec
-from ..engines.engine import EngineChoice, native_reason
-from ..engines.ov import VERSION, OvEngine, core, properties
+from ..engines.native_error import native_reason
+from ..engines.ov import NAME, VERSION, OvEngine, core, properties
+from ..engines.protocol import EngineChoice
 from .artifact import BLOB, Artifact, ArtifactError, need_version
 from .mapped import MappedWeights, WeightCheck
+
+
+def open_prepared(
+    choice: EngineChoice,
+    form: Artifact,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+) -> OvPreparedEngine:
+    """Load a form of this engine; see `prepared.engine.open_artifact`, which has checked it."""
+    return OvPreparedEngine(choice, form, inputs, outputs)
 
 
 class OvPreparedEngine:
     """A network that was imported; the first for one lane, those for the others behind it."""
 
     mode = "resident"
+    prepared = None
+    widened = None
 
     def __init__(
         self,
@@ -36,7 +49,7 @@ class OvPreparedEngine:
             ArtifactError: it is damaged, of another version of OpenVINO, or refused.
 
         """
-        need_version(form, "openvino", VERSION)
+        need_version(form, NAME, VERSION)
         self.label: str = form.table["label"]
         self.artifact = form
         self.fold = form.fold

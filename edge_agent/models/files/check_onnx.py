@@ -18,6 +18,7 @@ from ...core.types import Array, TensorSpec
 from ..manifest import inside
 from .check_ir import inspect_ir
 from .facts import NEUTRAL, NetworkFacts, ensure_finite
+from .onnx_schema import BFLOAT16, DOUBLE, DTYPES, EXTERNAL, FLOAT, FLOAT16, STRING
 from .strip_weights import place_of, without_weights
 
 if TYPE_CHECKING:
@@ -48,42 +49,12 @@ _QUANTIZED = frozenset(
     }
 )
 
-# ONNX's numbers of types (onnx.proto, TensorProto.DataType): NumPy's name, bits of an element.
-_TYPES: Mapping[int, tuple[str, int]] = {
-    1: ("float32", 32),
-    2: ("uint8", 8),
-    3: ("int8", 8),
-    4: ("uint16", 16),
-    5: ("int16", 16),
-    6: ("int32", 32),
-    7: ("int64", 64),
-    9: ("bool", 8),
-    10: ("float16", 16),
-    11: ("float64", 64),
-    12: ("uint32", 32),
-    13: ("uint64", 64),
-    14: ("complex64", 64),
-    15: ("complex128", 128),
-    16: ("bfloat16", 16),
-    17: ("float8e4m3fn", 8),
-    18: ("float8e4m3fnuz", 8),
-    19: ("float8e5m2", 8),
-    20: ("float8e5m2fnuz", 8),
-    21: ("uint4", 4),
-    22: ("int4", 4),
-    23: ("float4e2m1", 4),
-    24: ("float8e8m0", 8),
-    25: ("uint2", 2),
-    26: ("int2", 2),
-}
-_STRING = 8
-_EXTERNAL = 1
 # How the floats among them are looked at: bfloat16 by its bits.
 _FLOATS: Mapping[int, type[np.generic]] = {
-    1: np.float32,
-    10: np.float16,
-    11: np.float64,
-    16: np.uint16,
+    FLOAT: np.float32,
+    FLOAT16: np.float16,
+    DOUBLE: np.float64,
+    BFLOAT16: np.uint16,
 }
 
 
@@ -221,16 +192,16 @@ def _check_operator(node: NodeProto, own: set[tuple[str, str]], network: Path) -
 def _check_tensor(tensor: TensorProto, network: Path, files: dict[Path, None]) -> int:
     """Check one constant; note the file its data is in; return its size in bytes."""
     where = f"{network}: tensor {tensor.name!r}"
-    if tensor.data_type == _STRING:
+    if tensor.data_type == STRING:
         return 0
-    if tensor.data_type not in _TYPES or any(size < 0 for size in tensor.dims):
+    if tensor.data_type not in DTYPES or any(size < 0 for size in tensor.dims):
         raise ModelError(f"{where}: its type or shape is not valid; the file is damaged")
-    name, bits = _TYPES[tensor.data_type]
+    name, bits = DTYPES[tensor.data_type]
     count = prod(int(size) for size in tensor.dims)
     size = -(-count * bits // 8)
     kind = _FLOATS.get(tensor.data_type)
     values: Array | None = None
-    if tensor.data_location == _EXTERNAL:
+    if tensor.data_location == EXTERNAL:
         path, offset = _external(tensor, size, network, where)
         files[path] = None
         if kind is not None and count:
@@ -250,7 +221,7 @@ def _check_tensor(tensor: TensorProto, network: Path, files: dict[Path, None]) -
                 f"{where}: expected {size} bytes for {name}{list(tensor.dims)}, found {len(data)}"
             )
         values = None if kind is None else np.frombuffer(data, kind)
-    elif tensor.data_type in {1, 11}:
+    elif tensor.data_type in {FLOAT, DOUBLE}:
         values = np.array(tensor.float_data or tensor.double_data, kind)
         if values.size != count:
             raise ModelError(
@@ -315,6 +286,6 @@ def _specs(values: Sequence[Any], network: Path) -> tuple[TensorSpec, ...]:
             size.dim_value if size.HasField("dim_value") and size.dim_value > 0 else None
             for size in tensor.shape.dim
         )
-        dtype, _ = _TYPES.get(tensor.elem_type, ("unknown", 0))
+        dtype, _ = DTYPES.get(tensor.elem_type, ("unknown", 0))
         specs.append(TensorSpec(value.name, shape, dtype))
     return tuple(specs)

@@ -2,9 +2,7 @@
 
 A parser builds an object for every part of a message, and an empty one takes 2 bytes in the file
 but 75 in memory (measured), so a file of 64 MB can cost 5 GB. Here parts are counted as they are
-passed, and what is large, the weights, is left where it is: only its place is noted.
-
-Source: protobuf.dev, "Encoding".
+passed, and what is large, the weights, is left where it is: only its place is recorded.
 """
 
 from __future__ import annotations
@@ -13,27 +11,30 @@ import mmap
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ...core.errors import ModelError
-from .protobuf import DamagedError, message, number_at
+from .onnx_reader import MAX_DEPTH
+from .onnx_schema import TENSOR_RAW
+from .protobuf import LENGTH, DamagedError, fields, message
 
 MAX_PARTS = 2_000_000
-"""Fields of all messages, how deep ever; ViT-B/16 has some thousands."""
-MAX_DEPTH = 60
+"""Fields of all messages, at any depth; ViT-B/16 has some thousands."""
 MAX_SHORT_BYTES = 512 * 2**20
 """What is left without the weights. Those that are not stored as raw bytes count."""
 SMALL = 1024
 """Weights up to this size stay: constants whose values say what a node does."""
 
 _TENSOR = "onnx.TensorProto"
+_TENSOR_DOC = 12
+"""Of a tensor, `doc_string`."""
 
 
 def without_weights(network: Path) -> bytes:
-    """Give an ONNX file as a message whose larger tensors have lost their `raw_data`.
+    """Return an ONNX file as a message whose larger tensors have lost their `raw_data`.
 
-    Of such a tensor `doc_string`, which nobody needs, is "offset:length" of its data in the file;
-    of all other tensors it is empty. Nothing but these places is read of the weights.
+    Of such a tensor `doc_string`, which is used for nothing else, is "offset:length" of its data in
+    the file; of all other tensors it is empty. Nothing but these places is read of the weights.
 
     Raises:
         ModelError: it is no such message, or has too many parts.
@@ -43,30 +44,35 @@ def without_weights(network: Path) -> bytes:
     if network.stat().st_size == 0:
         return b""
     with network.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return _Walk(data, network).message(0, len(data), "onnx.ModelProto", 0)
+        try:
+            return _Walk(data, network).message(0, len(data), "onnx.ModelProto", 0)
+        except DamagedError:
+            raise ModelError(
+                f"{network}: not a valid ONNX file: it is cut short, damaged or something else"
+            ) from None
 
 
 def place_of(doc_string: str) -> tuple[int, int] | None:
-    """Read a place as `without_weights` writes it: offset and length."""
+    """Parse a place as `without_weights` writes it: offset and length."""
     offset, colon, length = doc_string.partition(":")
     return (int(offset), int(length)) if colon else None
 
 
 @cache
 def _inner(kind: str) -> Mapping[int, str]:
-    """By number, the fields of a message that are messages themselves, and what they are."""
-    return {
-        field.number: field.message_type.full_name
-        for field in _descriptor(kind).fields
-        if field.message_type is not None
-    }
+    """Return, by number, the fields of a message that are messages themselves, and their kind.
 
-
-@cache
-def _descriptor(kind: str) -> Any:
+    Asked of the parser, not of a table of our own: what it would build an object for is what must
+    be counted, in every version of it.
+    """
     from onnx import ModelProto
 
-    return ModelProto.DESCRIPTOR.file.pool.FindMessageTypeByName(kind)
+    descriptor: Any = ModelProto.DESCRIPTOR.file.pool.FindMessageTypeByName(kind)
+    return {
+        field.number: field.message_type.full_name
+        for field in descriptor.fields
+        if field.message_type is not None
+    }
 
 
 class _Walk:
@@ -76,12 +82,9 @@ class _Walk:
         self._data = data
         self._network = network
         self._parts = 0
-        tensor = _descriptor(_TENSOR).fields_by_name
-        self._raw: int = tensor["raw_data"].number
-        self._doc: int = tensor["doc_string"].number
 
     def message(self, at: int, end: int, kind: str, depth: int) -> bytes:
-        """Give the message from *at* to *end* of the file, without its weights."""
+        """Return the message from *at* to *end* of the file, without its weights."""
         if depth > MAX_DEPTH:
             raise ModelError(f"{self._network}: nested more than {MAX_DEPTH} levels deep")
         inner, is_tensor = _inner(kind), kind == _TENSOR
@@ -89,42 +92,32 @@ class _Walk:
         raw: bytes | None = None
         kept = at
         """From here on nothing has been changed."""
-        while at < end:
-            start = at
-            key, at = self._number(at, end)
-            number, form = key >> 3, key & 7
+        for field in fields(self._data, at, end):
             self._parts += 1
             if self._parts > MAX_PARTS:
                 raise ModelError(f"{self._network}: more than {MAX_PARTS} parts")
-            if form == 0:
-                _, at = self._number(at, end)
+            length = field.end - field.begin
+            if field.wire != LENGTH:
                 continue
-            if form != 2:
-                at += {1: 8, 5: 4}.get(form) or self._damaged()
-                continue
-            length, body = self._number(at, end)
-            at = body + length
-            if at > end:
-                self._damaged()
-            if number in inner:
-                changed: bytes | None = self.message(body, at, inner[number], depth + 1)
-                if changed is not None and len(changed) == length:
+            if field.number in inner:
+                if not length:
+                    continue
+                changed = self.message(field.begin, field.end, inner[field.number], depth + 1)
+                if len(changed) == length:
                     continue  # nothing was left out of it
-                changed = message(number, changed or b"")
-            elif is_tensor and number == self._doc:
+                changed = message(field.number, changed)
+            elif is_tensor and field.number == _TENSOR_DOC:
                 changed = b""
-            elif is_tensor and number == self._raw:
+            elif is_tensor and field.number == TENSOR_RAW:
                 # Where a field comes twice the last one counts.
                 small = length <= SMALL
-                place = f"{body}:{length}".encode()
-                raw = self._data[start:at] if small else message(self._doc, place)
+                place = f"{field.begin}:{length}".encode()
+                raw = self._data[field.start : field.end] if small else message(_TENSOR_DOC, place)
                 changed = b""
             else:
                 continue
-            pieces += (self._copy(kept, start, pieces), changed)
-            kept = at
-        if at > end:
-            self._damaged()
+            pieces += (self._copy(kept, field.start, pieces), changed)
+            kept = field.end
         return b"".join((*pieces, self._copy(kept, end, pieces), raw or b""))
 
     def _copy(self, start: int, end: int, before: list[bytes]) -> bytes:
@@ -136,16 +129,3 @@ class _Walk:
                 f"{MAX_SHORT_BYTES}; store weights as raw or external data"
             )
         return self._data[start:end]
-
-    def _number(self, at: int, end: int) -> tuple[int, int]:
-        """Read a number; gives where it ends, too."""
-        try:
-            number, behind = number_at(self._data, at)
-        except DamagedError:
-            self._damaged()
-        return (number, behind) if behind <= end else self._damaged()
-
-    def _damaged(self) -> NoReturn:
-        raise ModelError(
-            f"{self._network}: not a valid ONNX file: it is cut short, damaged or something else"
-        )

@@ -7,16 +7,16 @@ it is cut evenly. Whether it is fit to run is seen when an engine loads it.
 
 from __future__ import annotations
 
-import mmap
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+
+from .onnx_reader import iter_tensors, map_file
+from .protobuf import DamagedError
 
 Range = tuple[int, int]
 """First byte, and the one after the last, within a file."""
-
-Buffer = mmap.mmap | bytes
 
 
 def tensor_ranges(files: Mapping[str, Path]) -> dict[str, list[Range]]:
@@ -76,110 +76,30 @@ def _npz(path: Path) -> list[Range]:
     return ranges
 
 
-# --- ONNX: the wire format of protocol buffers, and the few field numbers of onnx.proto on the way
-# from the model to the bytes of a tensor. Sources: protobuf.dev/programming-guides/encoding, and
-# onnx.proto of ONNX 1.19 (ModelProto, GraphProto, NodeProto, AttributeProto, TensorProto …).
-
-_TENSOR, _SPARSE, _ENTRY = "tensor", "sparse", "entry"
-_MESSAGES: Mapping[str, Mapping[int, str]] = {
-    "model": {7: "graph", 25: "function"},
-    "graph": {1: "node", 5: _TENSOR, 15: _SPARSE},
-    "function": {7: "node"},
-    "node": {5: "attribute"},
-    "attribute": {5: _TENSOR, 6: "graph", 10: _TENSOR, 11: "graph", 22: _SPARSE, 23: _SPARSE},
-    _SPARSE: {1: _TENSOR, 2: _TENSOR},
-}
-# float, int32, int64, raw, double and uint64 data; each one stretch of bytes.
-_DATA = frozenset({4, 5, 7, 9, 10, 11})
-_EXTERNAL = 13
-_MAX_DEPTH = 64
-
-
 def _onnx(name: str, path: Path, found: dict[str, list[Range]]) -> None:
     """Find the tensors of an ONNX file, in itself and in the files of its external data."""
     if path.stat().st_size == 0:
         return
     folder = name.rpartition("/")[0]
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with map_file(path) as data:
         try:
-            for start, end, external in _walk(data, 0, len(data), "model", 0):
-                if external:
-                    place, offset, length = _external(data, external)
-                    place = f"{folder}/{place}" if folder else place
-                    if place in found:
-                        found[place].append((offset, offset + length))
+            for tensor in iter_tensors(data, len(data)):
+                start, end = tensor.data
+                if tensor.external:
+                    location, offset, length = _external(tensor.external)
+                    location = f"{folder}/{location}" if folder else location
+                    if location in found:
+                        found[location].append((offset, offset + length))
                 elif end > start:
                     found[name].append((start, end))
-        except _NotProtobufError:
+        except DamagedError:
             # What was found so far are stretches of the file all the same: still good to cut at.
             return
 
 
-class _NotProtobufError(Exception):
-    """The bytes do not follow the wire format."""
-
-
-def _walk(
-    data: Buffer, start: int, end: int, kind: str, depth: int
-) -> Iterator[tuple[int, int, list[Range]]]:
-    """Give each tensor below a message: the stretch of its data, and its external entries."""
-    if depth > _MAX_DEPTH:
-        raise _NotProtobufError
-    if kind == _TENSOR:
-        stretches = [(a, b) for number, a, b in _fields(data, start, end) if number in _DATA]
-        entries = [(a, b) for number, a, b in _fields(data, start, end) if number == _EXTERNAL]
-        first, last = max(stretches, key=lambda each: each[1] - each[0], default=(0, 0))
-        yield first, last, entries
-        return
-    inner = _MESSAGES[kind]
-    for number, a, b in _fields(data, start, end):
-        if number in inner:
-            yield from _walk(data, a, b, inner[number], depth + 1)
-
-
-def _external(data: Buffer, entries: Sequence[Range]) -> tuple[str, int, int]:
-    """Read location, offset and length of external data."""
-    values: dict[bytes, bytes] = {}
-    for start, end in entries:
-        pair = {number: data[a:b] for number, a, b in _fields(data, start, end)}
-        values[bytes(pair.get(1, b""))] = bytes(pair.get(2, b""))
-    offset, length = values.get(b"offset", b"0"), values.get(b"length", b"0")
-    if not (offset.isdigit() and length.isdigit() and len(offset) < 16 and len(length) < 16):
+def _external(entries: Mapping[str, str]) -> tuple[str, int, int]:
+    """Parse location, offset and length of external data."""
+    offset, length = entries.get("offset", "0"), entries.get("length", "0")
+    if not all(text.isascii() and text.isdigit() and len(text) < 16 for text in (offset, length)):
         return "", 0, 0
-    return values.get(b"location", b"").decode("utf-8", "replace"), int(offset), int(length)
-
-
-def _fields(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Give number and stretch of each length-delimited field of a message; step over the others."""
-    while at < end:
-        tag, at = _varint(data, at, end)
-        number, wire = tag >> 3, tag & 7
-        if wire == 0:
-            _, at = _varint(data, at, end)
-        elif wire == 1:
-            at += 8
-        elif wire == 5:
-            at += 4
-        elif wire == 2:
-            length, at = _varint(data, at, end)
-            if at + length > end:
-                raise _NotProtobufError
-            yield number, at, at + length
-            at += length
-        else:
-            raise _NotProtobufError
-    if at != end:
-        raise _NotProtobufError
-
-
-def _varint(data: Buffer, at: int, end: int) -> tuple[int, int]:
-    """Read a number of seven bits a byte, lowest first; give it and the place behind it."""
-    value = shift = 0
-    while at < end and shift < 64:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    raise _NotProtobufError
+    return entries.get("location", ""), int(offset), int(length)

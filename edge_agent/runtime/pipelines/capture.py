@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ...core.backoff import Backoff
 from ...core.errors import AgentError, ModelError, SampleError, SourceError
 from ...core.frozen import record
 from ...core.threads import Crew
@@ -21,7 +22,7 @@ from ...core.types import Array, Reading, Sample
 from ...device.wall_clock import WallClock
 from ...inference.model import Model, Prepared, Region, cut, outside
 from ...mqtt import payloads
-from ...mqtt.client import Backoff, Channel, Client
+from ...mqtt.client import Channel, Client
 from ...mqtt.topics import Topics
 from ...sources.source import Source, open_source
 from ...sources.spec import SourceSpec
@@ -223,7 +224,7 @@ class Capture:
         # A signal is slowed down window by window.
         recorded = lossless and windows is None
         while not attempt.closing.is_set():
-            if lossless and not self.client.ready(self.channel, attempt.closing):
+            if lossless and not self.client.wait_credit(self.channel, attempt.closing):
                 return
             if recorded and not self.pace(attempt):
                 return
@@ -346,9 +347,8 @@ class Capture:
         payload = {"schema": payloads.SCHEMA, "state": state, "time": payloads.iso(time.time_ns())}
         if error is not None:
             payload["error"] = error
-        self.client.publish(
-            self._identity.topics.source(self.name), payloads.encode(payload), qos=1, retain=True
-        )
+        topic = self._identity.topics.source(self.name)
+        self.client.publish_retained(topic, payloads.encode(payload))
 
 
 class Windows:
@@ -386,7 +386,7 @@ class Windows:
             ) -> Sample:
                 return Sample(data, seq, time_ns, since, picture=False)
 
-            if not capture.client.ready(capture.channel, attempt.closing):
+            if not capture.client.wait_credit(capture.channel, attempt.closing):
                 return False
             if not (capture.pace(attempt) and capture.board.put(capture.slot, make)):
                 return False

@@ -86,7 +86,7 @@ class Pipeline:
         self.slot.work = self.process
         self.slot.ask = self._ask
         self.slot.tell = self._conclude
-        self.channel: Channel = client.channel(
+        self.channel: Channel = client.open_channel(
             settings.name, qos=settings.qos, lossless=spec.lossless
         )
         self._capture = Capture(
@@ -171,7 +171,7 @@ class Pipeline:
         """Stop capturing and forget what waits."""
         self._capture.halt()
         self._board.remove(self.slot)
-        self._client.drop_channel(self.channel)
+        self._client.close_channel(self.channel)
 
     def halt(self) -> None:
         """Stop capturing."""
@@ -276,7 +276,7 @@ class Pipeline:
                 self.latency_ms.append((time.monotonic() - since) * 1e3)
             self._identity.clock.published()
 
-        self._client.send(Message(self.channel, self._topic, encode, sent))
+        self._client.publish_message(Message(self.channel, self._topic, encode, sent))
         if sample.picture and (self.settings.snapshot or self.snapshot_wanted):
             self._snapshot(sample.data, outcome.findings)
 

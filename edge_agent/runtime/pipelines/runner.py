@@ -5,6 +5,7 @@ This is what stands before the first result; orders, pushes and health come afte
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from ...models.store.catalog import Library
     from ..serving.loader import ModelLoader
 
+log = logging.getLogger(__name__)
+
 
 class Beat:
     """A lane's sign of life; written by the lane, read by the watchdog."""
@@ -48,7 +51,7 @@ class Beat:
         self.since = None
 
 
-class Frames:
+class Runner:
     """Pipelines, board, lanes, servings and client."""
 
     def __init__(
@@ -92,7 +95,7 @@ class Frames:
             f"edge-agent-{settings.device_id}",
             status_topic=self.topics.status,
             status=self._status,
-            inboxes=self._inboxes,
+            filters=self._filters,
             inbox=self.inbox,
             spool=settings.state / "spool.db",
         )
@@ -217,6 +220,20 @@ class Frames:
             for pipeline in self.pipelines.values()
         )
 
+    def check_thresholds(self) -> None:
+        """Log which thresholds no result can pass; one that `set` has kept is dropped instead.
+
+        Only once there are models is it known what they find.
+        """
+        given = {pipeline.name: pipeline.threshold for pipeline in self.settings.pipelines}
+        for pipeline in list(self.pipelines.values()):
+            why = pipeline.unfit()
+            if why is not None and self.overrides.pass_over_threshold(pipeline.name, why):
+                pipeline.threshold = given.get(pipeline.name)
+                why = pipeline.unfit()
+            if why is not None:
+                log.warning("pipeline %s: %s", pipeline.name, why)
+
     def lazy(self, *, wanted: bool) -> None:
         """Have the models of second stages loaded when they are needed, or at once."""
         first = {id(s) for pipeline in self.pipelines.values() for s in pipeline.servings}
@@ -246,7 +263,7 @@ class Frames:
             }
         )
 
-    def _inboxes(self) -> list[str]:
+    def _filters(self) -> list[str]:
         return [
             f"{self.topics.inbox}/#",
             *(f"{self.topics.group_inbox(group)}/#" for group in self.settings.groups),

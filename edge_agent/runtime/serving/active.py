@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ...config.settings import Arm
 from ...core.errors import AgentError, BarredError, ModelError
 from ...core.frozen import record
+from ...core.listeners import Listeners
 from ...core.names import version_key
 from ...core.types import Kind
 from ...device.resources import trim_memory
@@ -93,7 +94,8 @@ class ActiveModels:
         self.flows = flows
         self._loading = threading.Lock()
         self._all: dict[tuple[str, Kind], Serving] = {}
-        self._listeners: list[Callable[[], None]] = []
+        self.on_change = Listeners()
+        """Called when another model serves, or none."""
 
     @cached_property
     def _library(self) -> Library:
@@ -103,15 +105,6 @@ class ActiveModels:
     def loader(self) -> ModelLoader:
         """How models are loaded on this device."""
         return self._open_loader()
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Call *listener* whenever another model serves, in the thread that has exchanged it."""
-        self._listeners.append(listener)
-
-    def changed(self) -> None:
-        """Call all listeners."""
-        for listener in self._listeners:
-            listener()
 
     # Servings
 
@@ -192,7 +185,7 @@ class ActiveModels:
                 log.info(
                     "model %s is live as %s on %s", serving.reference, model.id, model.engine.label
                 )
-        self.changed()
+        self.on_change()
 
     def exchange(self, models: Mapping[Kind, Model], name: str) -> Exchange:
         """Serve *name* with another version from the next frame on.
@@ -211,7 +204,7 @@ class ActiveModels:
             retired = self._unused(old)
         took = (time.perf_counter() - start) * 1e3
         dropped = self.lost_frames() - before
-        self.changed()
+        self.on_change()
         return Exchange(retired, took, dropped)
 
     def replace(self, old: Model, new: Model) -> bool:
@@ -229,14 +222,14 @@ class ActiveModels:
                 # It is the same version, and goes on counting.
                 new.inferred, new.errors = old.inferred + new.inferred, old.errors + new.errors
         if servings:
-            self.changed()
+            self.on_change()
             self.retire(old)
         return bool(servings)
 
     def unload(self, chosen: Callable[[Serving, Model], bool]) -> list[Model]:
         """Take the models away from the servings that are chosen: their frames wait.
 
-        Listeners are not called: whoever unloads a model either loads another, or calls `changed`.
+        Listeners are not called: the caller loads another model, or calls `on_change`.
 
         Args:
             chosen: whether to unload the model of a serving; asked between two frames.

@@ -6,7 +6,6 @@ import logging
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 from ...config.device_profile import (
     DeviceProfile,
@@ -25,12 +24,13 @@ from ...core.flight_recorder import place
 from ...core.types import Kind
 from ...device.hardware import Facts, read_facts
 from ...device.resources import usable_cpus
-from ...inference.engines.engine import EngineChoice, EngineName
 from ...inference.engines.probe import probe
+from ...inference.engines.protocol import EngineChoice
+from ...inference.engines.registry import WantedEngine, prepared_kind, titles
 from ...inference.model import Model, engine_order, open_model
 from ...inference.prepared.artifact import Artifact, ArtifactError
 from ...inference.prepared.build.cache import find, prepare
-from ...inference.prepared.fallback import FallbackEngine, load_prepared
+from ...inference.prepared.fallback import load_prepared
 from ...models.files.check_onnx import check_network
 from ...models.manifest import ModelFolder
 from ...models.store.catalog import Library
@@ -77,7 +77,7 @@ class ModelLoader:
         self,
         profile: DeviceProfile,
         facts: Facts,
-        wanted: EngineName | Literal["auto"],
+        wanted: WantedEngine,
         store: Store | None = None,
         *,
         tuning: TuningResults | None = None,
@@ -278,7 +278,7 @@ class ModelLoader:
         own = next((one for one in self.choices_for(folder) if one.place == quick.place), quick)
         model = load_prepared(folder, quick, form, kind)
         try:
-            if isinstance(model.engine, FallbackEngine):
+            if model.engine.prepared is not None:
                 model.engine.prepared.finish_load(threads or own.threads or None)
             model.warm_up()
         except AgentError:
@@ -299,20 +299,20 @@ class ModelLoader:
         return 0 < budget < size_of(folder.path)
 
     def prepared_choice(self, folder: ModelFolder) -> EngineChoice | None:
-        """Say how a start runs a model: on ONNX Runtime, with all cores for its first frame.
+        """Return how a start runs a model; None: nothing can be prepared for it.
 
-        What only OpenVINO can run, or is to run, is imported by it; None: nothing can be prepared.
+        On an engine whose prepared form is a graph, wherever it stands in the profile, with all
+        cores for its first frame; else on the first engine, if that imports a prepared blob.
         """
         try:
             choices = self.choices_for(folder)
         except EngineError:
             return None
         for choice in choices:
-            if choice.place == ("onnxruntime", "CPU"):
+            if prepared_kind(choice) == "graph":
                 return replace(choice, threads=usable_cpus(), lanes=1)
         first = choices[0] if choices else None
-        here = first is not None and first.place == ("openvino", "CPU")
-        return first if here else None
+        return first if first is not None and prepared_kind(first) is not None else None
 
     def out_of_core(self, folder: ModelFolder) -> OutOfCore | None:
         """Say how a model is loaded that is larger than all models may take; None: it is not.
@@ -325,10 +325,10 @@ class ModelLoader:
             return None
         choice = self.prepared_choice(folder)
         budget = self._profile.memory_budget_mb
-        if choice is None or choice.engine != "onnxruntime":
+        if choice is None or prepared_kind(choice) != "graph":
             engines = ", ".join(one.engine for one in self.choices_for(folder)) or "none"
             raise EngineError(
                 f"{folder.manifest.id}: is larger than memory_budget_mb = {budget}, and only "
-                f"ONNX Runtime can run such a model (here: {engines}); raise the budget"
+                f"{titles('graph')} can run such a model (here: {engines}); raise the budget"
             )
         return OutOfCore(self._store.root, choice, budget)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...core.frozen import record
 from ...core.types import Kind
-from ...inference.engines.engine import EngineChoice
+from ...inference.engines.protocol import EngineChoice
 from ...inference.model import Model
 from ...inference.prepared.build.cache import find, prepare
 from ...inference.prepared.fallback import load_prepared
@@ -24,7 +24,7 @@ class OutOfCore:
     state: Path
     """The state folder, where prepared forms lie."""
     choice: EngineChoice
-    """Of ONNX Runtime; nothing else can run them."""
+    """Of an engine whose prepared form is a graph; nothing else can run them."""
     budget_mb: int
     """What all models may take, MiB."""
 

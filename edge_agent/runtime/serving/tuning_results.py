@@ -23,8 +23,9 @@ from ... import __version__
 from ...config.device_profile import DeviceProfile
 from ...core.files import replace_file
 from ...device.hardware import Facts
-from ...inference.engines.engine import MODULES, EngineChoice
 from ...inference.engines.probe import installed
+from ...inference.engines.protocol import EngineChoice
+from ...inference.engines.registry import ENGINES
 from ...inference.prepared.digests import model_digest
 
 log = logging.getLogger(__name__)
@@ -285,7 +286,7 @@ def _way(entry: Any) -> Way | None:
     threads = _count(entry.get("threads"), _MOST_THREADS)
     lanes = _count(entry.get("lanes"), _MOST_LANES)
     batch = _count(entry.get("batch"), _MOST_BATCH)
-    if not isinstance(engine, str) or engine not in MODULES or not isinstance(device, str):
+    if not isinstance(engine, str) or engine not in ENGINES or not isinstance(device, str):
         return None
     if fps is None or fps <= 0:
         return None

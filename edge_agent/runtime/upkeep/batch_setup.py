@@ -1,9 +1,8 @@
 """Sets models up to infer several samples at a time, where that was asked for or is faster.
 
-In the background, when a model serves already: of a network that takes any number ONNX Runtime's
-session is used as it is; OpenVINO's are compiled for it; and a model that a start has loaded from
-its prepared form, which takes one sample at a time, is loaded whole and exchanged between two
-frames.
+In the background, when a model serves already: an engine with an open batch takes any number as it
+is; other networks are compiled for it; and a model that a start has loaded from its prepared form,
+which takes one sample at a time, is loaded whole and exchanged between two frames.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from weakref import WeakKeyDictionary
 from ...core.errors import AgentError, EngineError
 from ...core.files import size_of
 from ...inference.batching import Batch, open_batch, seconds_alone
+from ...inference.engines.protocol import PreparedForm
+from ...inference.engines.registry import capabilities
 from ...inference.model import Model, open_model
-from ...inference.prepared.engine import accepts_batches
-from ...inference.prepared.fallback import FallbackEngine
 from ..scheduler.board import Board
 from ..serving.active import ActiveModels, Serving
 from ..serving.loader import ModelLoader
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 MOST_CROPS = 8
 """Crops of a second stage that go together at most: more gains nothing on a processor."""
 UNASKED_BYTES = 16 << 20
-"""Of a network that OpenVINO compiles for several crops without having been asked to: each size
+"""Of a network that is compiled for several crops without having been asked to: each size
 takes as much memory again, in every lane."""
 
 
@@ -55,8 +54,9 @@ class BatchSetup:
         if most < 2 or (asked < 2 and _costly(model)):
             return
         try:
-            if isinstance(model.engine, FallbackEngine) and model.choice.engine == "onnxruntime":
-                self._load_whole(serving, model, model.engine)
+            prepared = model.engine.prepared
+            if prepared is not None and capabilities(model.choice.engine).open_batch:
+                self._load_whole(serving, model, prepared)
                 return  # the model in its place is set up next
             batch = open_batch(model, serving.kind, most)
         except AgentError as problem:
@@ -89,7 +89,7 @@ class BatchSetup:
             return
         log.info("model %s: up to %d samples go together", model.id, batch.most)
 
-    def _load_whole(self, serving: Serving, model: Model, engine: FallbackEngine) -> None:
+    def _load_whole(self, serving: Serving, model: Model, prepared: PreparedForm) -> None:
         """Replace a model that runs from its prepared form by the model itself.
 
         Raises:
@@ -97,7 +97,7 @@ class BatchSetup:
             ModelError: the model is damaged meanwhile.
 
         """
-        if not accepts_batches(engine.prepared.artifact):
+        if not prepared.accepts_batches:
             raise EngineError(f"{model.id}: the network takes one sample at a time")
         if self._loader.exceeds_budget(model.folder):
             raise EngineError(f"{model.id}: is larger than the memory budget")
@@ -112,4 +112,7 @@ class BatchSetup:
 
 def _costly(model: Model) -> bool:
     """Whether several crops at a time would take much more memory."""
-    return model.choice.engine == "openvino" and size_of(model.folder.path) > UNASKED_BYTES
+    return (
+        not capabilities(model.choice.engine).open_batch
+        and size_of(model.folder.path) > UNASKED_BYTES
+    )

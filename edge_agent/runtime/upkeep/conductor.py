@@ -40,6 +40,13 @@ class Task(Protocol):
         """
 
 
+class ClosedTask(Task, Protocol):
+    """One that has something to finish at the end."""
+
+    def close(self) -> None:
+        """Finish it."""
+
+
 class Conductor:
     """Calls tasks in their order, until closed.
 
@@ -49,10 +56,12 @@ class Conductor:
 
     def __init__(
         self,
+        name: str,
         active: ActiveModels,
         *,
         models: Sequence[Sequence[ModelTask]] = (),
         tasks: Sequence[Task] = (),
+        problems: Sequence[Callable[[], list[str]]] = (),
         at_end: Sequence[Callable[[], None]] = (),
         closing: threading.Event | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -60,18 +69,22 @@ class Conductor:
         """Call nothing yet.
 
         Args:
+            name: of its thread.
             active: the models that serve.
             models: sequences of what is done to each of them; a task is called when the one before
                 it in its sequence is done with the model. Another model begins each of them again.
             tasks: called after them, in every round.
+            problems: of the tasks, for health.
             at_end: called in the thread when it has been closed.
             closing: set by `close`, for tasks that check it in the middle of long work.
             clock: monotonic seconds.
 
         """
+        self.name = name
         self._active = active
         self._sequences = models
         self._tasks = tasks
+        self._problems = problems
         self._at_end = at_end
         self._closing = threading.Event() if closing is None else closing
         self._clock = clock
@@ -89,6 +102,10 @@ class Conductor:
         """End, as soon as the task that runs returns."""
         self._closing.set()
         self._woken.set()
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with the models that serve, in words for health."""
+        return [problem for each in self._problems for problem in each()]
 
     def run(self) -> None:
         """Call the tasks whenever they are due, until closed."""

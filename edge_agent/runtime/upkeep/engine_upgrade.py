@@ -12,9 +12,8 @@ from pathlib import Path
 from weakref import WeakSet
 
 from ...core.errors import AgentError, EngineError
-from ...inference.engines.engine import EngineChoice
+from ...inference.engines.protocol import EngineChoice, PreparedForm
 from ...inference.model import Model, open_model
-from ...inference.prepared.fallback import FallbackEngine
 from ..serving.active import ActiveModels, Serving
 from ..serving.challenger_results import name_of
 from ..serving.loader import ModelLoader
@@ -47,19 +46,19 @@ class EngineUpgrade:
         self._closing = closing
         models = [serving.model for serving in active.all()]
         self._started = WeakSet(
-            model for model in models if model and isinstance(model.engine, FallbackEngine)
+            model for model in models if model and model.engine.prepared is not None
         )
         self._settled: WeakSet[Model] = WeakSet()
 
     def run(self, serving: Serving, model: Model) -> float | None:
         """Tune a model if its profile says so, settle it, and try the engine preferred to it."""
-        engine = model.engine
-        if model not in self._started or not isinstance(engine, FallbackEngine):
+        prepared = model.engine.prepared
+        if model not in self._started or prepared is None:
             return None
         if model not in self._settled:
             self._settled.add(model)
             self._tune(serving, model)
-            self._settle(model, engine)
+            self._settle(model, prepared)
         if not self._challenger.compares(model):
             if self._challenger.busy:
                 return POLL_SECONDS
@@ -71,7 +70,7 @@ class EngineUpgrade:
                 serving,
                 model,
                 lambda: open_model(model.folder, [preferred], serving.kind, checked=True)[0],
-                Path(engine.prepared.artifact.folder),
+                Path(prepared.folder),
                 name_of(preferred),
                 faster=None if best is None else f"tuned: {best}",
             )
@@ -115,14 +114,14 @@ class EngineUpgrade:
             best = self._loader.best_way(model.folder)
             log.info("model %s: tuned: %s", model.id, best or "nothing is better than another")
 
-    def _settle(self, model: Model, engine: FallbackEngine) -> None:
+    def _settle(self, model: Model, prepared: PreparedForm) -> None:
         """Run it with the threads that the lanes leave, and prepared weights."""
         choices = self._choices(model)
-        if not choices or engine.damaged is not None:
+        if not choices or prepared.damaged is not None:
             return
         own = next((one for one in choices if one.engine == model.choice.engine), model.choice)
         try:
-            if engine.prepared.finish_load(own.threads or None):
+            if prepared.finish_load(own.threads or None):
                 log.info("model %s: settled for the long run", model.id)
         except EngineError as problem:
             log.warning("model %s: stays as it was loaded: %s", model.id, problem)

@@ -18,9 +18,8 @@ import numpy as np
 
 from ...core.errors import AgentError, EngineError
 from ...core.types import Sample
-from ...inference.engines.engine import EngineChoice
+from ...inference.engines.protocol import EngineChoice
 from ...inference.model import Model, Region, open_model
-from ...inference.prepared.fallback import FallbackEngine
 from ..serving.active import ActiveModels, Serving
 from ..serving.loader import ModelLoader
 
@@ -215,7 +214,7 @@ class Failover:
 
     def _retry_passed(self, serving: Serving, model: Model) -> None:
         """Count what was passed over when the model was loaded as failed, to be tried again."""
-        if not serving.passed or isinstance(model.engine, FallbackEngine):
+        if not serving.passed or model.engine.prepared is not None:
             return
         for choice in self._preferred(model):
             key = (model.folder.path, _name(choice))

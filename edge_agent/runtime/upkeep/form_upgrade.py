@@ -11,11 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from weakref import ref
 
-from ...inference.engines.engine import EngineChoice
+from ...inference.engines.protocol import EngineChoice
 from ...inference.model import Model
 from ...inference.prepared.artifact import Artifact
 from ...inference.prepared.engine import accepts_batches
-from ...inference.prepared.fallback import FallbackEngine
 from ..serving.active import Serving
 from ..serving.challenger_results import name_of, reversed_decision, write_decision
 from ..serving.loader import ModelLoader
@@ -63,7 +62,7 @@ class FormUpgrade:
     def run(self, serving: Serving, model: Model) -> float | None:
         """Compare the form of a model with the model, if the form may take over."""
         first = self._first.setdefault(model.folder.path, ref(model))()
-        if first is not model or isinstance(model.engine, FallbackEngine):
+        if first is not model or model.engine.prepared is not None:
             return None
         if not self._challenger.compares(model):
             tried = self._find(serving, model)

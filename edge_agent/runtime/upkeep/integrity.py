@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ...inference.model import Model
 from ...inference.prepared.digests import corrupted_file, corrupted_files
-from ...inference.prepared.fallback import FallbackEngine
 from ..serving.active import ActiveModels
 
 log = logging.getLogger(__name__)
@@ -97,10 +96,11 @@ class IntegrityCheck:
                 "install it again, and mind the disk"
             )
             log.error("integrity: %s", self._found[-1])
-        if isinstance(model.engine, FallbackEngine) and model.engine.damaged is None:
-            for path in corrupted_file(model.engine.prepared.artifact):
+        prepared = model.engine.prepared
+        if prepared is not None and prepared.damaged is None:
+            for path in corrupted_file(prepared.checksums):
                 if path is None:
                     yield
                     continue
-                model.engine.distrust(f"{path} has changed on the disk")
+                prepared.distrust(f"{path} has changed on the disk")
                 return

@@ -105,7 +105,7 @@ class MemoryRelease:
             log.info("model %s: unloaded, it was idle", model.id)
             self._active.retire(model)
         if unloaded:
-            self._active.changed()
+            self._active.on_change()
 
     def _trim_after_gone(self, now: float) -> None:
         there = self._present()

@@ -1,7 +1,8 @@
 """All upkeep of the models that serve, in its order: two threads.
 
 "upkeep" does what may take long: it builds engines and makes prepared forms, one after the other.
-"failover" does what must not wait for that.
+"failover" does what must not wait for that. Within a sequence a task waits until the one before it
+is done with the model; a new task is one line here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..serving.loader import ModelLoader
 from ..serving.planned_model import PlannedModel
 from .batch_setup import BatchSetup
 from .challenger import Challenger
-from .conductor import Conductor, Task
+from .conductor import ClosedTask, Conductor
 from .engine_upgrade import EngineUpgrade
 from .failover import Failover
 from .form_upgrade import FormUpgrade
@@ -42,7 +43,7 @@ class Upkeep:
         present: Callable[[], AbstractSet[object]],
         forget: Callable[[], None],
         prepared: Callable[[], None],
-        plan: Task,
+        plan: ClosedTask,
     ) -> None:
         """Begin with the models that serve now.
 
@@ -62,9 +63,9 @@ class Upkeep:
         closing = threading.Event()
         challenger = Challenger(active)
         self._prepare = PrepareTask(store, active, loader, quota, prepared, closing)
-        self._integrity = IntegrityCheck(store.root, active)
-        self._failover = Failover(active, loader)
-        self._long = Conductor(
+        failover, integrity = Failover(active, loader), IntegrityCheck(store.root, active)
+        self._slow = Conductor(
+            "upkeep",
             active,
             models=(
                 # How it serves.
@@ -78,34 +79,29 @@ class Upkeep:
                     FormUpgrade(loader, challenger, watched),
                 ),
             ),
-            tasks=(challenger, self._prepare, plan, self._integrity),
-            at_end=(challenger.close,),
+            tasks=(challenger, self._prepare, plan, integrity),
+            problems=(integrity.problems,),
+            at_end=(challenger.close, plan.close),
             closing=closing,
         )
         self._prompt = Conductor(
+            "failover",
             active,
             tasks=(
-                self._failover,
+                failover,
                 MemoryRelease(active, loader.profile.unload_idle_s, present=present, forget=forget),
             ),
+            problems=(failover.problems,),
         )
 
-    def threads(self) -> list[tuple[str, Callable[[], None]]]:
-        """List what is to run until `close`, each in a thread of that name."""
-        return [("upkeep", self._long.run), ("failover", self._prompt.run)]
+    @property
+    def conductors(self) -> tuple[Conductor, Conductor]:
+        """Those that run until they are closed, each in a thread of its own."""
+        return self._prompt, self._slow
 
     def wake(self) -> None:
-        """See to another model that serves."""
-        self._long.wake()
-
-    def close(self) -> None:
-        """End, as soon as the tasks that run return."""
-        self._long.close()
-        self._prompt.close()
-
-    def problems(self) -> list[str]:
-        """List the models that no engine can run, and those whose files have changed."""
-        return self._failover.problems() + self._integrity.problems()
+        """Begin with another model that serves."""
+        self._slow.wake()
 
     def prepared(self, name: str) -> str | None:
         """Return how far the prepared form of what serves under a name is; None: nothing serves."""

@@ -12,13 +12,13 @@ from xxhash import xxh3_64_hexdigest
 from ...core.codec import pack
 from ...core.errors import EngineError, ModelError
 from ...core.types import Kind
-from ...inference.engines.engine import EngineChoice
 from ...inference.engines.probe import installed
+from ...inference.engines.protocol import EngineChoice, PreparedForm
+from ...inference.engines.registry import titles
 from ...inference.model import Model
-from ...inference.prepared.artifact import BLOB, WEIGHTS, Artifact, ArtifactError
+from ...inference.prepared.artifact import Artifact, ArtifactError
 from ...inference.prepared.build.cache import StoppedError, discard, find, prepare
 from ...inference.prepared.build.collect import collect_artifacts
-from ...inference.prepared.fallback import FallbackEngine
 from ...inference.prepared.mapped import MappedWeights, WeightCheck
 from ...models.store.store import Store
 from ..serving.active import ActiveModels, Serving
@@ -66,8 +66,9 @@ class PrepareTask:
 
     def run(self, serving: Serving, model: Model) -> None:
         """Find or make the form of a model; one that has turned out damaged is made again."""
-        if _damaged(model):
-            self._discard(model)
+        damaged = _damaged(model)
+        if damaged is not None:
+            self._discard(model, damaged)
         if serving.model is model and model.folder.path not in self._forms:
             self._prepare(model, serving)
             self._changed()
@@ -76,18 +77,16 @@ class PrepareTask:
         """Make the forms again that have turned out damaged."""
         for serving in self._active.all():
             model = serving.model
-            if model is not None and _damaged(model):
+            if model is not None and _damaged(model) is not None:
                 self.run(serving, model)
         return DAMAGE_SECONDS
 
-    def _discard(self, model: Model) -> None:
+    def _discard(self, model: Model, damaged: PreparedForm) -> None:
         """Delete the form that a model runs from."""
-        engine = model.engine
-        assert isinstance(engine, FallbackEngine)  # noqa: S101 - no other runs from a form
-        engine.damaged = None
-        discard(engine.prepared.artifact.folder, self._store)
+        damaged.damaged = None
+        discard(damaged.folder, self._store)
         self._forms.pop(model.folder.path, None)
-        if engine.prepared.mode != "streaming":
+        if not damaged.is_streaming:
             return
         # Nothing else can run it: it is loaded as at first, which makes a form.
         servings = [each for each in self._active.all() if each.model is model]
@@ -99,7 +98,7 @@ class PrepareTask:
     def _prepare(self, model: Model, serving: Serving) -> None:
         choice = self._choice(model)
         if choice is None:
-            self._forms[model.folder.path] = "is not for ONNX Runtime"
+            self._forms[model.folder.path] = f"is not for {titles('graph')}"
             return
         try:
             form = self._found(model, choice, serving.kind) or prepare(
@@ -129,7 +128,7 @@ class PrepareTask:
         full, or it would be refused at every start.
         """
         form = find(self._store.root, model.folder.path, choice, kind, self._budget_mb)
-        if form is None or isinstance(model.engine, FallbackEngine):
+        if form is None or model.engine.prepared is not None:
             return form
         try:
             _check_whole(form)
@@ -143,7 +142,7 @@ class PrepareTask:
         return "the agent ends" if self._closing.is_set() else None
 
     def _choice(self, model: Model) -> EngineChoice | None:
-        if isinstance(model.engine, FallbackEngine):
+        if model.engine.prepared is not None:
             return model.choice
         return self._loader.prepared_choice(model.folder)
 
@@ -183,9 +182,10 @@ class PrepareTask:
         return found
 
 
-def _damaged(model: Model) -> bool:
-    """Whether the form that a model was loaded from has turned out damaged."""
-    return isinstance(model.engine, FallbackEngine) and model.engine.damaged is not None
+def _damaged(model: Model) -> PreparedForm | None:
+    """Return the form that a model was loaded from, if it has turned out damaged."""
+    prepared = model.engine.prepared
+    return prepared if prepared is not None and prepared.damaged is not None else None
 
 
 def _check_whole(form: Artifact) -> None:
@@ -196,7 +196,7 @@ def _check_whole(form: Artifact) -> None:
 
     """
     here, found = installed().get(form.engine), str(form.table["version"])
-    # OpenVINO names its build behind its version.
+    # Some engines name their build behind their version.
     if here is None or not f"{found}-".startswith(f"{here}-"):
         raise ArtifactError(
             f"{form.folder}: made by {form.engine} {found}, here is {here or 'none'}"
@@ -205,7 +205,7 @@ def _check_whole(form: Artifact) -> None:
         for name, (_, digest) in form.table["files"].items():
             if digest and xxh3_64_hexdigest(Path(form.path(name)).read_bytes()) != digest:
                 raise ArtifactError(f"{form.path(name)}: damaged")
-        weights = MappedWeights(form.path(BLOB if form.engine == "openvino" else WEIGHTS))
+        weights = MappedWeights(form.weights)
         WeightCheck(weights, [tuple(stage["range"]) for stage in form.table["stages"]]).wait()
     except OSError as problem:
         raise ArtifactError(f"{form.folder}: cannot be read: {problem.strerror}") from None

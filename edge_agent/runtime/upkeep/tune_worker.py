@@ -21,7 +21,8 @@ from ...core.errors import EngineError
 from ...core.files import size_of
 from ...core.types import Array, Kind, Tensors, TensorSpec
 from ...device.resources import text, usable_cpus
-from ...inference.engines.engine import Engine, EngineChoice, FixShapes, open_engine
+from ...inference.engines.protocol import Engine, EngineChoice, FixShapes
+from ...inference.engines.registry import open_engine
 from ...inference.folding.cut import InputCut
 from ...inference.folding.find import cut_for
 from ...inference.prepared.artifact import Artifact, read

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ....core.types import Array
-from ....models.files.skeleton import LEAST, map_file
+from ....models.files.external_weights import MIN_EXTERNAL_BYTES
+from ....models.files.onnx_reader import map_file
 from .optimize import MappedNetwork, whereabouts
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Constants:
         tensor.dims.extend(data.shape)
         self._known[by] = tensor
         self._replaced.add(name)
-        if data.nbytes < LEAST:
+        if data.nbytes < MIN_EXTERNAL_BYTES:
             tensor.raw_data = data.tobytes()
             return
         tensor.data_location = 1  # EXTERNAL

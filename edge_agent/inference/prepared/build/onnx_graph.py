@@ -11,11 +11,11 @@ from xxhash import xxh3_64_hexdigest
 
 from ....core.types import Kind, Tensors, TensorSpec
 from ....device.resources import return_freed_memory, usable_cpus
-from ....models.files.skeleton import map_file
+from ....models.files.onnx_reader import map_file
 from ....models.manifest import ModelFolder
-from ...engines.engine import EngineChoice, settle_shapes
 from ...engines.ort import OrtEngine, settle, specs
-from ...engines.ort_options import Words, session_options
+from ...engines.ort_options import NAME, Words, session_options
+from ...engines.protocol import EngineChoice, fix_inputs
 from ...folding.find import cut_for
 from ...folding.fold import note
 from ...model import assemble
@@ -48,7 +48,7 @@ _BARE = {"session.disable_prepacking": "1"}
 _THRIFTY = {"enable_cpu_mem_arena": False}
 
 
-def make_onnx(
+def make_form(
     model: ModelFolder,
     choice: EngineChoice,
     kind: Kind,
@@ -57,7 +57,7 @@ def make_onnx(
     head_ms: float | None,
     budget_mb: int,
 ) -> dict[str, Any]:
-    """Write the files of a form and give its table, but for its key and list of files.
+    """Write the files of a form and return its table, but for its key and list of files.
 
     Raises:
         AgentError: the network cannot be prepared, or what comes out has not its numbers.
@@ -80,7 +80,7 @@ def make_onnx(
         align(outside, folder)
         session = outside.session({**words, "switches": _THRIFTY}, folder, _BARE)
     declared = specs(session.get_inputs(), model.network)
-    inputs = settle_shapes(declared, fixed_shapes(model.manifest.input, kind), model.network)
+    inputs = fix_inputs(declared, fixed_shapes(model.manifest.input, kind), model.network)
     outputs = specs(session.get_outputs(), model.network)
     engine = OrtEngine(session, inputs, outputs)
     trial = Trial(engine, assemble(model, choice, engine, kind))
@@ -104,7 +104,7 @@ def make_onnx(
     ways, laid, weights = _write(optimised, words, folder, None if roomy else budget_mb)
     table: dict[str, Any] = {
         "format": FORMAT,
-        "engine": "onnxruntime",
+        "engine": NAME,
         "version": ort.__version__,
         "label": label,
         "cpu": processor(),

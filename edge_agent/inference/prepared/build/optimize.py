@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....core.errors import EngineError
-from ....models.files.skeleton import LEAST, map_file, skeleton
+from ....models.files.external_weights import MIN_EXTERNAL_BYTES, externalize_weights
+from ....models.files.onnx_reader import map_file
 from ...engines.ort_options import Words, session_options
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class MappedNetwork:
         self.network = network
         self.files: dict[str, mmap.mmap] = {network.name: map_file(network)}
         self.model: ModelProto = ModelProto()
-        self.model.ParseFromString(skeleton(self.files[network.name], network.name))
+        self.model.ParseFromString(externalize_weights(self.files[network.name], network.name))
         for tensor in tensors(self.model.graph):
             location, _, _ = whereabouts(tensor)
             if location and location not in self.files:
@@ -103,7 +104,7 @@ def optimise(outside: MappedNetwork, words: Words, folder: Path) -> ModelProto:
 
     extra = {
         "session.optimized_model_external_initializers_file_name": OPTIMISED_WEIGHTS,
-        "session.optimized_model_external_initializers_min_size_in_bytes": str(LEAST),
+        "session.optimized_model_external_initializers_min_size_in_bytes": str(MIN_EXTERNAL_BYTES),
         # Only the graph is wanted: no weights are laid out for computing.
         "session.disable_prepacking": "1",
     }

@@ -11,8 +11,8 @@ from xxhash import xxh3_64_hexdigest
 from ....core.errors import EngineError
 from ....core.types import Kind, TensorSpec
 from ....models.manifest import ModelFolder
-from ...engines.engine import EngineChoice
-from ...engines.ov import VERSION, OvEngine, compile_network, is_cpu, label_of
+from ...engines.ov import NAME, VERSION, OvEngine, compile_network, is_cpu, label_of
+from ...engines.protocol import EngineChoice
 from ...folding.find import cut_for
 from ...folding.fold import note
 from ...model import assemble
@@ -27,8 +27,10 @@ TOLERANCE = 1e-5
 _RUNS = 5
 
 
-def make_blob(model: ModelFolder, choice: EngineChoice, kind: Kind, folder: Path) -> dict[str, Any]:
-    """Write the blob of a form and give its table, but for its key and list of files.
+def make_form(
+    model: ModelFolder, choice: EngineChoice, kind: Kind, folder: Path, **_: object
+) -> dict[str, Any]:
+    """Write the blob of a form and return its table, but for its key and list of files.
 
     Raises:
         AgentError: the network cannot be compiled or exported, or gives other numbers imported.
@@ -57,7 +59,7 @@ def make_blob(model: ModelFolder, choice: EngineChoice, kind: Kind, folder: Path
     digest = xxh3_64_hexdigest(blob)
     table: dict[str, Any] = {
         "format": FORMAT,
-        "engine": "openvino",
+        "engine": NAME,
         "version": VERSION,
         "label": label,
         "cpu": processor(),

@@ -8,7 +8,7 @@ import numpy as np
 
 from ....core.errors import EngineError
 from ....core.types import Array, Tensors, TensorSpec
-from ...engines.engine import Engine
+from ...engines.protocol import Engine
 from ...golden import read_golden
 from ...model import Model
 from ..artifact import Artifact, ArtifactError

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
-from ....models.files.skeleton import map_file
+from ....models.files.onnx_reader import map_file
 from ..artifact import WEIGHTS
 from .optimize import MappedNetwork, tensors, whereabouts
 from .stage_cuts import names

@@ -6,13 +6,15 @@ What comes out of it gives the network's own numbers bit for bit, or is not used
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from xxhash import xxh3_64_hexdigest
 
 from ....core.child import answer_question
-from ...engines.engine import EngineChoice
+from ...engines.protocol import EngineChoice
+from ...engines.registry import capabilities
 from ..artifact import FILE, write
 from ..digests import sha256
 
@@ -36,21 +38,15 @@ def make(question: Mapping[str, Any]) -> dict[str, Any]:
     model = load(Path(question["model"]))
     choice = EngineChoice(**question["choice"])
     folder = Path(question["folder"])
-    if choice.engine == "openvino":
-        from .ov_blob import make_blob
-
-        table = make_blob(model, choice, question["kind"], folder)
-    else:
-        from .onnx_graph import make_onnx
-
-        table = make_onnx(
-            model,
-            choice,
-            question["kind"],
-            folder,
-            head_ms=question["head_ms"],
-            budget_mb=question["budget_mb"],
-        )
+    maker = import_module(capabilities(choice.engine).maker_module)
+    table: dict[str, Any] = maker.make_form(
+        model,
+        choice,
+        question["kind"],
+        folder,
+        head_ms=question["head_ms"],
+        budget_mb=question["budget_mb"],
+    )
     table["key"] = question["key"]
     table["model"] = question["model"]
     table["kind"] = question["kind"]

@@ -1,36 +1,26 @@
-"""The engines there are, behind one small protocol."""
+"""What every engine is to the rest of the program, and the checks that all of them share."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, field, replace
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...core.errors import EngineError
 from ...core.frozen import record
 from ...core.types import Array, Tensors, TensorSpec
 
 if TYPE_CHECKING:
-    from ..folding.cut import InputCut
     from ..folding.fold import Fold
-
-EngineName = Literal["openvino", "onnxruntime"]
-
-# The two there are. A third is one module and one line here.
-MODULES: Mapping[str, str] = {
-    "openvino": "edge_agent.inference.engines.ov",
-    "onnxruntime": "edge_agent.inference.engines.ort",
-}
 
 
 @record
 class EngineChoice:
     """One line of a device profile: an engine, where it runs, and how."""
 
-    engine: EngineName
+    engine: str
+    """Its name in the registry."""
     device: str = "CPU"
     """OpenVINO: CPU, GPU, NPU …; ONNX Runtime: the provider's short name: CPU, CUDA, TensorRT …"""
     threads: int = 0
@@ -41,13 +31,50 @@ class EngineChoice:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def words(self) -> dict[str, Any]:
-        """Give it as JSON, for another process or a key; the constructor takes it back."""
+        """Return it as JSON, for another process or a key; the constructor takes it back."""
         return {**asdict(self), "options": dict(self.options)}
 
     @property
-    def place(self) -> tuple[EngineName, str]:
+    def place(self) -> tuple[str, str]:
         """Engine and device, the device in capitals: lines that differ in how only are alike."""
         return self.engine, self.device.upper()
+
+
+class PreparedForm(Protocol):
+    """The prepared form that a network was loaded from, and what becomes of it."""
+
+    damaged: str | None
+    """What was found to be wrong with it; None: nothing."""
+
+    @property
+    def folder(self) -> str:
+        """Where its files are."""
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether its weights come and go with each frame: they do not fit in memory."""
+
+    @property
+    def accepts_batches(self) -> bool:
+        """Whether the network that it was made of, which takes one sample, takes several too."""
+
+    @property
+    def checksums(self) -> Mapping[str, str]:
+        """SHA-256 of its files when they were written, by path."""
+
+    def finish_load(self, threads: int | None = None) -> bool:
+        """Build what runs fastest in the long run, in the background; whether anything has changed.
+
+        Args:
+            threads: of one inference from now on, where the first had more; None: as before.
+
+        Raises:
+            EngineError: it cannot be built; all is as before.
+
+        """
+
+    def distrust(self, why: str) -> None:
+        """Run the network itself from now on: the files of the form are damaged."""
 
 
 class Engine(Protocol):
@@ -60,6 +87,14 @@ class Engine(Protocol):
     outputs: tuple[TensorSpec, ...]
     fold: Fold | None
     """An input that it would rather have in bytes; it takes what `inputs` says all the same."""
+
+    @property
+    def prepared(self) -> PreparedForm | None:
+        """The prepared form that it runs, with the network to fall back on; None: it runs none."""
+
+    @property
+    def widened(self) -> Callable[[], Engine] | None:
+        """Returns this network as an engine that takes any number of samples; None: it cannot."""
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
         """Run the network.
@@ -78,38 +113,15 @@ class Engine(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of the network; may be called twice."""
+        """Unload the network; may be called twice."""
 
 
 # Given the inputs as the network declares them, the shape of each that it leaves open.
 FixShapes = Callable[[tuple[TensorSpec, ...]], Mapping[str, tuple[int, ...]]]
 
 
-def open_engine(
-    choice: EngineChoice, network: Path, fix_shapes: FixShapes, cut: InputCut | None = None
-) -> Engine:
-    """Load *network* (.onnx or .xml) on the engine and device that *choice* names.
-
-    Args:
-        choice: engine, device and how to run there.
-        network: path of the model; loading from memory would hold the GIL (measured).
-        fix_shapes: decides the sizes that the network leaves open, before it is compiled.
-        cut: what may be cut off the network's input; an engine that cannot leaves it.
-
-    Raises:
-        EngineError: the engine is not installed, the device is not there, or it refuses the model.
-
-    """
-    try:
-        module = import_module(MODULES[choice.engine])
-    except ImportError as problem:
-        raise EngineError(f"engine {choice.engine} is not installed: {problem}") from problem
-    engine: Engine = module.open_network(choice, network, fix_shapes, cut)
-    return engine
-
-
 def check_inputs(specs: tuple[TensorSpec, ...], tensors: Tensors) -> None:
-    """See that *tensors* are what *specs* ask for, before native code sees them.
+    """Check that *tensors* are what *specs* ask for, before native code reads them.
 
     Raises:
         EngineError: expected and found, by name.
@@ -129,19 +141,19 @@ def check_inputs(specs: tuple[TensorSpec, ...], tensors: Tensors) -> None:
             )
 
 
-def settle_shapes(
+def fix_inputs(
     specs: tuple[TensorSpec, ...], fix_shapes: FixShapes, network: Path
 ) -> tuple[TensorSpec, ...]:
-    """Ask for the sizes that a network leaves open, and see that the answer fits what it says.
+    """Return the inputs of a network with the sizes that it leaves open filled in.
 
     Raises:
         EngineError: an input stays open, or is to have a shape that the network does not allow.
 
     """
-    fixed = fix_shapes(specs)
-    settled = []
+    given = fix_shapes(specs)
+    fixed_specs = []
     for spec in specs:
-        shape = fixed.get(spec.name, spec.shape)
+        shape = given.get(spec.name, spec.shape)
         fits = len(shape) == len(spec.shape) and all(
             want is None or want == have for want, have in zip(spec.shape, shape, strict=True)
         )
@@ -154,29 +166,5 @@ def settle_shapes(
                 f"{network.name}: input {spec} leaves sizes open; name them under [input] "
                 "(width, height or window) in the manifest"
             )
-        settled.append(replace(spec, shape=tuple(shape)))
-    return tuple(settled)
-
-
-# Where in its sources an engine found the trouble: for its makers, not for the user.
-_WHEREABOUTS = re.compile(
-    r"^(Exception from |Check '.*' failed at |FrontEnd API failed with "
-    r"|Model wasn't fully converted|While validating |Loading input model$|.*:$)"
-)
-_PREFIXES = re.compile(
-    r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : |Load model from .*? failed:\s*"
-    r"|^(NotFound|RuntimeError): |^-- |\S*/onnxruntime/core/\S+ .*?\) "
-)
-
-_LIBRARIES = re.compile(r"[^\s\"']*/([^\s\"'/]+\.so\b)")
-
-
-def native_reason(problem: BaseException, network: Path) -> str:
-    """Make one line of what native code said: its first words that tell the user something."""
-    text = str(problem).replace(str(network), network.name)
-    text = _LIBRARIES.sub(r"\1", text)
-    lines = [_PREFIXES.sub("", line).strip() for line in text.splitlines()]
-    lines = [line for line in lines if line]
-    telling = [line for line in lines if not _WHEREABOUTS.match(line)]
-    line = (telling or lines or [type(problem).__name__])[0]
-    return line if len(line) <= 300 else line[:297] + "…"
+        fixed_specs.append(replace(spec, shape=tuple(shape)))
+    return tuple(fixed_specs)

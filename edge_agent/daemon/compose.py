@@ -1,0 +1,184 @@
+"""The composition root of everything beside the frames: what each part is made of.
+
+Built from the bottom up: each part gets all it needs in its constructor. A new background service
+is one more entry of `services`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from .. import __version__
+from ..config.settings import Settings
+from ..core.flight_recorder import recorder
+from ..core.listeners import Listeners
+from ..core.threads import Stops
+from ..delivery.local_requests import Added
+from ..delivery.receive.router import Receiver, Transfers
+from ..delivery.rollout.deployer import Deployer
+from ..health.prometheus import MetricsPort
+from ..health.report import Health
+from ..models.packages.keys import TrustedKeys
+from ..mqtt.requests import Memory, Orders
+from ..runtime.pipelines.runner import Runner
+from ..runtime.upkeep.order import Upkeep
+from ..sources.frame_pool import CANVASES
+from .announcements import Announcements, PushStatus
+from .commands import AgentCommands
+from .control import Control
+from .deployment import Deployment
+from .fast_start.plan_writer import Planner
+from .inventory import Inventory
+from .reload import SettingsReload
+from .request_loop import RequestLoop
+from .services import Service, Services
+
+
+def compose(
+    runner: Runner,
+    inventory: Inventory,
+    stops: Stops,
+    reread: Callable[[], Settings],
+    origins: tuple[str | None, str],
+) -> Control:
+    """Build everything that runs beside the frames; nothing is started.
+
+    Args:
+        runner: the frames' part.
+        inventory: device and models.
+        stops: where reasons to stop are left.
+        reread: reads the settings again from where they came from.
+        origins: the settings file and the digest of what the settings were made from.
+
+    """
+    settings, active, client = runner.settings, runner.active, runner.client
+    profile, store, catalog = inventory.match.profile, inventory.store, inventory.catalog
+    loader = inventory.loader
+    budget_mb, lazy = profile.memory_budget_mb, profile.unload_idle_s > 0
+    runner.lazy(wanted=lazy)
+
+    # Versions: how they arrive, and which serves.
+
+    push_status = PushStatus(client, runner.topics, settings.device_id)
+    local_requests = Added(store)
+    deployer = Deployer(
+        store,
+        catalog,
+        active,
+        trial=lambda: runner.settings.trial,
+        swap=profile.swap,
+        memory_budget_mb=budget_mb,
+        say_push=push_status.publish,
+        on_change=active.on_change,
+    )
+    transfers = Transfers(
+        store,
+        catalog,
+        _receiver(runner, inventory),
+        push_status.publish,
+        deployer.submit,
+        deployer.standing,
+        active.on_change,
+        expect=deployer.expect,
+    )
+
+    # Upkeep of the models that serve.
+
+    form_ready = Listeners()
+    planner = Planner(
+        runner,
+        store,
+        catalog,
+        loader.lanes,
+        lazy=lazy,
+        origins=origins,
+        quick=lambda: upkeep.planned(),  # noqa: PLW0108 - upkeep calls it, and is made below
+    )
+    upkeep = Upkeep(
+        active,
+        loader,
+        runner.board,
+        store,
+        quota=lambda: runner.settings.quota_mb * 2**20,
+        watched=deployer.watches,
+        present=runner.present,
+        forget=CANVASES.forget,
+        prepared=form_ready,
+        plan=planner,
+    )
+
+    # What the device publishes of itself.
+
+    announcements = Announcements(runner, inventory, deployer, transfers, upkeep.prepared)
+    metrics = MetricsPort(
+        settings.health.metrics_port, settings.device_id, __version__, lambda: health.latest
+    )
+
+    # What others ask for.
+
+    orders = Orders(
+        runner.inbox,
+        client,
+        runner.topics,
+        lambda: runner.settings.groups,
+        Memory(settings.state / "requests.json"),
+        credible=runner.wall.credible,
+    )
+    commands = AgentCommands(runner, stops)
+    orders.verbs.update(
+        ping=commands.ping,
+        set=commands.set,
+        snapshot=commands.snapshot,
+        restart=commands.restart,
+        rollback=deployer.commands.rollback,
+        activate=deployer.commands.activate,
+        delete=deployer.commands.delete,
+    )
+    orders.deliveries = lambda place, message: transfers.message(place.levels, message)
+
+    # In the order of their start; closed in reverse.
+    services: list[Service] = [
+        metrics,
+        Deployment(runner, store, deployer, local_requests, stops),
+        RequestLoop(runner.inbox, orders, transfers, local_requests, deployer, catalog),
+        *upkeep.conductors,
+    ]
+    background = Services(services)
+    health = Health(
+        runner.board,
+        client,
+        lambda: list(runner.pipelines.values()),
+        active.all,
+        settings.state,
+        malformed=lambda: orders.malformed + runner.inbox.dropped,
+        credible=runner.wall.credible,
+        problems=(recorder.why, inventory.crashes.why, background.problems),
+    )
+    active.on_change.add(announcements.models, planner.changed, upkeep.wake)
+    form_ready.add(planner.keep, announcements.models)
+    return Control(
+        runner,
+        inventory,
+        deployer=deployer,
+        transfers=transfers,
+        services=background,
+        announcements=announcements,
+        health=health,
+        reload=SettingsReload(
+            runner, planner, announcements, metrics, reread, file=origins[0], lazy=lazy
+        ),
+    )
+
+
+def _receiver(runner: Runner, inventory: Inventory) -> Receiver:
+    """Return who this device is for a sender, by the settings of the moment."""
+    return Receiver(
+        device=runner.settings.device_id,
+        profile=inventory.match.name,
+        groups=lambda: runner.settings.groups,
+        trusted=lambda: TrustedKeys([Path(key) for key in runner.settings.trust.keys]),
+        allow_unsigned=lambda: runner.settings.trust.allow_unsigned,
+        quota_bytes=lambda: runner.settings.quota_mb * 2**20,
+        pinned=runner.active.pins,
+    )

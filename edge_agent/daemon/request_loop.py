@@ -1,0 +1,65 @@
+"""The service that handles what arrives: MQTT requests, transfers and `edge-agent add`."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from ..delivery.local_requests import Added
+from ..delivery.receive.router import Transfers
+from ..delivery.rollout.candidate import Candidate
+from ..delivery.rollout.deployer import Deployer
+from ..models.store.catalog import Library
+from ..mqtt.inbox import Inbox
+from ..mqtt.requests import Orders
+
+
+class RequestLoop:
+    """One thread takes everything, one message after the other."""
+
+    name = "requests"
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        orders: Orders,
+        transfers: Transfers,
+        local_requests: Added,
+        deployer: Deployer,
+        catalog: Library,
+    ) -> None:
+        self._inbox = inbox
+        self._orders = orders
+        self._transfers = transfers
+        self._local_requests = local_requests
+        self._deployer = deployer
+        self._catalog = catalog
+        orders.idle = self._tick
+
+    def run(self) -> None:
+        """Resume interrupted transfers, then handle messages until closed."""
+        # Resumed first, so that blocks which the broker has kept for us find their transfer.
+        self._transfers.resume()
+        self._orders.run()
+
+    def _tick(self) -> None:
+        """Do what is due between two messages."""
+        self._transfers.tick(time.monotonic())
+        for name, version, request in self._local_requests.requests():
+            self._deployer.submit(
+                Candidate(
+                    name,
+                    version,
+                    None,
+                    partial(self._catalog.find, name, version),
+                    told=partial(self._local_requests.answer, request),
+                )
+            )
+
+    def close(self) -> None:
+        """End the thread after the messages that wait."""
+        self._inbox.put(None)
+
+    def problems(self) -> list[str]:
+        """Return nothing: each request is answered by itself."""
+        return []

@@ -1,0 +1,103 @@
+"""The engines there are, what each can do, and the opening of a network on one of them.
+
+Light: an engine's library is loaded when a network is opened on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal
+
+from ...core.errors import EngineError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..folding.cut import InputCut
+    from .capabilities import Capabilities, PreparedKind
+    from .protocol import Engine, EngineChoice, FixShapes
+
+ENGINES: Mapping[str, str] = {
+    "openvino": "edge_agent.inference.engines.ov_capabilities",
+    "onnxruntime": "edge_agent.inference.engines.ort_capabilities",
+}
+"""By its name in settings and profiles: the module that states an engine's `CAPABILITIES`. A new
+engine is one module and one line here."""
+
+if TYPE_CHECKING:
+    EngineName = str
+    WantedEngine = str
+else:
+    # What settings and profiles may name is checked against exactly these.
+    EngineName = Literal[tuple(ENGINES)]
+    WantedEngine = Literal[("auto", *ENGINES)]
+
+
+def capabilities(name: EngineName) -> Capabilities:
+    """Return what an engine can do, without loading its library."""
+    found: Capabilities = import_module(ENGINES[name]).CAPABILITIES
+    return found
+
+
+def load_library(name: EngineName) -> ModuleType:
+    """Import an engine with its library; return its module.
+
+    Raises:
+        ImportError: the library is not installed.
+
+    """
+    return import_module(capabilities(name).module)
+
+
+def open_engine(
+    choice: EngineChoice, network: Path, fix_shapes: FixShapes, cut: InputCut | None = None
+) -> Engine:
+    """Load *network* on the engine and device that *choice* names.
+
+    Args:
+        choice: engine, device and how to run there.
+        network: path of the model; loading from memory would hold the GIL (measured).
+        fix_shapes: decides the sizes that the network leaves open, before it is compiled.
+        cut: what may be cut off the network's input; an engine that cannot leaves it.
+
+    Raises:
+        EngineError: the engine is not installed, the device is not there, or it refuses the model.
+
+    """
+    try:
+        module = load_library(choice.engine)
+    except ImportError as problem:
+        raise EngineError(f"engine {choice.engine} is not installed: {problem}") from problem
+    engine: Engine = module.open_network(choice, network, fix_shapes, cut)
+    return engine
+
+
+def readers(suffix: str) -> list[EngineName]:
+    """List the engines that read network files of a suffix, as ".onnx"."""
+    return [name for name in ENGINES if suffix in capabilities(name).formats]
+
+
+def exclusive_formats() -> Iterator[tuple[str, EngineName]]:
+    """Yield the suffixes that a single engine reads, each with that engine."""
+    for name in ENGINES:
+        for suffix in capabilities(name).formats:
+            if readers(suffix) == [name]:
+                yield suffix, name
+
+
+def prepared_kind(choice: EngineChoice) -> PreparedKind | None:
+    """Return the kind of prepared form that can be made for *choice*; None: none."""
+    return capabilities(choice.engine).prepared if choice.device.upper() == "CPU" else None
+
+
+def runs_arriving(choice: EngineChoice) -> bool:
+    """Whether *choice* can run a network while its weights arrive."""
+    return choice.device.upper() == "CPU" and capabilities(choice.engine).runs_arriving
+
+
+def titles(kind: PreparedKind) -> str:
+    """Name the engines whose prepared forms are of a kind: for people."""
+    found = [capabilities(name) for name in ENGINES]
+    return " or ".join(each.title for each in found if each.prepared == kind)

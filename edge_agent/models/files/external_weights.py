@@ -1,0 +1,77 @@
+"""An ONNX file without its weights: a graph of kilobytes that says where each tensor lies.
+
+The file is never read as a whole. Its tensors stay where they are and are given to the engine as
+stretches of the mapped file, so that a network larger than the memory can be taken apart.
+"""
+
+from __future__ import annotations
+
+from mmap import mmap
+
+from ...core.errors import ModelError
+from . import onnx_schema as proto
+from .onnx_reader import Tensor, printable, read_tensor
+from .protobuf import DamagedError, Field, Sliceable, message, numeral, replace_fields
+
+Data = mmap | bytes
+
+MIN_EXTERNAL_BYTES = 1024
+"""Smaller tensors stay in the graph; engines read shapes and scales while they load it."""
+
+_REPLACED = frozenset({proto.TENSOR_RAW, proto.TENSOR_EXTERNAL_DATA, proto.TENSOR_DATA_LOCATION})
+
+
+def externalize_weights(data: Data, location: str, others: set[str] | None = None) -> bytes:
+    """Return the ONNX model in *data* with every large initializer outside of it.
+
+    Args:
+        data: the whole file, mapped.
+        location: by which name the graph refers to the file.
+        others: receives the names of the other files that hold tensors of the graph.
+
+    Raises:
+        ModelError: the file is not an ONNX model.
+
+    """
+
+    def in_model(field: Field) -> bytes | None:
+        if field.number != proto.MODEL_GRAPH:
+            return None
+        return message(field.number, replace_fields(data, field.begin, field.end, in_graph))
+
+    def in_graph(field: Field) -> bytes | None:
+        if field.number != proto.GRAPH_INITIALIZER:
+            return None
+        tensor = read_tensor(data, (field.begin, field.end))
+        outside = externalized(data, tensor, location)
+        if outside is not None:
+            return message(field.number, outside)
+        if others is not None and "location" in tensor.external:
+            others.add(printable(tensor.external["location"]))
+        return None
+
+    try:
+        return replace_fields(data, 0, len(data), in_model)
+    except DamagedError:
+        raise ModelError(f"{location}: not a valid ONNX file") from None
+
+
+def externalized(data: Sliceable, tensor: Tensor, location: str) -> bytes | None:
+    """Encode a tensor with a reference instead of its raw numbers; None: it stays as it is.
+
+    Quantizers write where numbers lie also where they lie in the file: the last word counts.
+    """
+    if tensor.is_external or tensor.raw is None:
+        return None
+    begin, end = tensor.raw.begin, tensor.raw.end
+    if end - begin < MIN_EXTERNAL_BYTES:
+        return None
+    entries = (("location", location), ("offset", str(begin)), ("length", str(end - begin)))
+    parts = [
+        replace_fields(data, *tensor.span, lambda field: b"" if field.number in _REPLACED else None)
+    ]
+    for key, value in entries:
+        entry = message(proto.ENTRY_KEY, key.encode()) + message(proto.ENTRY_VALUE, value.encode())
+        parts.append(message(proto.TENSOR_EXTERNAL_DATA, entry))
+    parts.append(numeral(proto.TENSOR_DATA_LOCATION, proto.EXTERNAL))
+    return b"".join(parts)

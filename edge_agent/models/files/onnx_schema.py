@@ -1,0 +1,73 @@
+"""The part of onnx.proto that this package reads or writes: numbers of fields and of types.
+
+Source: onnx.proto of ONNX 1.19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+MODEL_IR_VERSION, MODEL_GRAPH, MODEL_OPSET, MODEL_FUNCTION = 1, 7, 8, 25
+
+GRAPH_NODE, GRAPH_NAME, GRAPH_INITIALIZER, GRAPH_SPARSE = 1, 2, 5, 15
+GRAPH_INPUT, GRAPH_OUTPUT, GRAPH_VALUE = 11, 12, 13
+GRAPH_AFTER_WEIGHTS = frozenset({10, GRAPH_INPUT, GRAPH_OUTPUT, GRAPH_VALUE, 14, 16})
+"""What follows the initializers where fields are in the order of their numbers."""
+
+FUNCTION_NODE = 7
+
+NODE_INPUT, NODE_OUTPUT, NODE_NAME, NODE_OPERATOR, NODE_ATTRIBUTE, NODE_DOMAIN = 1, 2, 3, 4, 5, 7
+
+ATTRIBUTE_NAME, ATTRIBUTE_INT, ATTRIBUTE_INTS, ATTRIBUTE_TYPE = 1, 3, 8, 20
+ATTRIBUTE_TENSOR, ATTRIBUTE_TENSORS = 5, 10
+ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS = 6, 11
+ATTRIBUTE_SPARSE, ATTRIBUTE_SPARSES = 22, 23
+INTS = 7
+"""AttributeProto.AttributeType of a list of whole numbers."""
+
+TENSOR_DIMS, TENSOR_TYPE, TENSOR_FLOATS, TENSOR_INT32S, TENSOR_NAME = 1, 2, 4, 5, 8
+TENSOR_RAW, TENSOR_EXTERNAL_DATA, TENSOR_DATA_LOCATION = 9, 13, 14
+TENSOR_DATA = frozenset({TENSOR_FLOATS, TENSOR_INT32S, 7, TENSOR_RAW, 10, 11})
+"""float, int32, int64, raw, double and uint64 data."""
+EXTERNAL = 1
+"""TensorProto.DataLocation of what lies in another file."""
+ENTRY_KEY, ENTRY_VALUE = 1, 2
+
+SPARSE_VALUES, SPARSE_INDICES = 1, 2
+
+VALUE_NAME, VALUE_TYPE, TYPE_TENSOR, TENSOR_ELEMENT, TENSOR_SHAPE = 1, 2, 1, 1, 2
+SHAPE_SIZE, SIZE_NUMBER = 1, 1
+
+# TensorProto.DataType
+FLOAT, UINT8, INT8, STRING, FLOAT16, DOUBLE, BFLOAT16 = 1, 2, 3, 8, 10, 11, 16
+
+DTYPES: Mapping[int, tuple[str, int]] = {
+    FLOAT: ("float32", 32),
+    UINT8: ("uint8", 8),
+    INT8: ("int8", 8),
+    4: ("uint16", 16),
+    5: ("int16", 16),
+    6: ("int32", 32),
+    7: ("int64", 64),
+    9: ("bool", 8),
+    FLOAT16: ("float16", 16),
+    DOUBLE: ("float64", 64),
+    12: ("uint32", 32),
+    13: ("uint64", 64),
+    14: ("complex64", 64),
+    15: ("complex128", 128),
+    BFLOAT16: ("bfloat16", 16),
+    17: ("float8e4m3fn", 8),
+    18: ("float8e4m3fnuz", 8),
+    19: ("float8e5m2", 8),
+    20: ("float8e5m2fnuz", 8),
+    21: ("uint4", 4),
+    22: ("int4", 4),
+    23: ("float4e2m1", 4),
+    24: ("float8e8m0", 8),
+    25: ("uint2", 2),
+    26: ("int2", 2),
+}
+"""By TensorProto.DataType: name, NumPy's where it has one, and bits of an element."""
+NUMBERS: Mapping[str, int] = {name: number for number, (name, _) in DTYPES.items() if number < 14}
+"""By name, TensorProto.DataType of the real numbers that NumPy has."""
