@@ -28,7 +28,7 @@ from .announcements import Announcements, PushStatus
 from .commands import AgentCommands
 from .control import Control
 from .deployment import Deployment
-from .fast_start.plan_writer import Planner
+from .fast_start.plan_writer import PlanWriter
 from .inventory import Inventory
 from .reload import SettingsReload
 from .request_loop import RequestLoop
@@ -86,14 +86,14 @@ def compose(
     # Upkeep of the models that serve.
 
     form_ready = Listeners()
-    planner = Planner(
+    plan_writer = PlanWriter(
         runner,
         store,
         catalog,
         loader.lanes,
         lazy=lazy,
         origins=origins,
-        quick=lambda: upkeep.planned(),  # noqa: PLW0108 - upkeep calls it, and is made below
+        models=lambda: upkeep.planned(),  # noqa: PLW0108 - upkeep calls it, and is made below
     )
     upkeep = Upkeep(
         active,
@@ -105,7 +105,7 @@ def compose(
         present=runner.present,
         forget=CANVASES.forget,
         prepared=form_ready,
-        plan=planner,
+        plan=plan_writer,
     )
 
     # What the device publishes of itself.
@@ -153,10 +153,10 @@ def compose(
         settings.state,
         malformed=lambda: orders.malformed + runner.inbox.dropped,
         credible=runner.wall.credible,
-        problems=(recorder.why, inventory.crashes.why, background.problems),
+        problems=(recorder.why, inventory.crashes.problems, background.problems),
     )
-    active.on_change.add(announcements.models, planner.changed, upkeep.wake)
-    form_ready.add(planner.keep, announcements.models)
+    active.on_change.add(announcements.models, plan_writer.changed, upkeep.wake)
+    form_ready.add(plan_writer.write, announcements.models)
     return Control(
         runner,
         inventory,
@@ -166,7 +166,7 @@ def compose(
         announcements=announcements,
         health=health,
         reload=SettingsReload(
-            runner, planner, announcements, metrics, reread, file=origins[0], lazy=lazy
+            runner, plan_writer, announcements, metrics, reread, file=origins[0], lazy=lazy
         ),
     )
 

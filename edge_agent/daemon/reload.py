@@ -21,7 +21,7 @@ from ..mqtt.connection import tls_context
 from ..runtime.pipelines.runner import Runner
 from ..sources.spec import parse_source
 from .announcements import Announcements
-from .fast_start.plan_writer import Planner
+from .fast_start.plan_writer import PlanWriter
 
 if TYPE_CHECKING:
     import ssl
@@ -38,7 +38,7 @@ class SettingsReload:
     def __init__(
         self,
         runner: Runner,
-        planner: Planner,
+        plan_writer: PlanWriter,
         announcements: Announcements,
         metrics: MetricsPort,
         reread: Callable[[], Settings],
@@ -50,7 +50,7 @@ class SettingsReload:
 
         Args:
             runner: whose pipelines, broker and settings change.
-            planner: records what the settings are made from.
+            plan_writer: records what the settings are made from.
             announcements: what the device publishes of itself.
             metrics: the port for Prometheus.
             reread: reads the settings from where they came from.
@@ -59,7 +59,7 @@ class SettingsReload:
 
         """
         self._runner = runner
-        self._planner = planner
+        self._plan_writer = plan_writer
         self._announcements = announcements
         self._metrics = metrics
         self._reread = reread
@@ -74,7 +74,7 @@ class SettingsReload:
         runner = self._runner
         before = runner.settings
         try:
-            self._planner.reread()
+            self._plan_writer.reread()
             settings, tls = self._read()
         except UsageError as problem:
             log.error("the settings stay as they were: %s", problem, extra=ANSWER)  # noqa: TRY400 - one line, no traceback
@@ -113,7 +113,7 @@ class SettingsReload:
             broker = replace(broker, topic_root=present.broker.topic_root)
         for key in waiting:
             log.warning("%s: changed, takes effect at the next start", key, extra=ANSWER)
-            self._planner.waits_for_restart = True
+            self._plan_writer.waits_for_restart = True
         return replace(settings, broker=broker, **kept), tls
 
     def _arrange(self, settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""Keeps the plan of the next start up to date with what serves now."""
+"""Writes the plan of the next start whenever what serves has changed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SETTLE_SECONDS = 1.0
 """Changes come in bunches."""
 
 
-class Planner:
-    """Writes the plan when something has changed that it depends on."""
+class PlanWriter:
+    """Writes the plan when something has changed that it depends on; a task of upkeep."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class Planner:
         *,
         lazy: bool,
         origins: tuple[str | None, str],
-        quick: Callable[[], Sequence[PlannedModel]],
+        models: Callable[[], Sequence[PlannedModel]],
     ) -> None:
-        """Prepare.
+        """Write nothing yet.
 
         Args:
             runner: whose settings the plan repeats.
@@ -50,7 +50,7 @@ class Planner:
             lanes: how many frames are inferred at a time.
             lazy: whether models of second stages are loaded when they are needed.
             origins: the settings file and the digest of what the settings in use were made from.
-            quick: lists the models that a start can load at once.
+            models: lists the models that a start can load at once.
 
         """
         self._runner = runner
@@ -61,21 +61,21 @@ class Planner:
         self._config, self._origins = origins
         self._settings, self._pending = runner.settings, self._origins
         self._adopting = threading.Lock()
-        self._quick = quick
+        self._models = models
         self._profiles = _stamps(_profiles())
         self._served: dict[Path, Stamps] = {}
         """By folder of what serves: its files, as they were when it began to."""
-        self._looking = threading.Lock()
+        self._checking = threading.Lock()
         self.waits_for_restart = False
         """Settings have been read that take effect at the next start."""
         self._due: float | None = None
         """When the plan is to be written again, as something has changed; None: nothing has."""
-        self._keeping = threading.Lock()
+        self._writing = threading.Lock()
 
     def reread(self) -> None:
-        """Note what the settings are made from, right before they are read again.
+        """Record what the settings are made from, right before they are read again.
 
-        It counts if new settings come of it: those that are wrong leave all as it was.
+        It counts if they are accepted: settings that are wrong leave everything as it was.
         """
         self._adopt()
         self._pending = digest(self._config)
@@ -86,9 +86,10 @@ class Planner:
                 self._settings, self._origins = self._runner.settings, self._pending
 
     def changed(self) -> None:
-        """Have the plan written again soon; called as soon as another model serves."""
+        """Write the plan again soon; called as soon as another model serves."""
         self._outdated()
-        self._due = time.monotonic() + SETTLE_SECONDS
+        if self._due is None:
+            self._due = time.monotonic() + SETTLE_SECONDS
 
     def step(self) -> float:
         """Write the plan a moment after a change; return the seconds until then."""
@@ -98,26 +99,26 @@ class Planner:
         wait = due - time.monotonic()
         if wait > 0:
             return wait
-        self.keep()
+        self.write()
         return math.inf
 
     def close(self) -> None:
         """Write the plan if something has changed."""
         if self._due is not None:
-            self.keep()
+            self.write()
 
-    def keep(self) -> None:
-        """Write the plan, or remove it where a start must look at everything."""
-        with self._keeping:
+    def write(self) -> None:
+        """Write the plan, or remove it where a start must read everything."""
+        with self._writing:
             self._due = None
-            self._keep()
+            self._write()
 
-    def _keep(self) -> None:
+    def _write(self) -> None:
         state = self._runner.settings.state
         self._adopt()
         try:
             if self.waits_for_restart or self._outdated():
-                # What runs is not what lies there any more, and the next start is to see that.
+                # What runs is not what is on the disk any more, and the next start must load that.
                 forget(state)
                 return
             if any(self._store.pointers(name).trial for name in self._store.names()):
@@ -130,13 +131,13 @@ class Planner:
                 self._lanes,
                 self._lazy,
                 pack(self._runner.settings),
-                list(self._quick()),
+                list(self._models()),
             )
-            write(plan, self._looked_at())
+            write(plan, self._dependencies())
         except OSError as problem:
             log.warning("%s: cannot be written: %s", state / FILE, problem.strerror)
 
-    def _looked_at(self) -> list[Path]:
+    def _dependencies(self) -> list[Path]:
         """List what decides which models run, and how: files and folders."""
         found: list[Path] = [self._store.models]
         for name in self._store.names():
@@ -154,10 +155,10 @@ class Planner:
         return found + _profiles()
 
     def _outdated(self) -> bool:
-        """Whether something has been changed since it was read to become what runs."""
+        """Whether a file has changed since what runs was loaded from it."""
         models = [serving.model for serving in self._runner.active.all()]
         folders = {model.folder.path for model in models if model is not None}
-        with self._looking:
+        with self._checking:
             now = {folder: _stamps(_files(folder)) for folder in sorted(folders)}
             self._served = {folder: self._served.get(folder, now[folder]) for folder in now}
             return self._served != now or self._profiles != _stamps(_profiles())

@@ -1,4 +1,4 @@
-"""What models there are for this device, and how they are opened on it."""
+"""Chooses the engine of a model on this device, and loads the model on it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def open_store(settings: Settings) -> Store:
 
 
 class ModelLoader:
-    """How models are opened on this device."""
+    """Loads models on the engines of this device."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class ModelLoader:
         return lineup(self._profile, self._facts, probe, self._wanted)
 
     def choices_for(self, folder: ModelFolder) -> list[EngineChoice]:
-        """List the engines to try for a model, in order: what a tune has found best comes first.
+        """List the engines to try for a model, in order: the best one by a tune comes first.
 
         Raises:
             EngineError: as for `allowed`.
@@ -136,10 +136,10 @@ class ModelLoader:
         try:
             return self.tuning.order(folder.path, self.lanes, choices)
         except ModelError:
-            return choices  # what is wrong with its files is said when they are loaded
+            return choices  # what is wrong with its files is reported when they are loaded
 
     def best_way(self, folder: ModelFolder) -> Way | None:
-        """Say how a tune has found a model to run best; None: nothing is known."""
+        """Return how a model runs best, as a tune has measured; None: nothing is known."""
         if self.tuning is None:
             return None
         try:
@@ -148,7 +148,7 @@ class ModelLoader:
             return None
 
     def wants_tune(self, folder: ModelFolder) -> bool:
-        """Whether the profile has models tuned by the agent, and this one is not yet."""
+        """Whether the profile asks the agent to tune its models, and this one is not tuned yet."""
         return (
             self._profile.tune
             and self.tuning is not None
@@ -172,10 +172,10 @@ class ModelLoader:
         return [choice for choice, why in zip(choices, barred, strict=True) if why is None]
 
     def _within_budget(self, choice: EngineChoice) -> EngineChoice:
-        """Give an engine the lanes that there are, and no more threads than cores are left to each.
+        """Return an engine with the lanes of this device, and no more threads than cores for each.
 
-        Whatever number of models takes turns in a lane, and on whichever engines: never more
-        threads compute than there are cores.
+        However many models take turns in a lane, and on whichever engines: never more threads
+        compute than there are cores.
         """
         threads = choice.threads
         if choice.device.upper() == "CPU":
@@ -183,7 +183,7 @@ class ModelLoader:
         return replace(choice, lanes=self.lanes, threads=threads)
 
     def _barred(self, folder: ModelFolder, choice: EngineChoice) -> str | None:
-        """Say why a model is not to be loaded on an engine, for what it has done there."""
+        """Return why a model is not to be loaded on an engine: it has crashed there too often."""
         if self._crashes is None:
             return None
         return self._crashes.barred(
@@ -193,7 +193,10 @@ class ModelLoader:
     def load(
         self, folder: ModelFolder, kind: Kind, *, checked: bool = False
     ) -> tuple[Model, list[str]]:
-        """Load a model on the first engine that can run it; says why others were passed over.
+        """Load a model on the first engine that can run it.
+
+        Returns:
+            The model, and why each engine before its own was passed over.
 
         Raises:
             ModelError: the model is not fit to run.
@@ -217,9 +220,9 @@ class ModelLoader:
     def _known_better(
         self, folder: ModelFolder, kind: Kind, choices: list[EngineChoice], *, checked: bool
     ) -> Model | None:
-        """Load a model from its form, where the engine preferred to it was found to be no faster.
+        """Load a model from its form, where the engine preferred to it was measured as no faster.
 
-        Else a start that is not from a plan would go back on what this device has measured.
+        Else a start that is not from a plan would ignore what this device has measured.
         """
         quick = self.prepared_choice(folder)
         if self._store is None or quick is None or not choices or quick.place == choices[0].place:
@@ -240,7 +243,7 @@ class ModelLoader:
     def prepared_form(
         self, folder: ModelFolder, kind: Kind, *, make: bool = False
     ) -> Artifact | None:
-        """Find the prepared form of a model, or have it made; None: there is none.
+        """Find the prepared form of a model, or make it; None: there is none.
 
         Raises:
             ModelError: a file of the model cannot be read.
@@ -254,7 +257,7 @@ class ModelLoader:
             try:
                 form = prepare(self._store, folder, quick, kind, budget_mb=budget)
             except ArtifactError as problem:
-                log.warning("%s", problem)
+                log.warning("model %s: no prepared form: %s", folder.manifest.id, problem)
         return form
 
     def load_prepared(
@@ -287,7 +290,7 @@ class ModelLoader:
         return model
 
     def max_batch(self, folder: ModelFolder) -> int:
-        """Say how many samples a model is to take at a time, by settings or tune; 1: one by one."""
+        """Return how many samples a model is to infer at a time, by settings or tune."""
         if self.batching.max_batch:
             return self.batching.max_batch
         best = self.best_way(folder)
@@ -315,7 +318,7 @@ class ModelLoader:
         return first if first is not None and prepared_kind(first) is not None else None
 
     def out_of_core(self, folder: ModelFolder) -> OutOfCore | None:
-        """Say how a model is loaded that is larger than all models may take; None: it is not.
+        """Return how a model is loaded that exceeds the memory budget; None: it does not.
 
         Raises:
             EngineError: it is, and nothing here can run it.

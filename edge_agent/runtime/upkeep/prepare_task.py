@@ -189,7 +189,7 @@ def _damaged(model: Model) -> PreparedForm | None:
 
 
 def _check_whole(form: Artifact) -> None:
-    """Compare every checksum of a form, and the version of the engine that made it.
+    """Check every checksum of a form, and the version of the engine that made it.
 
     Raises:
         ArtifactError: something is not as it was when the form was made.
