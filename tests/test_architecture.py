@@ -34,7 +34,7 @@ HOMES: Mapping[str, str] = {
         "inference.engines inference.prepared.ov_engine bench.common.start_script "
         "bench.pipeline.handmade"
     ),
-    "onnxruntime": "inference.engines inference.prepared delivery.early.stages bench",
+    "onnxruntime": "inference.engines inference.prepared bench",
     "onnx": "models.files inference.prepared.build bench",
     "google": "models.files.check_onnx",
     "cv2": (

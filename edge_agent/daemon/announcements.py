@@ -16,7 +16,6 @@ from ..core.errors import ModelError
 from ..inference.engines.probe import installed
 from ..inference.prepared.fallback import is_streaming
 from ..mqtt import payloads
-from ..mqtt.retained import Announced
 
 if TYPE_CHECKING:
     from ..delivery.receive.router import Transfers
@@ -83,10 +82,10 @@ class Announcements:
         self._deployer = deployer
         self._transfers = transfers
         self._prepared = prepared
-        self._announced = Announced(runner.settings.state / "announced.json")
-        self._published: dict[str, bytes] = {}
-        """By topic: the latest payload about a model."""
-        self._published_info: dict[str, Any] = {}
+        self._retained = runner.client.retained
+        self._model_topics: list[str] | None = None
+        """Of the models that there are; None: not known before they are loaded."""
+        self._retained.register(runner.topics.model(""), lambda: self._model_topics)
         self._publishing = threading.RLock()
         self._streaming: set[str] = set()
         """Models whose streaming mode has been logged."""
@@ -100,12 +99,7 @@ class Announcements:
     def info(self) -> None:
         """Publish what this device is, if that has changed."""
         with self._publishing:
-            info = self._info()
-            if info != self._published_info:
-                self._published_info = info
-                now = {**info, "time": payloads.iso(time.time_ns())}
-                topic = self._runner.topics.info
-                self._runner.client.publish_retained(topic, payloads.encode(now))
+            self._retained.publish(self._runner.topics.info, self._info(), timestamp=True)
 
     @cached_property
     def _engines(self) -> dict[str, str]:
@@ -167,23 +161,14 @@ class Announcements:
             names |= {*self._store.names(), *self._transfers.progress(), *self._deployer.names()}
             library = self._library.now()
             now = {
-                runner.topics.model(name): payloads.encode(self._model_state(name, library))
+                runner.topics.model(name): self._model_state(name, library)
                 for name in sorted(names)
             }
-            for topic, payload in now.items():
-                if self._published.get(topic) != payload:
-                    runner.client.publish_retained(topic, payload)
-            self._published = now
-            self.clear_gone()
+            for topic, state in now.items():
+                self._retained.publish(topic, state)
+            self._model_topics = list(now)
+            self._retained.clear_gone()
             self.info()
-
-    def clear_gone(self) -> None:
-        """Clear the retained topics of pipelines and models that are no more."""
-        runner = self._runner
-        with self._publishing:
-            sources = {runner.topics.source(name) for name in list(runner.pipelines)}
-            for topic in self._announced.keep(sources | self._published.keys()):
-                runner.client.publish_retained(topic, b"")
 
     def _model_state(self, name: str, library: Library) -> dict[str, Any]:
         runner = self._runner

@@ -153,7 +153,7 @@ def compose(
         settings.state,
         malformed=lambda: orders.malformed + runner.inbox.dropped,
         credible=runner.wall.credible,
-        problems=(recorder.why, inventory.crashes.problems, background.problems),
+        problems=(recorder.problems, inventory.crashes.problems, background.problems),
     )
     active.on_change.add(announcements.models, plan_writer.changed, upkeep.wake)
     form_ready.add(plan_writer.write, announcements.models)

@@ -10,6 +10,7 @@ from dataclasses import field, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
+from ..core.codec import storable
 from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.errors import ModelError
 from ..core.frozen import record
@@ -69,6 +70,7 @@ Number = Annotated[float, Ge(-1e9), Le(1e9)]
 Numbers = tuple[Number, ...]
 
 
+@storable
 @record(kw_only=True)
 class LogMel:
     """Parameters of `transform = "logmel"`."""
@@ -84,6 +86,7 @@ class LogMel:
     n_mfcc: Annotated[int, Ge(0), Le(1024)] = 0
 
 
+@storable
 @record(kw_only=True)
 class InputSpec:
     """How a sample becomes the network's input."""
@@ -143,6 +146,7 @@ class InputSpec:
         return values
 
 
+@storable
 @record(kw_only=True)
 class OutputSpec:
     """How the network's outputs become findings."""
@@ -160,6 +164,7 @@ class OutputSpec:
     """Role = tensor name, where they are not found by shape and usual names."""
 
 
+@storable
 @record(kw_only=True)
 class TrialSpec:
     """Bounds on a candidate; stricter than the device's, never laxer."""
@@ -174,6 +179,7 @@ class TrialSpec:
     timeout_s: Annotated[float, Gt(0), Le(366 * 86400)] | None = None
 
 
+@storable
 @record(kw_only=True)
 class Manifest:
     """The whole of `model.toml`."""
@@ -202,6 +208,7 @@ class Manifest:
         return self.output.decoder
 
 
+@storable
 @record
 class ModelFolder:
     """A model on disk whose manifest has been read; its network has not."""

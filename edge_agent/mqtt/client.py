@@ -25,6 +25,7 @@ from .connection import Connection, Hooks, ReceivedMessage, Refusal, Will
 from .message import Channel, Message
 from .outbox import BARRIER_SECONDS, Outbox
 from .reconnect import Reconnect
+from .retained import Retained
 
 if TYPE_CHECKING:
     import ssl
@@ -78,6 +79,7 @@ class Client:
         inbox: SimpleQueue[ReceivedMessage | None],
         backoff: Backoff | None = None,
         spool: Path | None = None,
+        ledger: Path | None = None,
     ) -> None:
         """Read the certificates; nothing is connected before `run`.
 
@@ -90,6 +92,7 @@ class Client:
             inbox: where received messages are put.
             backoff: pauses between attempts to connect.
             spool: the file for results of QoS 1 that wait; None: they wait in memory only.
+            ledger: the file that remembers retained topics; None: it is not remembered.
 
         Raises:
             UsageError: certificates that cannot be used.
@@ -101,6 +104,7 @@ class Client:
         self._spool = spool
         self._lock = threading.Condition()
         """Guards the outbox and all that it holds, the connection included."""
+        self.retained = Retained(self.publish_retained, ledger)
         self._outbox = Outbox(f"{status_topic}/barrier")
         self._spool_writer: SpoolWriter | None = None
         self._connects = 0
@@ -139,11 +143,14 @@ class Client:
             self._outbox.publish(topic, payload, qos)
             return self.connected
 
-    def publish_retained(self, topic: str, payload: bytes, *, qos: int = 1) -> None:
-        """Publish retained, at every new connection again; an empty payload clears the topic."""
+    def publish_retained(self, topic: str, payload: bytes) -> None:
+        """Publish retained at QoS 1, at every new connection again; for `retained`, the owner.
+
+        An empty payload clears the topic.
+        """
         with self._lock:
             self._process_events()
-            self._outbox.publish_retained(topic, payload, qos)
+            self._outbox.publish_retained(topic, payload)
 
     def publish_reply(self, topic: str, payload: bytes, correlation: bytes | None = None) -> None:
         """Publish the answer to a request, with the correlation data of the request.

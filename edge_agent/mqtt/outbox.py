@@ -78,11 +78,11 @@ class Outbox:
         if self.connection is not None:
             self._publish(self.connection, topic, payload, qos)
 
-    def publish_retained(self, topic: str, payload: bytes, qos: int) -> None:
+    def publish_retained(self, topic: str, payload: bytes) -> None:
         """Publish retained, over every new connection again; an empty payload clears the topic."""
         self._retained[topic] = payload
         if self.connection is not None:
-            self._publish(self.connection, topic, payload, qos, retain=True)
+            self._publish(self.connection, topic, payload, 1, retain=True)
 
     def publish_reply(self, topic: str, payload: bytes, correlation: bytes | None) -> None:
         """Publish the answer to a request; without a connection, over the next one."""

@@ -1,33 +1,103 @@
-"""Which retained topics this device has left on the broker, remembered over restarts.
+"""The owner of the device's retained topics: what is published on them, and which are cleared.
 
-Without it, what a pipeline said last would stay there for ever once it is taken out of the
-settings of an agent that is not running.
+A payload is published where it differs from the one before; the outbox repeats it at every new
+connection. Which topics there were is remembered over restarts: without that, the last state of a
+pipeline would stay on the broker for ever once it is taken out of the settings of an agent that is
+not running. Knows no payloads. Only `status`, the last will, is the client's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..core.state_file import StateFile
 
+_FORGOTTEN = "retained topics of before, which stay on the broker,"
 
-class Announced:
-    """The topics of pipelines and models."""
+Current = Callable[[], Iterable[str] | None]
+"""Returns the topics that there are now; None: not known yet, so that none is cleared."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = StateFile(path, "retained topics of before, which stay on the broker,")
-        self._topics = self._file.read(_parse) or set()
 
-    def keep(self, topics: Iterable[str]) -> set[str]:
-        """Remember that these are all there are; gives those that were there and are gone."""
-        now = set(topics)
-        gone = self._topics - now
-        if now != self._topics:
-            self._topics = now
-            self._file.save(sorted(now))
-        return gone
+class Retained:
+    """Publishes and clears retained topics; may be called by any thread."""
+
+    def __init__(self, send: Callable[[str, bytes], None], ledger: Path | None) -> None:
+        """Do not read the ledger yet.
+
+        Args:
+            send: publishes a payload on a topic, at QoS 1; an empty one clears the topic.
+            ledger: the file of the topics that there were; None: they are forgotten at the end.
+
+        """
+        self._send = send
+        self._file = None if ledger is None else StateFile(ledger, _FORGOTTEN)
+        self._lock = threading.Lock()
+        """Guards the payloads; not held while the ledger is written, which may take long."""
+        self._published: dict[str, bytes] = {}
+        """By topic: the latest payload, without the time if that was added."""
+        self._prefixes: dict[str, Current] = {}
+        self._ledger: set[str] | None = None
+        """The topics under registered prefixes as the file has them; None: not read yet."""
+        self._clearing = threading.Lock()
+        """Held while the ledger is compared and written."""
+
+    def register(self, prefix: str, current: Current) -> None:
+        """Have the topics below a prefix cleared once *current* does not return them any more.
+
+        Args:
+            prefix: of topics, with its last slash; also outside the device's own.
+            current: returns the topics below it that there are now.
+
+        """
+        self._prefixes[prefix] = current
+
+    def publish(self, topic: str, payload: Mapping[str, Any], *, timestamp: bool = False) -> None:
+        """Publish a payload if it is not the one published last.
+
+        Args:
+            topic: where to.
+            payload: to be compared and encoded.
+            timestamp: add the key `time`, which makes no difference.
+
+        """
+        from . import payloads
+
+        body = payloads.encode(payload)
+        with self._lock:
+            if self._published.get(topic) == body:
+                return
+            self._published[topic] = body
+            if timestamp:
+                body = payloads.encode({**payload, "time": payloads.iso(time.time_ns())})
+            self._send(topic, body)
+
+    def clear_gone(self) -> None:
+        """Clear the topics that there were, in this run or an earlier one, and are no more."""
+        with self._clearing:
+            if self._ledger is None:
+                self._ledger = (self._file and self._file.read(_parse)) or set()
+            now: set[str] = set()
+            for prefix, current in self._prefixes.items():
+                topics = current()
+                if topics is None:
+                    topics = [topic for topic in self._ledger if topic.startswith(prefix)]
+                now.update(topics)
+            gone = self._ledger - now
+            if now != self._ledger:
+                self._ledger = now
+                if self._file is not None:
+                    self._file.save(sorted(now))
+            for topic in gone:
+                self._clear(topic)
+
+    def _clear(self, topic: str) -> None:
+        with self._lock:
+            self._published.pop(topic, None)
+            self._send(topic, b"")
 
 
 def _parse(content: Any) -> set[str]:

@@ -237,8 +237,8 @@ def test_cuts_do_not_part_what_belongs_together(
     assert cutter.done
     assert len(stages) >= 3
     for stage in stages[:-1]:
-        assert all(name.endswith("_q") for name in stage.gives)
-    assert stages[-1].gives == ("scores",)
+        assert all(name.endswith("_q") for name in stage.outputs)
+    assert stages[-1].outputs == ("scores",)
     # Each operation is in one stage; what undoes eight bits goes with whoever needs it.
     own = [n for stage in stages for n in stage.nodes if nodes[n].operator != "DequantizeLinear"]
     assert sorted(own) == [n for n, each in enumerate(nodes) if each.operator != "DequantizeLinear"]

@@ -32,13 +32,11 @@ def main(folder: str, strategy: str, megabytes: int, runs: int) -> None:
     import numpy as np
 
     from edge_agent.inference.prepared.artifact import read
-    from edge_agent.inference.prepared.engine import OrtPreparedEngine, tensor_specs
+    from edge_agent.inference.prepared.engine import OrtPreparedEngine
     from edge_agent.inference.prepared.load import load_artifact
 
     form = read(folder)
-    engine = OrtPreparedEngine(
-        load_artifact(form, strategy), tensor_specs(form, "inputs"), tensor_specs(form, "outputs")
-    )
+    engine = OrtPreparedEngine(load_artifact(form, strategy))
     (spec,) = engine.inputs
     digest, took = hashlib.sha256(), []
     for seed in range(runs):

@@ -31,9 +31,8 @@ from edge_agent.inference.prepared.artifact import (
 )
 from edge_agent.inference.prepared.build import collect
 from edge_agent.inference.prepared.build.cache import StoppedError, discard, find, key_of, prepare
-from edge_agent.inference.prepared.engine import OrtPreparedEngine, open_artifact, tensor_specs
-from edge_agent.inference.prepared.load import load_artifact, load_folder, prefetch
-from edge_agent.inference.prepared.strategy import choose
+from edge_agent.inference.prepared.engine import OrtPreparedEngine, open_artifact
+from edge_agent.inference.prepared.load import choose, load_artifact, load_folder, prefetch
 from edge_agent.models.manifest import load
 from edge_agent.models.store.housekeeping import clean_leftovers
 from edge_agent.models.store.store import Store
@@ -80,9 +79,7 @@ def form(made: Made, tmp_path: Path) -> Artifact:
 
 def engine_of(form: Artifact, strategy: str) -> OrtPreparedEngine:
     """Load a form by one strategy."""
-    return OrtPreparedEngine(
-        load_artifact(form, strategy), tensor_specs(form, "inputs"), tensor_specs(form, "outputs")
-    )
+    return OrtPreparedEngine(load_artifact(form, strategy))
 
 
 @pytest.mark.parametrize("strategy", ["whole", "parallel", "staged"])
@@ -523,7 +520,7 @@ def test_the_soonest_result_decides(spare: str, best: str) -> None:
 
 def test_externalizing_weights_of_garbage(tmp_path: Path) -> None:
     """Bytes that are no ONNX file are refused by the one who takes it apart, whatever they are."""
-    from edge_agent.inference.prepared.build.optimize import MappedNetwork
+    from edge_agent.inference.prepared.build.mapped_network import MappedNetwork
     from edge_agent.models.files.external_weights import externalize_weights
     from edge_agent.models.files.onnx_reader import map_file
 

@@ -9,8 +9,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from edge_agent.inference.prepared.build.optimize import MappedNetwork
-from edge_agent.inference.prepared.build.signed import FILE, signed
+from edge_agent.inference.prepared.build.mapped_network import MappedNetwork
+from edge_agent.inference.prepared.build.signed import FILE, rewrite
 from tests.helpers.tiny_networks import node, save_onnx
 
 WIDTH = 48
@@ -67,7 +67,7 @@ def test_signed_weights_give_the_same_numbers(tmp_path: Path, outside_file: bool
     how = {"external": "weights.data"} if outside_file else {}
     path = network(tmp_path / "model.onnx", **how)
     outside = MappedNetwork(path)
-    changed = signed(outside, tmp_path)
+    changed = rewrite(outside, tmp_path)
     assert changed is not None
     kinds = {tensor.name: tensor.data_type for tensor in changed.graph.initializer}
     assert kinds["signed/w"] == kinds["signed/w_zero"] == 3
@@ -86,5 +86,5 @@ def test_what_is_also_used_as_it_is_stays(tmp_path: Path) -> None:
         steps=[node("ReduceMean", ["wf"], ["mean"], keepdims=0)],
         outputs=[("mean", "float32", ())],
     )
-    assert signed(MappedNetwork(path), tmp_path) is None
+    assert rewrite(MappedNetwork(path), tmp_path) is None
     assert not (tmp_path / FILE).exists()

@@ -21,7 +21,7 @@ import pytest
 from edge_agent.core.errors import EngineError
 from edge_agent.inference.prepared.artifact import WEIGHTS, Artifact, ArtifactError
 from edge_agent.inference.prepared.build.cache import prepare
-from edge_agent.inference.prepared.engine import OrtPreparedEngine, tensor_specs
+from edge_agent.inference.prepared.engine import OrtPreparedEngine
 from edge_agent.inference.prepared.load import load_artifact
 from edge_agent.models.manifest import load
 from edge_agent.models.store.store import Store
@@ -52,9 +52,7 @@ def engine_of() -> Iterator[Open]:
 
     def load_by(form: Artifact, strategy: str = "streaming") -> OrtPreparedEngine:
         begun = load_artifact(form, strategy)
-        opened.append(
-            OrtPreparedEngine(begun, tensor_specs(form, "inputs"), tensor_specs(form, "outputs"))
-        )
+        opened.append(OrtPreparedEngine(begun))
         return opened[-1]
 
     yield load_by
@@ -135,15 +133,15 @@ def test_a_run_that_fails_does_not_harm_the_next(form: Artifact, engine_of: Open
     engine = engine_of(form)
     x = {"x0": noise(0, 4, WIDTH)}
     expected = engine.infer(x)[f"x{LAYERS}"]
-    begun = engine._begun
+    begun = engine._load
     assert begun is not None
-    part = begun.parts[len(begun.parts) // 2]
-    gives = part.gives
-    for _ in range(len(begun.parts)):
-        part.gives = ["no such tensor"]
+    part = begun.stages[len(begun.stages) // 2]
+    outputs = part.outputs
+    for _ in range(len(begun.stages)):
+        part.outputs = ["no such tensor"]
         with pytest.raises(EngineError, match="no such tensor"):
             engine.infer(x)
-        part.gives = gives
+        part.outputs = outputs
         np.testing.assert_array_equal(engine.infer(x)[f"x{LAYERS}"], expected)
 
 

@@ -16,8 +16,8 @@ from onnx.numpy_helper import to_array
 
 from edge_agent.inference.engines.ort import settle
 from edge_agent.inference.engines.protocol import EngineChoice
-from edge_agent.inference.prepared.build.optimize import MappedNetwork, optimise
-from edge_agent.inference.prepared.build.zero_point import FILE, centred
+from edge_agent.inference.prepared.build.mapped_network import MappedNetwork
+from edge_agent.inference.prepared.build.zero_point import FILE, rewrite
 from tests.helpers.tiny_networks import node, save_onnx
 
 CHANNELS = 16
@@ -130,7 +130,7 @@ def change(
 ) -> tuple[onnx.ModelProto | None, dict[str, Any]]:
     """Change a network, see that its numbers are the same, give it and its zero points by layer."""
     outside = MappedNetwork(path)
-    changed = centred(outside, folder, lambda: in_floats)
+    changed = rewrite(outside, folder, lambda: in_floats)
     if changed is None:
         assert not (folder / FILE).exists()
         return None, {}
@@ -319,7 +319,7 @@ def test_no_network_gives_other_numbers(tmp_path: Path, seed: int) -> None:
     outside = MappedNetwork(path)
     words, _ = settle(EngineChoice("onnxruntime", threads=1, lanes=1))
     (tmp_path / "aside").mkdir()
-    graph = optimise(outside, words, tmp_path / "aside").graph
+    graph = outside.optimize(words, tmp_path / "aside").graph
     floats = {each.input[0] for each in graph.node if each.op_type == "DequantizeLinear"}
     changed, zeros = change(path, tmp_path, floats, variety=3)
     assert changed is None or any(not zero.any() for zero in zeros.values())

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from edge_agent.core.errors import SourceError
-from edge_agent.core.threads import Crew, Stops
+from edge_agent.core.threads import Stops, ThreadGroup
 from edge_agent.inference.model import Model
 from edge_agent.runtime.pipelines.capture import OPEN_SECONDS
 from edge_agent.runtime.scheduler.board import Board
-from edge_agent.sources.source import Source, open_source
+from edge_agent.sources.source import Source, SourceContext, open_source
 from edge_agent.sources.spec import SourceSpec, parse_source
 from tests.helpers.idle_parts import idle_pipeline, offline_client
 from tests.helpers.support import PATIENCE, wait_until
@@ -25,24 +25,24 @@ def test_a_file_that_does_not_open_is_told_of(
     """As on a network disk that is gone; once it is back, it is read after all."""
     gone = threading.Event()
 
-    def hang(spec: SourceSpec, closing: threading.Event) -> Source:
+    def hang(spec: SourceSpec, context: SourceContext) -> Source:
         assert gone.wait(PATIENCE)
-        return open_source(spec, closing)
+        return open_source(spec, context)
 
     monkeypatch.setattr("edge_agent.runtime.pipelines.capture.open_source", hang)
     file = tmp_path / "rows.csv"
     file.write_text("x,y\n1,2\n")
     board: Board[Model] = Board()
     capture = idle_pipeline("p", f"csv:{file}", tmp_path, board, offline_client())._capture
-    with Crew(Stops()) as crew:
-        capture.begin(crew)
+    with ThreadGroup(Stops()) as threads:
+        capture.begin(threads)
         attempt = capture._attempt
         assert attempt is not None
         wait_until(lambda: attempt.opening, "it is opened")
-        capture.watch(crew)
+        capture.watch(threads)
         assert capture.state is None, "it has only just begun"
         attempt.beat -= OPEN_SECONDS
-        capture.watch(crew)
+        capture.watch(threads)
         assert capture.state == "lost"
         assert "rows.csv: has not opened for 30 s" in str(capture.error)
         assert capture._attempt is attempt, "another one would hang as well"

@@ -1,14 +1,15 @@
-"""Where a network that is arriving can be cut: into stages that give its own numbers.
+"""Where a network that is arriving can be cut into stages that give its own numbers.
 
 An engine fuses operations that follow each other, and fused ones round differently. So a cut goes
-only where nothing would be fused; that this held is seen when the network is whole.
+only where nothing would be fused; whether this held is checked when the network is whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from ...inference.dataflow import Dataflow
 from ...models.files.onnx_reader import Node
 
 WIDEST = 3
@@ -61,17 +62,26 @@ _JOINS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class CutStage(NamedTuple):
     """Nodes that are run together."""
 
     nodes: tuple[int, ...]
     """Their numbers, rising."""
-    takes: tuple[str, ...]
-    """Tensors from before: inputs of the network, or what stages before give."""
-    gives: tuple[str, ...]
-    """Tensors for later: outputs of the network, or what later stages take."""
+    inputs: tuple[str, ...]
+    """Tensors from before: inputs of the network, or outputs of stages before."""
+    outputs: tuple[str, ...]
+    """Tensors for later: outputs of the network, or inputs of later stages."""
     weights: tuple[str, ...]
+
+
+class _Needs(NamedTuple):
+    """What a node needs, through all nodes that are folded into it."""
+
+    tensors: frozenset[str]
+    """From other nodes, and from outside."""
+    weights: frozenset[str]
+    nodes: frozenset[int]
+    """Itself and those that are folded into it."""
 
 
 class Cutter:
@@ -80,12 +90,12 @@ class Cutter:
     def __init__(
         self, nodes: Sequence[Node], inputs: Iterable[str], outputs: Iterable[str]
     ) -> None:
-        """Look at the graph.
+        """Index the graph.
 
         Args:
             nodes: in order of execution.
-            inputs: names of what the network takes.
-            outputs: names of what it gives.
+            inputs: names of the network's inputs.
+            outputs: names of its outputs.
 
         """
         self._nodes = nodes
@@ -94,16 +104,15 @@ class Cutter:
         self._maker = {name: index for index, node in enumerate(nodes) for name in node.outputs}
         self._folded = self._find_folded()
         self._needs = [self._reach(index) for index in range(len(nodes))]
-        """Per node: the tensors that it takes from other nodes, the weights it needs, and the
-        nodes that come with it."""
-        self._users: dict[str, list[int]] = {}
-        """By tensor, who needs it; the end of the network counts as one."""
-        for index, (takes, _, _) in enumerate(self._needs):
-            if index not in self._folded:
-                for name in takes:
-                    self._users.setdefault(name, []).append(index)
-        for name in self._outputs:
-            self._users.setdefault(name, []).append(self._end)
+        self._flow = Dataflow(
+            self._inputs,
+            self._outputs,
+            [
+                () if index in self._folded else sorted(needs.tensors)
+                for index, needs in enumerate(self._needs)
+            ],
+            [() if index in self._folded else node.outputs for index, node in enumerate(nodes)],
+        )
         self._places = self._find_places()
         self._begin = 0
         self._next = 0
@@ -113,7 +122,7 @@ class Cutter:
         self._seen: set[str] = set()
 
     def _find_folded(self) -> set[int]:
-        """Find the nodes that go with whoever needs them: constants, and what undoes eight bits.
+        """Find the nodes that go with those that need them: constants, and what undoes eight bits.
 
         An engine works the first out beforehand; the second it takes into the operation itself.
         """
@@ -128,41 +137,34 @@ class Cutter:
                 folded.add(index)
         return folded
 
-    def _reach(self, index: int) -> tuple[frozenset[str], frozenset[str], frozenset[int]]:
-        """See what a node needs, through all that is folded into it."""
-        takes, weights, along = set(), set(), {index}
+    def _reach(self, index: int) -> _Needs:
+        tensors, weights, nodes = set(), set(), {index}
         waiting = [index]
         while waiting:
             for name in self._nodes[waiting.pop()].inputs:
                 maker = self._maker.get(name)
                 if name in self._inputs:
-                    takes.add(name)
+                    tensors.add(name)
                 elif maker is None:
                     weights.add(name)
                 elif maker not in self._folded:
-                    takes.add(name)
-                elif maker not in along:
-                    along.add(maker)
+                    tensors.add(name)
+                elif maker not in nodes:
+                    nodes.add(maker)
                     waiting.append(maker)
         weights.discard("")  # an input that may be left out, and is
-        return frozenset(takes), frozenset(weights), frozenset(along)
+        return _Needs(frozenset(tensors), frozenset(weights), frozenset(nodes))
 
     def _find_places(self) -> set[int]:
         """Find the nodes before which nothing would be fused that is cut apart."""
-        places = set()
-        alive = {name for name in self._inputs if name in self._users}
-        for place in range(1, self._end):
-            before = self._nodes[place - 1]
-            if place - 1 not in self._folded:
-                alive.update(name for name in before.outputs if name in self._users)
-            alive = {name for name in alive if self._users[name][-1] >= place}
-            if (
-                place not in self._folded
-                and 0 < len(alive) <= WIDEST
-                and all(self._is_open(name, place) for name in alive)
-            ):
-                places.add(place)
-        return places
+        return {
+            place
+            for place, alive in enumerate(self._flow.alive()[: self._end])
+            if place > 0
+            and place not in self._folded
+            and 0 < len(alive) <= WIDEST
+            and all(self._is_open(name, place) for name in alive)
+        }
 
     def _is_open(self, name: str, place: int) -> bool:
         """Whether what makes a tensor, and what will use it, are apart for the engine."""
@@ -171,7 +173,7 @@ class Cutter:
         maker = self._nodes[self._maker[name]].operator
         if maker == "QuantizeLinear":
             return True
-        users = [self._nodes[user] for user in self._users[name] if place <= user < self._end]
+        users = [self._nodes[user] for user in self._flow.users[name] if place <= user < self._end]
         return maker in _CLOSED and not any(
             user.operator in _JOINS or self._adds_to_convolution(user) for user in users
         )
@@ -189,7 +191,7 @@ class Cutter:
         """Whether all nodes are in stages."""
         return self._begin == self._end
 
-    def next(self, here: Mapping[str, int], left: int, total: int) -> Stage | None:
+    def next(self, here: Mapping[str, int], left: int, total: int) -> CutStage | None:
         """Cut off the next stage, if enough for one is here.
 
         Args:
@@ -205,7 +207,7 @@ class Cutter:
             if index not in self._folded:
                 if self._size >= wanted and index in self._places:
                     return self._cut(index)
-                weights = self._needs[index][1]
+                weights = self._needs[index].weights
                 if any(name not in here for name in weights):
                     return None
                 self._size += sum(here[name] for name in weights - self._seen)
@@ -213,15 +215,11 @@ class Cutter:
             self._next += 1
         return None if self.done else self._cut(self._end)
 
-    def _cut(self, end: int) -> Stage:
-        own = [n for n in range(self._begin, end) if n not in self._folded]
-        nodes = sorted({n for index in own for n in self._needs[index][2]})
-        made = {name for index in own for name in self._nodes[index].outputs}
-        takes = sorted({name for index in own for name in self._needs[index][0]} - made)
-        gives = [
-            name for name in sorted(made) if name in self._users and self._users[name][-1] >= end
-        ]
-        weights = sorted({name for index in own for name in self._needs[index][1]})
+    def _cut(self, end: int) -> CutStage:
+        cut = self._flow.cut(self._begin, end)
+        own = [self._needs[n] for n in range(self._begin, end) if n not in self._folded]
+        nodes = sorted({index for needs in own for index in needs.nodes})
+        weights = sorted({name for needs in own for name in needs.weights})
         self._begin, self._size = end, 0
         self._seen.clear()
-        return Stage(tuple(nodes), tuple(takes), tuple(gives), tuple(weights))
+        return CutStage(tuple(nodes), cut.inputs, cut.outputs, tuple(weights))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 
 from ...core.types import TensorSpec
 from ...models.files import onnx_schema as proto
@@ -19,8 +20,8 @@ from ...models.files.onnx_reader import (
     Node,
     Span,
     Tensor,
+    contents,
     find,
-    read_attribute,
     read_name,
     read_node,
     read_tensor,
@@ -119,7 +120,10 @@ class OnnxFile:
 
     def _node(self, field: Field) -> Node:
         node = read_node(self._data, field)
-        if any(read_attribute(self._data, each).graphs for each in node.attributes.values()):
+        graphs = (
+            contents(self._data, span, proto.ATTRIBUTE_GRAPHS) for span in node.attributes.values()
+        )
+        if any(True for _ in chain.from_iterable(graphs)):
             raise UnfitError("it has branches or loops")
         if node.domain not in {"", "ai.onnx"}:
             raise UnfitError(f"operator {node.domain}.{node.operator} is none of the standard's")
@@ -207,7 +211,7 @@ def _values(data: bytes) -> tuple[dict[str, bytes], dict[str, bytes]]:
         if field.number in found:
             span = (field.begin, field.end)
             name = read_name(data, span, proto.VALUE_NAME)
-            if not name or find(data, span, proto.VALUE_TYPE) is None:
+            if not name or find(data, span, proto.VALUE_TYPE) == (0, 0):
                 raise UnfitError("something without name or type")
             name.encode()  # bytes that are not UTF-8 are no name
             found[field.number][name] = data[field.start : field.end]

@@ -6,25 +6,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import onnxruntime as ort
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
 from ...inference.engines.native_error import native_reason
 from ...inference.engines.ort import label_of, settle
 from ...inference.engines.ort import specs as specs_of
-from ...inference.engines.ort_options import session_options
+from ...inference.engines.ort_stages import Stage, open_session, run_stages
 from ...inference.engines.protocol import EngineChoice, FixShapes, check_inputs, fix_inputs
 from ...inference.folding.fold import Fold
 from ...models.files import onnx_schema as proto
 from ...models.files.external_weights import externalized
 from ...models.files.onnx_reader import Tensor
 from ...models.files.protobuf import message, numeral
-from .cuts import Cutter, Stage
+from .cuts import CutStage, Cutter
 from .growing_file import Arriving, UnfitError
 from .onnx_stream import OnnxFile, declared
 
@@ -36,10 +35,10 @@ _KEPT_RUNS = 2
 
 
 class StagedEngine:
-    """ONNX Runtime on the CPU, a session a stage."""
+    """ONNX Runtime on the CPU, a session for each stage."""
 
     def __init__(self, data: Arriving, file: OnnxFile, choice: EngineChoice) -> None:
-        """Wait for the graph, then begin to build.
+        """Wait for the graph, then start to build.
 
         Args:
             data: the package.
@@ -63,7 +62,7 @@ class StagedEngine:
         self.outputs = tuple(declared(name, value) for name, value in self._ends.outputs.items())
         self._words, _ = settle(choice)
         self._changed = threading.Condition()
-        self._built: list[tuple[Stage, Any]] = []
+        self._built: list[Stage] = []
         self._whole = False
         self._problem: BaseException | None = None
         self.near = threading.Event()
@@ -95,35 +94,38 @@ class StagedEngine:
 
         """
         check_inputs(self.inputs, tensors)
-        values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in tensors.items()}
-        index = 0
-        while (part := self._stage(index)) is not None:
-            stage, session = part
-            feeds = {name: values[name] for name in stage.takes}
-            try:
-                results = session.run_with_ort_values(list(stage.gives), feeds)
-            except Exception as problem:  # its exceptions have no common class but this one
-                reason = native_reason(problem, Path("model"))
-                raise EngineError(f"{self.label}: {reason}") from problem
-            values.update(zip(stage.gives, results, strict=True))
-            index += 1
-        outputs = {spec.name: values[spec.name].numpy() for spec in self.outputs}
+        names = [spec.name for spec in self.outputs]
+        try:
+            found = run_stages(self._as_built(), tensors, names)
+        except EngineError:
+            raise
+        except Exception as problem:  # its exceptions have no common class but this one
+            raise EngineError(f"{self.label}: {native_reason(problem, Path('model'))}") from problem
+        outputs = dict(zip(names, found, strict=True))
         if len(self.runs) < _KEPT_RUNS:
             self.runs.append((dict(tensors), outputs))
         return outputs
 
-    def _stage(self, index: int) -> tuple[Stage, Any] | None:
-        """Wait for a stage; None when there are no more."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: index < len(self._built) or self._whole or self._problem is not None
-            )
-            if self._problem is not None:
-                raise EngineError(str(self._problem)) from self._problem
-            return self._built[index] if index < len(self._built) else None
+    def _as_built(self) -> Iterator[tuple[Stage, Any]]:
+        """Yield the stages in order, each as soon as it is built."""
+        index = 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda count=index: (  # type: ignore[misc]
+                        count < len(self._built) or self._whole or self._problem is not None
+                    )
+                )
+                if self._problem is not None:
+                    raise EngineError(str(self._problem)) from self._problem
+                if index == len(self._built):
+                    return
+                stage = self._built[index]
+            yield stage, stage.ready()
+            index += 1
 
     def close(self) -> None:
-        """Let go of all sessions."""
+        """Release all sessions."""
         self._fail(EngineError(f"{self.label}: the network has been closed"))
 
     def _fail(self, problem: BaseException) -> None:
@@ -148,8 +150,8 @@ class StagedEngine:
                 begin, end = tensor.span
                 sizes[tensor.name] = end - begin
                 left = self._file.end - end
-                while (stage := cutter.next(sizes, left, total)) is not None:
-                    self._build(stage, here, known)
+                while (cut := cutter.next(sizes, left, total)) is not None:
+                    self._build(cut, here, known)
                 if left * NEAR <= total:
                     self.near.set()
             if not cutter.done:
@@ -162,29 +164,31 @@ class StagedEngine:
         finally:
             self.near.set()
 
-    def _build(self, stage: Stage, here: Mapping[str, Tensor], known: dict[str, bytes]) -> None:
-        """Make a stage's session; note the types of what it gives."""
+    def _build(self, cut: CutStage, here: Mapping[str, Tensor], known: dict[str, bytes]) -> None:
+        """Open a stage's session; add the types of its outputs to *known*."""
         words = {**self._words, "spins": False}
-        options = session_options(words, weights={_DATA: self._data.buffer})
-        session = ort.InferenceSession(
-            self._graph(stage, here, known), options, providers=["CPUExecutionProvider"]
-        )
-        for spec in specs_of(session.get_outputs(), Path("model")):
+        weights = {_DATA: self._data.buffer}
+        graph = self._graph(cut, here, known)
+        stage = Stage(self.label, cut.inputs, list(cut.outputs))
+        stage.build(partial(open_session, graph, words, self.label, weights=weights))
+        for spec in specs_of(stage.ready().get_outputs(), Path("model")):
             known[spec.name] = message(proto.GRAPH_INPUT, _value(spec))
         with self._changed:
             if self._problem is None:
-                self._built.append((stage, session))
+                self._built.append(stage)
             self._changed.notify_all()
 
-    def _graph(self, stage: Stage, here: Mapping[str, Tensor], known: Mapping[str, bytes]) -> bytes:
+    def _graph(
+        self, cut: CutStage, here: Mapping[str, Tensor], known: Mapping[str, bytes]
+    ) -> bytes:
         """Write a stage as a model of its own, its larger weights left where they are."""
-        nodes = (self._nodes[index].field for index in stage.nodes)
+        nodes = (self._nodes[index].field for index in cut.nodes)
         parts = [self._data.read(field.start, field.end) for field in nodes]
         parts.append(message(proto.GRAPH_NAME, b"stage"))
-        weights = (self._tensor(here[name]) for name in stage.weights)
+        weights = (self._tensor(here[name]) for name in cut.weights)
         parts += [message(proto.GRAPH_INITIALIZER, tensor) for tensor in weights]
-        parts += [known[name] for name in stage.takes]
-        for name in stage.gives:
+        parts += [known[name] for name in cut.inputs]
+        for name in cut.outputs:
             # Of what goes on to other stages the engine works the type out by itself.
             whole = self._ends.outputs.get(name)
             named = message(proto.VALUE_NAME, name.encode())

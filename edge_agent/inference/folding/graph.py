@@ -16,8 +16,9 @@ from ...models.files.onnx_reader import (
     Node,
     Span,
     Value,
+    contents,
     name_bytes,
-    read_attribute,
+    read_integer,
     read_name,
     read_node,
     read_value,
@@ -111,14 +112,14 @@ class Graph:
         for node in self._mentioning(name):
             if node.outputs == (name,) and node.operator == "Constant":
                 for attribute in node.attributes.values():
-                    for span in read_attribute(self._data, attribute).tensors:
+                    for span in contents(self._data, attribute, {proto.ATTRIBUTE_TENSOR}):
                         return self._one_number(span, name)
         raise UnfoldableError(f"{name} is not one number that is known")
 
     def integer(self, node: Node, attribute: str) -> int:
         """Read an attribute that is a whole number; 0 where it is not there."""
-        span = node.attributes.get(attribute)
-        return 0 if span is None else read_attribute(self._data, span).integer
+        span = node.attributes.get(attribute, (0, 0))
+        return read_integer(self._data, span, proto.ATTRIBUTE_INT)
 
     def _mentioning(self, name: str) -> Iterator[Node]:
         """Iterate over the nodes whose bytes hold a name."""
@@ -130,10 +131,10 @@ class Graph:
     def _is_used_within(self, name: str, attributes: Iterable[Span]) -> bool:
         """Whether anything within a branch or loop takes a tensor."""
         wanted = name_bytes(name)
-        graphs = (span for each in attributes for span in read_attribute(self._data, each).graphs)
         return any(
-            self._data.find(wanted, *span) >= 0 and self._is_used_by_graph(name, span)
-            for span in graphs
+            self._data.find(wanted, *graph) >= 0 and self._is_used_by_graph(name, graph)
+            for attribute in attributes
+            for graph in contents(self._data, attribute, proto.ATTRIBUTE_GRAPHS)
         )
 
     def _is_used_by_graph(self, name: str, graph: Span) -> bool:

@@ -1,4 +1,4 @@
-"""A prepared form as an engine: whichever way it was loaded, the numbers are those of the network.
+"""An artifact as an engine: by whichever strategy it was loaded, the numbers are the network's.
 
 What is loaded the quick way is exchanged for what runs fastest by `finish_load`, between two calls.
 """
@@ -9,12 +9,13 @@ import logging
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
+from ..engines.ort_stages import run_stages
 from ..engines.protocol import Engine, EngineChoice, FixShapes, check_inputs, fix_inputs
 from ..engines.registry import capabilities
 from .artifact import GRAPH, Artifact, ArtifactError
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Run = Callable[[Tensors], list[Array]]
-"""Gives the outputs in the network's order."""
+"""Returns the outputs in the network's order."""
 
 # By strategy; every other is "resident".
 _MODES = {"staged": "staged", "bare": "bare", "streaming": "streaming"}
@@ -35,13 +36,13 @@ AGREE = 1e-3
 
 
 class PreparedEngine(Engine, Protocol):
-    """An engine that was loaded from a form, whichever."""
+    """An engine that was loaded from an artifact, of whichever engine that is."""
 
     mode: str
     artifact: Artifact
 
     def finish_load(self, threads: int | None = None) -> bool:
-        """Build what runs fastest in the long run, behind; gives whether anything has changed.
+        """Build what runs fastest in the long run, in the background; whether anything has changed.
 
         Args:
             threads: of one inference from now on, where the first had more; None: as before.
@@ -53,31 +54,31 @@ class PreparedEngine(Engine, Protocol):
 
 
 class OrtPreparedEngine:
-    """A network that was loaded from a prepared form."""
+    """A network that ONNX Runtime loads from an artifact."""
 
-    def __init__(
-        self, begun: Load, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
-    ) -> None:
-        self.label: str = begun.artifact.table["label"]
-        self.inputs = inputs
-        self.outputs = outputs
-        self.artifact = begun.artifact
+    def __init__(self, load: Load) -> None:
+        artifact = load.artifact
+        self.label: str = artifact.table["label"]
+        self.inputs = tensor_specs(artifact, "inputs")
+        self.outputs = tensor_specs(artifact, "outputs")
+        self.artifact = artifact
         self.prepared = None
         self.widened = None
-        self.fold = begun.artifact.fold
-        self._taken = inputs if self.fold is None else self.fold.specs(inputs)
-        self.mode: str = _MODES.get(begun.strategy, "resident")
-        self._begun: Load | None = begun
+        self.fold = artifact.fold
+        self._taken = self.inputs if self.fold is None else self.fold.specs(self.inputs)
+        self._names = [spec.name for spec in self.outputs]
+        self.mode: str = _MODES.get(load.strategy, "resident")
+        self._load: Load | None = load
         self._streamer: StreamingRunner | None = None
         self._unchecked = True
         self._last: Tensors | None = None
-        if begun.strategy == "streaming":
+        if load.strategy == "streaming":
             from .streaming import StreamingRunner  # not on the way of models that fit
 
-            self._streamer = StreamingRunner(begun)
+            self._streamer = StreamingRunner(load)
             self._run: Run = self._streamer.run
         else:
-            self._run = self._runner(begun)
+            self._run = self._runner(load)
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
         """Run the network; the arrays returned are new ones, made for this call.
@@ -85,16 +86,16 @@ class OrtPreparedEngine:
         The first call returns when all weights have been checked.
 
         Raises:
-            ArtifactError: the form is damaged. Close the engine and load the network itself.
+            ArtifactError: the artifact is damaged. Close the engine and load the network itself.
             EngineError: as for every engine.
 
         """
         if self.fold is not None:
             tensors = self.fold.feed(tensors)
         check_inputs(self._taken, tensors)
-        # Local names: whoever closes the engine meanwhile does not pull them from under this call.
-        begun, run = self._begun, self._run
-        if begun is None:
+        # Local names: closing the engine meanwhile does not pull them from under this call.
+        load, run = self._load, self._run
+        if load is None:
             raise EngineError(f"{self.label}: the network has been closed")
         try:
             try:
@@ -108,19 +109,19 @@ class OrtPreparedEngine:
             raise
         except Exception as problem:  # its exceptions have no common class but this one
             if self._unchecked:
-                begun.verdict()  # what is damaged is the likelier reason
+                load.wait_checked()  # what is damaged is the likelier reason
             from ..engines.native_error import native_reason
 
             raise EngineError(f"{self.label}: {native_reason(problem, Path('model'))}") from problem
         if self._unchecked:
-            begun.verdict()
+            load.wait_checked()
             self._unchecked = False
         if self.mode == "bare":
             self._last = tensors
-        return {spec.name: array for spec, array in zip(self.outputs, results, strict=True)}
+        return dict(zip(self._names, results, strict=True))
 
     def finish_load(self, threads: int | None = None) -> bool:
-        """Build what runs fastest, and put it in the place of what was loaded first.
+        """Build what runs fastest, and exchange it for what was loaded first.
 
         To be called in the background, after the first result. Calls of `infer` go on meanwhile.
 
@@ -134,79 +135,67 @@ class OrtPreparedEngine:
             EngineError: what was built cannot be used; all is as before.
 
         """
-        begun = self._begun
-        if begun is None or self.mode == "streaming":
+        load = self._load
+        if load is None or self.mode == "streaming":
             return False
-        if threads == self.artifact.table["session"]["threads"]:
+        table = self.artifact.table
+        if threads == table["session"]["threads"]:
             threads = None
-        runs_best = (
-            self.mode == "resident"
-            or self.artifact.table["settled"][begun.strategy] == begun.strategy
-        )
+        runs_best = self.mode == "resident" or table["settled"][load.strategy] == load.strategy
         if threads is None and runs_best:
             return False
-        begun.verdict()
-        session = begun.session(GRAPH, "whole", threads)
-        names = [spec.name for spec in self.outputs]
+        load.wait_checked()
+        run = self._run_whole(load.session(GRAPH, "whole", threads))
         last = self._last
-
-        def run(tensors: Tensors) -> list[Array]:
-            results: list[Array] = session.run(names, dict(tensors))
-            return results
-
         if last is not None:
             # Also its first run, which is slower, so that no frame waits for it.
             self._compare(self._run(last), run(last))
         self._run, self.mode, self._last = run, "resident", None
-        for part in begun.parts:
-            part.fail(ArtifactError(f"{self.artifact.folder}: exchanged"))
+        for stage in load.stages:
+            stage.fail(ArtifactError(f"{self.artifact.folder}: exchanged"))
         return True
 
     def _compare(self, expected: list[Array], found: list[Array]) -> None:
-        for spec, one, other in zip(self.outputs, expected, found, strict=True):
+        for name, one, other in zip(self._names, expected, found, strict=True):
             distance = relative_distance(one, other)
             if not distance <= AGREE:
                 raise EngineError(
-                    f"{self.label}: output {spec.name} of the prepared twin is {distance:.2g} away"
+                    f"{self.label}: output {name} of the prepared twin is {distance:.2g} away"
                 )
 
-    def _runner(self, begun: Load) -> Run:
-        """Run one session, or several one after the other."""
-        names = [spec.name for spec in self.outputs]
-        parts = list(begun.parts)
-        if len(parts) == 1:
-            whole = parts[0].ready()
+    def _runner(self, load: Load) -> Run:
+        """Return what runs one session, or several one after the other."""
+        stages = list(load.stages)
+        if len(stages) == 1:
+            return self._run_whole(stages[0].ready())
 
-            def run_whole(tensors: Tensors) -> list[Array]:
-                results: list[Array] = whole.run(names, dict(tensors))
-                return results
+        def run_staged(tensors: Tensors) -> list[Array]:
+            # Taken now: an exchange meanwhile does not pull them from under this run.
+            sessions = [stage.session for stage in stages]
+            built = (
+                (stage, session or stage.ready())
+                for stage, session in zip(stages, sessions, strict=True)
+            )
+            return run_stages(built, tensors, self._names)
 
-            return run_whole
+        return run_staged
 
-        import onnxruntime as ort
+    def _run_whole(self, session: Any) -> Run:
+        def run(tensors: Tensors) -> list[Array]:
+            results: list[Array] = session.run(self._names, dict(tensors))
+            return results
 
-        def run_stages(tensors: Tensors) -> list[Array]:
-            # Values of ONNX Runtime's own go from stage to stage without being copied.
-            values = {
-                name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in tensors.items()
-            }
-            sessions = [part.session for part in parts]
-            for part, built in zip(parts, sessions, strict=True):
-                session = built or part.ready()
-                values.update(part.run(session, values))
-            return [values[name].numpy() for name in names]
-
-        return run_stages
+        return run
 
     def close(self) -> None:
-        """Let go of the network; memory is freed when the last running call returns."""
-        begun, self._begun = self._begun, None
+        """Release the network; memory is freed when the last running call returns."""
+        load, self._load = self._load, None
         self._last = None
         if self._streamer is not None:
             self._streamer.close()
-        if begun is not None:
+        if load is not None:
             self._run = _closed
-            begun.close()
+            load.close()
 
 
 def _closed(_: Tensors) -> list[Array]:
@@ -214,54 +203,47 @@ def _closed(_: Tensors) -> list[Array]:
 
 
 def open_artifact(
-    choice: EngineChoice, form: Artifact | Load, fix_shapes: FixShapes
+    choice: EngineChoice, source: Artifact | Load, fix_shapes: FixShapes
 ) -> PreparedEngine:
-    """Load a network from its prepared form, or go on with what was begun.
+    """Load a network from its artifact, or go on with a load in progress.
 
     Args:
-        choice: that the form was made for.
-        form: as it was read, or its loading as it was begun.
+        choice: that the artifact was made for.
+        source: the artifact as it was read, or the load.
         fix_shapes: decides the sizes that the network itself leaves open.
 
     Raises:
-        ArtifactError: it cannot be used: load the network itself, and prepare it anew.
+        ArtifactError: it cannot be used: load the network itself, and prepare it again.
 
     """
-    begun = form if isinstance(form, Load) else None
-    form = form.artifact if isinstance(form, Load) else form
-    if choice.engine != form.engine:
-        raise ArtifactError(f"form of {form.engine}, not of {choice.engine}")
-    declared, inputs, outputs = (
-        tensor_specs(form, key) for key in ("declared", "inputs", "outputs")
-    )
+    load = source if isinstance(source, Load) else None
+    artifact = source.artifact if isinstance(source, Load) else source
+    if choice.engine != artifact.engine:
+        raise ArtifactError(f"form of {artifact.engine}, not of {choice.engine}")
+    declared, inputs = (tensor_specs(artifact, key) for key in ("declared", "inputs"))
     try:
         wanted = fix_inputs(declared, fix_shapes, Path(GRAPH))
         if wanted != inputs:
-            raise ArtifactError(f"form for {_words(inputs)}, not for {_words(wanted)}")
-        if begun is not None:
-            return OrtPreparedEngine(begun, inputs, outputs)
-        module = import_module(capabilities(form.engine).prepared_module)
-        engine: PreparedEngine = module.open_prepared(choice, form, inputs, outputs)
+            raise ArtifactError(f"form for {_shown(inputs)}, not for {_shown(wanted)}")
+        if load is not None:
+            return OrtPreparedEngine(load)
+        module = import_module(capabilities(artifact.engine).prepared_module)
+        engine: PreparedEngine = module.open_prepared(choice, artifact)
         return engine
     except BaseException:
-        if begun is not None:
-            begun.close()
+        if load is not None:
+            load.close()
         raise
 
 
-def open_prepared(
-    choice: EngineChoice,
-    form: Artifact,
-    inputs: tuple[TensorSpec, ...],
-    outputs: tuple[TensorSpec, ...],
-) -> OrtPreparedEngine:
-    """Load a form of this engine; see `open_artifact`, which has checked that it fits."""
-    del choice  # all of it is in the form
-    return OrtPreparedEngine(load_artifact(form), inputs, outputs)
+def open_prepared(choice: EngineChoice, artifact: Artifact) -> OrtPreparedEngine:
+    """Load an artifact of this engine; see `open_artifact`, which has checked that it fits."""
+    del choice  # all of it is in the artifact
+    return OrtPreparedEngine(load_artifact(artifact))
 
 
 def relative_distance(one: Array, other: Array) -> float:
-    """Give the distance of two tensors, relative to the first; 0 where they are equal."""
+    """Return the distance of two tensors, relative to the first; 0 where they are equal."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return float("inf")
     if one.tobytes() == other.tobytes():
@@ -272,15 +254,18 @@ def relative_distance(one: Array, other: Array) -> float:
     return float(np.linalg.norm(first - second) / max(float(np.linalg.norm(first)), 1e-30))
 
 
-def tensor_specs(form: Artifact, key: str) -> tuple[TensorSpec, ...]:
-    """Give what a form says of its "declared" inputs, its "inputs" or "outputs"."""
-    return tuple(TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in form.table[key])
+def tensor_specs(artifact: Artifact, key: str) -> tuple[TensorSpec, ...]:
+    """Return the "declared" inputs of an artifact's network, its "inputs" or "outputs"."""
+    return tuple(
+        TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in artifact.table[key]
+    )
 
 
-def accepts_batches(form: Artifact) -> bool:
-    """Whether the network that a form was made of, which takes one sample, takes several too."""
-    return any(len(s.shape) > 1 and s.shape[0] is None for s in tensor_specs(form, "declared"))
+def accepts_batches(artifact: Artifact) -> bool:
+    """Whether the network of an artifact that takes one sample takes several, too."""
+    declared = tensor_specs(artifact, "declared")
+    return any(len(spec.shape) > 1 and spec.shape[0] is None for spec in declared)
 
 
-def _words(specs: tuple[TensorSpec, ...]) -> str:
+def _shown(specs: tuple[TensorSpec, ...]) -> str:
     return ", ".join(str(spec) for spec in specs)

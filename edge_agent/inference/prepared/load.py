@@ -1,23 +1,40 @@
-"""Loading from a form, begun: the first thing on the way to the first result.
+"""Loading an artifact: by which strategy, and the load while it is in progress.
 
-Imports ONNX Runtime and next to nothing else, so that it can be called before the rest of the
-program is imported. Nothing that was loaded counts before its checksum has been seen.
+Imports ONNX Runtime and next to nothing else: it is the first step on the way to the first result,
+taken before the rest of the program is imported. What was loaded counts once its checksum matches.
+
+Of these strategies the one goes that gave the first result soonest when measured on this device:
+
+    whole      one session, its weights mapped
+    parallel   the same, its weights prepared by all its threads
+    staged     a session for each stage, built by a thread of its own while earlier ones run
+    bare       a session that computes on the weights as they are; its prepared twin follows
+    streaming  stages whose weights come and go: for a model that does not fit in memory
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from xxhash import xxh3_64_hexdigest
 
-from ..engines.ort_options import FATAL_ONLY, NAME, session_options
+from ...device.resources import ROOT, text, usable_cpus
+from ..engines.ort_options import FATAL_ONLY, NAME
+from ..engines.ort_stages import Stage, open_session
 from .artifact import GRAPH, WEIGHTS, Artifact, ArtifactError, need_version, read
 from .mapped import MappedWeights, WeightCheck
-from .strategy import choose, spare_core
+
+STRATEGIES = ("whole", "parallel", "staged", "bare")
+"""Those to choose from, in the order in which they are preferred where the difference is small."""
+MARGIN = 0.03
+SLACK_MS = 1.0
+
+Figures = Mapping[str, Any]
+"""build_ms: until it can run; first_ms: its first run; total_ms: from the start of loading to the
+first result, the head start included; steady_ms: a later run."""
 
 ENGINE = NAME
 """Whose forms are loaded here."""
@@ -34,21 +51,46 @@ _ENTRIES: Mapping[str, Mapping[str, str]] = {
 }
 
 
+def choose(strategies: Mapping[str, Mapping[str, Figures]], spare: str) -> str:
+    """Choose the strategy that gives the first result soonest.
+
+    Args:
+        strategies: by name: figures with a core to spare ("idle") and without ("busy").
+        spare: "idle" or "busy".
+
+    """
+    if not any(spare in figures for figures in strategies.values()):
+        spare = "busy"  # measured when there was no core to spare at all
+    times = {
+        name: float(strategies[name][spare]["total_ms"])
+        for name in STRATEGIES
+        if spare in strategies.get(name, {})
+    }
+    least = min(times.values())
+    return next(name for name, time in times.items() if time <= least * (1 + MARGIN) + SLACK_MS)
+
+
+def spare_core() -> str:
+    """Return "idle" where a core is free for a loader thread, else "busy"."""
+    cpus = usable_cpus()
+    running, _, _ = text(ROOT / "proc/loadavg").split(" ")[3].partition("/")
+    # Ourselves and the thread that imports the rest of the program are counted by the kernel too.
+    others = int(running) - 2 if running.isdigit() else 0
+    return "idle" if cpus - max(0, others) >= 2 else "busy"
+
+
 def prefetch(folder: str) -> None:
-    """Have the kernel read a form's files; may wait for the disk, so call it in a thread."""
+    """Have the kernel read an artifact's files; may wait for the disk, so call it in a thread."""
     for name in (GRAPH, WEIGHTS):
         try:
             weights = MappedWeights(f"{folder}/{name}")
         except OSError:
-            return  # `load_folder` says what is wrong
+            return  # `load_folder` raises what is wrong
         weights.fetch(0, len(weights.buffer))
 
 
 def load_folder(folder: str) -> Load:
-    """Load what a form's folder holds, on ONNX Runtime's CPU.
-
-    Args:
-        folder: of the form.
+    """Load the artifact in a folder, on ONNX Runtime's CPU, by the best strategy.
 
     Returns:
         When it can run, or with `staged`: when its first stage can.
@@ -60,93 +102,93 @@ def load_folder(folder: str) -> Load:
     return load_artifact(read(folder))
 
 
-def load_artifact(form: Artifact, strategy: str | None = None) -> Load:
+def load_artifact(artifact: Artifact, strategy: str | None = None) -> Load:
     """Load an artifact that has been read; *strategy*: instead of the best one."""
-    if form.engine != ENGINE:
-        raise ArtifactError(f"{form.folder}: is not of ONNX Runtime")
-    table = form.table
+    if artifact.engine != ENGINE:
+        raise ArtifactError(f"{artifact.folder}: is not of ONNX Runtime")
+    table = artifact.table
     strategy = strategy or table["only"]
     if strategy is None:
         strategy = choose(table["rungs"], spare_core())
-    return Load(form, strategy)
+    return Load(artifact, strategy)
 
 
 class Load:
-    """A form that is being loaded; `inference.prepared.engine` makes an engine of it."""
+    """A load in progress; `inference.prepared.engine` makes an engine of it."""
 
-    def __init__(self, form: Artifact, strategy: str) -> None:
-        """Load, as far as `load_folder` says."""
-        self.artifact = form
+    def __init__(self, artifact: Artifact, strategy: str) -> None:
+        """Load, as far as `load_folder` does before it returns."""
+        self.artifact = artifact
         self.strategy = strategy
         try:
-            self.weights = MappedWeights(form.path(WEIGHTS))
+            self.weights = MappedWeights(artifact.path(WEIGHTS))
         except OSError as problem:
-            raise ArtifactError(f"{form.path(WEIGHTS)}: {problem.strerror}") from None
-        stages = form.table["stages"]
+            raise ArtifactError(f"{artifact.path(WEIGHTS)}: {problem.strerror}") from None
+        table = artifact.table
         self.check: WeightCheck | None = None
         if strategy != "streaming":
             # Before the engine is imported: the disk reads while Python does not need it.
-            self.check = WeightCheck(self.weights, [tuple(stage["range"]) for stage in stages])
+            ranges = [tuple(stage["range"]) for stage in table["stages"]]
+            self.check = WeightCheck(self.weights, ranges)
         import onnxruntime as ort
 
         ort.set_default_logger_severity(FATAL_ONLY)
-        need_version(form, ENGINE, ort.__version__)
+        need_version(artifact, ENGINE, ort.__version__)
         if strategy in {"staged", "streaming"}:
-            parts = [Part(stage["graph"], stage["takes"], stage["gives"]) for stage in stages]
+            stages = [
+                Stage(each["graph"], each["takes"], each["gives"]) for each in table["stages"]
+            ]
         else:
-            inputs = [name for name, _, _ in form.table["inputs"]]
-            outputs = [name for name, _, _ in form.table["outputs"]]
-            parts = [Part(GRAPH, inputs, outputs)]
-        self.parts = parts
-        for part in parts:
-            self._see_graph(part.graph)
+            inputs = [name for name, _, _ in table["inputs"]]
+            outputs = [name for name, _, _ in table["outputs"]]
+            stages = [Stage(GRAPH, inputs, outputs)]
+        self.stages = stages
+        for stage in stages:
+            self._check_graph(stage.name)
         if strategy == "staged":
             threading.Thread(target=self._build, name="loader", daemon=True).start()
         else:
             self._build()
-        parts[0].ready()
+        stages[0].ready()
 
-    def _see_graph(self, name: str) -> None:
-        """WeightCheck a graph before the engine parses it; they are small."""
-        with open(self.artifact.path(name), "rb") as file:  # noqa: PTH123 - pathlib is not there yet
+    def _check_graph(self, name: str) -> None:
+        """Check a graph before the engine parses it; they are small."""
+        path = self.artifact.path(name)
+        with open(path, "rb") as file:  # noqa: PTH123 - pathlib is not there yet
             if xxh3_64_hexdigest(file.read()) != self.artifact.table["files"][name][1]:
-                raise ArtifactError(f"{self.artifact.path(name)}: damaged")
+                raise ArtifactError(f"{path}: damaged")
 
     def _build(self) -> None:
-        for part in self.parts:
-            part.build(partial(self.session, part.graph, self.strategy))
-            if part.problem is not None:
-                for other in self.parts:
-                    other.fail(part.problem)
+        for stage in self.stages:
+            stage.build(partial(self.session, stage.name, self.strategy))
+            if stage.problem is not None:
+                for other in self.stages:
+                    other.fail(stage.problem)
                 return
 
     def session(self, graph: str, strategy: str, threads: int | None = None) -> Any:
-        """Make a session of one of the form's graphs; with *threads* instead of the form's.
+        """Open a session of one of the artifact's graphs; with *threads* instead of its own.
 
         Raises:
             ArtifactError: ONNX Runtime refuses what it has itself written.
 
         """
-        import onnxruntime as ort
-
         words = self.artifact.table["session"]
         if threads is not None:
             words = {**words, "threads": threads, "spins": False}
-        options = session_options(
-            words, weights={WEIGHTS: self.weights.buffer}, ready=True, extra=_ENTRIES.get(strategy)
+        return open_session(
+            path := self.artifact.path(graph),
+            words,
+            path,
+            ArtifactError,
+            # What is kept for the next run is memory that something else could use.
+            attributes={"enable_cpu_mem_arena": False} if strategy == "streaming" else None,
+            weights={WEIGHTS: self.weights.buffer},
+            ready=True,
+            extra=_ENTRIES.get(strategy),
         )
-        if strategy == "streaming":
-            # What is kept for the next run is memory that somebody else could use.
-            options.enable_cpu_mem_arena = False
-        try:
-            return ort.InferenceSession(
-                self.artifact.path(graph), options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as problem:  # its exceptions have no common class but this one
-            line = next(iter(str(problem).splitlines()), type(problem).__name__)
-            raise ArtifactError(f"{self.artifact.path(graph)}: {line}") from problem
 
-    def verdict(self) -> None:
+    def wait_checked(self) -> None:
         """Wait until all weights have been checked.
 
         Raises:
@@ -157,71 +199,6 @@ class Load:
             self.check.wait()
 
     def close(self) -> None:
-        """Let go of everything that no running inference holds."""
-        for part in self.parts:
-            part.fail(ArtifactError(f"{self.artifact.folder}: closed"))
-
-
-class Part:
-    """A graph and, when it is built, its session."""
-
-    __slots__ = (
-        *("_done", "_session", "build_ms", "gives", "graph", "problem", "run_ms", "takes"),
-    )
-
-    def __init__(self, graph: str, takes: Sequence[str], gives: Sequence[str]) -> None:
-        self.graph = graph
-        self.takes = takes
-        self.gives = gives
-        self.problem: BaseException | None = None
-        self.build_ms = self.run_ms = 0.0
-        """Of its session, and of the last run of it."""
-        self._session: Any = None
-        self._done = threading.Event()
-
-    def build(self, make: Callable[[], Any]) -> None:
-        """Make the session, and let those go on who wait for it."""
-        start = time.perf_counter()
-        try:
-            session = make()
-        except BaseException as problem:  # noqa: BLE001 - raised in `ready`
-            self.fail(problem)
-            return
-        self.build_ms = (time.perf_counter() - start) * 1e3
-        # Closed meanwhile: nobody will come for it.
-        if self.problem is None:
-            self._session = session
-        self._done.set()
-
-    @property
-    def session(self) -> Any:
-        """The session, or None where it is not there (yet)."""
-        return self._session
-
-    def fail(self, problem: BaseException) -> None:
-        """There is no session, and there will be none."""
-        self._session, self.problem = None, problem
-        self._done.set()
-
-    def ready(self) -> Any:
-        """Wait for the session.
-
-        Raises:
-            ArtifactError: there is none.
-
-        """
-        self._done.wait()
-        session = self._session
-        if session is None:
-            if isinstance(self.problem, ArtifactError):
-                raise self.problem
-            raise ArtifactError(f"{self.graph}: {self.problem}")
-        return session
-
-    def run(self, session: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the stage on values of ONNX Runtime's own; give those that it makes, by name."""
-        start = time.perf_counter()
-        feeds = {name: values[name] for name in self.takes}
-        made = session.run_with_ort_values(self.gives, feeds)
-        self.run_ms = (time.perf_counter() - start) * 1e3
-        return dict(zip(self.gives, made, strict=True))
+        """Release everything that no running inference holds."""
+        for stage in self.stages:
+            stage.fail(ArtifactError(f"{self.artifact.folder}: closed"))

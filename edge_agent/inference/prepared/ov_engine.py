@@ -1,4 +1,4 @@
-"""A prepared form of OpenVINO: the compiled network as it was exported, imported from mapped bytes.
+"""OpenVINO's artifact as an engine: the compiled network as exported, imported from mapped bytes.
 
 Importing skips reading the model and the common transformations (and in eight bits the expensive
 ones); the weights are still laid out for the processor at every import.
@@ -11,22 +11,18 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 
-from ...core.types import Array, Tensors, TensorSpec
+from ...core.types import Array, Tensors
 from ..engines.native_error import native_reason
 from ..engines.ov import NAME, VERSION, OvEngine, core, properties
 from ..engines.protocol import EngineChoice
 from .artifact import BLOB, Artifact, ArtifactError, need_version
+from .engine import tensor_specs
 from .mapped import MappedWeights, WeightCheck
 
 
-def open_prepared(
-    choice: EngineChoice,
-    form: Artifact,
-    inputs: tuple[TensorSpec, ...],
-    outputs: tuple[TensorSpec, ...],
-) -> OvPreparedEngine:
-    """Load a form of this engine; see `prepared.engine.open_artifact`, which has checked it."""
-    return OvPreparedEngine(choice, form, inputs, outputs)
+def open_prepared(choice: EngineChoice, artifact: Artifact) -> OvPreparedEngine:
+    """Load an artifact of this engine; `engine.open_artifact` has checked that it fits."""
+    return OvPreparedEngine(choice, artifact)
 
 
 class OvPreparedEngine:
@@ -36,37 +32,31 @@ class OvPreparedEngine:
     prepared = None
     widened = None
 
-    def __init__(
-        self,
-        choice: EngineChoice,
-        form: Artifact,
-        inputs: tuple[TensorSpec, ...],
-        outputs: tuple[TensorSpec, ...],
-    ) -> None:
+    def __init__(self, choice: EngineChoice, artifact: Artifact) -> None:
         """Import the network once.
 
         Raises:
             ArtifactError: it is damaged, of another version of OpenVINO, or refused.
 
         """
-        need_version(form, NAME, VERSION)
-        self.label: str = form.table["label"]
-        self.artifact = form
-        self.fold = form.fold
-        self.inputs = inputs
-        self.outputs = outputs
+        need_version(artifact, NAME, VERSION)
+        self.label: str = artifact.table["label"]
+        self.artifact = artifact
+        self.fold = artifact.fold
+        self.inputs = tensor_specs(artifact, "inputs")
+        self.outputs = tensor_specs(artifact, "outputs")
         self._choice = choice
         try:
-            weights = MappedWeights(form.path(BLOB))
+            weights = MappedWeights(artifact.path(BLOB))
         except OSError as problem:
-            raise ArtifactError(f"{form.path(BLOB)}: {problem.strerror}") from None
-        (stage,) = form.table["stages"]
+            raise ArtifactError(f"{artifact.path(BLOB)}: {problem.strerror}") from None
+        (stage,) = artifact.table["stages"]
         # Before the import, not beside it: the blob is parsed by native code that trusts it.
         WeightCheck(weights, [tuple(stage["range"])]).wait()
         self._lanes = 1
         # OpenVINO takes no read-only memory; what it writes to, if anything, is its own copy.
-        self._bytes: Array = np.memmap(form.path(BLOB), np.uint8, "c")
-        self._engine = OvEngine([self._import()], self.label, inputs, outputs, self.fold)
+        self._bytes: Array = np.memmap(artifact.path(BLOB), np.uint8, "c")
+        self._engine = OvEngine([self._import()], self.label, self.inputs, self.outputs, self.fold)
 
     def _import(self) -> ov.CompiledModel:
         try:
@@ -83,12 +73,12 @@ class OvPreparedEngine:
         return self._engine.infer(tensors)
 
     def finish_load(self, threads: int | None = None) -> bool:
-        """Import the network for the other lanes; gives whether there were any.
+        """Import the network for the other lanes; return whether there were any.
 
         One network of several streams would not do: it has been seen to give wrong numbers.
 
         Args:
-            threads: not looked at: a blob keeps those that it was compiled for.
+            threads: has no effect: a blob keeps those that it was compiled for.
 
         Raises:
             ArtifactError: it is refused.
@@ -102,5 +92,5 @@ class OvPreparedEngine:
         return self._lanes > before
 
     def close(self) -> None:
-        """Let go of the network; memory is freed when the last running call returns."""
+        """Release the network; memory is freed when the last running call returns."""
         self._engine.close()

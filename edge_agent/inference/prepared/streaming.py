@@ -8,11 +8,13 @@ is read over and over, keeping a part is the most that memory is good for.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors
-from ...device.resources import return_freed_memory
+from ...device.allocator import return_freed_memory
+from ..engines.ort_stages import Stage, release_early, run_stages
 from .artifact import ArtifactError
 
 if TYPE_CHECKING:
@@ -20,20 +22,23 @@ if TYPE_CHECKING:
 
 
 class StreamingRunner:
-    """Runs the stages of a form; calls take turns."""
+    """Runs the stages of an artifact, one call at a time."""
 
-    def __init__(self, begun: Load) -> None:
-        """Begin to read the first stages."""
-        # Who has to run a network in parts has no memory to keep.
+    def __init__(self, load: Load) -> None:
+        """Start to read the first stages."""
+        # Streaming means that memory is scarce.
         return_freed_memory()
-        table = begun.artifact.table
-        self._begun = begun
+        table = load.artifact.table
+        self._stages = load.stages
+        self._weights = load.weights
+        self._outputs = [name for name, _, _ in table["outputs"]]
+        release_early(self._stages, self._outputs)
         self._ranges: list[tuple[int, int, str]] = [
             tuple(stage["range"]) for stage in table["stages"]
         ]
         self._kept: int = table["kept"]
         """How many of the first stages stay in memory."""
-        self._turn = threading.Lock()
+        self._running = threading.Lock()
         self._changed = threading.Condition()
         self._read = 0
         """Stages that have been read and checked, counted over all runs."""
@@ -49,31 +54,27 @@ class StreamingRunner:
         self._reader.start()
 
     def run(self, tensors: Tensors) -> list[Array]:
-        """Run the network once; gives its outputs in order.
+        """Run the network once; return its outputs in order.
 
         Raises:
             ArtifactError: a stage is damaged.
             EngineError: closed.
 
         """
-        import onnxruntime as ort
-
-        table = self._begun.artifact.table
-        values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in tensors.items()}
-        wanted = [name for name, _, _ in table["outputs"]]
-        with self._turn:
+        with self._running:
             try:
-                for index, part in enumerate(self._begun.parts):
-                    session = part.ready()
-                    self._wait()
-                    values.update(part.run(session, values))
-                    self._finished(index)
-                    later = {n for other in self._begun.parts[index + 1 :] for n in other.takes}
-                    values = {n: v for n, v in values.items() if n in later or n in wanted}
+                return run_stages(self._in_memory(), tensors, self._outputs)
             except BaseException:
                 self._start_over()
                 raise
-        return [values[name].numpy() for name in wanted]
+
+    def _in_memory(self) -> Iterator[tuple[Stage, Any]]:
+        """Yield each stage when its weights have been read; drop them when it has run."""
+        for index, stage in enumerate(self._stages):
+            session = stage.ready()
+            self._wait()
+            yield stage, session
+            self._finished(index)
 
     def _wait(self) -> None:
         """Wait until the next stage to compute has been read."""
@@ -86,7 +87,7 @@ class StreamingRunner:
             if self._read <= self._done and self._problem is not None:
                 if isinstance(self._problem, ArtifactError):
                     raise self._problem
-                raise ArtifactError(f"{self._begun.weights.path}: {self._problem}")
+                raise ArtifactError(f"{self._weights.path}: {self._problem}")
 
     def _finished(self, index: int) -> None:
         """Drop a stage's weights and let the reader go on."""
@@ -97,7 +98,7 @@ class StreamingRunner:
 
     def _drop(self, index: int) -> None:
         if index >= self._kept:
-            self._begun.weights.drop(*self._ranges[index][:2])
+            self._weights.drop(*self._ranges[index][:2])
             self._held -= 1
 
     def _start_over(self) -> None:
@@ -111,7 +112,7 @@ class StreamingRunner:
             self._changed.notify_all()
 
     def _read_on(self) -> None:
-        weights, stages = self._begun.weights, len(self._ranges)
+        weights, stages = self._weights, len(self._ranges)
         try:
             while True:
                 with self._changed:

@@ -7,7 +7,7 @@ are not UTF-8: `name_bytes` turns them back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from . import onnx_schema as proto
 from .protobuf import LENGTH, DamagedError, Field, Sliceable, fields
 
 MAX_DEPTH = 60
-"""Messages within messages; each graph within a node takes three."""
+"""Messages within messages; a graph within a node takes three."""
 
 Span = tuple[int, int]
 """First byte, and the one after the last."""
@@ -33,18 +33,9 @@ class Node(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Span]
-    """By name; `read_attribute` reads them."""
+    """By name."""
     field: Field
     """In its graph."""
-
-
-class Attribute(NamedTuple):
-    """What an attribute of a node holds."""
-
-    integer: int
-    tensors: tuple[Span, ...]
-    graphs: tuple[Span, ...]
-    sparse: tuple[Span, ...]
 
 
 class Tensor(NamedTuple):
@@ -119,25 +110,6 @@ def read_node(data: Sliceable, field: Field, position: int = -1) -> Node:
     return Node(position, operator, domain, tuple(inputs), tuple(outputs), attributes, field)
 
 
-def read_attribute(data: Sliceable, span: Span) -> Attribute:
-    """Read an attribute, as far as it is a whole number or holds tensors or graphs."""
-    integer = 0
-    tensors: list[Span] = []
-    graphs: list[Span] = []
-    sparse: list[Span] = []
-    for part in fields(data, *span):
-        match part.number:
-            case proto.ATTRIBUTE_INT:
-                integer = part.value
-            case proto.ATTRIBUTE_TENSOR | proto.ATTRIBUTE_TENSORS:
-                tensors.append((part.begin, part.end))
-            case proto.ATTRIBUTE_GRAPH | proto.ATTRIBUTE_GRAPHS:
-                graphs.append((part.begin, part.end))
-            case proto.ATTRIBUTE_SPARSE | proto.ATTRIBUTE_SPARSES:
-                sparse.append((part.begin, part.end))
-    return Attribute(integer, tuple(tensors), tuple(graphs), tuple(sparse))
-
-
 def read_tensor(data: Sliceable, span: Span) -> Tensor:
     """Read all of a tensor but its numbers; where a field comes twice the last one counts."""
     name, dtype, raw, is_external = "", 0, None, False
@@ -162,93 +134,65 @@ def read_tensor(data: Sliceable, span: Span) -> Tensor:
 
 def read_value(data: Sliceable, span: Span) -> Value:
     """Read the declaration of an input or output."""
-    name = read_name(data, span, proto.VALUE_NAME)
-    tensor = find(data, find(data, span, proto.VALUE_TYPE), proto.TYPE_TENSOR)
-    if tensor is None:
-        return Value(name, None, None)
     dtype: int | None = None
     shape: tuple[int | None, ...] | None = None
-    for part in fields(data, *tensor):
+    kind = find(data, span, proto.VALUE_TYPE)
+    for part in fields(data, *find(data, kind, proto.TYPE_TENSOR)):
         if part.number == proto.TENSOR_ELEMENT:
             dtype = part.value
         elif part.number == proto.TENSOR_SHAPE:
-            shape = tuple(
-                _size(data, (size.begin, size.end))
-                for size in fields(data, part.begin, part.end)
-                if size.number == proto.SHAPE_SIZE
-            )
-    return Value(name, dtype, shape)
+            sizes = contents(data, (part.begin, part.end), {proto.SHAPE_SIZE})
+            shape = tuple(_size(data, size) for size in sizes)
+    return Value(read_name(data, span, proto.VALUE_NAME), dtype, shape)
 
 
 def _size(data: Sliceable, span: Span) -> int | None:
     """Read one size of a shape; None: it is open, or is none that an array can have."""
-    size = 0
-    for part in fields(data, *span):
-        if part.number == proto.SIZE_NUMBER:
-            size = part.value
+    size = read_integer(data, span, proto.SIZE_NUMBER)
     return size if 0 < size < 2**31 else None
 
 
+def read_integer(data: Sliceable, span: Span, number: int) -> int:
+    """Read the field of a message that is a whole number; 0 where it is not there."""
+    return [0, *(part.value for part in fields(data, *span) if part.number == number)][-1]
+
+
 def read_name(data: Sliceable, span: Span, number: int) -> str:
-    """Read the field of a message that is its name."""
-    found = find(data, span, number)
-    return "" if found is None else _decode(data[found[0] : found[1]])
+    """Read the field of a message that is its name; empty where it is not there."""
+    begin, end = find(data, span, number)
+    return _decode(data[begin:end])
 
 
-def find(data: Sliceable, span: Span | None, number: int) -> Span | None:
-    """Find the content of a field; the last, where it comes more than once."""
-    found = None
-    if span is not None:
-        for part in fields(data, *span):
-            if part.number == number:
-                found = (part.begin, part.end)
-    return found
+def find(data: Sliceable, span: Span, number: int) -> Span:
+    """Find the content of a field, the last where it comes more than once; (0, 0): it is absent."""
+    return [(0, 0), *contents(data, span, {number})][-1]
 
 
-def iter_tensors(data: Sliceable, end: int) -> Iterator[Tensor]:
+def contents(data: Sliceable, span: Span, numbers: Container[int]) -> Iterator[Span]:
+    """Iterate over the contents of the fields of these numbers."""
+    for part in fields(data, *span):
+        if part.number in numbers:
+            yield part.begin, part.end
+
+
+def iter_tensors(
+    data: Sliceable, span: Span, message: str = "model", depth: int = 0
+) -> Iterator[Tensor]:
     """Iterate over every tensor of a model: of functions, of graphs within nodes, sparse ones too.
 
     Raises:
         DamagedError: it is not a model, or is nested more than `MAX_DEPTH` deep.
 
     """
-    for part in fields(data, 0, end):
-        if part.number == proto.MODEL_GRAPH:
-            yield from _of_graph(data, (part.begin, part.end), 1)
-        elif part.number == proto.MODEL_FUNCTION:
-            for inner in fields(data, part.begin, part.end):
-                if inner.number == proto.FUNCTION_NODE:
-                    yield from _of_node(data, inner, 2)
-
-
-def _of_graph(data: Sliceable, span: Span, depth: int) -> Iterator[Tensor]:
     if depth > MAX_DEPTH:
-        raise DamagedError("graphs within graphs, too deep")
+        raise DamagedError("messages within messages, too deep")
+    if message == proto.TENSOR:
+        yield read_tensor(data, span)
+        return
+    inner = proto.TENSORS_WITHIN[message]
     for part in fields(data, *span):
-        if part.number == proto.GRAPH_NODE:
-            yield from _of_node(data, part, depth + 1)
-        elif part.number == proto.GRAPH_INITIALIZER:
-            yield read_tensor(data, (part.begin, part.end))
-        elif part.number == proto.GRAPH_SPARSE:
-            yield from _of_sparse(data, (part.begin, part.end))
-
-
-def _of_node(data: Sliceable, field: Field, depth: int) -> Iterator[Tensor]:
-    for part in fields(data, field.begin, field.end):
-        if part.number == proto.NODE_ATTRIBUTE:
-            found = read_attribute(data, (part.begin, part.end))
-            for span in found.tensors:
-                yield read_tensor(data, span)
-            for span in found.sparse:
-                yield from _of_sparse(data, span)
-            for span in found.graphs:
-                yield from _of_graph(data, span, depth + 2)
-
-
-def _of_sparse(data: Sliceable, span: Span) -> Iterator[Tensor]:
-    for part in fields(data, *span):
-        if part.number in {proto.SPARSE_VALUES, proto.SPARSE_INDICES}:
-            yield read_tensor(data, (part.begin, part.end))
+        if part.number in inner:
+            yield from iter_tensors(data, (part.begin, part.end), inner[part.number], depth + 1)
 
 
 def _text(data: Sliceable, field: Field) -> str:

@@ -9,34 +9,46 @@ from collections.abc import Mapping
 
 MODEL_IR_VERSION, MODEL_GRAPH, MODEL_OPSET, MODEL_FUNCTION = 1, 7, 8, 25
 
-GRAPH_NODE, GRAPH_NAME, GRAPH_INITIALIZER, GRAPH_SPARSE = 1, 2, 5, 15
+GRAPH_NODE, GRAPH_NAME, GRAPH_INITIALIZER = 1, 2, 5
 GRAPH_INPUT, GRAPH_OUTPUT, GRAPH_VALUE = 11, 12, 13
 GRAPH_AFTER_WEIGHTS = frozenset({10, GRAPH_INPUT, GRAPH_OUTPUT, GRAPH_VALUE, 14, 16})
 """What follows the initializers where fields are in the order of their numbers."""
 
-FUNCTION_NODE = 7
-
 NODE_INPUT, NODE_OUTPUT, NODE_NAME, NODE_OPERATOR, NODE_ATTRIBUTE, NODE_DOMAIN = 1, 2, 3, 4, 5, 7
 
-ATTRIBUTE_NAME, ATTRIBUTE_INT, ATTRIBUTE_INTS, ATTRIBUTE_TYPE = 1, 3, 8, 20
-ATTRIBUTE_TENSOR, ATTRIBUTE_TENSORS = 5, 10
-ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS = 6, 11
-ATTRIBUTE_SPARSE, ATTRIBUTE_SPARSES = 22, 23
+ATTRIBUTE_NAME, ATTRIBUTE_INT, ATTRIBUTE_TENSOR, ATTRIBUTE_INTS, ATTRIBUTE_TYPE = 1, 3, 5, 8, 20
+ATTRIBUTE_GRAPHS = frozenset({6, 11})
+"""One, and many."""
 INTS = 7
 """AttributeProto.AttributeType of a list of whole numbers."""
 
 TENSOR_DIMS, TENSOR_TYPE, TENSOR_FLOATS, TENSOR_INT32S, TENSOR_NAME = 1, 2, 4, 5, 8
-TENSOR_RAW, TENSOR_EXTERNAL_DATA, TENSOR_DATA_LOCATION = 9, 13, 14
+TENSOR_RAW, TENSOR_DOC, TENSOR_EXTERNAL_DATA, TENSOR_DATA_LOCATION = 9, 12, 13, 14
 TENSOR_DATA = frozenset({TENSOR_FLOATS, TENSOR_INT32S, 7, TENSOR_RAW, 10, 11})
 """float, int32, int64, raw, double and uint64 data."""
 EXTERNAL = 1
 """TensorProto.DataLocation of what lies in another file."""
 ENTRY_KEY, ENTRY_VALUE = 1, 2
 
-SPARSE_VALUES, SPARSE_INDICES = 1, 2
-
 VALUE_NAME, VALUE_TYPE, TYPE_TENSOR, TENSOR_ELEMENT, TENSOR_SHAPE = 1, 2, 1, 1, 2
 SHAPE_SIZE, SIZE_NUMBER = 1, 1
+
+TENSOR = "tensor"
+TENSORS_WITHIN: Mapping[str, Mapping[int, str]] = {
+    "model": {MODEL_GRAPH: "graph", MODEL_FUNCTION: "function"},
+    "graph": {GRAPH_NODE: "node", GRAPH_INITIALIZER: TENSOR, 15: "sparse"},
+    "function": {7: "node"},
+    "node": {NODE_ATTRIBUTE: "attribute"},
+    "attribute": {
+        ATTRIBUTE_TENSOR: TENSOR,
+        10: TENSOR,
+        22: "sparse",
+        23: "sparse",
+        **dict.fromkeys(ATTRIBUTE_GRAPHS, "graph"),
+    },
+    "sparse": {1: TENSOR, 2: TENSOR},
+}
+"""By message: the fields that lead down to tensors, and the message each of them holds."""
 
 # TensorProto.DataType
 FLOAT, UINT8, INT8, STRING, FLOAT16, DOUBLE, BFLOAT16 = 1, 2, 3, 8, 10, 11, 16

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...core.errors import ModelError
 from .onnx_reader import MAX_DEPTH
-from .onnx_schema import TENSOR_RAW
+from .onnx_schema import TENSOR_DOC, TENSOR_RAW
 from .protobuf import LENGTH, DamagedError, fields, message
 
 MAX_PARTS = 2_000_000
@@ -26,8 +26,6 @@ SMALL = 1024
 """Weights up to this size stay: constants whose values say what a node does."""
 
 _TENSOR = "onnx.TensorProto"
-_TENSOR_DOC = 12
-"""Of a tensor, `doc_string`."""
 
 
 def without_weights(network: Path) -> bytes:
@@ -106,13 +104,13 @@ class _Walk:
                 if len(changed) == length:
                     continue  # nothing was left out of it
                 changed = message(field.number, changed)
-            elif is_tensor and field.number == _TENSOR_DOC:
+            elif is_tensor and field.number == TENSOR_DOC:
                 changed = b""
             elif is_tensor and field.number == TENSOR_RAW:
                 # Where a field comes twice the last one counts.
                 small = length <= SMALL
                 place = f"{field.begin}:{length}".encode()
-                raw = self._data[field.start : field.end] if small else message(_TENSOR_DOC, place)
+                raw = self._data[field.start : field.end] if small else message(TENSOR_DOC, place)
                 changed = b""
             else:
                 continue

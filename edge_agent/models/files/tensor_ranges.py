@@ -83,7 +83,7 @@ def _onnx(name: str, path: Path, found: dict[str, list[Range]]) -> None:
     folder = name.rpartition("/")[0]
     with map_file(path) as data:
         try:
-            for tensor in iter_tensors(data, len(data)):
+            for tensor in iter_tensors(data, (0, len(data))):
                 start, end = tensor.data
                 if tensor.external:
                     location, offset, length = _external(tensor.external)

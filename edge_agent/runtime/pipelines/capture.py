@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ...core.backoff import Backoff
 from ...core.errors import AgentError, ModelError, SampleError, SourceError
 from ...core.frozen import record
-from ...core.threads import Crew
+from ...core.threads import ThreadGroup
 from ...core.timeline import Clock
 from ...core.types import Array, Reading, Sample
 from ...device.wall_clock import WallClock
@@ -24,7 +24,7 @@ from ...inference.model import Model, Prepared, Region, cut, outside
 from ...mqtt import payloads
 from ...mqtt.client import Channel, Client
 from ...mqtt.topics import Topics
-from ...sources.source import Source, open_source
+from ...sources.source import Source, SourceContext, open_source
 from ...sources.spec import SourceSpec
 from ..scheduler.board import Board, Slot
 from ..serving.active import Serving
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STALL_SECONDS = 10.0
-"""A camera that gives nothing for so long is given up on."""
 OPEN_SECONDS = 30.0
 STUCK_READS = 4
 """Reads that may be stuck in a driver at a time before no new one is begun."""
@@ -94,6 +92,7 @@ class Capture:
         client: Client,
         report: Callable[[Exception], None],
         wanted: Callable[[Array], bool],
+        context: SourceContext | None = None,
     ) -> None:
         """Prepare.
 
@@ -111,6 +110,7 @@ class Capture:
             client: where the source's state is said.
             report: told of captures that cannot be used.
             wanted: whether a picture is to be looked at even if nothing moves in it.
+            context: what the source is opened with, but for `closing`.
 
         """
         self.name = name
@@ -128,6 +128,7 @@ class Capture:
         self._identity = identity
         self._report = report
         self._wanted = wanted
+        self._context = context or SourceContext()
         self._gate: MotionGate | None = None
         self._due = 0.0
         self._misfit = False
@@ -145,14 +146,14 @@ class Capture:
         if self._attempt is not None:
             self._attempt.closing.set()
 
-    def begin(self, crew: Crew) -> None:
+    def begin(self, threads: ThreadGroup) -> None:
         """Start capturing."""
         attempt = Attempt()
         self._attempt = attempt
-        attempt.thread = crew.spawn(f"capture-{self.name}", lambda: self._capture(attempt))
+        attempt.thread = threads.spawn(f"capture-{self.name}", lambda: self._capture(attempt))
 
-    def watch(self, crew: Crew) -> None:
-        """Give up on a camera that hangs in its driver, where no time-out helps (opencv#22677).
+    def watch(self, threads: ThreadGroup) -> None:
+        """Give up on a source that hangs in its driver, where no time-out helps (opencv#22677).
 
         A file that does not open, as on a network disk that is gone, is only told of: the next
         attempt would hang as well, and this one goes on once the disk is back.
@@ -179,9 +180,9 @@ class Capture:
             return
         attempt.closing.set()
         if attempt.thread is not None:
-            crew.abandon(attempt.thread)
+            threads.abandon(attempt.thread)
             self._stuck.append(attempt)
-        self.begin(crew)
+        self.begin(threads)
 
     def _capture(self, attempt: Attempt) -> None:
         """Keep the newest capture on the board, through every loss of the source."""
@@ -191,8 +192,9 @@ class Capture:
             pause = backoff.pause()
             attempt.beat, attempt.limit, attempt.opening = began, OPEN_SECONDS, True
             try:
-                with closing(open_source(self.spec, attempt.closing)) as source:
-                    attempt.limit, attempt.opening = STALL_SECONDS, False
+                context = replace(self._context, closing=attempt.closing)
+                with closing(open_source(self.spec, context)) as source:
+                    attempt.limit, attempt.opening = self.spec.form.stall_seconds, False
                     if attempt.late:
                         attempt.late = False
                         self._set_state("running", None)
@@ -348,7 +350,7 @@ class Capture:
         if error is not None:
             payload["error"] = error
         topic = self._identity.topics.source(self.name)
-        self.client.publish_retained(topic, payloads.encode(payload))
+        self.client.retained.publish(topic, payload)
 
 
 class Windows:

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import SecondStage
 from ...core.errors import AgentError, EngineError, ModelError, SampleError
-from ...core.threads import Crew
+from ...core.threads import ThreadGroup
 from ...core.types import Array, Detections, Findings, Outcome, Request, Sample, Second
 from ...inference.cost import Cost
 from ...inference.model import Model, Region
 from ...models.manifest import threshold_trouble
 from ...mqtt import payloads
 from ...mqtt.client import Channel, Client, Message
+from ...sources.source import SourceContext
 from ...sources.spec import SourceSpec
 from ..scheduler.board import Board, Job, Slot
 from ..serving.active import Serving
@@ -46,6 +47,7 @@ class Pipeline:
         board: Board[Model],
         client: Client,
         wake: Callable[[Serving], None] = lambda _serving: None,
+        context: SourceContext | None = None,
     ) -> None:
         self._wake = wake
         """Loads a model that is needed now; returns when it is there, or cannot be loaded."""
@@ -103,6 +105,7 @@ class Pipeline:
             client=client,
             report=self._report,
             wanted=self._wanted,
+            context=context,
         )
 
     @property
@@ -163,9 +166,9 @@ class Pipeline:
 
     # Capture
 
-    def start(self, crew: Crew) -> None:
+    def start(self, threads: ThreadGroup) -> None:
         self._board.add(self.slot)
-        self._capture.begin(crew)
+        self._capture.begin(threads)
 
     def stop(self) -> None:
         """Stop capturing and forget what waits."""
@@ -177,9 +180,9 @@ class Pipeline:
         """Stop capturing."""
         self._capture.halt()
 
-    def watch(self, crew: Crew) -> None:
+    def watch(self, threads: ThreadGroup) -> None:
         """Give up on a camera that hangs."""
-        self._capture.watch(crew)
+        self._capture.watch(threads)
 
     @property
     def state(self) -> str | None:
@@ -305,15 +308,6 @@ class Pipeline:
         self._client.publish(self._identity.topics.snapshot(self.name), picture)
 
     def _report(self, problem: Exception) -> None:
-        """Log a kind of error when it begins; how often it happens is in health."""
-        text = str(problem)
-        now = time.monotonic()
-        if (
-            self.last_problem is None
-            or now - self.last_problem[0] > 60
-            or self.last_problem[1] != text
-        ):
-            log.warning("%s: a frame is dropped: %s", self.name, text)
-            self.last_problem = (now, text)
-        else:
-            self.last_problem = (now, self.last_problem[1])
+        """Log why a frame is dropped; how often that happens is in health."""
+        log.warning("%s: a frame is dropped: %s", self.name, problem)
+        self.last_problem = (time.monotonic(), str(problem))

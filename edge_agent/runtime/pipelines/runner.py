@@ -16,7 +16,7 @@ from ...config.overrides import Overrides
 from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import Settings, parse_route
 from ...core.errors import UsageError
-from ...core.threads import Crew, Stops
+from ...core.threads import Stops, ThreadGroup
 from ...core.timeline import Clock
 from ...device.wall_clock import WallClock
 from ...inference.model import Model
@@ -24,7 +24,7 @@ from ...mqtt import payloads
 from ...mqtt.client import Client
 from ...mqtt.inbox import Inbox
 from ...mqtt.topics import Topics
-from ...sources.hw_decode import HARDWARE
+from ...sources.source import SourceContext
 from ...sources.spec import parse_source
 from ..scheduler.board import Board, Job
 from ..serving.active import ActiveModels, Serving
@@ -79,7 +79,7 @@ class Runner:
 
         """
         self.settings = settings
-        HARDWARE.allowed = settings.decode == "auto"
+        self._context = SourceContext(hardware_decoding=settings.decode == "auto")
         self.clock = clock
         self.wall = WallClock(str(settings.state))
         self.session = str(uuid.uuid4())
@@ -98,9 +98,11 @@ class Runner:
             filters=self._filters,
             inbox=self.inbox,
             spool=settings.state / "spool.db",
+            ledger=settings.state / "announced.json",
         )
+        self.client.retained.register(self.topics.source(""), self._source_topics)
         self.overrides = Overrides(settings.state / "overrides.json")
-        self.crew = Crew(stops)
+        self.threads = ThreadGroup(stops)
         self.beats: list[Beat] = []
         self._lanes = lanes
         self._counted: dict[str, int] = {}
@@ -113,11 +115,11 @@ class Runner:
     def start(self) -> None:
         """Start the sources and the lanes."""
         for pipeline in self.pipelines.values():
-            pipeline.start(self.crew)
+            pipeline.start(self.threads)
         for number in range(self._lanes):
             beat = Beat()
             self.beats.append(beat)
-            self.crew.spawn(f"lane-{number}", partial(self._lane, beat))
+            self.threads.spawn(f"lane-{number}", partial(self._lane, beat))
 
     def halt(self) -> None:
         """Stop capturing."""
@@ -127,7 +129,7 @@ class Runner:
     def watch(self) -> None:
         """Give up on cameras that hang; called every second or so."""
         for pipeline in self.pipelines.values():
-            pipeline.watch(self.crew)
+            pipeline.watch(self.threads)
 
     def moves(self, limit: float) -> bool:
         """Whether no lane has been inside an engine for more than *limit* seconds."""
@@ -177,6 +179,7 @@ class Runner:
             board=self.board,
             client=self.client,
             wake=self.active.load,
+            context=self._context,
         )
         for stage, serving in pipeline.seconds:
             serving.crops = max(serving.crops, stage.limit)
@@ -249,6 +252,9 @@ class Runner:
         if not self._cold:
             self._cold = tuple(s.model.id for s in self.active.all() if s.model is not None)
         return steps if model.id in self._cold else None
+
+    def _source_topics(self) -> list[str]:
+        return [self.topics.source(name) for name in list(self.pipelines)]
 
     # What the client asks
 

@@ -194,7 +194,7 @@ class TuningResults:
         self._seen = None
 
     def _read(self) -> tuple[dict[str, Tune], str | None]:
-        """Return what counts, and why some does not; the file is read where it has changed since."""
+        """Return what counts, and why some does not; the file is read again if it has changed."""
         try:
             known = self._path.stat()
         except OSError:

@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
+from ...core.logs import Latch
+from ...device.allocator import return_freed_memory, trim_memory
 from ...device.pressure import memory_why
-from ...device.resources import return_freed_memory, trim_memory
 from ...inference.model import Model
 from ..serving.active import ActiveModels, Serving
 
@@ -67,7 +68,7 @@ class MemoryRelease:
         self._gone_at: float | None = None
         """When something was last missing that had been there; None: it has been dealt with."""
         self._checked = self._trimmed = float("-inf")
-        self._was_short = False
+        self._shortage = Latch()
 
     def step(self) -> float:
         """Release what is not needed."""
@@ -79,9 +80,8 @@ class MemoryRelease:
             return STEP_SECONDS
         self._checked = now
         why = self._short()
-        if why and not self._was_short:
-            log.warning("memory is short: %s", why[0].removeprefix("memory: "))
-        self._was_short = bool(why)
+        if self._shortage.begins(bool(why)):
+            log.warning("short of %s", why[0])
         if not why:
             return STEP_SECONDS
         if self._idle_s:

@@ -1,4 +1,4 @@
-"""Measures the strategies of the ladder on this device, each by the code that a start runs."""
+"""Times loads on this device, by every strategy, with the code that a start runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from ....core.types import Array, Tensors
-from ....device.resources import return_freed_memory
+from ....core.types import Tensors
+from ....device.allocator import return_freed_memory
 from ..artifact import Artifact
-from ..engine import OrtPreparedEngine, tensor_specs
+from ..engine import OrtPreparedEngine
 from ..load import Load, load_artifact
 
 ROUNDS = 5
@@ -34,19 +34,18 @@ class Measured(NamedTuple):
     """Memory of its own that it took; mapped weights are not in it."""
     stages: list[tuple[float, float]]
     """Of several sessions: build and run of each, ms."""
-    outputs: dict[str, Array]
 
 
 _REST = """
 import time
 import numpy, onnxruntime
-begin = time.perf_counter()
+start = time.perf_counter()
 import paho.mqtt.client
 import edge_agent.daemon.agent
 import edge_agent.inference.decode.registry
 import edge_agent.inference.preprocess.picture
 import edge_agent.sources.clip
-print((time.perf_counter() - begin) * 1e3)
+print((time.perf_counter() - start) * 1e3)
 """
 
 
@@ -65,27 +64,29 @@ def head_start_ms() -> float:
     return round(min(times), 1)
 
 
-def load_once(form: Artifact, strategy: str, tensors: Tensors, head_ms: float = 0.0) -> Measured:
-    """Load a form in one way as a start does, run it, and let go of it.
+def load_once(
+    artifact: Artifact, strategy: str, tensors: Tensors, head_ms: float = 0.0
+) -> Measured:
+    """Load an artifact in one way as a start does, run it, and close it.
 
     Args:
-        form: to load.
+        artifact: to load.
         strategy: how.
         tensors: to run it on.
         head_ms: how long there is no frame yet; the rest of a program takes a core meanwhile.
 
     """
-    _settle_memory()
+    _trim_memory()
     before = _anonymous()
-    begin = time.perf_counter()
+    start = time.perf_counter()
     with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(_timed, form, strategy)
-        while time.perf_counter() < begin + head_ms / 1e3:
+        loading = pool.submit(_timed, artifact, strategy)
+        while time.perf_counter() < start + head_ms / 1e3:
             sum(range(500))
-        begun, build_ms = loading.result()
-    engine = OrtPreparedEngine(begun, tensor_specs(form, "inputs"), tensor_specs(form, "outputs"))
+        load, build_ms = loading.result()
+    engine = OrtPreparedEngine(load)
     built = time.perf_counter()
-    outputs = engine.infer(tensors)
+    engine.infer(tensors)
     first = time.perf_counter()
     after = _anonymous()
     steady = []
@@ -97,17 +98,16 @@ def load_once(form: Artifact, strategy: str, tensors: Tensors, head_ms: float = 
     return Measured(
         build_ms,
         (first - built) * 1e3,
-        (first - begin) * 1e3,
+        (first - start) * 1e3,
         statistics.median(steady) * 1e3,
         max(0.0, after - before),
-        [(part.build_ms, part.run_ms) for part in begun.parts],
-        outputs,
+        [(stage.build_ms, stage.run_ms) for stage in load.stages],
     )
 
 
-def _timed(form: Artifact, strategy: str) -> tuple[Load, float]:
-    begin = time.perf_counter()
-    return load_artifact(form, strategy), (time.perf_counter() - begin) * 1e3
+def _timed(artifact: Artifact, strategy: str) -> tuple[Load, float]:
+    start = time.perf_counter()
+    return load_artifact(artifact, strategy), (time.perf_counter() - start) * 1e3
 
 
 def figures(loads: list[Measured]) -> dict[str, float]:
@@ -121,8 +121,8 @@ def figures(loads: list[Measured]) -> dict[str, float]:
     }
 
 
-def ladder(
-    forms: Mapping[str, tuple[Artifact, str]],
+def measure_in_turns(
+    ways: Mapping[str, tuple[Artifact, str]],
     tensors: Tensors,
     head_ms: float = 0.0,
     rounds: int = ROUNDS,
@@ -130,20 +130,20 @@ def ladder(
     """Load in every way, in turns, so that what disturbs disturbs all alike.
 
     Args:
-        forms: by a name of the caller's: the form and the strategy to load it by.
+        ways: by a name of the caller's: the artifact and the strategy to load it by.
         tensors: what to run it on.
         head_ms: as for `load_once`.
         rounds: how often.
 
     """
-    found: dict[str, list[Measured]] = {name: [] for name in forms}
+    found: dict[str, list[Measured]] = {name: [] for name in ways}
     interval = sys.getswitchinterval()
-    # As a start has it: who comes back from native code does not wait long for its turn.
+    # As a start has it: a thread that returns from native code does not wait long for its turn.
     sys.setswitchinterval(0.0005)
     try:
         for _ in range(rounds):
-            for name, (form, strategy) in forms.items():
-                found[name].append(load_once(form, strategy, tensors, head_ms))
+            for name, (artifact, strategy) in ways.items():
+                found[name].append(load_once(artifact, strategy, tensors, head_ms))
     finally:
         sys.setswitchinterval(interval)
     return found
@@ -151,7 +151,7 @@ def ladder(
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Be as on a machine with no core to spare."""
+    """Run as on a machine with no core to spare."""
     cpus = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cpus)})
     try:
@@ -160,14 +160,14 @@ def one_core() -> Iterator[None]:
         os.sched_setaffinity(0, cpus)
 
 
-def _settle_memory() -> None:
-    """Give back what the last load has left, so that each one has to ask for its own again."""
+def _trim_memory() -> None:
+    """Return what the last load has left to the system, so that each one has to ask for its own."""
     gc.collect()
     return_freed_memory()
 
 
 def _anonymous() -> float:
-    """Give the memory of this process that is no file's, MiB."""
+    """Return the memory of this process that is no file's, MiB."""
     with open("/proc/self/status", encoding="ascii") as file:  # noqa: PTH123 - a file of the kernel's
         for line in file:
             if line.startswith("RssAnon:"):

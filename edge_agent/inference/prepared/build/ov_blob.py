@@ -1,4 +1,4 @@
-"""The form of a network for OpenVINO's CPU: the compiled network, exported, proved and measured."""
+"""Makes the artifact of a network for OpenVINO's CPU: compiled, exported, proved and measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from xxhash import xxh3_64_hexdigest
 
 from ....core.errors import EngineError
-from ....core.types import Kind, TensorSpec
+from ....core.types import Kind
 from ....models.manifest import ModelFolder
 from ...engines.ov import NAME, VERSION, OvEngine, compile_network, is_cpu, label_of
 from ...engines.protocol import EngineChoice
@@ -20,17 +20,17 @@ from ...preprocess.inputs import fixed_shapes
 from ..artifact import BLOB, FORMAT, Artifact, ArtifactError, processor
 from ..ov_engine import OvPreparedEngine
 from .onnx_graph import listed
-from .verify import Trial
+from .verify import Reference
 
 TOLERANCE = 1e-5
 """Relative distance between a network as compiled and as imported; seen: 0."""
 _RUNS = 5
 
 
-def make_form(
+def make_artifact(
     model: ModelFolder, choice: EngineChoice, kind: Kind, folder: Path, **_: object
 ) -> dict[str, Any]:
-    """Write the blob of a form and return its table, but for its key and list of files.
+    """Write the blob of an artifact; return its table, but for its key and list of files.
 
     Raises:
         AgentError: the network cannot be compiled or exported, or gives other numbers imported.
@@ -54,7 +54,7 @@ def make_form(
     blob: bytes = exported if isinstance(exported, bytes) else exported.getvalue()
     (folder / BLOB).write_bytes(blob)
     engine = OvEngine([compiled], label, inputs, outputs, fold)
-    trial = Trial(engine, assemble(model, choice, engine, kind))
+    reference = Reference(engine, assemble(model, choice, engine, kind))
     engine.close()
     digest = xxh3_64_hexdigest(blob)
     table: dict[str, Any] = {
@@ -72,8 +72,8 @@ def make_form(
         "decision": "blob",
         "compile_ms": round(compile_ms, 1),
     }
-    form = Artifact(str(folder), {**table, "key": "being made", "files": {}})
-    figures, distance = _measure(choice, form, trial, inputs, outputs)
+    artifact = Artifact(str(folder), {**table, "key": "being made", "files": {}})
+    figures, distance = _measure(choice, artifact, reference)
     if not distance <= TOLERANCE:
         raise ArtifactError(f"imported, its numbers are another network's: {distance:.2g} away")
     table["distance"] = {"blob": distance}
@@ -84,19 +84,16 @@ def make_form(
 
 def _measure(
     choice: EngineChoice,
-    form: Artifact,
-    trial: Trial,
-    inputs: tuple[TensorSpec, ...],
-    outputs: tuple[TensorSpec, ...],
+    artifact: Artifact,
+    reference: Reference,
 ) -> tuple[dict[str, float], float]:
-    """Import a few times; give the figures and the distance from the compiled network's numbers."""
+    """Import a few times; return figures and the distance from the compiled network's numbers."""
     builds, firsts, steady = [], [], []
     distance = 0.0
-    fold = form.fold
-    sample = trial.samples[0] if fold is None else fold.feed(trial.samples[0])
+    sample = reference.timed_sample(artifact)
     for _ in range(_RUNS):
         begin = time.perf_counter()
-        engine = OvPreparedEngine(choice, form, inputs, outputs)
+        engine = OvPreparedEngine(choice, artifact)
         built = time.perf_counter()
         engine.infer(sample)
         first = time.perf_counter()
@@ -104,7 +101,7 @@ def _measure(
             again = time.perf_counter()
             engine.infer(sample)
             steady.append((time.perf_counter() - again) * 1e3)
-        distance = max(distance, trial.distance_from(engine))
+        distance = max(distance, reference.distance_from(engine))
         engine.close()
         builds.append((built - begin) * 1e3)
         firsts.append((first - built) * 1e3)

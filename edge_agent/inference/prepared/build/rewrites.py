@@ -1,16 +1,16 @@
-"""What is changed in a network before it is optimised: each change is proved, or taken back.
+"""Passes: rewrites of a network's graph before it is optimized, each proved or taken back.
 
-The engine is asked: what it makes of the changed network has to be the network's own numbers, bit
-for bit.
+The engine is asked: what it computes with the rewritten network has to be the network's own
+numbers, bit for bit.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from ....core.errors import EngineError
 from ....core.types import TensorSpec
@@ -19,125 +19,125 @@ from ...engines.ort_fold import fitting
 from ...engines.ort_options import Words
 from ...folding.cut import InputCut
 from ...folding.fold import Fold
-from .optimize import MappedNetwork, optimise
-from .signed import exact_here, signed
-from .verify import Trial
-from .zero_point import centred
+from . import signed, zero_point
+from .mapped_network import MappedNetwork
+from .verify import Reference
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 log = logging.getLogger(__name__)
 
+FILES = (signed.FILE, zero_point.FILE)
+"""Weights that passes write; of no use once the network has been optimized."""
 _RUNS = 7
 """Of each network; the quickest counts."""
 _MARGIN = 0.05
-"""Share by which a change must be quicker: less is noise."""
+"""Share by which a rewritten network must be faster: less is noise."""
 
 Ends = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 """Inputs and outputs."""
 
 
-def change(
-    outside: MappedNetwork,
-    folder: Path,
-    words: Words,
-    trial: Trial,
-    ends: Ends,
-) -> list[str]:
-    """Change weights in each way there is, if the numbers stay as they are and come more quickly.
+class Pass(NamedTuple):
+    """A rewrite of a graph that must leave every number as it is."""
 
-    Args:
-        outside: the network; changed, or as it was.
-        folder: for files.
-        words: options of sessions.
-        trial: has the network's own numbers.
-        ends: inputs and outputs of the network.
-
-    Returns:
-        What has been changed.
-
-    """
-    if not exact_here():
-        return []
-    ways = {
-        "signed": lambda: signed(outside, folder),
-        "centred": lambda: centred(outside, folder, lambda: _in_floats(outside, folder, words)),
-    }
-    return [name for name, way in ways.items() if _kept(way, outside, folder, words, trial, ends)]
+    name: str
+    """As an artifact's table has it."""
+    rewrite: Callable[[], ModelProto | None]
+    """Returns a rewritten copy of the graph; None: there is nothing to rewrite."""
+    must_gain: bool = True
+    """Whether it is kept only where the network gets faster."""
+    fold: Fold | None = None
+    """How the rewritten network's input differs."""
 
 
-def _in_floats(outside: MappedNetwork, folder: Path, words: Words) -> set[str]:
-    """Name the constants that the engine makes floats of while the network runs."""
-    graph = optimise(outside, words, folder).graph
-    return {node.input[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+class Rewriter:
+    """Applies passes to a network."""
 
+    def __init__(
+        self,
+        network: MappedNetwork,
+        folder: Path,
+        words: Words,
+        reference: Reference,
+        ends: Ends,
+        entries: Mapping[str, str],
+    ) -> None:
+        """Prepare to rewrite a network.
 
-def _kept(
-    way: Callable[[], ModelProto | None],
-    outside: MappedNetwork,
-    folder: Path,
-    words: Words,
-    trial: Trial,
-    ends: Ends,
-) -> bool:
-    """Make a change; take it back if numbers differ or it is no gain."""
-    changed = way()
-    if changed is None:
+        Args:
+            network: is rewritten, or stays as it is.
+            folder: for files.
+            words: options of sessions.
+            reference: has the network's own numbers.
+            ends: inputs and outputs of the network.
+            entries: more session entries.
+
+        """
+        self._network = network
+        self._folder = folder
+        self._words = words
+        self._reference = reference
+        self._ends = ends
+        self._entries = entries
+
+    def rewrite_weights(self) -> list[str]:
+        """Apply every pass over eight-bit weights; return the names of those that are kept."""
+        if not signed.exact_here():
+            return []
+        network, folder, floats = self._network, self._folder, self._computed_in_floats
+        passes = (
+            Pass("signed", lambda: signed.rewrite(network, folder)),
+            Pass("zero_point", lambda: zero_point.rewrite(network, folder, floats)),
+        )
+        return [each.name for each in passes if self.apply(each)]
+
+    def fold_input(self, cut: InputCut | None) -> Fold | None:
+        """Cut off what *cut* says of the network's input; None: it stays as it is."""
+        cut = None if cut is None else fitting(cut, self._words)
+        if cut is None:
+            return None
+        network = self._network
+        fold = Pass("fold", lambda: network.folded(cut), must_gain=False, fold=cut.fold)
+        return cut.fold if self.apply(fold) else None
+
+    def apply(self, each: Pass) -> bool:
+        """Rewrite the network; take it back if numbers differ or it is no gain."""
+        network = self._network
+        rewritten = each.rewrite()
+        if rewritten is None:
+            return False
+        itself = network.model
+        try:
+            limit = float("inf")
+            if each.must_gain:
+                limit = self._processor_seconds(self._engine(None)) * (1 - _MARGIN)
+            network.model = rewritten
+            engine = self._engine(each.fold)
+            if self._reference.distance_from(engine) == 0 and (
+                not each.must_gain or self._processor_seconds(engine) < limit
+            ):
+                return True
+        except EngineError as problem:
+            log.info("%s: pass %s is not applied: %s", network.network.name, each.name, problem)
+        network.model = itself
         return False
-    itself = outside.model
-    try:
-        before = _processor_seconds(OrtEngine(outside.session(words, folder, {}), *ends), trial)
-        outside.model = changed
-        engine = OrtEngine(outside.session(words, folder, {}), *ends)
-        if trial.distance_from(engine) == 0 and _processor_seconds(engine, trial) < before * (
-            1 - _MARGIN
-        ):
-            return True
-    except EngineError as problem:
-        log.info("%s: its weights stay as they are: %s", outside.network.name, problem)
-    outside.model = itself
-    return False
 
+    def _engine(self, fold: Fold | None) -> OrtEngine:
+        session = self._network.session(self._words, self._folder, self._entries)
+        return OrtEngine(session, *self._ends, fold)
 
-def _processor_seconds(engine: OrtEngine, trial: Trial) -> float:
-    """Measure what an inference takes of all cores together: the least of a few."""
-    least = float("inf")
-    for _ in range(_RUNS):
-        begin = time.process_time()
-        engine.infer(trial.samples[0])
-        least = min(least, time.process_time() - begin)
-    return least
+    def _computed_in_floats(self) -> set[str]:
+        """Return the constants that the engine makes floats of while the network runs."""
+        graph = self._network.optimize(self._words, self._folder).graph
+        return {node.input[0] for node in graph.node if node.op_type == "DequantizeLinear"}
 
-
-def fold(
-    outside: MappedNetwork,
-    cut: InputCut | None,
-    words: Words,
-    trial: Trial,
-    load: Callable[[], Any],
-    ends: Ends,
-) -> Fold | None:
-    """Cut off what may be cut off the network's input, if the numbers stay as they are.
-
-    Args:
-        outside: the network; changed, or as it was.
-        cut: what may be cut off.
-        words: options of sessions.
-        trial: has the network's own numbers.
-        load: makes a session of what is in *outside*.
-        ends: inputs and outputs of the network itself.
-
-    """
-    cut = None if cut is None else fitting(cut, words)
-    if cut is None:
-        return None
-    itself, outside.model = outside.model, outside.folded(cut)
-    try:
-        distance = trial.distance_from(OrtEngine(load(), *ends, cut.fold))
-    except EngineError:
-        distance = float("inf")
-    if distance == 0:
-        return cut.fold
-    outside.model = itself
-    return None
+    def _processor_seconds(self, engine: OrtEngine) -> float:
+        """Measure what an inference takes of all cores together: the least of a few."""
+        least = float("inf")
+        for _ in range(_RUNS):
+            start = time.process_time()
+            engine.infer(self._reference.samples[0])
+            least = min(least, time.process_time() - start)
+        return least

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ....device.resources import instructions
-from .constants import Constants
-from .optimize import MappedNetwork
+from .mapped_network import Constants, MappedNetwork
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
@@ -34,19 +33,19 @@ def exact_here() -> bool:
     return platform.machine() != "x86_64" or not _INSTRUCTIONS.isdisjoint(instructions().split())
 
 
-def signed(outside: MappedNetwork, folder: Path) -> ModelProto | None:
-    """Give a network's graph with signed weights; None: it has no others.
+def rewrite(network: MappedNetwork, folder: Path) -> ModelProto | None:
+    """Return a network's graph with signed weights; None: it has no others.
 
     Args:
-        outside: the network; gets one more file, with the changed weights.
+        network: to rewrite; gets one more file, with the changed weights.
         folder: where that file is written.
 
     """
     from onnx import ModelProto
 
     model = ModelProto()
-    model.CopyFrom(outside.model)
-    constants = Constants(outside, model.graph, folder / FILE)
+    model.CopyFrom(network.model)
+    constants = Constants(network, model.graph, folder / FILE)
     for node, weights, zero in list(_places(model.graph, constants)):
         for index in (weights, zero):
             name = node.input[index]
@@ -58,7 +57,7 @@ def signed(outside: MappedNetwork, folder: Path) -> ModelProto | None:
 
 
 def _places(graph: GraphProto, constants: Constants) -> Iterator[tuple[NodeProto, int, int]]:
-    """Give each node that takes such weights, and as which of its inputs weights and zero point."""
+    """Yield each node that takes such weights, and the numbers of its inputs: they, zero point."""
     users: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for node in graph.node:
         for index, name in enumerate(node.input):

@@ -1,4 +1,4 @@
-"""What a prepared form must prove: the network's own numbers, on inputs that are not its own."""
+"""What an artifact must prove: the network's own numbers, on inputs that are not its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...engines.protocol import Engine
 from ...golden import read_golden
 from ...model import Model
 from ..artifact import Artifact, ArtifactError
-from ..engine import OrtPreparedEngine, relative_distance, tensor_specs
+from ..engine import OrtPreparedEngine, relative_distance
 from ..load import load_artifact
 
 SEEDS = (11, 12, 13)
@@ -20,8 +20,8 @@ _CASES = 4
 """Golden inputs that are tried: each takes a run of each strategy."""
 
 
-class Trial:
-    """Inputs, and what the network itself makes of them."""
+class Reference:
+    """Inputs, and the network's own outputs for them."""
 
     def __init__(self, engine: Engine, model: Model) -> None:
         """Run the network itself.
@@ -35,15 +35,20 @@ class Trial:
         try:
             results = [engine.infer(tensors) for tensors in samples]
         except EngineError:
-            # Indices, say, of which most numbers mean nothing.
+            # Indices, for example, of which most numbers mean nothing.
             samples = [_zeros(engine.inputs)]
             results = [engine.infer(tensors) for tensors in samples]
         golden = [case.inputs for case in read_golden(model)[:_CASES]]
         self.samples: list[Tensors] = [*samples, *golden]
         self._expected = [*results, *(engine.infer(tensors) for tensors in golden)]
 
-    def distance(self, form: Artifact, strategy: str) -> float:
-        """Load a form and give how far its numbers are from the network's: 0 where bit for bit.
+    def timed_sample(self, artifact: Artifact) -> Tensors:
+        """Return the inputs that loads are timed with, as frames will come."""
+        fold = artifact.fold
+        return self.samples[0] if fold is None else fold.feed(self.samples[0])
+
+    def distance(self, artifact: Artifact, strategy: str) -> float:
+        """Load an artifact; return how far its numbers are from the network's: 0 bit for bit.
 
         Returns:
             The largest relative distance (L2) of any output; infinite where a shape, type or NaN
@@ -53,31 +58,27 @@ class Trial:
             ArtifactError: it does not load or run.
 
         """
-        engine = OrtPreparedEngine(
-            load_artifact(form, strategy),
-            tensor_specs(form, "inputs"),
-            tensor_specs(form, "outputs"),
-        )
+        engine = OrtPreparedEngine(load_artifact(artifact, strategy))
         try:
             return self.distance_from(engine)
         finally:
             engine.close()
 
     def distance_from(self, engine: Engine) -> float:
-        """Give how far an engine's numbers are from the network's, as `distance` does."""
+        """Return how far an engine's numbers are from the network's, as `distance` does."""
         return max(
             distance_of(expected, engine.infer(tensors))
             for tensors, expected in zip(self.samples, self._expected, strict=True)
         )
 
-    def need_identical(self, form: Artifact, strategy: str) -> None:
-        """See that a form gives the network's numbers bit for bit.
+    def check_identical(self, artifact: Artifact, strategy: str) -> None:
+        """Check that an artifact gives the network's numbers bit for bit.
 
         Raises:
             ArtifactError: it does not.
 
         """
-        distance = self.distance(form, strategy)
+        distance = self.distance(artifact, strategy)
         if distance != 0:
             raise ArtifactError(
                 f"loaded as {strategy} its numbers are not the network's: {distance:.2g} away"
@@ -85,7 +86,7 @@ class Trial:
 
 
 def distance_of(expected: Tensors, found: Tensors) -> float:
-    """Give the largest relative distance of the outputs."""
+    """Return the largest relative distance of the outputs."""
     if expected.keys() != found.keys():
         return float("inf")
     distances = [relative_distance(array, found[name]) for name, array in expected.items()]

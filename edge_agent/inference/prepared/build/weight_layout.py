@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 from ....models.files.onnx_reader import map_file
 from ..artifact import WEIGHTS
-from .optimize import MappedNetwork, tensors, whereabouts
+from .mapped_network import MappedNetwork, location, refer, tensors
 from .stage_cuts import names
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _LINE = 64
 _PIECE = 8 * 1024 * 1024
 
 
-class Laid(NamedTuple):
+class Layout(NamedTuple):
     """A file of weights that has been written."""
 
     size: int
@@ -33,7 +33,7 @@ class Laid(NamedTuple):
     """By the number of a stage's first node: where its own weights begin, at a page."""
 
 
-def lay_out(graph: GraphProto, source: mmap.mmap, folder: Path, places: Sequence[int]) -> Laid:
+def lay_out(graph: GraphProto, source: mmap.mmap, folder: Path, places: Sequence[int]) -> Layout:
     """Write the weights of a graph in order of execution, and have the graph refer to them there.
 
     Args:
@@ -43,7 +43,7 @@ def lay_out(graph: GraphProto, source: mmap.mmap, folder: Path, places: Sequence
         places: numbers of the nodes before which it may be cut.
 
     """
-    outside = {tensor.name: tensor for tensor in tensors(graph) if whereabouts(tensor)[0]}
+    external = {tensor.name: tensor for tensor in tensors(graph) if location(tensor)[0]}
     bounds = [0, *sorted(places), len(graph.node)]
     users: dict[str, list[int]] = {}
     for stage, (first, last) in enumerate(pairwise(bounds)):
@@ -51,47 +51,45 @@ def lay_out(graph: GraphProto, source: mmap.mmap, folder: Path, places: Sequence
             # A tensor within a branch belongs to the node that has the branch.
             inner = [t.name for a in node.attribute if a.HasField("g") for t in tensors(a.g)]
             for name in (*names(node), *inner):
-                if name in outside and stage not in users.setdefault(name, []):
+                if name in external and stage not in users.setdefault(name, []):
                     users[name].append(stage)
     shared = [name for name, stages in users.items() if len(stages) > 1]
     starts: dict[int, int] = {}
     with (folder / WEIGHTS).open("wb") as file:
-        at = _append(file, 0, [outside[name] for name in shared], source)
+        at = _append(file, 0, [external[name] for name in shared], source)
         end = at
         for stage, first in enumerate(bounds[:-1]):
             at = _pad(file, at, PAGE)
             starts[first] = at
-            own = [outside[name] for name, stages in users.items() if stages == [stage]]
+            own = [external[name] for name, stages in users.items() if stages == [stage]]
             at = _append(file, at, own, source)
         at = _pad(file, at, PAGE)
-    return Laid(at, end + -end % PAGE, starts)
+    return Layout(at, end + -end % PAGE, starts)
 
 
-def align(outside: MappedNetwork, folder: Path) -> None:
+def align(network: MappedNetwork, folder: Path) -> None:
     """Copy a network's weights to one file, so that an engine can use them where they lie.
 
     In an ONNX file tensors begin anywhere; those that do not begin at a multiple of their numbers'
     size are copied to memory by the engine: too much, where the network does not fit there.
     """
-    found = [tensor for tensor in tensors(outside.model.graph) if whereabouts(tensor)[0]]
+    found = [tensor for tensor in tensors(network.model.graph) if location(tensor)[0]]
     at = 0
     with (folder / ALIGNED).open("wb") as file:
         for tensor in found:
-            at = _append(file, at, [tensor], outside.files[whereabouts(tensor)[0]], ALIGNED)
+            at = _append(file, at, [tensor], network.files[location(tensor)[0]], ALIGNED)
     if found:
-        outside.files = {ALIGNED: map_file(folder / ALIGNED)}
+        network.files = {ALIGNED: map_file(folder / ALIGNED)}
 
 
 def _append(
     file: IO[bytes], at: int, wanted: Sequence[TensorProto], source: mmap.mmap, name: str = WEIGHTS
 ) -> int:
-    """Copy tensors behind each other, piece by piece; give the place behind the last."""
+    """Copy tensors behind each other, piece by piece; return the place behind the last."""
     for tensor in wanted:
-        _, offset, length = whereabouts(tensor)
+        _, offset, length = location(tensor)
         at = _pad(file, at, PAGE if length >= PAGE else _LINE)
-        del tensor.external_data[:]
-        for key, value in (("location", name), ("offset", str(at)), ("length", str(length))):
-            tensor.external_data.add(key=key, value=value)
+        refer(tensor, name, at, length)
         for first in range(offset, offset + length, _PIECE):
             file.write(source[first : min(first + _PIECE, offset + length)])
         at += length

@@ -39,7 +39,7 @@ def make(question: Mapping[str, Any]) -> dict[str, Any]:
     choice = EngineChoice(**question["choice"])
     folder = Path(question["folder"])
     maker = import_module(capabilities(choice.engine).maker_module)
-    table: dict[str, Any] = maker.make_form(
+    table: dict[str, Any] = maker.make_artifact(
         model,
         choice,
         question["kind"],

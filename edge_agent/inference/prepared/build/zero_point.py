@@ -26,13 +26,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ....core.types import Array
-from .constants import Constants
-from .optimize import MappedNetwork
+from .mapped_network import Constants, MappedNetwork
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
-FILE = "centred.bin"
+FILE = "zero_point.bin"
 _SAME_CHANNELS = frozenset(
     {"Clip", "DequantizeLinear", "LeakyRelu", "MaxPool", "QuantizeLinear", "Relu"}
 )
@@ -86,7 +85,7 @@ class _Layer:
     steps: Array
     zero: Array
     """Of the steps: one, or one a row."""
-    centred: bool = False
+    without_zero: bool = False
 
     @property
     def group(self) -> int:
@@ -107,13 +106,13 @@ class _Layer:
         return excess
 
 
-def centred(
-    outside: MappedNetwork, folder: Path, in_floats: Callable[[], Container[str]]
+def rewrite(
+    network: MappedNetwork, folder: Path, in_floats: Callable[[], Container[str]]
 ) -> ModelProto | None:
     """Give a network's graph with weights about zero; None: they are already, or cannot be put.
 
     Args:
-        outside: the network; gets one more file, with the changed weights.
+        network: to rewrite; gets one more file, with the changed weights.
         folder: where that file is written.
         in_floats: names the weights of layers that the engine computes in floats all the same, of
             which one more to add up may round otherwise.
@@ -122,16 +121,16 @@ def centred(
     from onnx import ModelProto
 
     model = ModelProto()
-    model.CopyFrom(outside.model)
+    model.CopyFrom(network.model)
     if any(a.HasField("g") or a.graphs for node in model.graph.node for a in node.attribute):
         return None
-    constants = Constants(outside, model.graph, folder / FILE)
+    constants = Constants(network, model.graph, folder / FILE)
     channels = _Channels(model, constants)
     if any(layer.zero.any() for layer in channels.layers.values()):
         channels.leave(in_floats())
     for layer in channels.layers.values():
         if layer.zero.any():
-            layer.centred = channels.make_room(layer)
+            layer.without_zero = channels.make_room(layer)
     for layer in channels.layers.values():
         _rewrite(layer, channels, constants)
     changed = {name for space in channels.spaces if space.repeated for name in space.tensors}
@@ -261,17 +260,17 @@ def _rewrite(layer: _Layer, channels: _Channels, constants: Constants) -> None:
     """Give a layer the weights that are meant for it, and the rows and columns that are needed."""
     given, taken = channels.of(layer.node.output[0]), channels.of(layer.node.input[0])
     rows = [*given.repeated, *[0] * given.idle]
-    if not (rows or taken.repeated or layer.centred):
+    if not (rows or taken.repeated or layer.without_zero):
         return
     exact, excess = layer.exact, layer.excess
     more = np.zeros_like(exact[:, taken.repeated])
-    if layer.centred:
+    if layer.without_zero:
         exact, more = exact - excess, excess[:, taken.repeated]
     nothing = np.zeros_like(exact[:, [0] * taken.idle])
     exact = np.concatenate([exact, more, nothing], axis=1)
     exact = np.concatenate([exact, exact[rows]])
-    kind = np.dtype(np.int8) if layer.centred else layer.steps.dtype
-    zero = _again(np.zeros_like(layer.zero, kind) if layer.centred else layer.zero, rows)
+    kind = np.dtype(np.int8) if layer.without_zero else layer.steps.dtype
+    zero = _again(np.zeros_like(layer.zero, kind) if layer.without_zero else layer.zero, rows)
     steps = exact + zero.astype(np.int16).reshape(-1, *[1] * (exact.ndim - 1))
     made = [steps.astype(kind), _again(constants.array(layer.weights.input[1]), rows), zero]
     for index, data in enumerate(made):
@@ -292,6 +291,6 @@ def _again(array: Array, rows: list[int]) -> Array:
 def _exchange(node: NodeProto, index: int, data: Array, constants: Constants) -> None:
     """Give a node a constant of its own."""
     name = node.input[index]
-    made = f"centred/{node.output[0]}/{index}"
+    made = f"zero_point/{node.output[0]}/{index}"
     constants.replace(name, made, data)
     node.input[index] = made

@@ -1,0 +1,220 @@
+"""A network whose weights stay in files: its graph, its constants, and the optimized graph of it.
+
+The weights are never all in memory: the engine is given the network's own file as mapped bytes, and
+writes what it has changed beside the graph.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ....core.types import Array
+from ....models.files.external_weights import MIN_EXTERNAL_BYTES, externalize_weights
+from ....models.files.onnx_reader import map_file
+from ...engines.ort_options import Words
+from ...engines.ort_stages import open_session
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, TensorProto
+
+    from ...folding.cut import InputCut
+
+OPTIMIZED = "optimized.onnx"
+OPTIMIZED_WEIGHTS = "optimized.bin"
+NO_PREPACKING: Mapping[str, str] = {"session.disable_prepacking": "1"}
+"""Session entries: no weights are laid out for computing."""
+_EXTERNAL = 1
+
+
+class MappedNetwork:
+    """The graph of a network, and the mapped files that it refers to."""
+
+    def __init__(self, network: Path) -> None:
+        """Open a network.
+
+        Raises:
+            ModelError: it is not an ONNX file, or its external data is not there.
+
+        """
+        from onnx import ModelProto
+
+        self.network = network
+        self.files: dict[str, mmap.mmap] = {network.name: map_file(network)}
+        self.model: ModelProto = ModelProto()
+        self.model.ParseFromString(externalize_weights(self.files[network.name], network.name))
+        for tensor in tensors(self.model.graph):
+            file, _, _ = location(tensor)
+            if file and file not in self.files:
+                self.files[file] = map_file(network.parent / file)
+
+    def fix(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Set the sizes that inputs will have, so that more can be worked out beforehand."""
+        for value in self.model.graph.input:
+            if value.name in shapes:
+                for size, wanted in zip(
+                    value.type.tensor_type.shape.dim, shapes[value.name], strict=True
+                ):
+                    size.dim_value = wanted
+
+    def folded(self, cut: InputCut) -> ModelProto:
+        """Return the graph with the quantization of its input cut off."""
+        from onnx import ModelProto
+
+        folded = ModelProto()
+        folded.ParseFromString(cut.apply(self.model.SerializeToString()))
+        return folded
+
+    def session(
+        self, words: Words, folder: Path, extra: Mapping[str, str], **attributes: Any
+    ) -> Any:
+        """Open a session of the network.
+
+        Args:
+            words: options of the session.
+            folder: for the graph's file; nothing stays in it.
+            extra: more session entries.
+            attributes: more attributes of the session's options.
+
+        Raises:
+            EngineError: ONNX Runtime cannot read or run it.
+
+        """
+        path = folder / "skeleton.onnx"
+        path.write_bytes(self.model.SerializeToString())
+        try:
+            return open_session(
+                path,
+                words,
+                self.network.name,
+                attributes=attributes,
+                weights=self.files,
+                extra=extra,
+            )
+        finally:
+            path.unlink()
+
+    def optimize(self, words: Words, folder: Path) -> ModelProto:
+        """Write the optimized graph and its weights to a folder; return it, without weights.
+
+        Raises:
+            EngineError: ONNX Runtime cannot read or run the network.
+
+        """
+        from onnx import ModelProto
+
+        extra = {
+            "session.optimized_model_external_initializers_file_name": OPTIMIZED_WEIGHTS,
+            "session.optimized_model_external_initializers_min_size_in_bytes": str(
+                MIN_EXTERNAL_BYTES
+            ),
+            **NO_PREPACKING,  # only the graph is wanted
+        }
+        self.session(words, folder, extra, optimized_model_filepath=str(folder / OPTIMIZED))
+        model = ModelProto()
+        model.ParseFromString((folder / OPTIMIZED).read_bytes())
+        return model
+
+
+class Constants:
+    """The constants of a graph, read and replaced; large new ones come to a file of their own."""
+
+    def __init__(self, network: MappedNetwork, graph: GraphProto, path: Path) -> None:
+        """Index a graph's constants.
+
+        Args:
+            network: in whose files its weights lie; gets one more by `finish`.
+            graph: a copy of the network's, to be changed.
+            path: the new file.
+
+        """
+        self._network = network
+        self._graph = graph
+        self._path = path
+        self._known = {tensor.name: tensor for tensor in graph.initializer}
+        self._replaced: set[str] = set()
+        self._file = path.open("wb")
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a name is a constant's."""
+        return name in self._known
+
+    def kind(self, name: str) -> int | None:
+        """Return the type of a constant's numbers, as ONNX counts them; None: it is none."""
+        tensor = self._known.get(name)
+        return None if tensor is None else int(tensor.data_type)
+
+    def array(self, name: str) -> Array:
+        """Return a constant's numbers."""
+        tensor = self._known[name]
+        file, offset, length = location(tensor)
+        if not file:
+            from onnx.numpy_helper import to_array
+
+            array: Array = to_array(tensor)
+            return array
+        from onnx.helper import tensor_dtype_to_np_dtype
+
+        kind = tensor_dtype_to_np_dtype(tensor.data_type)
+        count = length // kind.itemsize if length else int(np.prod(tensor.dims))
+        data = self._network.files[file]
+        return np.frombuffer(data, kind, count, offset).reshape(tensor.dims)
+
+    def replace(self, name: str, by: str, data: Array) -> None:
+        """Add a constant in the place of another, which goes when no node takes it any more."""
+        from onnx.helper import np_dtype_to_tensor_dtype
+
+        tensor = self._graph.initializer.add()
+        tensor.name, tensor.data_type = by, np_dtype_to_tensor_dtype(data.dtype)
+        tensor.dims.extend(data.shape)
+        self._known[by] = tensor
+        self._replaced.add(name)
+        if data.nbytes < MIN_EXTERNAL_BYTES:
+            tensor.raw_data = data.tobytes()
+            return
+        tensor.data_location = _EXTERNAL
+        refer(tensor, self._path.name, self._file.tell(), data.nbytes)
+        self._file.write(data.tobytes())
+
+    def finish(self) -> bool:
+        """Close the file and remove what has been replaced; return whether anything has."""
+        self._file.close()
+        if not self._path.stat().st_size:
+            self._path.unlink()
+        else:
+            self._network.files[self._path.name] = map_file(self._path)
+        taken = {name for node in self._graph.node for name in node.input}
+        for index in reversed(range(len(self._graph.initializer))):
+            name = self._graph.initializer[index].name
+            if name in self._replaced and name not in taken:
+                del self._graph.initializer[index]
+        return bool(self._replaced)
+
+
+def tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    """Yield all initializers of a graph, and of the graphs within its nodes."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            inner = [attribute.g] if attribute.HasField("g") else []
+            for each in (*inner, *attribute.graphs):
+                yield from tensors(each)
+
+
+def location(tensor: TensorProto) -> tuple[str, int, int]:
+    """Return the file, first byte and length of a tensor; no file: it is in the graph itself."""
+    if tensor.data_location != _EXTERNAL:
+        return "", 0, 0
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    return entries["location"], int(entries.get("offset", 0)), int(entries.get("length", 0))
+
+
+def refer(tensor: TensorProto, file: str, offset: int, length: int) -> None:
+    """Have a tensor refer to bytes of a file, and to no others."""
+    del tensor.external_data[:]
+    for key, value in (("location", file), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
