@@ -48,7 +48,7 @@ def main(options: Options) -> int:
     settings = load_settings(options, needed=True)
     from ...config.device_profile import default_dirs, strays
     from ...config.load import find_file
-    from ...runtime.serving.loader import ModelLoader, library_of, match_profile, open_store
+    from ...runtime.serving.loader import ModelLoader, match_profile, open_library, open_store
     from ...runtime.serving.tuning_results import TuningResults
     from .profile import tuned
 
@@ -81,7 +81,7 @@ def main(options: Options) -> int:
         mend = "needs prometheus-client: pip install 'edge-agent[metrics]'"
         report.line("FAIL", "health.metrics_port", mend)
     report.tried("broker", lambda: _broker(settings))
-    library = library_of(settings, store)
+    library = open_library(settings, store)
     for name in settings.models_dirs:
         report.tried("models_dirs", partial(_models_dir, Path(name)))
     for pipeline in settings.pipelines:

@@ -54,7 +54,7 @@ def match_profile(settings: Settings) -> tuple[Match, Facts]:
     return choose(load_profiles(default_dirs()), facts, settings.profile), facts
 
 
-def library_of(settings: Settings, store: Store) -> Library:
+def open_library(settings: Settings, store: Store) -> Library:
     """Open the three places where models are."""
     return Library(store, [Path(folder) for folder in settings.models_dirs], bundled("models"))
 
@@ -224,8 +224,8 @@ class ModelLoader:
 
         Else a start that is not from a plan would ignore what this device has measured.
         """
-        quick = self.prepared_choice(folder)
-        if self._store is None or quick is None or not choices or quick.place == choices[0].place:
+        choice = self.prepared_choice(folder)
+        if self._store is None or choice is None or not choices or choice.place == choices[0].place:
             return None
         if self.best_way(folder) is not None:
             return None  # a tune knows better
@@ -249,13 +249,13 @@ class ModelLoader:
             ModelError: a file of the model cannot be read.
 
         """
-        quick, budget = self.prepared_choice(folder), self._profile.memory_budget_mb
-        if self._store is None or quick is None:
+        choice, budget = self.prepared_choice(folder), self._profile.memory_budget_mb
+        if self._store is None or choice is None:
             return None
-        form = find(self._store.root, folder.path, quick, kind, budget)
+        form = find(self._store.root, folder.path, choice, kind, budget)
         if form is None and make:
             try:
-                form = prepare(self._store, folder, quick, kind, budget_mb=budget)
+                form = prepare(self._store, folder, choice, kind, budget_mb=budget)
             except ArtifactError as problem:
                 log.warning("model %s: no prepared form: %s", folder.manifest.id, problem)
         return form
@@ -275,11 +275,11 @@ class ModelLoader:
             EngineError: it cannot be run so.
 
         """
-        quick = self.prepared_choice(folder)
-        if quick is None:
+        choice = self.prepared_choice(folder)
+        if choice is None:
             raise EngineError(f"{folder.manifest.id}: no engine may run its prepared form")
-        own = next((one for one in self.choices_for(folder) if one.place == quick.place), quick)
-        model = load_prepared(folder, quick, form, kind)
+        own = next((one for one in self.choices_for(folder) if one.place == choice.place), choice)
+        model = load_prepared(folder, choice, form, kind)
         try:
             if model.engine.prepared is not None:
                 model.engine.prepared.finish_load(threads or own.threads or None)

@@ -51,7 +51,7 @@ class OutOfCore:
         )
         return load_prepared(folder, self.choice, form, kind)
 
-    def words(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it as JSON, for another process."""
         return {
             "state": str(self.state),
@@ -60,6 +60,8 @@ class OutOfCore:
         }
 
 
-def from_words(words: Mapping[str, Any]) -> OutOfCore:
-    """Return what `words` was called on."""
-    return OutOfCore(Path(words["state"]), EngineChoice(**words["choice"]), words["budget_mb"])
+def from_json(content: Mapping[str, Any]) -> OutOfCore:
+    """Return what `to_json` was called on."""
+    return OutOfCore(
+        Path(content["state"]), EngineChoice(**content["choice"]), content["budget_mb"]
+    )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from weakref import ref
 
+from ...core.errors import ModelError
 from ...inference.engines.protocol import EngineChoice
 from ...inference.model import Model
 from ...inference.prepared.artifact import Artifact
@@ -101,7 +102,10 @@ class FormUpgrade:
         best = self._loader.best_way(model.folder)
         if choice is None or (best is not None and best.engine != choice.engine):
             return None  # it is known already which is the faster
-        form = self._loader.prepared_form(model.folder, serving.kind)
+        try:
+            form = self._loader.prepared_form(model.folder, serving.kind)
+        except ModelError:
+            return None  # its files cannot be read any more
         together = max(self._loader.max_batch(model.folder), serving.crops)
         # A form takes one sample at a time.
         if form is None or (together > 1 and accepts_batches(form)):
