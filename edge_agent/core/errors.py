@@ -10,6 +10,7 @@ AgentError
   BrokerError        the broker cannot be reached or said no: wait, try again
   SpoolError         the disk refuses messages that wait for the broker: memory, try again later
     SpoolDamagedError  the file is not one that we have written: set it aside
+  RequestError       a command that cannot be carried out: answer why
   MalformedError     a message that is none of ours: count it, ignore it
 """
 
@@ -56,6 +57,10 @@ class SpoolError(AgentError):
 
 class SpoolDamagedError(SpoolError):
     """A spool file that is not as this program writes it."""
+
+
+class RequestError(AgentError):
+    """A command that cannot be carried out, for the reason that the reply gives."""
 
 
 class MalformedError(AgentError):

@@ -99,8 +99,8 @@ def test_every_decoder_has_a_task_a_name_and_a_function() -> None:
     assert set(get_args(DecoderName)) == set(DECODERS)
     assert {task for each in DECODERS.values() for task in each.tasks} == set(get_args(Task))
     for each in DECODERS.values():
-        module, _, function = each.function.partition(".")
-        assert callable(getattr(import_module(f"edge_agent.inference.decode.{module}"), function))
+        module, _, function = each.function.rpartition(".")
+        assert callable(getattr(import_module(module, "edge_agent.inference.decode"), function))
 
 
 @pytest.mark.parametrize("task", ["regression", "raw"])

@@ -33,22 +33,23 @@ def test_a_file_that_does_not_open_is_told_of(
     file = tmp_path / "rows.csv"
     file.write_text("x,y\n1,2\n")
     board: Board[Model] = Board()
-    capture = idle_pipeline("p", f"csv:{file}", tmp_path, board, offline_client())._capture
+    pipeline = idle_pipeline("p", f"csv:{file}", tmp_path, board, offline_client())
+    capture = pipeline._capture
     with ThreadGroup(Stops()) as threads:
-        capture.begin(threads)
+        capture.start(threads)
         attempt = capture._attempt
         assert attempt is not None
         wait_until(lambda: attempt.opening, "it is opened")
         capture.watch(threads)
-        assert capture.state is None, "it has only just begun"
+        assert pipeline.state is None, "it has only just begun"
         attempt.beat -= OPEN_SECONDS
         capture.watch(threads)
-        assert capture.state == "lost"
-        assert "rows.csv: has not opened for 30 s" in str(capture.error)
+        assert pipeline.state == "lost"
+        assert "rows.csv: has not opened for 30 s" in str(pipeline.error)
         assert capture._attempt is attempt, "another one would hang as well"
         gone.set()
-        wait_until(lambda: capture.state == "running", "it was opened")
-        assert capture.error is None
+        wait_until(lambda: pipeline.state == "running", "it was opened")
+        assert pipeline.error is None
         capture.halt()
         board.close()
 
