@@ -24,7 +24,7 @@ from ..mqtt.requests import ReplyMemory, Requests
 from ..runtime.pipelines.commands import PipelineCommands
 from ..runtime.pipelines.runner import Runner
 from ..runtime.upkeep.order import Upkeep
-from ..sources.frame_pool import CANVASES
+from ..sources.frame_pool import FRAME_POOL
 from .announcements import Announcements, PushStatus
 from .commands import AgentCommands
 from .control import Control
@@ -104,7 +104,7 @@ def compose(
         quota=lambda: runner.settings.quota_mb * 2**20,
         watched=deployer.watches,
         present=runner.present,
-        forget=CANVASES.forget,
+        forget=FRAME_POOL.forget,
         prepared=form_ready,
         plan=plan_writer,
     )

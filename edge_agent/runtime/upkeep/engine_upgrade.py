@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from ...core.errors import AgentError, EngineError
 from ...inference.engines.protocol import EngineChoice, PreparedForm
-from ...inference.model import Model, open_model
+from ...inference.model import Model, load_model
 from ..serving.active import ActiveModels, Serving
 from ..serving.challenger_results import name_of
 from ..serving.loader import ModelLoader
@@ -69,7 +69,7 @@ class EngineUpgrade:
             self._challenger.begin(
                 serving,
                 model,
-                lambda: open_model(model.folder, [preferred], serving.kind, checked=True)[0],
+                lambda: load_model(model.folder, [preferred], serving.kind, checked=True)[0],
                 Path(prepared.folder),
                 name_of(preferred),
                 faster=None if best is None else f"tuned: {best}",
