@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 Stamps = dict[Path, list[int] | None]
 SETTLE_SECONDS = 1.0
-"""Changes come in bunches."""
+"""Wait after a change: changes come in bunches."""
 
 
 class PlanWriter:
@@ -76,9 +76,9 @@ class PlanWriter:
         self._writing = threading.Lock()
 
     def reread(self) -> None:
-        """Record what the settings are made from, right before they are read again.
+        """Take the fingerprint of the inputs, right before the settings are read again.
 
-        It counts if they are accepted: settings that are wrong leave everything as it was.
+        It is used if the new settings are applied: wrong ones leave everything as it was.
         """
         self._adopt()
         self._pending = digest(self._config)
@@ -89,7 +89,7 @@ class PlanWriter:
                 self._settings, self._origins = self._runner.settings, self._pending
 
     def changed(self) -> None:
-        """Write the plan again soon; called as soon as another model serves."""
+        """Schedule a write of the plan; called as soon as another model serves."""
         self._outdated()
         if self._due is None:
             self._due = time.monotonic() + SETTLE_SECONDS
@@ -121,7 +121,7 @@ class PlanWriter:
         self._adopt()
         try:
             if self.waits_for_restart or self._outdated():
-                # What runs is not what is on the disk any more, and the next start must load that.
+                # What runs differs from the files, and the next start must read those.
                 forget(state)
                 return
             if any(self._store.pointers(name).trial for name in self._store.names()):
@@ -141,7 +141,7 @@ class PlanWriter:
             log.warning("%s: cannot be written: %s", state / FILE, problem.strerror)
 
     def _dependencies(self) -> list[Path]:
-        """List what decides which models run, and how: files and folders."""
+        """List the files and folders that decide which models run, and how."""
         found: list[Path] = [self._store.models]
         for name in self._store.names():
             found += [self._store.models / name, self._store.models / name / POINTERS]
@@ -158,7 +158,7 @@ class PlanWriter:
         return found + _unchanging()
 
     def _outdated(self) -> bool:
-        """Whether a file has changed since what runs was loaded from it."""
+        """Whether a file has changed since it was read into what runs."""
         models = [serving.model for serving in self._runner.active.all()]
         folders = {model.folder.path for model in models if model is not None}
         with self._checking:
@@ -168,7 +168,7 @@ class PlanWriter:
 
 
 def _files(folder: Path) -> list[Path]:
-    """List what decides what a model computes, and what it says."""
+    """List the files that decide what a model computes and publishes."""
     return [
         path
         for path in folder.rglob("*")

@@ -17,7 +17,7 @@ from collections.abc import Set as AbstractSet
 
 from ...core.logs import Latch
 from ...device.allocator import return_freed_memory, trim_memory
-from ...device.pressure import memory_why
+from ...device.pressure import memory_problems
 from ...inference.model import Model
 from ..serving.active import ActiveModels, Serving
 
@@ -43,7 +43,7 @@ class MemoryRelease:
         idle_s: float,
         *,
         present: Callable[[], AbstractSet[object]] = frozenset,
-        short: Callable[[], list[str]] = memory_why,
+        short: Callable[[], list[str]] = memory_problems,
         forget: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
