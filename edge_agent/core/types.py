@@ -66,7 +66,7 @@ class Sample:
     file: str | None = None
     picture: bool = True
     early: object | None = None
-    """What a model has prepared of it ahead, an `inference.model.Prepared`; ignored where it
+    """What a model has prepared of it ahead, an `inference.model.PreparedSample`; ignored where it
     cannot be
     used."""
 

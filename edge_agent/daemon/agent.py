@@ -27,7 +27,7 @@ from ..core.flight_recorder import clear_starting, previous_crash, recorder
 from ..core.logs import set_up
 from ..core.threads import Stop, Stops, stop_on_dead_threads, stop_on_signals
 from ..core.timeline import Clock
-from ..inference.model import Model, open_model
+from ..inference.model import Model, load_model
 from ..inference.prepared.artifact import read
 from ..inference.prepared.fallback import load_prepared
 from ..models.store.agent_lock import claim
@@ -219,7 +219,7 @@ class Agent:
         if quick.form:
             return load_prepared(folder, choice, begun or read(quick.form), quick.kind)
         # Looked into when the plan was made, and unchanged since.
-        return open_model(folder, [choice], quick.kind, checked=True)[0]
+        return load_model(folder, [choice], quick.kind, checked=True)[0]
 
     def _holds(self, plan: Plan) -> bool:
         """Look at all that the plan took for granted.

@@ -29,7 +29,7 @@ from ..runtime.upkeep.failover import Failover
 from ..runtime.upkeep.integrity import IntegrityCheck
 from ..runtime.upkeep.memory import MemoryRelease
 from ..runtime.upkeep.prepare_task import PrepareTask
-from ..sources.frame_pool import CANVASES
+from ..sources.frame_pool import FRAME_POOL
 from .announcements import Announcements, PushStatus
 from .commands import AgentCommands
 from .control import Control
@@ -106,7 +106,7 @@ def compose(
     failover = Failover(active, loader)
     integrity = IntegrityCheck(settings.state, active, preparer.wake)
     memory = MemoryRelease(
-        active, profile.unload_idle_s, present=runner.present, forget=CANVASES.forget
+        active, profile.unload_idle_s, present=runner.present, forget=FRAME_POOL.forget
     )
     planner = Planner(
         runner,

@@ -22,7 +22,7 @@ from .compare import probe_input, race, relative_distance
 from .engines.protocol import Engine, FixShapes
 from .engines.registry import capabilities, open_engine
 from .folding.find import cut_for
-from .model import Model, Prepared
+from .model import Model, PreparedSample
 from .preprocess.inputs import constants, fixed_shapes, sample_input
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Batch:
         """Infer a part of the requests, and fill in their answers."""
         model = self._model
         places: Array | None = None
-        prepared: list[tuple[int, Prepared]] = []
+        prepared: list[tuple[int, PreparedSample]] = []
         for index in part:
             try:
                 if places is None:
@@ -214,7 +214,7 @@ def _ready(model: Model) -> Tensors:
     )
 
 
-def open_batch(model: Model, kind: Kind, most: int) -> Batch:
+def load_batch(model: Model, kind: Kind, most: int) -> Batch:
     """Have a model take up to *most* samples at a time.
 
     Raises:
@@ -225,7 +225,7 @@ def open_batch(model: Model, kind: Kind, most: int) -> Batch:
     takes = sample_input(spec, model.engine.inputs).name
     engines: dict[int, Engine] = {}
     try:
-        if capabilities(model.choice.engine).open_batch:
+        if capabilities(model.choice.engine).load_batch:
             engines[0] = _widened(model.engine)
             opened = {one.name for one in engines[0].inputs if one.shape and one.shape[0] is None}
         else:

@@ -31,13 +31,13 @@ from ..core.types import (
 )
 from ..models.manifest import MANIFEST, ModelFolder
 from .cost import Cost
-from .decode.outputs import Decoder
+from .decode.decoder import Decoder
 from .decode.registry import build_decoder
 from .engines.protocol import Engine, EngineChoice
 from .engines.registry import ENGINES, capabilities, open_engine, readers
 from .preprocess.inputs import fixed_shapes
 from .preprocess.placement import Placement
-from .preprocess.plan import Plan, plan
+from .preprocess.preprocessor import Preprocessor, build_preprocessor
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ Region = tuple[int, int, int, int]
 
 
 @record(quick=True, eq=False)
-class Prepared:
+class PreparedSample:
     """A sample as the network takes it."""
 
     tensors: Tensors
@@ -78,7 +78,7 @@ class Model:
         folder: ModelFolder,
         choice: EngineChoice,
         engine: Engine,
-        prepare: Plan,
+        prepare: Preprocessor,
         decode: Decoder,
     ) -> None:
         self.folder = folder
@@ -137,49 +137,49 @@ class Model:
         try:
             outputs = self.run(prepared.tensors)
         except EngineError as problem:
-            self.note_failure(problem, sample, region)
+            self.record_failure(problem, sample, region)
             raise
         took = (time.perf_counter() - start) * 1e3
         return self.conclude(Request(sample, threshold, region), prepared, outputs, took)
 
-    def prepare(self, request: Request, out: Array | None = None) -> Prepared:
+    def prepare(self, request: Request, out: Array | None = None) -> PreparedSample:
         """Make the network's inputs of a sample.
 
         Args:
             request: with the sample.
-            out: where the sample shall be put, see `preprocess.Plan`.
+            out: where the sample shall be put, see `preprocess.Preprocessor`.
 
         Raises:
             SampleError: the sample does not fit.
 
         """
         early = request.sample.early
-        if not isinstance(early, Prepared) or early.by is not self:
+        if not isinstance(early, PreparedSample) or early.by is not self:
             early = None
         if early is None or early.region != request.region or out is not None:
             sample = request.sample
-            return self.make_ready(sample.data, request.region, out, stream=sample.file is None)
+            return self.prepare_data(sample.data, request.region, out, stream=sample.file is None)
         return early
 
-    def make_ready(
+    def prepare_data(
         self,
         data: Array,
         region: Region | None = None,
         out: Array | None = None,
         *,
         stream: bool = False,
-    ) -> Prepared:
-        """Make the network's inputs of a picture or window, see `prepare` and `preprocess.Plan`."""
+    ) -> PreparedSample:
+        """Make the network's inputs of a picture or window, see `prepare` and `Preprocessor`."""
         start = time.perf_counter()
         seen, dx, dy = (data, 0, 0) if region is None else cut(data, region)
         tensors, placement = self._prepare(seen, out, stream=stream)
         took = (time.perf_counter() - start) * 1e3
-        return Prepared(tensors, placement, dx, dy, took, self, region)
+        return PreparedSample(tensors, placement, dx, dy, took, self, region)
 
     def conclude(
         self,
         request: Request,
-        prepared: Prepared,
+        prepared: PreparedSample,
         outputs: Tensors,
         infer_ms: float,
         together: int = 1,
@@ -202,7 +202,7 @@ class Model:
         try:
             found = self._decode(outputs, prepared.tensors, threshold)
         except (EngineError, SampleError) as problem:
-            self.note_failure(problem, request.sample, request.region)
+            self.record_failure(problem, request.sample, request.region)
             raise
         self.failing = 0
         if isinstance(found, Detections) and prepared.placement is not None:
@@ -221,7 +221,7 @@ class Model:
             Timing(prepared.took_ms, infer_ms, (done - start) * 1e3, together),
         )
 
-    def note_failure(self, problem: Exception, sample: Sample, region: Region | None) -> None:
+    def record_failure(self, problem: Exception, sample: Sample, region: Region | None) -> None:
         """Note that nothing came of a sample that the network was given."""
         self.failure = (str(problem), sample, region)
         self.failing += 1
@@ -356,7 +356,7 @@ def engine_order(choices: Sequence[EngineChoice], wanted: str, network: Path) ->
     return picked or [EngineChoice(able[0], lanes=lanes)]
 
 
-def open_model(
+def load_model(
     folder: ModelFolder, choices: Sequence[EngineChoice], kind: Kind, *, checked: bool = False
 ) -> tuple[Model, list[str]]:
     """Load a model on the first engine that can run it.
@@ -424,7 +424,7 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
 
     """
     try:
-        prepare = plan(folder.manifest.input, engine.inputs, kind, engine.fold)
+        prepare = build_preprocessor(folder.manifest.input, engine.inputs, kind, engine.fold)
         decode = build_decoder(
             folder.manifest, folder.labels, engine.inputs, engine.outputs, prepare.size
         )

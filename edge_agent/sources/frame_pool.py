@@ -37,7 +37,7 @@ class _Lease:
             self._idle.append(self._memory)
 
 
-class Canvases:
+class FramePool:
     """Lends memory for pictures."""
 
     def __init__(self) -> None:
@@ -58,5 +58,5 @@ class Canvases:
             idle.clear()
 
 
-CANVASES = Canvases()
+FRAME_POOL = FramePool()
 """The process's own."""

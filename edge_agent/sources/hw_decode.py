@@ -15,7 +15,7 @@ from typing import Any
 
 from ..core.errors import SampleError, SourceError
 from ..core.types import Array
-from .frame_pool import CANVASES
+from .frame_pool import FRAME_POOL
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class Hardware:
         """
         # Most are as large as the one before; of another size, OpenCV gives one of its own.
         shape = self._shapes.get(name)
-        good, picture = capture.retrieve(None if shape is None else CANVASES.lend(shape))
+        good, picture = capture.retrieve(None if shape is None else FRAME_POOL.lend(shape))
         if not good or picture is None or picture.ndim != 3:
             self.need_no_doubt(name)
             raise SampleError(f"{name}: {problem}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .outputs import Floats
+from .decoder import Floats
 
 
 def sigmoid(logits: Floats) -> Floats:

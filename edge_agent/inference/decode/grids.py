@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from ...core.errors import ModelError, SampleError
-from .outputs import Floats, Output
+from .decoder import Floats, Output
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ...core.errors import ModelError, SampleError
 from ...core.frozen import record
-from .outputs import Network
+from .decoder import Network
 
 
 @record

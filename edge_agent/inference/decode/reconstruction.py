@@ -8,7 +8,7 @@ import numpy as np
 
 from ...core.errors import ModelError, SampleError
 from ...core.types import Anomaly, Tensors, TensorSpec
-from .outputs import Decoder, Floats, Network, Output, count_of
+from .decoder import Decoder, Floats, Network, Output, count_of
 
 
 def reconstruction(network: Network) -> Decoder:

@@ -9,8 +9,7 @@ import numpy as np
 from ...core.errors import ModelError
 from ...core.types import Detections, Tensors
 from .boxes import Hits, best_classes, detections
-from .labels import Labels, check_classes, labels_of
-from .outputs import (
+from .decoder import (
     Decoder,
     Floats,
     Network,
@@ -21,6 +20,7 @@ from .outputs import (
     fits,
     is_called,
 )
+from .labels import Labels, check_classes, labels_of
 
 ROLES = ("detections", "boxes", "boxes_yxyx", "scores", "classes")
 BOXES = ("boxes", "bboxes", "detection_boxes")

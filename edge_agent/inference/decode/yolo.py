@@ -10,9 +10,9 @@ import numpy as np
 from ...core.errors import ModelError, SampleError
 from ...core.types import Detections, Tensors
 from .boxes import Hits, best_classes, corners, detections
+from .decoder import Decoder, Floats, Network, Output, ensure_finite, ensure_finite_columns
 from .grids import check_grid, grid_for, grid_of
 from .labels import Labels, check_classes, labels_of
-from .outputs import Decoder, Floats, Network, Output, ensure_finite, ensure_finite_columns
 
 YOLOX_STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 

@@ -30,7 +30,7 @@ DTYPES = ("uint8", "int8", "uint16", "int16", "float16", "float32")
 
 
 class _Buffers:
-    """What is needed again for every picture, none of which leaves the plan."""
+    """What is needed again for every picture, none of which leaves the preprocessor."""
 
     picture: NDArray[np.uint8]
     """(height, width, 3), BGR."""
@@ -45,7 +45,7 @@ class _Buffers:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PicturePlan:
+class PicturePreprocessor:
     """How every picture becomes the network's input. Threads share it."""
 
     spec: InputSpec
@@ -156,9 +156,9 @@ class PicturePlan:
             self.tables.look_up_planes(planes, target)
 
 
-def picture_plan(
+def picture_preprocessor(
     spec: InputSpec, inputs: tuple[TensorSpec, ...], fold: Fold | None = None
-) -> PicturePlan:
+) -> PicturePreprocessor:
     """Check that pictures, manifest and network fit each other, and prepare the tables.
 
     Args:
@@ -188,7 +188,7 @@ def picture_plan(
         (tensor,) = fold.specs((tensor,))
         if fold.turned:
             spec, shape = replace(spec, layout="nhwc"), (1, height, width, channels)
-    return PicturePlan(
+    return PicturePreprocessor(
         spec,
         tensor,
         shape,
