@@ -1,29 +1,38 @@
 """edge-agent: cameras and sensors through INT8 models, results over MQTT.
 
-Data flows one way, control the other, and they meet at a frame boundary::
+The packages, bottom to top; each imports only from those before it::
 
-    capture thread            lanes                                   paho's thread
-    source --Sample--> [board: newest wins] --> model.infer --> wire --> link --> broker
-                                  ^
-    link --order--> deploy --> library.activate (swaps the model of a route)
+    core        errors, names, records, files, threads, logs
+    device      what this machine is, and what of it may be used
+    models      models at rest: manifest, files, packages, store
+    inference   from a sample to a result: preprocessing, engines, decoders, prepared forms
+    sources     cameras, clips, pictures, recorded sensor data
+    config      settings, device profiles
+    mqtt        the broker: connection, publishing, spool, requests, topics
+    runtime     scheduler, pipelines, serving models, and their upkeep
+    delivery    a pushed model: received, tried, rolled out, rolled back
+    health      what is measured and reported of the running agent
+    daemon      `edge-agent run`: composition, services, fast start
+    bench       measures this device, beside what plain scripts get
+    cli         the commands
 
-Start reading at `edge_agent.daemon.agent.run`, then `pipeline` and `board`.
-Imports point down only; `tests/test_architecture.py` holds the layers.
+Start reading at `daemon/agent.py`; the ways of a frame, a push and a setting are in
+`docs/architecture.md`. `tests/test_architecture.py` holds the order of the packages.
 """
 
 import os
 import sys
 from datetime import UTC, datetime
 
-# A box in a cupboard reports to its owner only. ONNX Runtime reads this when it is imported;
-# OpenVINO, when it is imported, sends word by a package that it can do without.
+# No telemetry: the box reports to its owner only. ONNX Runtime reads the variable when it is
+# imported; OpenVINO sends its telemetry by a package that it can do without.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-# NumPy's OpenBLAS else starts a thread for each core, and they spin while they wait: the second
-# core would be taken from the load of a model (measured). Nothing here multiplies large matrices.
+# NumPy's OpenBLAS would start a thread per core; they spin while they wait and take the second core
+# from the load of a model (measured). Nothing here multiplies large matrices.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 __version__ = "0.1.0"
 
 BUILD_DATE = datetime(2026, 11, 21, tzinfo=UTC)
-"""When this version was made: a clock that shows an earlier time has not been set."""
+"""Build date: a clock that shows an earlier time has not been set."""

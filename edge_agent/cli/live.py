@@ -105,12 +105,12 @@ class LiveView:
                 f"{payload['time'][11:23]} {name} #{payload['seq']}{file}  {row.last}  "
                 f"{payload['timing']['age_ms']:.1f} ms"
             )
-            self.say(line)
+            self.print(line)
         if self._live is not None and now - self._drawn > 0.1:
             self._drawn = now
             self._live.update(self._draw())
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Add a line of another kind."""
         self._recent.append(text)
         if self._live is None and not self._quiet:

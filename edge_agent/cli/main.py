@@ -65,7 +65,7 @@ class CommandParser(argparse.ArgumentParser):
         self._module = module
 
     def load(self) -> None:
-        """Let the command's module declare its arguments, once."""
+        """Import the command's module, which declares its arguments; once."""
         if self._module is not None:
             module, self._module = self._module, None
             command_module(module).arguments(self)
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str], clock: Clock | None = None) -> int:
 
 @contextmanager
 def _tidy_end() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal end a command as Ctrl-C does: with all its clean-up."""
+    """End a command on SIGTERM and on a closed terminal as on Ctrl-C: with all its clean-up."""
 
     def interrupt(_number: int, _frame: object) -> NoReturn:
         raise KeyboardInterrupt

@@ -11,7 +11,7 @@ from ..core.errors import SampleError
 from ..core.types import Sample
 from ..inference.preprocess.windowing import Windower
 from ..models.manifest import InputSpec
-from ..sources.source import Source, open_source
+from ..sources.source import Source, SourceContext, open_source, readings
 from ..sources.spec import SourceSpec
 
 AHEAD = 4
@@ -41,7 +41,7 @@ class Samples:
         self._spec = spec
         self._shape = shape
         self._closing = threading.Event()
-        self._source: Source = open_source(spec, self._closing)
+        self._source: Source = open_source(spec, SourceContext(self._closing))
         self._samples = self._read()
         self._waiting: deque[Sample] = deque(maxlen=None if spec.lossless else 1)
         self._changed = threading.Condition()
@@ -66,11 +66,11 @@ class Samples:
         return next(self._samples, None)
 
     def follow(self) -> Iterator[Sample]:
-        """Give all further samples; of a live source the newest, dropping those in between.
+        """Yield all further samples; of a live source the newest, dropping those in between.
 
         Raises:
             SourceError: the source is lost.
-            ModelError: what it gives does not fit the model.
+            ModelError: its samples do not fit the model.
 
         """
         self._reader = threading.Thread(target=self._read_ahead, name="capture", daemon=True)
@@ -111,11 +111,9 @@ class Samples:
     def _read(self) -> Iterator[Sample]:
         windower: Windower | None = None
         seq = 0
-        while self._source.grab():
-            try:
-                reading = self._source.retrieve()
-            except SampleError as problem:
-                print(f"skipped  {problem}")
+        for reading in readings(self._source):
+            if isinstance(reading, SampleError):
+                print(f"skipped  {reading}")
                 continue
             if self._source.kind == "picture":
                 yield Sample(reading.data, seq, reading.time_ns, reading.since, reading.file)

@@ -19,7 +19,7 @@ def printable_json(value: Any) -> str:
 
 
 def summary(payload: Mapping[str, Any]) -> str:
-    """Say what a result found, in a few words."""
+    """Return a result's findings in a few words."""
     if "detections" in payload:
         found = payload["detections"]
         if not found:

@@ -16,6 +16,7 @@ from ..core.errors import SampleError, SourceError
 from ..core.types import Kind, Reading
 from .hw_decode import HARDWARE
 from .opencv import check_size, open_camera, open_device
+from .source import SourceContext
 from .spec import SourceSpec
 
 # How long a stream may be silent before it counts as lost. FFmpeg has been seen to take twice as
@@ -116,7 +117,7 @@ class Camera:
         self._capture.release()
 
 
-def open_source(spec: SourceSpec, closing: threading.Event) -> Camera:
+def open_source(spec: SourceSpec, context: SourceContext) -> Camera:
     """Open a network stream or a device.
 
     Raises:
@@ -124,13 +125,13 @@ def open_source(spec: SourceSpec, closing: threading.Event) -> Camera:
 
     """
     if spec.path is not None:
-        return _open_device(spec, spec.path, closing)
-    capture = open_camera(spec.text, spec.redacted, TIMEOUT_MS)
+        return _open_device(spec, spec.path, context.closing)
+    capture = open_camera(spec.text, spec.redacted, TIMEOUT_MS, hardware=context.hardware_decoding)
     if not capture.isOpened():
         capture.release()
         raise SourceError(f"{spec.redacted}: {_why_closed(spec.text)}")
     check_size(capture, spec.redacted)
-    return Camera(spec.redacted, capture, closing, FAILURES)
+    return Camera(spec.redacted, capture, context.closing, FAILURES)
 
 
 def _open_device(spec: SourceSpec, path: Path, closing: threading.Event) -> Camera:

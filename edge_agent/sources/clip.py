@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from typing import Any
 
@@ -13,6 +12,7 @@ from ..core.types import Kind, Reading
 from .hw_decode import HARDWARE
 from .opencv import check_size, load, open_clip
 from .pacing import wait_until
+from .source import SourceContext
 from .spec import SourceSpec
 
 log = logging.getLogger(__name__)
@@ -34,12 +34,13 @@ class Clip:
 
     kind: Kind = "picture"
 
-    def __init__(self, spec: SourceSpec, closing: threading.Event) -> None:
+    def __init__(self, spec: SourceSpec, context: SourceContext) -> None:
         """Open the file and read its first frame, so that what cannot be played is known now."""
         self.lossless = spec.lossless
         self._spec = spec
         self._name = spec.redacted
-        self._closing = closing
+        self._closing = context.closing
+        self._hardware = context.hardware_decoding
         self._cv2 = load()
         self._capture: Any = None
         self._due: float | None = None
@@ -64,7 +65,7 @@ class Clip:
             if self._closing.is_set():
                 return False
             self._tell_if_short()
-            if not self._spec.loop:
+            if not self._spec.options["loop"]:
                 return False
             self._rewind()
         self._count += 1
@@ -114,7 +115,7 @@ class Clip:
         if self._capture is not None:
             self._capture.release()
         # Absolute, so that no name can be taken for a URL.
-        self._capture = open_clip(str(path.absolute()), name)
+        self._capture = open_clip(str(path.absolute()), name, hardware=self._hardware)
         if not self._capture.isOpened():
             raise SourceError(
                 f"{name}: is not a video that can be played (damaged, cut short, or of an "
@@ -194,14 +195,14 @@ class Clip:
             log.warning("%s: %s", self._spec.redacted, self._short)
 
 
-def open_source(spec: SourceSpec, closing: threading.Event) -> Clip:
+def open_source(spec: SourceSpec, context: SourceContext) -> Clip:
     """Open a video file.
 
     Raises:
         SourceError: it is missing, cannot be read, or holds nothing that can be played.
 
     """
-    return Clip(spec, closing)
+    return Clip(spec, context)
 
 
 def _check_readable(spec: SourceSpec) -> None:

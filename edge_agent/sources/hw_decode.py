@@ -37,8 +37,6 @@ class Hardware:
             kind: of acceleration to ask OpenCV for, by its number.
 
         """
-        self.allowed = True
-        """Whether the settings let it be tried."""
         self.kind = kind
         self._nodes = nodes
         self._failed: set[str] = set()
@@ -49,7 +47,7 @@ class Hardware:
 
     def wanted(self, name: str) -> bool:
         """Whether to try it for a stream: not for one that it has given nothing of before."""
-        if not self.allowed or not self._there():
+        if not self._there():
             return False
         now = time.monotonic()
         # The same stream may be opened by two pipelines at a time.

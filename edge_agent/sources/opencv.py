@@ -80,19 +80,27 @@ def _clip_options() -> Iterator[None]:
             os.environ[_OPTIONS] = _CAMERA
 
 
-def open_clip(path: str, name: str) -> Any:
-    """Open a video file; gives a cv2.VideoCapture that may not be opened."""
+def _open_stream(
+    cv2: Any, source: str, name: str, parameters: Sequence[int], *, hardware: bool
+) -> Any:
+    if hardware:
+        return HARDWARE.capture(cv2, source, name, parameters)
+    return cv2.VideoCapture(source, cv2.CAP_FFMPEG, parameters)
+
+
+def open_clip(path: str, name: str, *, hardware: bool = True) -> Any:
+    """Open a video file; return a cv2.VideoCapture, which is closed where that failed."""
     cv2 = load()
     parameters: list[int] = []
     if usable_cpus() < FEW_CORES:
         # Each further thread costs: on two busy cores a sixth more processor time for a frame.
         parameters = [cv2.CAP_PROP_N_THREADS, 1]
     with _clip_options():
-        return HARDWARE.capture(cv2, path, name, parameters)
+        return _open_stream(cv2, path, name, parameters, hardware=hardware)
 
 
 def check_size(capture: Any, name: str) -> None:
-    """See that a stream's pictures are not too large to be kept in memory.
+    """Check that a stream's pictures are not too large to be kept in memory.
 
     Raises:
         SourceError: they are; the stream is closed.
@@ -109,8 +117,8 @@ def check_size(capture: Any, name: str) -> None:
         )
 
 
-def open_camera(url: str, name: str, timeout_ms: int) -> Any:
-    """Open a network stream; gives a cv2.VideoCapture that may not be opened."""
+def open_camera(url: str, name: str, timeout_ms: int, *, hardware: bool) -> Any:
+    """Open a network stream; return a cv2.VideoCapture, which is closed where that failed."""
     cv2 = load()
     # FFmpeg decodes one frame later for each thread beyond the first. Two keep up with large
     # pictures where there are cores to spare.
@@ -120,11 +128,11 @@ def open_camera(url: str, name: str, timeout_ms: int) -> Any:
         cv2.CAP_PROP_READ_TIMEOUT_MSEC, timeout_ms,
         cv2.CAP_PROP_N_THREADS, threads,
     )  # fmt: skip
-    return HARDWARE.capture(cv2, url, name, parameters)
+    return _open_stream(cv2, url, name, parameters, hardware=hardware)
 
 
 def open_device(path: str) -> Any:
-    """Open a V4L2 device; gives a cv2.VideoCapture that may not be opened."""
+    """Open a V4L2 device; return a cv2.VideoCapture, which is closed where that failed."""
     cv2 = load()
     capture = cv2.VideoCapture(path, cv2.CAP_V4L2)
     # The fewest that old pictures can wait in. With 1, a driver has no buffer to fill while we

@@ -11,9 +11,11 @@ import numpy as np
 
 from ..core.errors import SampleError, SourceError
 from ..core.types import Kind, Reading
+from .forms import PICTURES
 from .opencv import MAX_PIXELS, load
 from .pacing import Metronome
-from .spec import PICTURES, SourceSpec
+from .source import SourceContext
+from .spec import SourceSpec
 
 # A larger file is no picture that this program could use.
 MAX_BYTES = 256 * 1024 * 1024
@@ -29,7 +31,7 @@ class PictureFolder:
     def __init__(self, spec: SourceSpec, closing: threading.Event) -> None:
         """List the folder."""
         self._spec = spec
-        self._beat = Metronome(spec.rate, closing)
+        self._beat = Metronome(spec.options["rate"], closing)
         self._cv2 = load()
         self._folder = spec.local if spec.local.is_dir() else spec.local.parent
         self._names = _list(spec)
@@ -38,7 +40,7 @@ class PictureFolder:
     def grab(self) -> bool:
         """Wait until the next picture is due."""
         if self._next == len(self._names):
-            if not self._spec.loop:
+            if not self._spec.options["loop"]:
                 return False
             # Listed anew, so that a folder that is being filled shows what has come.
             self._names, self._next = _list(self._spec), 0
@@ -72,14 +74,14 @@ class PictureFolder:
         """Nothing is held open between pictures."""
 
 
-def open_source(spec: SourceSpec, closing: threading.Event) -> PictureFolder:
+def open_source(spec: SourceSpec, context: SourceContext) -> PictureFolder:
     """Open a folder of pictures, or one picture.
 
     Raises:
         SourceError: it is missing, cannot be listed, or holds no picture.
 
     """
-    return PictureFolder(spec, closing)
+    return PictureFolder(spec, context.closing)
 
 
 def _list(spec: SourceSpec) -> list[str]:

@@ -11,6 +11,7 @@ from ..core.types import Array, Kind, Reading
 from .arrays import open_npy, open_raw
 from .csv_file import CsvRows
 from .pacing import Metronome
+from .source import SourceContext
 from .spec import SourceSpec
 
 # Rows of one reading, where nothing asks for fewer: few enough to keep memory and latency small,
@@ -56,10 +57,12 @@ class Recording:
         self._spec = spec
         self._rows = rows
         self._closing = closing
-        self._beat = Metronome(spec.rate, closing)
+        self._loop: bool = spec.options["loop"]
+        rate: float | None = spec.options["rate"]
+        self._beat = Metronome(rate, closing)
         self._limit = CHUNK
-        if spec.rate is not None:
-            self._limit = min(CHUNK, max(1, int(spec.rate * TOGETHER)))
+        if rate is not None:
+            self._limit = min(CHUNK, max(1, int(rate * TOGETHER)))
         self._data: Array | SampleError = SampleError("nothing was grabbed")
 
     def grab(self) -> bool:
@@ -68,7 +71,7 @@ class Recording:
             return False
         try:
             data = self._rows.read(self._limit)
-            if data is None and self._spec.loop:
+            if data is None and self._loop:
                 self._rows.rewind()
                 data = self._rows.read(self._limit)
                 if data is None:
@@ -95,7 +98,7 @@ class Recording:
         self._rows.close()
 
 
-def open_source(spec: SourceSpec, closing: threading.Event) -> Recording:
+def open_source(spec: SourceSpec, context: SourceContext) -> Recording:
     """Open recorded sensor data.
 
     Raises:
@@ -103,10 +106,11 @@ def open_source(spec: SourceSpec, closing: threading.Event) -> Recording:
 
     """
     rows: Rows
-    if spec.form == "csv":
+    scheme = spec.form.scheme
+    if scheme == "csv":
         rows = CsvRows(spec.local, spec.redacted)
-    elif spec.form == "npy":
+    elif scheme == "npy":
         rows = open_npy(spec.local, spec.redacted)
     else:
-        rows = open_raw(spec.local, spec.redacted, spec.channels)
-    return Recording(spec, rows, closing)
+        rows = open_raw(spec.local, spec.redacted, spec.options["channels"])
+    return Recording(spec, rows, context.closing)

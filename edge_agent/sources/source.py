@@ -1,39 +1,36 @@
-"""The sources there are, behind one small protocol, chosen by the form of the text."""
+"""What every source is to the rest of the program, and how one is opened and read."""
 
 from __future__ import annotations
 
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator
+from dataclasses import field
 from importlib import import_module
 from typing import Protocol
 
-from ..core.errors import SourceError
+from ..core.errors import SampleError, SourceError
+from ..core.frozen import record
 from ..core.types import Kind, Reading
-from .spec import SIGNALS, Form, SourceSpec
+from .spec import SourceSpec
 
-# Each module opens its forms with `open_source(spec, closing)`. Imported when first asked for: a
-# box that reads a sensor has no use for a video library.
-MODULES: Mapping[Form, str] = {
-    "rtsp": "edge_agent.sources.camera",
-    "rtsps": "edge_agent.sources.camera",
-    "http": "edge_agent.sources.camera",
-    "https": "edge_agent.sources.camera",
-    "v4l2": "edge_agent.sources.camera",
-    "file": "edge_agent.sources.clip",
-    "dir": "edge_agent.sources.pictures",
-    "csv": "edge_agent.sources.recording",
-    "npy": "edge_agent.sources.recording",
-    "f32": "edge_agent.sources.recording",
-}
-
-FILES = SIGNALS | {"file"}
 _OTHERS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+
+
+@record(eq=False)
+class SourceContext:
+    """What the program hands to a source that it opens."""
+
+    closing: threading.Event = field(default_factory=threading.Event)
+    """Once set, a `grab` that waits for a reading to be due returns False. A read inside a camera's
+    driver does not see it."""
+    hardware_decoding: bool = True
+    """Whether streams may be decoded by hardware, where there is any."""
 
 
 class Source(Protocol):
@@ -67,33 +64,48 @@ class Source(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of the device or file; may be called twice."""
+        """Close the device or file; may be called twice."""
 
 
-def open_source(spec: SourceSpec, closing: threading.Event | None = None) -> Source:
+def open_source(spec: SourceSpec, context: SourceContext | None = None) -> Source:
     """Open the source that *spec* names.
 
     Args:
         spec: what `parse_source` made of the settings.
-        closing: once set, a `grab` that waits for a reading to be due gives up and returns False.
-            A read inside a camera's driver does not see it.
+        context: None: it is closed by nothing but its owner.
 
     Raises:
         SourceError: it is not there, cannot be read, or gives nothing.
 
     """
-    if spec.form in FILES:
-        _need_file(spec)
-    module = import_module(MODULES[spec.form])
-    source: Source = module.open_source(spec, closing or threading.Event())
+    if spec.form.address == "file":
+        _check_is_file(spec)
+    module = import_module(spec.form.module)
+    source: Source = module.open_source(spec, context or SourceContext())
     return source
 
 
-def _need_file(spec: SourceSpec) -> None:
-    """See that a file is one: a pipe would be waited for without end, and has no beginning again.
+def readings(source: Source) -> Iterator[Reading | SampleError]:
+    """Yield each reading of an open source, or why it cannot be used, until it ends.
 
     Raises:
-        SourceError: it is something else. One that is missing is left to whoever opens it.
+        SourceError: the source is lost.
+
+    """
+    while source.grab():
+        try:
+            reading = source.retrieve()
+        except SampleError as problem:
+            yield problem
+        else:
+            yield reading
+
+
+def _check_is_file(spec: SourceSpec) -> None:
+    """Check that a file is one: a pipe would be waited for without end, and cannot be rewound.
+
+    Raises:
+        SourceError: it is something else. One that is missing is left to the source's own module.
 
     """
     try:

@@ -12,7 +12,6 @@ import sys
 import zipfile
 from contextlib import suppress
 from pathlib import Path
-from threading import Event
 
 import numpy as np
 import onnx
@@ -315,11 +314,11 @@ def test_a_picture_that_claims_gigapixels_is_dropped(tmp_path: Path) -> None:
     """The size in its header is looked at before anything is reserved for it."""
     (tmp_path / "huge.jpg").write_bytes(jpeg_of(60000, 60000))
     script = (
-        "import sys\nfrom pathlib import Path\nfrom threading import Event\n"
+        "import sys\nfrom pathlib import Path\n"
         "from edge_agent.core.errors import SampleError\n"
         "from edge_agent.sources.source import open_source\n"
         "from edge_agent.sources.spec import parse_source\n"
-        "source = open_source(parse_source(f'dir:{sys.argv[1]}', Path('/')), Event())\n"
+        "source = open_source(parse_source(f'dir:{sys.argv[1]}', Path('/')))\n"
         "assert source.grab()\n"
         "try:\n    source.retrieve()\nexcept SampleError as problem:\n    print(problem)"
     )
@@ -333,7 +332,7 @@ def test_a_camera_that_claims_too_large_pictures_is_not_taken() -> None:
     with MjpegServer([encode_jpeg(plain(7, 8200, 8200)[..., :1])], rate=5) as camera:
         spec = parse_source(camera.url(), Path("/"))
         with pytest.raises(SourceError, match="pictures of 8200x8200, expected at most 64 mega"):
-            open_source(spec, Event())
+            open_source(spec)
 
 
 # What is read is never run
@@ -389,7 +388,7 @@ def test_what_a_device_says_gives_the_terminal_no_orders(payload: bytes, shown: 
 def test_a_reading_that_is_no_picture_is_dropped(tmp_path: Path) -> None:
     """A file of random bytes called a picture costs that one sample."""
     (tmp_path / "noise.png").write_bytes(np.random.default_rng(1).bytes(5000))
-    source = open_source(parse_source(f"dir:{tmp_path}", Path("/")), Event())
+    source = open_source(parse_source(f"dir:{tmp_path}", Path("/")))
     assert source.grab()
     with pytest.raises(SampleError, match="cannot be decoded"):
         source.retrieve()

@@ -13,7 +13,7 @@ from edge_agent.core.threads import Crew, Stops
 from edge_agent.inference.model import Model
 from edge_agent.runtime.pipelines.capture import OPEN_SECONDS
 from edge_agent.runtime.scheduler.board import Board
-from edge_agent.sources.source import Source, open_source
+from edge_agent.sources.source import Source, SourceContext, open_source
 from edge_agent.sources.spec import SourceSpec, parse_source
 from tests.helpers.idle_parts import idle_pipeline, offline_client
 from tests.helpers.support import PATIENCE, wait_until
@@ -25,9 +25,9 @@ def test_a_file_that_does_not_open_is_told_of(
     """As on a network disk that is gone; once it is back, it is read after all."""
     gone = threading.Event()
 
-    def hang(spec: SourceSpec, closing: threading.Event) -> Source:
+    def hang(spec: SourceSpec, context: SourceContext) -> Source:
         assert gone.wait(PATIENCE)
-        return open_source(spec, closing)
+        return open_source(spec, context)
 
     monkeypatch.setattr("edge_agent.runtime.pipelines.capture.open_source", hang)
     file = tmp_path / "rows.csv"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
 
 import cv2
 import numpy as np
@@ -17,7 +16,7 @@ import pytest
 
 from edge_agent.sources import hw_decode
 from edge_agent.sources.hw_decode import HARDWARE, Hardware
-from edge_agent.sources.source import open_source
+from edge_agent.sources.source import SourceContext, open_source
 from edge_agent.sources.spec import parse_source
 from tests.helpers.small_models import plain, write_clip
 
@@ -40,7 +39,7 @@ def clip(tmp_path: Path) -> Path:
 @pytest.fixture
 def process(nodes: Path) -> Iterator[Hardware]:
     """Have this process believe in the render node; taken back afterwards."""
-    before = {name: getattr(HARDWARE, name) for name in ("_nodes", "kind", "allowed")}
+    before = {name: getattr(HARDWARE, name) for name in ("_nodes", "kind")}
     HARDWARE._nodes = str(nodes)
     yield HARDWARE
     for name, value in before.items():
@@ -51,7 +50,7 @@ def process(nodes: Path) -> Iterator[Hardware]:
 
 def greys(clip: Path) -> list[int]:
     """Play a clip; gives the middle grey of each frame."""
-    source = open_source(parse_source(f"file:{clip}?pace=max", clip.parent), Event())
+    source = open_source(parse_source(f"file:{clip}?pace=max", clip.parent))
     found = []
     while source.grab():
         found.append(int(np.median(source.retrieve().data)))
@@ -97,16 +96,22 @@ def test_a_file_that_is_no_clip_is_not_held_against_it(process: Hardware, tmp_pa
 
 
 def test_it_is_tried_only_where_there_is_a_device(nodes: Path, tmp_path: Path) -> None:
-    """Without a render node, or with `decode = "software"`, streams are opened as ever."""
+    """Without a render node streams are opened as ever."""
     assert Hardware(str(nodes)).wanted("a")
     assert not Hardware(str(tmp_path / "absent")).wanted("a")
     (nodes / "renderD128").unlink()
     (nodes / "card0").touch()
     assert not Hardware(str(nodes)).wanted("a")
-    forbidden = Hardware(str(nodes))
-    (nodes / "renderD128").touch()
-    forbidden.allowed = False
-    assert not forbidden.wanted("a")
+
+
+def test_it_is_not_tried_where_the_settings_forbid_it(process: Hardware, clip: Path) -> None:
+    """With `decode = "software"` a stream is never offered to it."""
+    process.kind = cv2.VIDEO_ACCELERATION_VAAPI
+    spec = parse_source(f"file:{clip}?pace=max", clip.parent)
+    open_source(spec, SourceContext(hardware_decoding=False)).close()
+    assert not process._failed
+    open_source(spec).close()
+    assert process._failed
 
 
 def test_a_decoder_that_gives_nothing_is_doubted_until_a_picture_came(nodes: Path) -> None:

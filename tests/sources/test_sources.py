@@ -22,7 +22,7 @@ from edge_agent.core.errors import SampleError, SourceError, UsageError
 from edge_agent.core.types import Reading
 from edge_agent.sources.csv_file import MAX_LINE
 from edge_agent.sources.opencv import load
-from edge_agent.sources.source import Source, open_source
+from edge_agent.sources.source import Source, SourceContext, open_source
 from edge_agent.sources.spec import guess_source, parse_source, redact
 from tests.helpers.cameras import MjpegServer, RtspServer, free_port, rtsp_missing
 
@@ -73,7 +73,7 @@ def npy_bytes(array: NDArray[np.generic]) -> bytes:
 
 def opened(text: str, base: Path, closing: threading.Event | None = None) -> Source:
     """Open a source by its text."""
-    return open_source(parse_source(text, base), closing)
+    return open_source(parse_source(text, base), SourceContext(closing or threading.Event()))
 
 
 def readings(source: Source, limit: int = 100_000) -> list[Reading]:
@@ -138,8 +138,8 @@ def test_what_is_known_without_opening(text: str, kind: str, live: bool, lossles
 def test_options_are_read() -> None:
     """The values of options reach the spec."""
     spec = parse_source("f32:a.bin?channels=128&rate=12.5&loop=1", HERE)
-    assert (spec.channels, spec.rate, spec.loop) == (128, 12.5, True)
-    assert parse_source("f32:a.bin", HERE).channels == 1
+    assert spec.options == {"channels": 128, "rate": 12.5, "loop": True}
+    assert parse_source("f32:a.bin", HERE).options["channels"] == 1
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from ..common.places import cache_folder
 from .figures import Report, Run, Setup
 from .page_cache import drop_all, ensure_droppable, evict, holders, read_rate
 from .slow_disk import slow_disk
-from .starts import AGENT, BEST, DEVICE, NONE, VARIANTS, Say, Start, script_steps, starts
+from .starts import AGENT, BEST, DEVICE, NONE, VARIANTS, Progress, Start, script_steps, starts
 
 PATIENCE_SECONDS = 300.0
 """For a first result; a slow disk takes its time over the libraries."""
@@ -43,13 +43,15 @@ WARM_RUNS = 3
 """Of the best whole-model load, for the floor."""
 
 
-def measure(models: list[str], setup: Setup, say: Say, config: str | None = None) -> list[Report]:
+def measure(
+    models: list[str], setup: Setup, report_progress: Progress, config: str | None = None
+) -> list[Report]:
     """Measure each model.
 
     Args:
         models: folders, or names of the agent's or of generated models.
         setup: what is the same for all.
-        say: takes a line about how far it is.
+        report_progress: takes a line about how far it is.
         config: settings of the agent whose models they are; None: the usual ones.
 
     Raises:
@@ -73,17 +75,19 @@ def measure(models: list[str], setup: Setup, say: Say, config: str | None = None
         found = child.call(
             f"{__package__}.readying", "look", models=models, place=name, config=config
         )
-        return [_Bench(model, loopback, setup, say).measure() for model in found]
+        return [_Bench(model, loopback, setup, report_progress).measure() for model in found]
 
 
 class _Bench:
     """Measures one model."""
 
-    def __init__(self, model: dict[str, Any], loopback: Loopback, setup: Setup, say: Say) -> None:
+    def __init__(
+        self, model: dict[str, Any], loopback: Loopback, setup: Setup, report_progress: Progress
+    ) -> None:
         self._model = model
         self._loopback = loopback
         self._setup = setup
-        self._say = say
+        self._progress = report_progress
         self._place = Path(model["place"])
         self._log = self._place / "process.log"
         self._sessions: set[str] = set()
@@ -105,7 +109,7 @@ class _Bench:
                     for start in ways[turn:] + ways[:turn]:
                         self._evict()
                         report.runs[start.variant].append(self._run(client, start))
-                    self._say(
+                    self._progress(
                         f"{report.model} round {number + 1} of {self._setup.runs}: "
                         + ", ".join(f"{name} {report.runs[name][-1].ms:.0f}" for name in VARIANTS)
                         + " ms"
@@ -117,7 +121,7 @@ class _Bench:
         """Run everything once untimed, and measure what bounds a load."""
         prepared = None
         for start in ways:  # the agent last: what the scripts tell of the model comes sooner
-            self._say(f"{self._model['id']}: preparing {start.variant}")
+            self._progress(f"{self._model['id']}: preparing {start.variant}")
             if start.variant == AGENT:
                 prepared = self._let_prepare(client, start)
             self._check([self._run(client, start)])
@@ -156,7 +160,7 @@ class _Bench:
                 said = None
         if said != "ready":
             why = said or f"it did not say within {PREPARE_SECONDS:.0f} s that one is ready"
-            self._say(f"{self._model['id']}: timed without a prepared form: {why}")
+            self._progress(f"{self._model['id']}: timed without a prepared form: {why}")
         return said
 
     def _run(self, client: OneShotClient, start: Start) -> Run:
@@ -248,17 +252,17 @@ class _Bench:
             evict([Path(self._model["folder"]), self._place])
 
     def _tell_holders(self) -> None:
-        """Say, once, whose libraries stay in memory whatever is done here."""
+        """Report once which process keeps its libraries in memory, whatever is dropped here."""
         found = [] if self._told else holders(LIBRARIES)
         if found:
             self._told = True
-            self._say(
+            self._progress(
                 f"{self._model['id']}: not everything is cold: libraries that are measured are "
                 f"held in memory by {', '.join(found)}; end these for true figures"
             )
 
     def _check(self, runs: Sequence[Run]) -> None:
-        """See that every answer is right.
+        """Check that every answer is right.
 
         Raises:
             AgentError: one is not.
@@ -287,6 +291,6 @@ def _steps_in(heard: ReceivedMessage | None) -> dict[str, float] | None:
 
 
 def _environment() -> dict[str, str]:
-    """Give the user's environment, without what this program has set for its own cameras."""
+    """Return the user's environment, without what this program has set for its own cameras."""
     own = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
     return {name: value for name, value in os.environ.items() if name != own}

@@ -65,20 +65,20 @@ class Report:
         return f"{self.model}, {self.size / 1e6:.1f} MB, {where}{limit}, {self.setup.runs} rounds"
 
     def median(self, variant: str) -> float:
-        """Give a variant's median, ms."""
+        """Return a variant's median, ms."""
         return statistics.median(run.ms for run in self.runs[variant])
 
     def middle(self, variant: str) -> Run:
-        """Give the run that is nearest to a variant's median."""
+        """Return the run that is nearest to a variant's median."""
         median = self.median(variant)
         return min(self.runs[variant], key=lambda run: abs(run.ms - median))
 
     def load(self, variant: str) -> float:
-        """Give what a variant takes beyond a script with no model, ms."""
+        """Return what a variant takes beyond a script with no model, ms."""
         return self.median(variant) - self.median(NONE)
 
     def ratio(self, variant: str) -> float | None:
-        """Give a variant's load cost as a share of the plain ONNX Runtime script's."""
+        """Return a variant's load cost as a share of the plain ONNX Runtime script's."""
         plain = self.load(ORT)
         return self.load(variant) / plain if plain > 0 else None
 
@@ -89,7 +89,7 @@ class Report:
         return max(taken) - min(taken)
 
     def steps(self, variant: str) -> dict[str, float]:
-        """Give the median of each step, ms, in order."""
+        """Return the median of each step, ms, in order."""
         names = list(dict.fromkeys(step for run in self.runs[variant] for step in run.steps))
         return {
             name: statistics.median(
@@ -115,7 +115,7 @@ class Report:
         return max(read, self.shared_preparation, self.compute)
 
     def json(self) -> dict[str, Any]:
-        """Give all figures; times in ms."""
+        """Return all figures; times in ms."""
         variants = {}
         for name in VARIANTS:
             taken = [run.ms for run in self.runs[name]]

@@ -37,7 +37,7 @@ def evict(places: Iterable[Path]) -> None:
 
 
 def ensure_droppable() -> None:
-    """See that `drop_all` can work.
+    """Check that `drop_all` can work.
 
     Raises:
         UsageError: it cannot, and how to mend it.

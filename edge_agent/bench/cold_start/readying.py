@@ -37,7 +37,7 @@ def look(models: list[str], place: str, config: str | None = None) -> list[dict[
         EngineError: one that ONNX Runtime cannot load.
 
     """
-    folders = [load(path) for path in find_models(models, config, _say)]
+    folders = [load(path) for path in find_models(models, config, _progress)]
     looked = [(folder, _facts(folder)) for folder in folders]
     return [
         _prepared(folder, facts, Path(place) / str(number))
@@ -65,12 +65,12 @@ def _prepared(folder: ModelFolder, facts: NetworkFacts, place: Path) -> dict[str
     }
 
 
-def _say(text: str) -> None:
+def _progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the user of the command
 
 
 def _facts(folder: ModelFolder) -> NetworkFacts:
-    """See that a plain script can run the model.
+    """Check that a plain script can run the model.
 
     Raises:
         UsageError: it cannot; what it could.
@@ -100,7 +100,7 @@ def _facts(folder: ModelFolder) -> NetworkFacts:
 
 
 def _first_label(folder: ModelFolder, facts: NetworkFacts) -> int:
-    """Give the number of the class that the first label names."""
+    """Return the number of the class that the first label names."""
     if folder.manifest.decoder == "ultraface" and folder.labels:
         classes = [output.shape[2] for output in facts.outputs if output.shape[2] != 4]
         return 1 if classes == [len(folder.labels) + 1] else 0

@@ -67,7 +67,7 @@ def disk_of(place: Path) -> Path:
 
 @contextmanager
 def _read_ahead(disk: Path) -> Iterator[None]:
-    """Let the kernel read as far ahead as it does on a small box; put it back afterwards."""
+    """Limit the kernel's readahead to that of a small box; restore it afterwards."""
     setting = disk / "queue" / "read_ahead_kb"
     before = setting.read_text()
     setting.write_text(f"{READ_AHEAD_KB}\n")
@@ -134,7 +134,7 @@ def _words(path: Path) -> list[str]:
 
 
 def _membership(*, second: bool) -> str:
-    """Give the path of the group that this process is in."""
+    """Return the path of this process's cgroup."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if ("blkio" in controllers.split(",")) if not second else not controllers:

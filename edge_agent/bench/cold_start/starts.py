@@ -91,7 +91,7 @@ def _agent(model: Mapping[str, Any], clip: Path, loopback: Loopback, place: Path
 
 
 def script_steps(marks: Mapping[str, float], begun: float, ended: float) -> dict[str, float]:
-    """Give what each of a script's steps took, ms, in order; they add up to the whole.
+    """Return what each of a script's steps took, ms, in order; they add up to the whole.
 
     Args:
         marks: when each step was done, seconds of the monotonic clock.
@@ -107,5 +107,5 @@ def script_steps(marks: Mapping[str, float], begun: float, ended: float) -> dict
     return steps
 
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 """Takes a line about how far it is."""

@@ -1,7 +1,7 @@
 """Models of the sizes that edge boxes load, made on the spot with seeded random weights.
 
 A benchmark of loading needs no trained weights; these are never downloaded, and everybody has the
-same. They lie in the user's cache, and are made anew when the generator changes.
+same. They are kept in the user's cache, and made again when the generator changes.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ _KINDS = {
 NAMES = tuple(_KINDS)
 
 
-def generated(name: str, say: Callable[[str], None]) -> Path:
+def generated(name: str, report_progress: Callable[[str], None]) -> Path:
     """Find a generated model's folder, making it where it is not there yet.
 
     Args:
         name: one of `NAMES`.
-        say: takes a line when it has to be made.
+        report_progress: takes a line when it has to be made.
 
     """
     cache = cache_folder()
     folder = cache / f"generator-{VERSION}" / name
     if folder.is_dir():
         return folder
-    say(f"{name}: being made of random weights, kept in {folder}")
+    report_progress(f"{name}: being made of random weights, kept in {folder}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     for old in cache.glob("generator-*"):
         if old != folder.parent:
@@ -80,12 +80,14 @@ def generated(name: str, say: Callable[[str], None]) -> Path:
     return folder
 
 
-def find_model(text: str, say: Callable[[str], None], library: Library | None = None) -> Path:
+def find_model(
+    text: str, report_progress: Callable[[str], None], library: Library | None = None
+) -> Path:
     """Find the folder of what a user names: a folder, a model of an agent's, or a generated one.
 
     Args:
         text: a folder, "face", "face@3" or one of `NAMES`.
-        say: takes a line when a model has to be made.
+        report_progress: takes a line when a model has to be made.
         library: of the agent, whose live versions count; None: only bundled models do.
 
     Raises:
@@ -101,7 +103,7 @@ def find_model(text: str, say: Callable[[str], None], library: Library | None = 
     if text and (bundled("models") / text / MANIFEST).is_file():
         return bundled("models") / text
     if text in NAMES:
-        return generated(text, say)
+        return generated(text, report_progress)
     known = f" (there are {', '.join(library.names())})" if library is not None else ""
     raise UsageError(
         f"{text!r}: no model folder (one with {MANIFEST}; `edge-agent try … --save` makes one), "

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from ...models.store.catalog import Library
 
 
-def find_models(names: Sequence[str], config: str | None, say: Callable[[str], None]) -> list[Path]:
+def find_models(
+    names: Sequence[str], config: str | None, report_progress: Callable[[str], None]
+) -> list[Path]:
     """Find the folder of each.
 
     Args:
         names: folders, models of the agent's ("face", "face@3"), or generated ones.
         config: the settings file; None: the one in its usual place, where there is one.
-        say: takes a line when a model has to be made.
+        report_progress: takes a line when a model has to be made.
 
     Raises:
         UsageError: one is not there, or the settings are wrong.
@@ -33,7 +35,7 @@ def find_models(names: Sequence[str], config: str | None, say: Callable[[str], N
     if config is not None and file is not None:
         load(file)  # who names settings is told what is wrong with them, needed or not
     known = _library(file, config) if named else None
-    return [find_model(name, say, known) for name in names]
+    return [find_model(name, report_progress, known) for name in names]
 
 
 def _library(file: Path | None, config: str | None) -> Library | None:

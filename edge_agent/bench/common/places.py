@@ -9,9 +9,9 @@ from ...core.errors import UsageError
 
 
 def cache_folder() -> Path:
-    """Give the folder for what can be made again (XDG Base Directory Specification); make it.
+    """Return the cache folder (XDG Base Directory Specification), creating it where needed.
 
-    On a disk, other than what lies in /tmp on many systems: reading from it is what is measured.
+    It is on a disk, unlike /tmp on many systems: reading from it is what is measured.
 
     Raises:
         UsageError: there is no home to keep it in, or it cannot be written.

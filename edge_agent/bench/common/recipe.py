@@ -1,4 +1,4 @@
-"""What a manifest says, in the words that the plain scripts know."""
+"""A manifest as the options of the plain scripts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...models.manifest import ModelFolder
 
 
 def recipe(folder: ModelFolder, given: TensorSpec) -> dict[str, Any]:
-    """Say how a plain script is to use a model: what `start_script.prepare` and `detect` take.
+    """Return how a plain script uses a model: what `start_script.prepare` and `detect` take.
 
     Args:
         folder: the model's.

@@ -203,7 +203,7 @@ OPENERS = {"none": _none, "ort": _onnxruntime, "best": _onnxruntime, "openvino":
 
 
 def mark(step: str) -> None:
-    """Note that a step is done."""
+    """Record that a step is done."""
     marks[step] = time.monotonic()
 
 

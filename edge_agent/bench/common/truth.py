@@ -63,7 +63,7 @@ def check(model: dict[str, Any], clip: str, claims: list[dict[str, Any]]) -> lis
 
 
 def frames(clip: str, wanted: Collection[int]) -> Iterator[tuple[int, Array]]:
-    """Give some frames of a clip that repeats for ever, by their number from 0."""
+    """Yield some frames of a clip that repeats for ever, by their number from 0."""
     for number, frame in enumerate(_endless(clip)):
         if number in wanted:
             yield number, frame
@@ -105,7 +105,7 @@ def _claimed_class(model: dict[str, Any], claim: dict[str, Any]) -> str | None:
 
 
 def _chance(model: dict[str, Any], scores: Array) -> float:
-    """Give the score of the best class as results carry it."""
+    """Return the score of the best class as results carry it."""
     if model["how"]["decoder"] == "softmax":
         return float(scores.max())
     return float(1 / np.exp(scores - scores.max()).sum())
@@ -139,7 +139,7 @@ def compare(true: Sequence[Box], said: Sequence[Box], threshold: float) -> str |
 
 
 def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
-    """Give intersection over union."""
+    """Return the intersection over union."""
     width = min(one[2], other[2]) - max(one[0], other[0])
     height = min(one[3], other[3]) - max(one[1], other[1])
     inter = max(width, 0.0) * max(height, 0.0)

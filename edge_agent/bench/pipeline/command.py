@@ -25,7 +25,7 @@ from .overhead import overhead
 from .players import SETTLE_SECONDS, Line, Window, agent, endless, script
 from .streams import Place, carried, idle, together
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 TRIAL_SHARE = 2
 """The script pipelined by hand is tried for this part of a turn with each engine."""
@@ -33,7 +33,7 @@ TRIED_SECONDS = 8.0
 """Without a change of engine: what the profile prefers has been tried by then, and refused."""
 
 
-def measure(models: list[Path], setup: Setup, say: Say) -> list[Report]:
+def measure(models: list[Path], setup: Setup, report_progress: Progress) -> list[Report]:
     """Measure each model.
 
     Raises:
@@ -49,7 +49,9 @@ def measure(models: list[Path], setup: Setup, say: Say) -> list[Report]:
         for number, folder in enumerate(folders):
             own = Path(place, f"model-{number}")
             own.mkdir()
-            reports.append(_model(folder, Place(folder.path, loopback, own), setup, pictures, say))
+            reports.append(
+                _model(folder, Place(folder.path, loopback, own), setup, pictures, report_progress)
+            )
     return reports
 
 
@@ -62,30 +64,38 @@ def _checked(model: Path) -> ModelFolder:
     return folder
 
 
-def _model(folder: ModelFolder, place: Place, setup: Setup, pictures: Path, say: Say) -> Report:
+def _model(
+    folder: ModelFolder, place: Place, setup: Setup, pictures: Path, report_progress: Progress
+) -> Report:
     report = Report(folder.manifest.id, setup)
     _prepare(place, setup)
-    report.handmade = _quickest(folder, place.loopback, setup, say)
+    report.handmade = _quickest(folder, place.loopback, setup, report_progress)
     for number in range(setup.runs):
         _round(folder, place, report, setup)
         fps = {name: turns[-1].fps for name, turns in report.turns.items()}
         shown = ", ".join(f"{name} {value:.1f}" for name, value in fps.items())
-        say(f"{report.model} round {number + 1} of {setup.runs}, frames a second: {shown}")
+        report_progress(
+            f"{report.model} round {number + 1} of {setup.runs}, frames a second: {shown}"
+        )
     for count in setup.pipelines:
         rounds = report.scaling[count] = list(together(place, setup, count))
         one, many = (statistics.median(both[who].fps for both in rounds) for who in (0, 1))
-        say(f"{report.model} pipelines together: {count} give {many:.1f} a second, one {one:.1f}")
+        report_progress(
+            f"{report.model} pipelines together: {count} give {many:.1f} a second, one {one:.1f}"
+        )
     if setup.pipelines:
         report.idle = idle(place, setup, pictures)
     if setup.rate:
         most = max(turn.fps for turn in report.turns[AGENT])
         guess = int(0.8 * most / setup.rate)
-        report.carried = carried(place, setup, guess, lambda text: say(f"{report.model} {text}"))
+        report.carried = carried(
+            place, setup, guess, lambda text: report_progress(f"{report.model} {text}")
+        )
     return report
 
 
 def _prepare(place: Place, setup: Setup) -> None:
-    """Let the agent prepare the model's form and choose its engine, which it does once."""
+    """Run the agent until it has prepared the model's form and chosen its engine, once."""
     line = Line(endless(setup.clip, "real"), rate=5)
     # Twice: what the form serves best is found out at the first start from it.
     for quiet in (SETTLE_SECONDS, TRIED_SECONDS):
@@ -93,7 +103,9 @@ def _prepare(place: Place, setup: Setup) -> None:
             player.settle(quiet)
 
 
-def _quickest(folder: ModelFolder, loopback: Loopback, setup: Setup, say: Say) -> str:
+def _quickest(
+    folder: ModelFolder, loopback: Loopback, setup: Setup, report_progress: Progress
+) -> str:
     """Find the engine and threads with which the script pipelined by hand runs quickest."""
     found: dict[str, float] = {}
     for engine in ("onnxruntime", "openvino"):
@@ -103,12 +115,14 @@ def _quickest(folder: ModelFolder, loopback: Loopback, setup: Setup, say: Say) -
                 window = player.watch(setup.seconds / TRIAL_SHARE)
             found[f"{engine}:{threads}"] = window.fps
     shown = ", ".join(f"{name} {fps:.1f}" for name, fps in found.items())
-    say(f"{folder.manifest.id}, the script pipelined by hand, by engine:threads: {shown}")
+    report_progress(
+        f"{folder.manifest.id}, the script pipelined by hand, by engine:threads: {shown}"
+    )
     return max(found, key=lambda name: found[name])
 
 
 def _round(folder: ModelFolder, place: Place, report: Report, setup: Setup) -> None:
-    """Let each have its turn."""
+    """Measure one turn of each."""
     source = endless(setup.clip)
     with script("plain", [setup.clip, folder.path], place.loopback) as player:
         report.turns[PLAIN].append(_turn(player.watch(setup.seconds)))

@@ -102,21 +102,21 @@ class Report:
     carried: Carried | None = None
 
     def ratios(self, other: str) -> list[float]:
-        """Give the agent's frames a second relative to another's, round by round."""
+        """Return the agent's frames a second relative to another's, round by round."""
         pairs = zip(self.turns[AGENT], self.turns[other], strict=True)
         return [agent.fps / turn.fps for agent, turn in pairs]
 
     def cpu_ratios(self) -> list[float]:
-        """Give the agent's processor time of a frame relative to decoding and engine alone."""
+        """Return the agent's processor time of a frame relative to decoding and engine alone."""
         pairs = zip(self.turns[AGENT], self.floor_ms, strict=True)
         return [agent.cpu_ms / floor for agent, floor in pairs]
 
     def step_ms(self) -> dict[str, float]:
-        """Give the median of each step, ms."""
+        """Return the median of each step, ms."""
         return _medians(self.steps)
 
     def json(self) -> dict[str, Any]:
-        """Give everything, as one object."""
+        """Return all figures as one JSON object."""
         ages = [age for turn in self.turns[AGENT] for age in turn.ages]
         figures: dict[str, Any] = {
             "model": self.model,
@@ -177,7 +177,7 @@ def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
-    """Give the least, the median and the most."""
+    """Return the least, the median and the most."""
     ordered = sorted(values)
     return {
         "min": round(ordered[0], 4),
@@ -187,5 +187,5 @@ def spread(values: Iterable[float]) -> dict[str, float]:
 
 
 def p99(values: Sequence[float]) -> float:
-    """Give the value that one in a hundred is above."""
+    """Return the 99th percentile."""
     return payloads.percentiles(list(values))["p99"]

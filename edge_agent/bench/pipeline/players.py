@@ -37,7 +37,7 @@ DEVICE = "bench"
 
 
 class SilentError(AgentError):
-    """A program runs, but somebody waits for its results in vain."""
+    """A program runs, but publishes no result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Player:
         self._client = client
 
     def heard(self, seconds: float) -> Iterator[ReceivedMessage]:
-        """Give what comes within so many seconds.
+        """Return the results that arrive within so many seconds.
 
         Raises:
             AgentError: the program has ended.
@@ -150,7 +150,7 @@ class Player:
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Have it use no processor time meanwhile: it goes on afterwards where it was."""
+        """Suspend the program for a while: it uses no processor time, and continues afterwards."""
         self.process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -175,7 +175,7 @@ class Player:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Give the processor time that a process and all it has started have taken, seconds."""
+    """Return the processor time that a process and all it has started have taken, seconds."""
     total, family = 0.0, [pid]
     while family:
         one = family.pop()
@@ -191,7 +191,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def resident_mb(pid: int) -> float:
-    """Give the memory of a process that is not on disk, MB."""
+    """Return the anonymous memory of a process, MB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
@@ -299,4 +299,4 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
         process.communicate()
 
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]

@@ -41,7 +41,7 @@ parts), both kinds of it in the cache, the engine alone, all lanes."""
 
 
 def need_playable(clip: str) -> None:
-    """See that a clip can be played: agents and scripts would be waited for in vain.
+    """Check that a clip can be played: agents and scripts would publish nothing for ever.
 
     Raises:
         UsageError: it cannot.
@@ -163,7 +163,7 @@ def _decode(source: str, seconds: float) -> tuple[list[Reading], float, float]:
 def _steps(
     model: Model, how: dict[str, Any], kept: list[Reading], seconds: float
 ) -> tuple[dict[str, float], float]:
-    """Give the median of each step of `Model.infer`, and of the usual preprocessing, ms.
+    """Return the median of each step of `Model.infer`, and of the usual preprocessing, ms.
 
     They take turns, with an inference after each, so that the cache is to both as inference
     leaves it.
@@ -192,7 +192,7 @@ def _steps(
 
 
 def _again(prepare: Callable[[], object], seconds: float) -> float:
-    """Give the median of what it takes to prepare a picture again and again, ms."""
+    """Return the median time of preparing the same picture repeatedly, ms."""
     took: list[float] = []
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline or len(took) < 2:

@@ -29,7 +29,7 @@ TURN_SECONDS = 1.0
 WARM_SECONDS = 0.2
 """For what stood still to fill its queues again."""
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Place:
 
 
 def together(place: Place, setup: Setup, count: int) -> Iterator[tuple[Turn, Turn]]:
-    """Let so many pipelines play the clip at full pace through one model, and one beside them.
+    """Play the clip at full pace through one model in so many pipelines, and in one beside them.
 
     Both are there all the time and take turns of a second, in which the other stands still: what
     disturbs the device for longer disturbs both.
@@ -97,7 +97,7 @@ def idle(place: Place, setup: Setup, pictures: Path) -> Idle:
 
 
 def idle_seconds(setup: Setup) -> float:
-    """Say for how long idle pipelines are watched."""
+    """Return for how long idle pipelines are watched, seconds."""
     return max(setup.seconds, IDLE_SECONDS)
 
 
@@ -113,7 +113,7 @@ def cost_of_each(alone: tuple[float, float], crowded: tuple[float, float]) -> Id
     return Idle(IDLE, cpu * 100, memory)
 
 
-def carried(place: Place, setup: Setup, guess: int, say: Say) -> Carried:
+def carried(place: Place, setup: Setup, guess: int, report_progress: Progress) -> Carried:
     """Find how many streams of a rate are served in time.
 
     A stream is a clip at its own pace, as a camera is; every one is served if it gets its rate, or
@@ -123,7 +123,7 @@ def carried(place: Place, setup: Setup, guess: int, say: Say) -> Carried:
         place: where.
         setup: the clip, the rate and the bound.
         guess: a number to begin with.
-        say: takes a line for each number tried.
+        report_progress: takes a line for each number tried.
 
     """
     ages: dict[int, float] = {}
@@ -134,7 +134,7 @@ def carried(place: Place, setup: Setup, guess: int, say: Say) -> Carried:
         # than the 99th percentile bears (65 streams were found so where there was room for 85).
         for _ in range(2):
             ages[count], problems[count] = attempt(place, setup, count)
-            say(
+            report_progress(
                 f"{count} streams of {setup.rate:g} a second: p99 {ages[count]:.1f} ms, "
                 f"{problems[count] or 'served'}"
             )
@@ -152,7 +152,7 @@ def most_served(served: Callable[[int], bool], guess: int) -> tuple[int, int]:
     """Find the greatest number that is served: by doubling, then by halving what is in between.
 
     Returns:
-        It, at most a twentieth too low, and the least number that was tried in vain; 0: none was.
+        That number, at most a twentieth too low, and the least number that failed; 0: none failed.
 
     """
     most, refused = 0, 0
@@ -195,7 +195,7 @@ def attempt(place: Place, setup: Setup, count: int) -> tuple[float, str]:
 
 
 def clip_rate(clip: Path) -> float:
-    """Give the frames a second that a clip was made for."""
+    """Return the frames a second that a clip was made for."""
     from ...sources.opencv import load, open_clip
 
     capture = open_clip(str(clip.resolve()), clip.name)

@@ -83,7 +83,7 @@ class Report:
 
 
 def measure(
-    models: list[Path], sizes: list[int], setup: Setup, say: Callable[[str], None]
+    models: list[Path], sizes: list[int], setup: Setup, report_progress: Callable[[str], None]
 ) -> list[Report]:
     """Measure each model.
 
@@ -91,7 +91,7 @@ def measure(
         models: folders or bare files.
         sizes: MB; a model of random weights is made of each.
         setup: what is the same for all.
-        say: takes a line about how far it is.
+        report_progress: takes a line about how far it is.
 
     Raises:
         AgentError: a run failed.
@@ -104,12 +104,18 @@ def measure(
         limit = f"max_packet_size {setup.packet}\n" if setup.packet else ""
         with broker(place, limit) as loopback:
             for number, model in enumerate([*models, *made]):
-                reports.append(_measure(model, place / f"run-{number}", loopback, setup, say))
+                reports.append(
+                    _measure(model, place / f"run-{number}", loopback, setup, report_progress)
+                )
     return reports
 
 
 def _measure(
-    model: Path, place: Path, loopback: Loopback, setup: Setup, say: Callable[[str], None]
+    model: Path,
+    place: Path,
+    loopback: Loopback,
+    setup: Setup,
+    report_progress: Callable[[str], None],
 ) -> Report:
     packages = versions(model, place)
     first = next(packages)
@@ -123,7 +129,7 @@ def _measure(
             transfer, total = _push(client, package)
             report.transfer.append(transfer)
             report.total.append(total)
-            say(
+            report_progress(
                 f"{report.model} {package.header.size / 1e6:.1f} MB, run {number + 1} of "
                 f"{setup.runs}: raw {report.raw[-1].confirmed / 1e6:.0f} MB/s, "
                 f"push {package.header.size / transfer / 1e6:.0f} MB/s, "
@@ -138,7 +144,7 @@ def _measure(
         _push(client, first)
         report.clip = _beside_a_clip(client, packages, loopback, setup)
     clip = report.clip
-    say(
+    report_progress(
         f"{report.model}: age of results p99 {clip['before_ms']['p99']:.1f} ms before, "
         f"{clip['during_ms']['p99']:.1f} ms during pushes"
     )

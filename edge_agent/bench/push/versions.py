@@ -22,7 +22,7 @@ LARGE = 4096
 
 
 def versions(model: Path, place: Path) -> Iterator[Package]:
-    """Give packages of rising versions, no block of one in another; each is good until the next."""
+    """Yield packages of rising versions that share no block; each is valid until the next."""
     chance = np.random.default_rng(7)
     with bring(model) as brought:
         name = f"{OURS}{brought.folder.manifest.name}"[:64]

@@ -85,7 +85,7 @@ def _refuse_older(store: Store, name: str, version: str) -> None:
 
 
 def _try_out(loader: ModelLoader, folder: ModelFolder) -> None:
-    """See that the model runs on this device and gives what it gave where it was made."""
+    """Check that the model runs on this device and reproduces its golden outputs."""
     model, passed = loader.load(folder, "signal" if folder.manifest.input.is_signal else "picture")
     try:
         for reason in passed:
@@ -97,7 +97,7 @@ def _try_out(loader: ModelLoader, folder: ModelFolder) -> None:
 
 
 def _hand_over(store: Store, name: str, version: str) -> None:
-    """Let the agent that runs on this store try the model as if it had been pushed."""
+    """Ask the agent that runs on this store to try the model as it tries a pushed one."""
     from ...delivery.local_requests import Added
 
     added = Added(store)
@@ -111,7 +111,7 @@ def _hand_over(store: Store, name: str, version: str) -> None:
 
 
 def _next_version(store: Store, library: Library, name: str) -> str:
-    """Give the highest known version + 1."""
+    """Return the highest known version + 1."""
     versions = [entry.version for entry in library.entries(name) if entry.version]
     # A version that was accepted once counts though its folder is gone.
     versions += [highest] if (highest := store.pointers(name).highest) else []

@@ -11,7 +11,7 @@ from ..options import Options
 
 
 def clip_of(options: Options) -> Path:
-    """Give `--source`, the bundled clip by default.
+    """Return `--source`, by default the bundled clip.
 
     Raises:
         UsageError: there is no such clip.
@@ -25,7 +25,7 @@ def clip_of(options: Options) -> Path:
 
 
 def clip_and_picture(options: Options) -> tuple[Path, Path | None]:
-    """Give `--source`, the bundled clip by default, and `--picture`, if one is wanted.
+    """Return `--source`, by default the bundled clip, and `--picture`, None where none is wanted.
 
     Raises:
         UsageError: there is no such clip, the picture cannot be written, or matplotlib is missing.

@@ -67,7 +67,7 @@ def main(options: Options) -> int:
     """Measure and print; with `--tune` only tune."""
     from ...bench.common.models import find_models
 
-    models = find_models(options.models, options.config, _say)
+    models = find_models(options.models, options.config, _progress)
     if options.tune:
         return _tune(models, options)
     from ...bench.common.child import call
@@ -86,12 +86,12 @@ def main(options: Options) -> int:
         rate=options.rate,
         p99_ms=options.p99_ms,
     )
-    reports = measure(models, setup, _say)
+    reports = measure(models, setup, _progress)
     if picture is not None:
         from ...bench.pipeline.bars import draw
 
         draw(reports, picture)
-        _say(f"{picture}: written")
+        _progress(f"{picture}: written")
     for report in reports:
         if options.json:
             print(json.dumps(report.json()), flush=True)
@@ -110,7 +110,7 @@ def _tune(models: list[Path], options: Options) -> int:
     match, facts = match_profile(settings)
     loader = ModelLoader(match.profile, facts, settings.engine, open_store(settings))
     usual = loader.lanes
-    _say(f"tunes are kept in {settings.state}; the agent uses them from its next start on")
+    _progress(f"tunes are kept in {settings.state}; the agent uses them from its next start on")
     measured: list[tuple[ModelFolder, list[Way]]] = []
     for model in models:
         folder = load(model)
@@ -119,7 +119,7 @@ def _tune(models: list[Path], options: Options) -> int:
                 f"{model}: is larger than memory_budget_mb, and is run in one way only"
             )
         kind: Kind = "signal" if folder.manifest.input.is_signal else "picture"
-        _say(f"{folder.manifest.id}: is being measured")
+        _progress(f"{folder.manifest.id}: is being measured")
         try:
             measured.append((folder, tune_model(loader, folder, kind)))
         except OSError as problem:
@@ -247,5 +247,5 @@ def _spread(figures: dict[str, float], digits: int) -> str:
     return f"{median} ({least} to {most})"
 
 
-def _say(text: str) -> None:
+def _progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

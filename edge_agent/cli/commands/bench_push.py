@@ -50,12 +50,13 @@ def main(options: Options) -> int:
     from .bench_paths import clip_of
 
     models = [
-        Path(name) if Path(name).exists() else find_model(name, _say) for name in options.models
+        Path(name) if Path(name).exists() else find_model(name, _progress)
+        for name in options.models
     ]
     clip = clip_of(options)
     sizes = options.mb or ([] if models else [4, 100])
     setup = Setup(options.runs, int(options.protocol), options.max_packet, clip)
-    reports = measure(models, sizes, setup, _say)
+    reports = measure(models, sizes, setup, _progress)
     if options.json:
         for report in reports:
             print(json.dumps(report.json()))
@@ -102,7 +103,7 @@ def main(options: Options) -> int:
     return 0
 
 
-def _say(text: str) -> None:
+def _progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

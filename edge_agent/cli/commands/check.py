@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 from ...core.errors import AgentError, ModelError, SampleError, UsageError
@@ -51,11 +50,9 @@ def main(options: Options) -> int:
     from ...config.load import find_file
     from ...runtime.serving.loader import ModelLoader, library_of, match_profile, open_store
     from ...runtime.serving.tuning_results import TuningResults
-    from ...sources.hw_decode import HARDWARE
     from .profile import tuned
 
     report = _Report()
-    HARDWARE.allowed = settings.decode == "auto"
     file = find_file(options.config)
     if file is not None and not file.read_bytes().strip():
         report.line("note", "settings", f"{file} is empty; is it whole?")
@@ -104,23 +101,22 @@ def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, loade
     from ...config.settings import parse_route
     from ...inference.golden import compare_golden
     from ...inference.model import outside
-    from ...sources.source import open_source
+    from ...sources.source import SourceContext, open_source, readings
     from ...sources.spec import parse_source
 
     subject = f"pipeline {pipeline.name}"
     spec = parse_source(pipeline.source, settings.base)
 
     def source() -> str:
-        opened = open_source(spec, Event())
+        opened = open_source(spec, SourceContext(hardware_decoding=settings.decode == "auto"))
         try:
-            if not opened.grab():
-                return f"{spec.redacted} is empty"
-            try:
-                reading = opened.retrieve()
-            except SampleError as problem:
-                return f"{spec.redacted}, but its first reading cannot be used: {problem}"
+            reading = next(readings(opened), None)
         finally:
             opened.close()
+        if reading is None:
+            return f"{spec.redacted} is empty"
+        if isinstance(reading, SampleError):
+            return f"{spec.redacted}, but its first reading cannot be used: {reading}"
         if spec.kind == "picture":
             if any(pipeline.roi) and (why := outside(reading.data, pipeline.roi)):
                 raise UsageError(why)
@@ -177,7 +173,7 @@ def _broker(settings: Any) -> str:
 
 
 def _device(settings: Any) -> list[str]:
-    """Say what of the machine itself is not as it should be, in the words of health."""
+    """Print the problems of the machine itself, with the texts that health uses."""
     from ...device.pressure import disk_why, memory_why
     from ...device.thermal import Thermometer
 
@@ -185,7 +181,7 @@ def _device(settings: Any) -> list[str]:
 
 
 def _trust(report: _Report, trust: Any) -> None:
-    """Say whose models are accepted."""
+    """Print whose models are accepted."""
     from ...models.packages.keys import TrustedKeys
 
     ring = TrustedKeys([Path(name) for name in trust.keys]).read()

@@ -157,7 +157,7 @@ def _show(
         try:
             heard = client.next(timeout=0.25)
         except BrokerError as problem:
-            view.say(str(problem))
+            view.print(str(problem))
             return
         if heard is None:
             continue

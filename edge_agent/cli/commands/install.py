@@ -73,7 +73,7 @@ def _install(config: Path | None) -> int:
     before = _current()
     kept = _Kept((SETTINGS, UNITS / UNIT, UNITS / RETRY, SYSUSERS))
     place = HOME / f"{__version__}-{time.strftime('%Y%m%d%H%M%S')}"
-    _say(f"making {place}")
+    _progress(f"making {place}")
     try:
         _make_environment(place)
         _set_up(config, place)
@@ -81,7 +81,7 @@ def _install(config: Path | None) -> int:
         _run("systemctl", "daemon-reload")
         _run("systemctl", "enable", UNIT)
         if (trouble := _start()) is not None:
-            _say(_journal())
+            _progress(_journal())
             raise AgentError(f"{trouble}; what it said stands above")
     except BaseException:
         _undo(place, before, kept)
@@ -155,20 +155,20 @@ def _set_up(config: Path | None, place: Path) -> None:
 
 
 def _point_to(place: Path) -> None:
-    """Let `current` and the command on the PATH lead to an environment, in one step."""
+    """Point `current` and the command on the PATH to an environment, in one atomic step."""
     temporary = HOME / ".current"
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(place.name)
     temporary.replace(HOME / "current")
     if COMMAND.exists() and not COMMAND.is_symlink():
-        _say(f"{COMMAND} is another program's; the command is {HOME}/current/bin/edge-agent")
+        _progress(f"{COMMAND} is another program's; the command is {HOME}/current/bin/edge-agent")
         return
     COMMAND.unlink(missing_ok=True)
     COMMAND.symlink_to(HOME / "current" / "bin" / "edge-agent")
 
 
 def _start() -> str | None:
-    """Start the service, or start it anew; gives what went wrong, None where it stays up."""
+    """Start or restart the service; return what went wrong, None where it stays up."""
     subprocess.run(["systemctl", "reset-failed", UNIT], check=False, capture_output=True)
     # What systemd knows of a unit that restarts by itself is seen from its counter alone.
     try:
@@ -190,15 +190,15 @@ def _start() -> str | None:
 
 def _undo(place: Path, before: Path | None, kept: _Kept) -> None:
     """Go back to the installation before, where there is one."""
-    _say("undoing it")
+    _progress("undoing it")
     changed = kept.put_back() or _current() != before
     if before is not None and before.is_dir() and not changed:
-        _say(f"{before.name} runs on")
+        _progress(f"{before.name} runs on")
     elif before is not None and before.is_dir():
         _point_to(before)
         _run("systemctl", "daemon-reload")
         back = "does not start either" if _start() else "runs again, with its settings and state"
-        _say(f"{before.name} {back}")
+        _progress(f"{before.name} {back}")
     else:
         _remove_service()
     shutil.rmtree(place, ignore_errors=True)
@@ -210,7 +210,7 @@ def _current() -> Path | None:
 
 
 def _environments() -> list[Path]:
-    """List the installations there are; what else lies beside them is somebody else's."""
+    """List the installed environments; other files beside them are not ours."""
     if not HOME.is_dir():
         return []
     return [
@@ -267,7 +267,7 @@ def _journal() -> str:
     return _output("journalctl", "-u", UNIT, "-n", "15", "-o", "cat", "--no-pager")
 
 
-def _say(text: str) -> None:
+def _progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

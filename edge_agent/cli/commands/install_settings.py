@@ -45,15 +45,15 @@ except UsageError as problem:
 
 
 def check(config: Path, settings: Path, python: Path) -> None:
-    """See that a file would be right in the place of *settings*.
+    """Check that a file is valid in the place of *settings*.
 
     Args:
         config: the file.
         settings: where the service has its settings; its folder must be there.
-        python: of the environment whose version of the agent judges.
+        python: of the environment whose version of the agent checks it.
 
     Raises:
-        UsageError: it would not; in the words of that version.
+        UsageError: it is not; with that version's own message.
 
     """
     with _laid_out(config, settings) as taken:

@@ -1,4 +1,4 @@
-"""Ourselves as something that pip can install: the checkout we run from, or a wheel made anew."""
+"""The running version as something pip can install: its checkout, or a wheel built here."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SKIPPED = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
 
 
 def own_source(folder: Path) -> Path:
-    """Give pip something to install.
+    """Return what pip is to install.
 
     Args:
         folder: where a wheel may be put.
 
     Raises:
-        AgentError: we are neither in a checkout nor installed.
+        AgentError: this is neither a checkout nor an installed package.
 
     """
     checkout = Path(__file__).resolve().parents[3]

@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Pack, and say what came of it."""
+    """Pack the model, and print what the package holds."""
     key = load_private(Path(options.key)) if options.key else None
     out = Path(options.output)
     if out.exists() and out.is_dir():

@@ -72,7 +72,7 @@ def main(options: Options) -> int:
 
 
 def tuned(tuning: TuningResults, choices: Sequence[EngineChoice]) -> Iterator[str]:
-    """Say what a tune has decided for each model, and for the lanes, as things are here."""
+    """Print what a tune has decided for each model, and for the lanes, on this device."""
     if tuning.problem is not None:
         yield f"{FILE} {tuning.problem}"
     usual = max((choice.lanes for choice in choices), default=1)

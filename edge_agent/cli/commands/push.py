@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Push; 0 when results carry the new version, 1 when it was rejected or nobody takes it."""
+    """Push; return 0 when results carry the new version, 1 when it was rejected or not taken."""
     target: str = options.device
     if not is_name(target.removeprefix("@")):
         raise UsageError(f"--device: {target!r} is not a name ({NAME_RULE}), or @ and one")
@@ -176,7 +176,7 @@ def _package(path: Path, key: PrivateKey | None, version: str | None = None) -> 
 
 
 def _next(world: World, devices: list[str], name: str) -> str:
-    """Give a bare file the highest version that the devices know + 1."""
+    """Return a bare file with the highest version that the devices know + 1."""
     known = [
         str(version)
         for device in devices
@@ -278,7 +278,7 @@ class _Bars:
 
 
 def _report(sender: Sender, world: World, target: str) -> int:
-    """Say how it ended for each."""
+    """Print the outcome on each device."""
     failed = 0
     for device, progress in sorted(sender.progress.items()):
         print(printable(f"{device}: {_ending(progress)}"))

@@ -58,7 +58,7 @@ def main(options: Options) -> int:
         raise UsageError(f"MODEL: {options.model!r}: no such file or folder")
     save = _new_folder(options.save)
     with bring(path) as brought:
-        _say(brought, path)
+        _print_model(brought, path)
         with Samples(spec, brought.folder.manifest.input) as samples:
             first = samples.first()
             if first is None:
@@ -99,8 +99,8 @@ def _new_folder(name: str | None) -> Path | None:
     return folder
 
 
-def _say(brought: Brought, path: Path) -> None:
-    """Say aloud what the model is and what had to be assumed."""
+def _print_model(brought: Brought, path: Path) -> None:
+    """Print what the model is and what had to be assumed."""
     manifest = brought.folder.manifest
     told = " as its own metadata tells" if path.suffix in BARE else ""
     print(
@@ -112,7 +112,7 @@ def _say(brought: Brought, path: Path) -> None:
 
 
 def _bench_seconds(wanted: float | None) -> float:
-    """Spend no more on each engine than a share of the time that somebody has."""
+    """Limit the time spent on each engine to a share of `--seconds`."""
     return BENCH_SECONDS if wanted is None else min(BENCH_SECONDS, wanted / 4)
 
 
@@ -184,7 +184,7 @@ def _rate(model: Model, sample: Sample, lanes: int, seconds: float) -> tuple[flo
 def _watch(
     options: Options, model: Model, samples: Samples, first: Sample, spec: SourceSpec
 ) -> int:
-    """Show results until the source ends, the time is over or somebody has seen enough."""
+    """Show results until the source ends, the time is over or Ctrl-C."""
     picture = _Picture() if first.picture else None
     count = 0
     with LiveView(f"edge-agent try · {spec.redacted} · {model.id}", _notes(picture)) as view:
@@ -196,7 +196,7 @@ def _watch(
                 try:
                     outcome = model.infer(sample)
                 except SampleError as problem:
-                    view.say(f"dropped: {problem}")
+                    view.print(f"dropped: {problem}")
                     continue
                 count += 1
                 age_ms = (time.monotonic() - sample.since) * 1e3
@@ -206,9 +206,9 @@ def _watch(
                 if time.monotonic() >= deadline:
                     break
         except KeyboardInterrupt:
-            view.say("stopped")
+            view.print("stopped")
         except SourceError as problem:
-            view.say(f"source lost: {problem}")
+            view.print(f"source lost: {problem}")
     if picture is not None:
         picture.finish()
     for line in view.summary_lines():
@@ -261,12 +261,12 @@ class _Picture:
 
 
 def _absolute(spec: SourceSpec) -> str:
-    """Write a source so that it means the same wherever the settings lie."""
+    """Return a source's text with an absolute path, so that it holds wherever the settings are."""
     if spec.path is None:
         return spec.text
     _, mark, query = spec.text.partition("?")
     # Links stay: the name under /dev/v4l/by-id is the one that lasts.
-    return f"{spec.form}:{quote(str(spec.path.absolute()))}{mark}{query}"
+    return f"{spec.form.scheme}:{quote(str(spec.path.absolute()))}{mark}{query}"
 
 
 def _save(place: Path, brought: Brought, spec: SourceSpec) -> None:

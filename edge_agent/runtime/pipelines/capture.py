@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ...core.backoff import Backoff
@@ -24,7 +24,7 @@ from ...inference.model import Model, Prepared, Region, cut, outside
 from ...mqtt import payloads
 from ...mqtt.client import Channel, Client
 from ...mqtt.topics import Topics
-from ...sources.source import Source, open_source
+from ...sources.source import Source, SourceContext, open_source
 from ...sources.spec import SourceSpec
 from ..scheduler.board import Board, Slot
 from ..serving.active import Serving
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STALL_SECONDS = 10.0
-"""A camera that gives nothing for so long is given up on."""
 OPEN_SECONDS = 30.0
 STUCK_READS = 4
 """Reads that may be stuck in a driver at a time before no new one is begun."""
@@ -94,6 +92,7 @@ class Capture:
         client: Client,
         report: Callable[[Exception], None],
         wanted: Callable[[Array], bool],
+        context: SourceContext | None = None,
     ) -> None:
         """Prepare.
 
@@ -111,6 +110,7 @@ class Capture:
             client: where the source's state is said.
             report: told of captures that cannot be used.
             wanted: whether a picture is to be looked at even if nothing moves in it.
+            context: what the source is opened with, but for `closing`.
 
         """
         self.name = name
@@ -128,6 +128,7 @@ class Capture:
         self._identity = identity
         self._report = report
         self._wanted = wanted
+        self._context = context or SourceContext()
         self._gate: MotionGate | None = None
         self._due = 0.0
         self._misfit = False
@@ -152,7 +153,7 @@ class Capture:
         attempt.thread = crew.spawn(f"capture-{self.name}", lambda: self._capture(attempt))
 
     def watch(self, crew: Crew) -> None:
-        """Give up on a camera that hangs in its driver, where no time-out helps (opencv#22677).
+        """Give up on a source that hangs in its driver, where no time-out helps (opencv#22677).
 
         A file that does not open, as on a network disk that is gone, is only told of: the next
         attempt would hang as well, and this one goes on once the disk is back.
@@ -191,8 +192,9 @@ class Capture:
             pause = backoff.pause()
             attempt.beat, attempt.limit, attempt.opening = began, OPEN_SECONDS, True
             try:
-                with closing(open_source(self.spec, attempt.closing)) as source:
-                    attempt.limit, attempt.opening = STALL_SECONDS, False
+                context = replace(self._context, closing=attempt.closing)
+                with closing(open_source(self.spec, context)) as source:
+                    attempt.limit, attempt.opening = self.spec.form.stall_seconds, False
                     if attempt.late:
                         attempt.late = False
                         self._set_state("running", None)

@@ -17,6 +17,7 @@ from ...inference.model import Model, Region
 from ...models.manifest import threshold_trouble
 from ...mqtt import payloads
 from ...mqtt.client import Channel, Client, Message
+from ...sources.source import SourceContext
 from ...sources.spec import SourceSpec
 from ..scheduler.board import Board, Job, Slot
 from ..serving.active import Serving
@@ -46,6 +47,7 @@ class Pipeline:
         board: Board[Model],
         client: Client,
         wake: Callable[[Serving], None] = lambda _serving: None,
+        context: SourceContext | None = None,
     ) -> None:
         self._wake = wake
         """Loads a model that is needed now; returns when it is there, or cannot be loaded."""
@@ -103,6 +105,7 @@ class Pipeline:
             client=client,
             report=self._report,
             wanted=self._wanted,
+            context=context,
         )
 
     @property

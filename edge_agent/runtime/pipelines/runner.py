@@ -24,7 +24,7 @@ from ...mqtt import payloads
 from ...mqtt.client import Client
 from ...mqtt.inbox import Inbox
 from ...mqtt.topics import Topics
-from ...sources.hw_decode import HARDWARE
+from ...sources.source import SourceContext
 from ...sources.spec import parse_source
 from ..scheduler.board import Board, Job
 from ..serving.active import ActiveModels, Serving
@@ -79,7 +79,7 @@ class Runner:
 
         """
         self.settings = settings
-        HARDWARE.allowed = settings.decode == "auto"
+        self._context = SourceContext(hardware_decoding=settings.decode == "auto")
         self.clock = clock
         self.wall = WallClock(str(settings.state))
         self.session = str(uuid.uuid4())
@@ -179,6 +179,7 @@ class Runner:
             board=self.board,
             client=self.client,
             wake=self.active.load,
+            context=self._context,
         )
         for stage, serving in pipeline.seconds:
             serving.crops = max(serving.crops, stage.limit)

@@ -1,0 +1,173 @@
+"""The forms of sources, one record for each scheme: what is known of a source before it is opened.
+
+A new source is one new module and one entry in FORMS. Touches neither disk nor network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from typing import Any, Literal
+
+from ..core.frozen import record
+from ..core.types import Kind
+
+Options = Mapping[str, Any]
+"""Values of all options of a form, by name."""
+PICTURES = frozenset(
+    {".bmp", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+)
+"""Suffixes of picture files, in lower case."""
+SILENCE_SECONDS = 10.0
+"""A camera that gives nothing for so long is lost."""
+
+
+@record
+class Option:
+    """What may stand after the "?" of a source's text."""
+
+    parse: Callable[[str], Any]
+    """Returns the value of a text; raises ValueError with what was expected."""
+    default: Any
+
+
+def _flag(text: str) -> bool:
+    if text not in {"0", "1"}:
+        raise ValueError("expected 0 or 1")
+    return text == "1"
+
+
+def _pace(text: str) -> str:
+    if text not in {"real", "max"}:
+        raise ValueError("expected real or max")
+    return text
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    # From one a day: no clock waits for what a slip of the finger could ask for.
+    if not 1e-5 <= rate <= 1e6:
+        raise ValueError("expected readings a second, from 0.00001 to 1000000")
+    return rate
+
+
+def _channels(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 65536):
+        raise ValueError("expected a number from 1 to 65536")
+    return int(text)
+
+
+LOOP = Option(_flag, default=False)
+"""Whether it begins again at its end."""
+PACE = Option(_pace, "real")
+"""real: as recorded; max: as fast as it is consumed."""
+RATE = Option(_rate, None)
+"""Readings (rows, pictures) a second; None: as fast as they are consumed."""
+CHANNELS = Option(_channels, 1)
+"""float32 values in a row."""
+
+
+def _always(options: Options) -> bool:
+    del options
+    return True
+
+
+def _never(options: Options) -> bool:
+    del options
+    return False
+
+
+@record(kw_only=True)
+class Form:
+    """All sources of one scheme."""
+
+    scheme: str
+    module: str
+    """Defines `open_source(spec, context)`; imported when the first such source is opened: a box
+    that reads a sensor has no use for a video library."""
+    kind: Kind
+    """Whether it gives pictures or rows of a signal."""
+    address: Literal["url", "device", "file", "path"]
+    """What follows the scheme: url: the text is a URL; device: full path of a device; file: path of
+    a regular file; path: of a file or folder."""
+    example: str
+    options: Mapping[str, Option] = field(default_factory=dict)
+    """A URL's query is not ours: there are none."""
+    suffixes: frozenset[str] = frozenset()
+    """Of files whose bare path means this form, in lower case."""
+    live: bool = False
+    """Whether it goes on without us, has no end, and is reopened when lost."""
+    lossless: Callable[[Options], bool] = _always
+    """Whether every reading counts, so that the source waits for its consumer."""
+    stall_seconds: float = math.inf
+    """Silence after which a live source is lost; infinite: it may be silent for ever."""
+
+
+def _camera(scheme: str, example: str, address: Literal["url", "device"] = "url") -> Form:
+    return Form(
+        scheme=scheme,
+        module="edge_agent.sources.camera",
+        kind="picture",
+        address=address,
+        example=example,
+        live=True,
+        lossless=_never,
+        stall_seconds=SILENCE_SECONDS,
+    )
+
+
+def _recording(scheme: str, example: str, suffixes: set[str], **options: Option) -> Form:
+    return Form(
+        scheme=scheme,
+        module="edge_agent.sources.recording",
+        kind="signal",
+        address="file",
+        example=example,
+        options={**options, "loop": LOOP, "rate": RATE},
+        suffixes=frozenset(suffixes),
+    )
+
+
+_ALL = (
+    _camera("rtsp", "rtsp://camera/stream"),
+    _camera("rtsps", "rtsps://camera/stream"),
+    _camera("http", "http://camera/stream.mjpg"),
+    _camera("https", "https://camera/stream.mjpg"),
+    _camera("v4l2", "v4l2:/dev/video0", "device"),
+    Form(
+        scheme="file",
+        module="edge_agent.sources.clip",
+        kind="picture",
+        address="file",
+        example="file:clip.mp4",
+        options={"loop": LOOP, "pace": PACE},
+        lossless=lambda options: bool(options["pace"] == "max"),
+    ),
+    Form(
+        scheme="dir",
+        module="edge_agent.sources.pictures",
+        kind="picture",
+        address="path",
+        example="dir:frames/",
+        options={"loop": LOOP, "rate": RATE},
+        suffixes=PICTURES,
+    ),
+    _recording("csv", "csv:vibration.csv", {".csv", ".tsv"}),
+    _recording("npy", "npy:vibration.npy", {".npy"}),
+    _recording("f32", "f32:raw.bin?channels=128", {".f32", ".raw", ".bin"}, channels=CHANNELS),
+)
+
+FORMS: Mapping[str, Form] = {form.scheme: form for form in _ALL}
+"""By scheme, in the order in which messages list them."""
+DEFAULT = "file"
+"""Scheme of a bare path whose suffix is of no form."""
+RESERVED: Mapping[str, frozenset[str]] = {
+    "wav": frozenset({".wav"}),
+    "mqtt": frozenset(),
+    "serial": frozenset(),
+}
+"""Schemes that a later version may know, with suffixes as in `Form`."""
