@@ -26,7 +26,7 @@ from edge_agent.cli.main import parser
 from edge_agent.config.device_profile import DeviceProfile
 from edge_agent.config.settings import Settings
 from edge_agent.core.schema import is_key
-from edge_agent.inference.decode.registry import DECODERS
+from edge_agent.models.decoders import DECODERS
 from edge_agent.models.manifest import Manifest
 from edge_agent.sources.forms import FORMS
 from tests.helpers.small_models import brightness, plain, write_clip

@@ -1,7 +1,13 @@
 """Reads the settings: environment over systemd credentials over file over defaults.
 
-The records are in `settings`. Whatever is wrong is one line with the file or variable that it came
+The records are in `settings`. Every error is one line with the file or variable that the value came
 from, the key, and the mend.
+
+pydantic-settings lays the layers over each other, but its own sources do not read them (tried with
+2.16). They hand numbers and flags over as text, which strict types refuse
+(EDGE_AGENT_BROKER__PROTOCOL=4); they pass over a misspelled variable in silence; one credential of
+the unit that is not text, a TLS key say, stops everything; and no source knows which variable a
+wrong value came from. To override all that takes as many lines as to read them here.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from typing import Any
 from ..core.errors import ModelError
 from ..core.frozen import record
 from ..core.state_file import StateFile
-from ..models.manifest import Task, threshold_trouble
+from ..models.decoders import Task
+from ..models.manifest import threshold_trouble
 from .settings import RATES, THRESHOLDS, Pipeline
 
 log = logging.getLogger(__name__)

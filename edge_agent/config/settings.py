@@ -5,16 +5,19 @@ Plain frozen dataclasses; `config` reads them from environment, systemd credenti
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from ..core.codec import storable
 from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.errors import UsageError
 from ..core.frozen import record
 from ..core.names import default_device_id, is_name, is_version, version_key
 from ..inference.engines.registry import WantedEngine
+
+R = TypeVar("R")
 
 _STRICT: Any = {"extra": "forbid"}
 # Bounded so that neither infinity nor a slip of the finger gets through; NaN is within no bounds.
@@ -27,16 +30,19 @@ RATES = (1e-5, 100_000.0)
 """From one a day."""
 Threshold = Annotated[float, Plain(), Ge(THRESHOLDS[0]), Le(THRESHOLDS[1])]
 Flag = Annotated[bool, Plain()]
+RESTART: Any = {"restart": True}
+"""Metadata of a key that takes effect at the next start only."""
 Pixels = Annotated[int, Plain(), Ge(0), Le(1_000_000)]
 
 
+@storable
 @record(kw_only=True)
 class Broker:
     """Where results go and models come from."""
 
     __pydantic_config__ = _STRICT
     url: str = "mqtt://localhost:1883"
-    topic_root: str = "edge"
+    topic_root: str = field(default="edge", metadata=RESTART)
     username: str | None = None
     """Wins over the URL's."""
     password: str | None = field(default=None, repr=False)
@@ -67,6 +73,7 @@ class Address:
         return f"{'mqtts' if self.tls else 'mqtt'}://{self.host}:{self.port}"
 
 
+@storable
 @record(kw_only=True)
 class Health:
     """How often the device says how it is."""
@@ -77,6 +84,7 @@ class Health:
     """Of loopback, for Prometheus; 0: none."""
 
 
+@storable
 @record(kw_only=True)
 class Trust:
     """Whose models are accepted over MQTT."""
@@ -86,6 +94,7 @@ class Trust:
     allow_unsigned: Flag = False
 
 
+@storable
 @record(kw_only=True)
 class Trial:
     """What a model goes through between arriving and serving."""
@@ -99,6 +108,7 @@ class Trial:
     timeout_s: Annotated[Seconds, Gt(0)] = 60.0
 
 
+@storable
 @record(kw_only=True)
 class Batching:
     """Frames of several pipelines through one model at a time."""
@@ -110,6 +120,7 @@ class Batching:
     """How long the first of them waits for others."""
 
 
+@storable
 @record(kw_only=True)
 class SecondStage:
     """A second model on what the first one found."""
@@ -125,6 +136,7 @@ class SecondStage:
     threshold: Threshold | None = None
 
 
+@storable
 @record(kw_only=True)
 class Pipeline:
     """One source through one model."""
@@ -162,24 +174,25 @@ class Arm:
         return self.name if self.version is None else f"{self.name}@{self.version}"
 
 
+@storable
 @record(kw_only=True)
 class Settings:
     """The whole of `config.toml`."""
 
-    device_id: str = field(default_factory=default_device_id)
+    device_id: str = field(default_factory=default_device_id, metadata=RESTART)
     groups: tuple[str, ...] = ()
-    profile: str = "auto"
-    engine: WantedEngine = "auto"
-    decode: Literal["auto", "software"] = "auto"
+    profile: str = field(default="auto", metadata=RESTART)
+    engine: WantedEngine = field(default="auto", metadata=RESTART)
+    decode: Literal["auto", "software"] = field(default="auto", metadata=RESTART)
     """Of cameras and clips: on a hardware decoder where there is one, or never."""
-    state_dir: str = ""
-    models_dirs: tuple[str, ...] = ()
+    state_dir: str = field(default="", metadata=RESTART)
+    models_dirs: tuple[str, ...] = field(default=(), metadata=RESTART)
     quota_mb: Annotated[int, Plain(), Gt(0), Le(2**30)] = 2048
     broker: Broker = field(default_factory=Broker)
     health: Health = field(default_factory=Health)
     trust: Trust = field(default_factory=Trust)
     trial: Trial = field(default_factory=Trial)
-    batching: Batching = field(default_factory=Batching)
+    batching: Batching = field(default_factory=Batching, metadata=RESTART)
     pipelines: tuple[Pipeline, ...] = ()
     base: Path = field(default_factory=Path.cwd, metadata={"key": False})
     """Not a key: the folder that relative paths count from."""
@@ -187,6 +200,26 @@ class Settings:
     @property
     def state(self) -> Path:
         return Path(self.state_dir)
+
+
+def keep_until_restart(new: R, present: R, prefix: str = "") -> tuple[R, list[str]]:
+    """Replace what takes effect at the next start only by what it is at present.
+
+    Returns:
+        The settings, or a table of them, to go on with, and the keys in which *new* differs.
+
+    """
+    kept: dict[str, Any] = {}
+    waiting: list[str] = []
+    for item in fields(new):  # type: ignore[arg-type]  # a record
+        value, now = getattr(new, item.name), getattr(present, item.name)
+        if item.metadata.get("restart", False):
+            kept[item.name] = now
+            waiting += [prefix + item.name] if value != now else []
+        elif is_dataclass(value):
+            kept[item.name], more = keep_until_restart(value, now, f"{prefix}{item.name}.")
+            waiting += more
+    return replace(new, **kept), waiting  # type: ignore[type-var]  # a record
 
 
 def parse_route(text: str) -> tuple[Arm, ...]:

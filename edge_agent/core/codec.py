@@ -1,22 +1,51 @@
 """Frozen records to JSON and back, without asking what their types are.
 
-For what this program wrote itself, into a folder that nobody else writes to. Only the classes given
-are ever made; anything else is an error.
+For what this program wrote itself, into a folder that nobody else writes to. Only records that are
+`storable` are ever made; anything else is an error.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from pathlib import PosixPath
-from typing import Any
+from pathlib import Path, PosixPath
+from typing import Any, TypeVar
+
+C = TypeVar("C")
 
 _CLASS = "!"
+_classes: dict[str, type] = {}
+"""By name: the records that may be read back."""
+
+
+def storable(record: type[C]) -> type[C]:
+    """Register a record, so that it can be packed and unpacked: a decorator above `@record`.
+
+    Raises:
+        TypeError: another record has the same name.
+
+    """
+    known = _classes.setdefault(record.__name__, record)
+    if known is not record:
+        raise TypeError(f"{record.__name__}: {known.__module__} has a storable record of this name")
+    return record
+
+
+def modules() -> list[Path]:
+    """List the files that define the records: with another one of these, JSON may not fit."""
+    names = {record.__module__ for record in _classes.values()}
+    return sorted(Path(str(sys.modules[name].__file__)) for name in names)
 
 
 def pack(value: Any) -> Any:
-    """Make JSON of a record: classes by name, tuples and paths marked as such."""
-    if is_dataclass(value):
+    """Make JSON of a record: classes by name, tuples and paths marked as such.
+
+    Raises:
+        TypeError: of a value that could not be read back.
+
+    """
+    if is_dataclass(value) and _classes.get(type(value).__name__) is type(value):
         packed = {item.name: pack(getattr(value, item.name)) for item in fields(value)}
         return {_CLASS: type(value).__name__, **packed}
     if isinstance(value, tuple):
@@ -29,27 +58,27 @@ def pack(value: Any) -> Any:
         return [pack(item) for item in value]
     if value is None or isinstance(value, str | int | float | bool):
         return value
-    raise TypeError(f"{type(value).__name__} has no place in a plan")
+    raise TypeError(f"{type(value).__name__} cannot be packed: it is not decorated as storable")
 
 
-def unpack(value: Any, classes: Mapping[str, Any]) -> Any:
+def unpack(value: Any) -> Any:
     """Make records of what `pack` gave.
 
     Raises:
-        KeyError: of a class that is not among *classes*.
+        KeyError: of a class that is not storable.
         TypeError: a record has other fields by now.
 
     """
     if isinstance(value, list):
-        return [unpack(item, classes) for item in value]
+        return [unpack(item) for item in value]
     if not isinstance(value, dict):
         return value
     name = value.get(_CLASS)
     if name is None:
-        return {key: unpack(item, classes) for key, item in value.items()}
+        return {key: unpack(item) for key, item in value.items()}
     if name == "tuple":
-        return tuple([unpack(item, classes) for item in value["of"]])
+        return tuple([unpack(item) for item in value["of"]])
     if name == "path":
         return PosixPath(value["of"])
-    given = {key: unpack(item, classes) for key, item in value.items() if key != _CLASS}
-    return classes[name](**given)
+    given = {key: unpack(item) for key, item in value.items() if key != _CLASS}
+    return _classes[name](**given)

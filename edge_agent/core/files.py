@@ -13,7 +13,7 @@ import signal
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal, get_args
 
 from .errors import ModelError, UsageError
@@ -209,6 +209,24 @@ def same_files(one: Path, other: Path, aside: str) -> bool:
     return names == files(other) and all(
         filecmp.cmp(one / name, other / name, shallow=False) for name in names
     )
+
+
+def path_inside(folder: Path, name: str, where: str) -> Path:
+    """Return the path of a file that a model names, checked to lie inside the model's folder.
+
+    Raises:
+        ModelError: it leads outside, or there is no such file; begins with *where*.
+
+    """
+    pure = PurePosixPath(name)
+    if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name:
+        raise ModelError(f"{where}: {name!r} must be a path inside the model folder")
+    path = folder / pure
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ModelError(f"{where}: {name!r} leads outside the model folder")
+    if not path.is_file():
+        raise ModelError(f"{where}: {name!r} is missing from {folder}")
+    return path
 
 
 def take_lock(path: Path, *, wait: bool = False, like: Path | None = None) -> int:

@@ -1,13 +1,12 @@
-"""What this process is doing inside native code, written where it outlives the process.
+"""Flight recorder: the calls into native code, written to a file that outlives a crash.
 
 A crash in a driver, or a hang that ends with the watchdog's SIGKILL, leaves no exception to catch.
-So each call into an engine is noted in a page of the state folder that is mapped into memory: a
-note costs 3 µs (measured) and no system call, and it is still there when the process is not.
-What the last run was doing when it died is read by the next one (`last_words`), which then knows
-what to leave alone (`crashes`).
+So each call into an engine is recorded in a page of the state folder that is mapped into memory:
+an entry costs 3 µs (measured) and no system call, and it is still there after the process has died.
+The next run reads what was in flight (`previous_crash`), and its crash ledger counts it.
 
-One for the process, as its death is: `recorder` notes nothing until it is opened, so that commands
-and trials, which end alone, need none. Light: it stands on the way to the first result.
+One for each process: `recorder` writes nothing until it is opened, so that commands and trials,
+which end alone, need none. Light: it is imported before the first result.
 """
 
 from __future__ import annotations
@@ -28,49 +27,49 @@ from .frozen import record
 FILE = "flight"
 STARTING = "starting"
 PAGE = 4096
-"""What follows it in the file is what Python says of a fatal signal."""
+"""Bytes; behind it in the file is the report of Python's faulthandler."""
 PLACES = 20
-"""Calls that are noted at a time; one more goes unnoted."""
+"""Calls that are recorded at a time; one more is not."""
 LOAD_SECONDS = 300.0
-"""An engine that has been building a network for a processor for longer hangs."""
+"""Longest load on a CPU; beyond it the engine hangs."""
 DEVICE_SECONDS = 900.0
-"""On a GPU or NPU, where it takes minutes (openvino#1586)."""
+"""Longest load on a GPU or NPU, where it takes minutes (openvino#1586)."""
 SLOW_SECONDS = 10.0
-"""A call that takes longer than this is spoken of."""
+"""An inference that takes longer is reported in health."""
 
 _RUNNING, _CLEAN = b"run.", b"end."
 _HUNG, _MEMORY, _FIRST, _WIDTH = 8, 192, 256, 192
-"""Where in the page: what hung; kills for want of memory before; the first place, and its size."""
-# What faulthandler writes; not compiled before it is needed.
+"""Offsets in the page: the call that hangs; out-of-memory kills so far; first entry; its size."""
+# As faulthandler writes them; not compiled before they are needed.
 _CURRENT = rb"Current thread 0x([0-9a-f]+) "
 _FATAL = rb"Fatal Python error: ([^\n]{1,80})"
 
 
 @record
-class Doing:
+class EngineCall:
     """A call into an engine."""
 
     kind: str
     """load or infer"""
-    what: str
-    """Model, engine and device, as `place` has them."""
+    target: str
+    """Model, engine and device, as `call_target` returns them."""
     thread: int = 0
 
 
 @record
-class LastWords:
-    """How a run that did not end by itself came to its end."""
+class PreviousCrash:
+    """A run that did not end in order."""
 
     why: str
-    """In words, for the log: what became of it."""
-    doing: tuple[Doing, ...]
-    """What it was doing that may be to blame; empty: nothing is known to be."""
-    by_itself: bool = True
-    """It brought its end about; else somebody, or a power cut, did."""
+    """What ended it, for the log: "crashed (Aborted)"."""
+    calls: tuple[EngineCall, ...]
+    """In flight when it ended, and perhaps to blame; empty: none is known to be."""
+    self_inflicted: bool = True
+    """It crashed or hung; False: it was killed, or the power failed."""
 
 
-def place(model: str, engine: str, device: str, network: str) -> str:
-    """Name a model on an engine; once its file is another one, it is another name."""
+def call_target(model: str, engine: str, device: str, network: str) -> str:
+    """Return the name of a model on an engine; with another network file it is another name."""
     try:
         known = os.stat(network)  # noqa: PTH116 - before the first result
         stamp = f"{known.st_size:x}-{known.st_mtime_ns:x}"
@@ -80,29 +79,29 @@ def place(model: str, engine: str, device: str, network: str) -> str:
 
 
 class Recorder:
-    """Notes what goes on, in memory and in the page."""
+    """Records calls into engines, in memory and in the page."""
 
     def __init__(self) -> None:
         self._page: mmap.mmap | None = None
         self._file = -1
         self._free = deque(range(PLACES))
         self._now: dict[int, tuple[float, str, str]] = {}
-        """By place: since when, the kind of call, and what on."""
+        """By number of the entry: since when, the kind of call, and its target."""
 
     def open(self, state: str) -> None:
-        """Begin to write to the page; what the last run wrote there is gone.
+        """Open the page for writing; what the last run wrote there is removed.
 
-        Where the folder cannot be written, a crash leaves no trace: what runs, runs.
+        Where the folder cannot be written, nothing is recorded, and the agent runs all the same.
         """
         path = os.path.join(state, FILE)  # noqa: PTH118 - as above
         try:
-            # Not the old file cut short: who has it mapped still would die of that.
+            # Not the old file truncated: a process that still has it mapped would die of that.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)  # noqa: PTH108
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             self._file = os.open(path, flags, 0o600)
-            # Written, not only made longer: on a full disk a mapped page without a place on the
-            # disk is death at the first note.
+            # Written, not only extended: on a full disk a mapped page that has no block on the disk
+            # is SIGBUS at the first entry.
             os.write(self._file, _RUNNING.ljust(PAGE, b"\0"))
             self._page = mmap.mmap(self._file, PAGE)
         except (OSError, ValueError):
@@ -111,7 +110,7 @@ class Recorder:
         faulthandler.enable(self._file)
 
     def close(self) -> None:
-        """Note that the end that comes now is an orderly one, unless something hangs."""
+        """Record that this run ends in order, unless a call hangs."""
         page, self._page = self._page, None
         if page is not None:
             faulthandler.disable()
@@ -123,28 +122,28 @@ class Recorder:
             self._file = -1
 
     def remember_kills(self) -> None:
-        """Note how often the kernel has killed for want of memory; in time for the next run."""
+        """Record how many processes the kernel has killed for want of memory, for the next run."""
         if self._page is not None:
             self._page[_MEMORY : _MEMORY + 16] = f"{_memory_kills()}".encode().ljust(16, b"\0")
 
-    # What goes on
+    # Calls in flight
 
-    def enter(self, kind: str, what: str) -> int:
-        """Note that a call begins; gives its place."""
+    def enter(self, kind: str, target: str) -> int:
+        """Record that a call begins; return the number of its entry, -1 where all are taken."""
         try:
             number = self._free.pop()
         except IndexError:
             return -1
-        self._now[number] = (time.monotonic(), kind, what)
+        self._now[number] = (time.monotonic(), kind, target)
         page = self._page
         if page is not None:
-            with contextlib.suppress(ValueError):  # closed meanwhile: the end is an orderly one
-                words = f"{kind} {threading.get_ident():x} {what}"
+            with contextlib.suppress(ValueError):  # closed meanwhile: the run ends in order
+                words = f"{kind} {threading.get_ident():x} {target}"
                 _write(page, _FIRST + number * _WIDTH, words)
         return number
 
     def leave(self, number: int) -> None:
-        """Note that it is over."""
+        """Record that a call has returned."""
         if number < 0:
             return
         self._now.pop(number, None)
@@ -155,30 +154,31 @@ class Recorder:
         self._free.append(number)
 
     @contextmanager
-    def doing(self, kind: str, what: str) -> Iterator[None]:
-        """Note a call while it lasts."""
-        number = self.enter(kind, what)
+    def call(self, kind: str, target: str) -> Iterator[None]:
+        """Record a call while it lasts."""
+        number = self.enter(kind, target)
         try:
             yield
         finally:
             self.leave(number)
 
-    def stuck(self, seconds: float) -> Doing | None:
-        """Give an inference that has lasted longer than this, or a load beyond all patience."""
+    def stuck(self, seconds: float) -> EngineCall | None:
+        """Return an inference that lasts longer than *seconds*, or a load that takes too long."""
         now = time.monotonic()
-        for since, kind, what in self._calls():
-            if now - since > (seconds if kind == "infer" else _load_seconds(what)):
-                return Doing(kind, what)
+        for since, kind, target in self._calls():
+            if now - since > (seconds if kind == "infer" else _load_seconds(target)):
+                return EngineCall(kind, target)
         return None
 
-    def why(self) -> list[str]:
-        """Say which calls last too long."""
-        doing = {"load": "is being loaded", "infer": "is inside one inference"}
+    def problems(self) -> list[str]:
+        """List the calls that last too long, in words for health."""
+        verbs = {"load": "is being loaded", "infer": "is inside one inference"}
         now = time.monotonic()
         return [
-            f"model {short(what)}: {doing[kind]} for {now - since:.0f} s; the engine may hang"
-            for since, kind, what in self._calls()
-            if now - since > (SLOW_SECONDS if kind == "infer" else _load_seconds(what) / 5)
+            f"model {short_name(target)}: {verbs[kind]} for {now - since:.0f} s; "
+            "the engine may hang"
+            for since, kind, target in self._calls()
+            if now - since > (SLOW_SECONDS if kind == "infer" else _load_seconds(target) / 5)
         ]
 
     def _calls(self) -> list[tuple[float, str, str]]:
@@ -186,23 +186,23 @@ class Recorder:
             try:
                 return list(self._now.values())
             except RuntimeError:
-                continue  # another thread has begun a call meanwhile
+                continue  # another thread has entered a call meanwhile
 
-    def hung(self, call: Doing | None) -> None:
-        """Note what hangs, for the next run to know when this one ends for it; None: nothing."""
+    def mark_hung(self, call: EngineCall | None) -> None:
+        """Record the call that hangs, in case this run ends for it; None: no call hangs."""
         if self._page is not None:
-            words = f"{call.kind} {call.thread:x} {call.what}" if call is not None else ""
+            words = f"{call.kind} {call.thread:x} {call.target}" if call is not None else ""
             _write(self._page, _HUNG, words, _MEMORY - _HUNG)
 
 
 recorder = Recorder()
 
 
-def take_off(state: str) -> bool:
-    """Note that native work begins before this process is known to be the folder's only agent.
+def mark_starting(state: str) -> bool:
+    """Record that native work begins before this process holds the lock of the state folder.
 
     Returns:
-        False where the run before got no further than that: the quick way may be why.
+        False where the run before got no further than that: the fast start may be the cause.
 
     """
     try:
@@ -210,18 +210,18 @@ def take_off(state: str) -> bool:
     except FileExistsError:
         return False
     except OSError:
-        return True  # a disk that takes nothing is no reason to be slow
+        return True  # a disk that cannot be written is no reason for a slow start
     return True
 
 
-def aloft(state: str) -> None:
-    """Note that it has come further: from here on the recorder knows."""
+def clear_starting(state: str) -> None:
+    """Record that the start has come further: from here on the recorder is open."""
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(state, STARTING))  # noqa: PTH108, PTH118
 
 
-def last_words(state: str) -> LastWords | None:
-    """Read how the last run ended; None where it ended in order, or there was none."""
+def previous_crash(state: str) -> PreviousCrash | None:
+    """Return how the last run ended; None where it ended in order, or there was none."""
     try:
         with open(os.path.join(state, FILE), "rb") as file:  # noqa: PTH118, PTH123 - as above
             data = file.read(16 * PAGE)
@@ -229,7 +229,7 @@ def last_words(state: str) -> LastWords | None:
         return None
     if len(data) < PAGE or not data.startswith(_RUNNING):
         return None
-    doing = [
+    calls = [
         each
         for number in range(PLACES)
         if (each := _read(data, _FIRST + number * _WIDTH, _WIDTH)) is not None
@@ -238,17 +238,17 @@ def last_words(state: str) -> LastWords | None:
     fatal = re.search(_FATAL, data[PAGE:])
     if fatal is not None:
         crashed = f"crashed ({fatal[1].decode('ascii', 'replace')})"
-        # An engine's own threads are none of Python's: then all that went on is under suspicion.
+        # An engine's own threads are none of Python's: then every call in flight is suspected.
         thread = re.search(_CURRENT, data[PAGE:])
-        guilty = [each for each in doing if thread and each.thread == int(thread[1], 16)]
-        return LastWords(crashed, tuple(guilty[-1:] or doing))
+        guilty = [each for each in calls if thread and each.thread == int(thread[1], 16)]
+        return PreviousCrash(crashed, tuple(guilty[-1:] or calls))
     if hung is not None:
-        return LastWords("hung inside an engine", (hung,))
+        return PreviousCrash("hung inside an engine", (hung,))
     before = data[_MEMORY : _MEMORY + 16].rstrip(b"\0")
-    loads = tuple(each for each in doing if each.kind == "load")
+    loads = tuple(each for each in calls if each.kind == "load")
     if loads and before.isdigit() and _memory_kills() > int(before):
-        return LastWords("was killed for want of memory", loads)
-    return LastWords("was killed, or the power failed", (), by_itself=False)
+        return PreviousCrash("was killed for want of memory", loads)
+    return PreviousCrash("was killed, or the power failed", (), self_inflicted=False)
 
 
 def _write(page: mmap.mmap, at: int, text: str, width: int = _WIDTH) -> None:
@@ -256,20 +256,20 @@ def _write(page: mmap.mmap, at: int, text: str, width: int = _WIDTH) -> None:
     page[at : at + len(words) + 1] = words + b"\0"
 
 
-def _read(data: bytes, at: int, width: int) -> Doing | None:
-    """Read a note; None where there is none, or what is there is none of ours."""
+def _read(data: bytes, at: int, width: int) -> EngineCall | None:
+    """Parse an entry; None where there is none, or it is damaged."""
     words = data[at : at + width].partition(b"\0")[0].decode("utf-8", "replace")
     match = re.fullmatch(r"(load|infer) ([0-9a-f]+) (.+)", words)
-    return Doing(match[1], match[3], int(match[2], 16)) if match else None
+    return EngineCall(match[1], match[3], int(match[2], 16)) if match else None
 
 
-def _load_seconds(what: str) -> float:
-    return LOAD_SECONDS if ":CPU " in what else DEVICE_SECONDS
+def _load_seconds(target: str) -> float:
+    return LOAD_SECONDS if ":CPU " in target else DEVICE_SECONDS
 
 
-def short(what: str) -> str:
-    """Name a place without its file's stamp."""
-    return what.rpartition(" ")[0]
+def short_name(target: str) -> str:
+    """Return a call's target without the stamp of the file."""
+    return target.rpartition(" ")[0]
 
 
 def _memory_kills() -> int:

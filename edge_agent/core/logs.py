@@ -1,7 +1,8 @@
 """Where log lines go: to the journal with fields, or to stderr as lines; the same one rarely.
 
 A broken camera may give rise to the same line for days, a flood of garbage to thousands that are
-almost the same. What is held back is counted, and the count is said.
+almost the same: `Seldom` holds them back, and logs how many they were. So code that logs need not
+remember what it has logged; where the text of a lasting condition changes, it uses a `Latch`.
 """
 
 from __future__ import annotations
@@ -150,6 +151,23 @@ def _bounded(message: str) -> str:
     if len(message) <= MAX_MESSAGE:
         return message
     return f"{message[:MAX_MESSAGE]}… ({len(message) - MAX_MESSAGE} characters more)"
+
+
+class Latch:
+    """Lets the first of a row through: a condition that is checked often is logged when it begins.
+
+    For lines whose text changes while the condition lasts, and for those that are not worth the
+    building of a record each time; of the same line over and over `Seldom` takes care.
+    """
+
+    def __init__(self) -> None:
+        self._holds = False
+
+    def begins(self, holds: bool) -> bool:
+        """Return whether a condition holds that did not hold when this was last asked."""
+        begins = holds and not self._holds
+        self._holds = holds
+        return begins
 
 
 class _Held:

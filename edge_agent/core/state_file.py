@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .files import replace_file
+from .logs import Latch
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ class StateFile:
         """
         self.path = path
         self._holds = holds
-        self._failing = False
+        self._failing = Latch()
 
     def read(self, parse: Callable[[Any], T]) -> T | None:
         """Return what *parse* makes of the content; None where there is none or it is damaged.
@@ -67,18 +68,17 @@ class StateFile:
 
         """
         replace_file(self.path, json.dumps(content).encode())
-        self._failing = False
+        self._failing.begins(False)
 
     def save(self, content: Any) -> None:
         """Replace the content; where that fails, log the first failure of a row and go on."""
         try:
             self.write(content)
         except OSError as problem:
-            if self._holds is not None and not self._failing:
+            if self._failing.begins(True) and self._holds is not None:
                 log.warning(
                     "%s: cannot be written: %s; %s will be forgotten at the next start",
                     self.path,
                     problem.strerror or problem,
                     self._holds,
                 )
-            self._failing = True

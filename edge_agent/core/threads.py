@@ -1,4 +1,4 @@
-"""Threads that live and die together, and the one queue of reasons to stop.
+"""The group of the agent's threads, its signal handlers, and the one queue of reasons to stop.
 
 Knows nothing of what the threads do.
 """
@@ -20,18 +20,18 @@ log = logging.getLogger(__name__)
 
 @record
 class Stop:
-    """Why the agent ends."""
+    """A reason to end the agent."""
 
     reason: str
     error: BaseException | None = None
     asked: bool = False
-    """By a signal or a command, not by a failure."""
+    """It was asked for by a signal or a command; False: a failure."""
     restart: bool = False
     """The agent is started again in the same place."""
 
 
 class Stops:
-    """Where everyone leaves a reason to stop, or a wish to be woken; the main thread waits here.
+    """Queue of the main thread: reasons to stop, and calls to be made there.
 
     SimpleQueue because its `put` is reentrant: a signal may land while the main thread holds the
     lock of any other queue.
@@ -40,17 +40,17 @@ class Stops:
     def __init__(self) -> None:
         self._queue: SimpleQueue[Stop | Callable[[], None]] = SimpleQueue()
         self.signalled: Stop | None = None
-        """A signal has asked to end, whatever other reason there may be besides."""
+        """The end that a signal has asked for; it wins over all that is queued."""
 
     def put(self, stop: Stop) -> None:
         self._queue.put(stop)
 
     def call(self, work: Callable[[], None]) -> None:
-        """Have the main thread do *work* at its next turn."""
+        """Run *work* in the main thread, as soon as it waits."""
         self._queue.put(work)
 
     def wait(self, tick: Callable[[], float]) -> Stop:
-        """Call *tick* whenever the seconds that it returns are over, until there is a reason."""
+        """Return the first reason to stop; call *tick* again after the seconds that it returns."""
         while True:
             pause = tick()
             try:
@@ -60,15 +60,14 @@ class Stops:
             if isinstance(item, Stop):
                 return item
             if self.signalled is not None:
-                return self.signalled  # it does not wait for what was asked for before it
+                return self.signalled  # before anything that was queued earlier
             item()
 
 
-class Crew:
-    """Threads that live and die together.
+class ThreadGroup:
+    """Threads that end together: the first one to fail is a reason to stop the whole agent.
 
-    The first member to fail is a reason to stop the whole agent: systemd restarts a dead daemon,
-    nothing restarts half a live one.
+    systemd restarts a dead daemon, nothing restarts half a live one.
     """
 
     def __init__(self, stops: Stops, patience: float = 2.0) -> None:
@@ -76,10 +75,10 @@ class Crew:
         self._patience = patience
         self._threads: list[threading.Thread] = []
         self.left_behind = False
-        """Somebody did not come back from native code in time."""
+        """Whether a thread did not return from native code in time."""
 
     def spawn(self, name: str, work: Callable[[], object]) -> threading.Thread:
-        """Start *work* in a thread; that it ends is all right, that it fails is not."""
+        """Run *work* in a thread; it may return at any time, an exception stops the agent."""
 
         def body() -> None:
             try:
@@ -95,7 +94,7 @@ class Crew:
         return thread
 
     def abandon(self, thread: threading.Thread) -> None:
-        """Stop waiting for a member that is stuck in native code."""
+        """Do not wait for a thread that is stuck in native code."""
         self._threads = [member for member in self._threads if member is not thread]
 
     def __enter__(self) -> Self:
@@ -107,20 +106,20 @@ class Crew:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 self.left_behind = True
-                # Nothing is wrong: a model that is being loaded cannot be told to stop.
-                log.info("%s is still in native code; leaving it behind", thread.name)
+                # No failure: the load of a model cannot be interrupted.
+                log.info("thread %s is still in native code; leaving it behind", thread.name)
 
 
 def stop_on_signals(stops: Stops, reload: Callable[[], None]) -> None:
-    """SIGTERM and SIGINT ask to stop, once; SIGHUP asks to read the settings again.
+    """Install handlers: SIGTERM and SIGINT stop the agent, SIGHUP reads the settings again.
 
-    Many SIGHUPs are one, until the reading begins: what is read then is the newest.
+    Several SIGHUPs count as one until the reading begins: it finds the newest settings.
     """
     waits = False
 
     def ask(number: int, _frame: object) -> None:
-        # Whoever asks twice gets no more than that, and an end in the middle of goodbye would be
-        # less. By the system, for Python goes back to the default before the process has ended.
+        # A second signal must not end the process while it disconnects. Ignored by the system, for
+        # Python restores the default handler before the process has ended.
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, signal.SIG_IGN)
         if stops.signalled is None:
@@ -144,9 +143,9 @@ def stop_on_signals(stops: Stops, reload: Callable[[], None]) -> None:
 
 
 def stop_on_dead_threads(stops: Stops) -> None:
-    """Notice when threads that are not ours die.
+    """Stop the agent when a thread dies that is not of the group.
 
-    When a callback raises, paho's does, and paho goes on saying that it is connected.
+    When a callback raises, paho's thread dies, and paho goes on to report that it is connected.
     """
 
     def died(dead: threading.ExceptHookArgs) -> None:

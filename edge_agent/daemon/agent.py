@@ -18,30 +18,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config.settings import (
-    Arm,
-    Batching,
-    Broker,
-    Health,
-    Pipeline,
-    SecondStage,
-    Settings,
-    Trial,
-    Trust,
-)
+from ..config.settings import Arm, Settings
 from ..core import systemd
 from ..core.codec import unpack
 from ..core.errors import AgentError, EngineError, ModelError
 from ..core.files import make_state_folder, replace_file
-from ..core.flight_recorder import aloft, last_words, recorder
+from ..core.flight_recorder import clear_starting, previous_crash, recorder
 from ..core.logs import set_up
 from ..core.threads import Stop, Stops, stop_on_dead_threads, stop_on_signals
 from ..core.timeline import Clock
-from ..inference.engines.protocol import EngineChoice
 from ..inference.model import Model, open_model
 from ..inference.prepared.artifact import read
 from ..inference.prepared.fallback import load_prepared
-from ..models.manifest import InputSpec, LogMel, Manifest, ModelFolder, OutputSpec, TrialSpec
 from ..models.store.agent_lock import claim
 from ..runtime.pipelines.runner import Runner
 from .fast_start import readahead
@@ -50,7 +38,7 @@ from .fast_start.reexec import hold, start_anew
 from .hang_watch import HANG_SECONDS, Hangs
 
 if TYPE_CHECKING:
-    from ..core.flight_recorder import LastWords
+    from ..core.flight_recorder import PreviousCrash
     from ..inference.prepared.load import Load
     from ..runtime.serving.planned_model import PlannedModel
     from .control import Control
@@ -62,16 +50,6 @@ log = logging.getLogger(__name__)
 
 FIRST_RESULT_SECONDS = 10.0
 """How long orders, pushes and health wait for a first result that is to be expected."""
-
-_CLASSES = {
-    kind.__name__: kind
-    for kind in (
-        *(Settings, Broker, Health, Trust, Trial, Batching, Pipeline, SecondStage),
-        *(ModelFolder, Manifest, InputSpec, OutputSpec, TrialSpec, LogMel),
-        EngineChoice,
-    )
-}
-"""What a plan is made of."""
 
 
 class Restart(Exception):
@@ -121,7 +99,7 @@ class Agent:
         )
         self._control: Control | None = None
         self._closing = False
-        self._last: LastWords | None = None
+        self._last: PreviousCrash | None = None
         """How the last run ended, if not by itself."""
         self._reload_missed = False
         """The settings were to be read again when there was nobody yet to do it."""
@@ -131,7 +109,7 @@ class Agent:
     @property
     def left_behind(self) -> bool:
         """Whether a thread is still in native code."""
-        return self._runner.crew.left_behind
+        return self._runner.threads.left_behind
 
     def _take_inventory(self, settings: Settings) -> Inventory:
         """Read the device and its models, once."""
@@ -154,7 +132,7 @@ class Agent:
             # Outlives the workers, who publish; on the way out it says goodbye.
             stack.callback(runner.client.close)
             stack.callback(self._close_transfers)
-            stack.enter_context(runner.crew)
+            stack.enter_context(runner.threads)
             stack.callback(self._close_control)
             stack.callback(runner.board.close)
             stack.callback(runner.halt)
@@ -162,9 +140,9 @@ class Agent:
                 # Before any model is loaded: a version that has crashed us must not do so again.
                 self._begin_control()
             else:
-                runner.crew.spawn("first", partial(self._begin_quick, *self._planned))
+                runner.threads.spawn("first", partial(self._begin_quick, *self._planned))
             runner.start()
-            # Not of the crew: it publishes until the last of them is done.
+            # Not of the group: it publishes until the last of them is done.
             connecting = threading.Thread(
                 target=self._guarded, args=("client", runner.client.run), daemon=True
             )
@@ -182,11 +160,11 @@ class Agent:
     def _take_over(self, stack: ExitStack) -> None:
         """Read how the last run of this folder ended, and write down how this one goes."""
         state = str(self._runner.settings.state)
-        self._last = last_words(state)
+        self._last = previous_crash(state)
         if self._last is not None:
             log.warning("the last run %s", self._last.why)
         recorder.open(state)
-        aloft(state)
+        clear_starting(state)
         stack.callback(recorder.close)
 
     def _guarded(self, name: str, work: Callable[[], None]) -> None:
@@ -205,7 +183,7 @@ class Agent:
         self._runner.lazy(wanted=plan.lazy)
         for index, quick in enumerate(plan.models):
             try:
-                with recorder.doing("load", _place(quick)):
+                with recorder.call("load", _place(quick)):
                     model = self._quick_model(quick, early.model(index))
             except AgentError as problem:
                 # It is loaded in the usual way, when the rest is there.
@@ -236,8 +214,8 @@ class Agent:
                 log.warning("%s: cannot be written: %s", readahead.FILE, problem.strerror)
 
     def _quick_model(self, quick: PlannedModel, begun: Load | None) -> Model:
-        folder = unpack(quick.folder, _CLASSES)
-        choice = unpack(quick.choice, _CLASSES)
+        folder = unpack(quick.folder)
+        choice = unpack(quick.choice)
         if quick.form:
             return load_prepared(folder, choice, begun or read(quick.form), quick.kind)
         # Looked into when the plan was made, and unchanged since.
@@ -258,7 +236,7 @@ class Agent:
             return False
         try:
             return all(
-                inventory.catalog.find(quick.name, quick.version) == unpack(quick.folder, _CLASSES)
+                inventory.catalog.find(quick.name, quick.version) == unpack(quick.folder)
                 for quick in plan.models
             )
         except ModelError:
@@ -347,7 +325,7 @@ def run(
 def resume(plan: Plan, early: Early, config: str, clock: Clock) -> int:
     """Run the daemon from a plan; the exit status of `edge-agent run`."""
     set_up(verbose=False, steady=True)
-    settings: Settings = unpack(plan.settings, _CLASSES)
+    settings: Settings = unpack(plan.settings)
 
     def reread() -> Settings:
         from ..config.load import load

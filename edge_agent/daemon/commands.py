@@ -61,7 +61,7 @@ class AgentCommands:
         problems = [serving.problem for serving in pipeline.servings if serving.model is None]
         if problems and len(problems) == len(pipeline.servings) and all(problems):
             raise ModelError(f"pipeline: {pipeline.name} has no model: {problems[0]}")
-        pipeline.snapshot_wanted = True
+        pipeline.snapshots.request()
         return {"topic": self._runner.topics.snapshot(pipeline.name)}
 
     def restart(self, _body: Body) -> Body:

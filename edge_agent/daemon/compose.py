@@ -167,7 +167,7 @@ def compose(
         settings.state,
         malformed=lambda: orders.malformed + runner.inbox.dropped,
         credible=runner.wall.credible,
-        problems=(recorder.why, inventory.crashes.why, background.problems),
+        problems=(recorder.problems, inventory.crashes.why, background.problems),
     )
     active.on_change.add(announcements.models, preparer.wake, batcher.wake, planner.changed)
     form_ready.add(planner.keep, announcements.models)

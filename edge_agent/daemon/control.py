@@ -10,7 +10,7 @@ from typing import Any
 
 from ..delivery.receive.router import Transfers
 from ..delivery.rollout.deployer import Deployer
-from ..device.resources import give_back_large_blocks
+from ..device.allocator import return_large_blocks
 from ..health.report import Health
 from ..mqtt import payloads
 from ..runtime.pipelines.runner import Runner
@@ -53,13 +53,13 @@ class Control:
 
     def recover(self) -> None:
         """Resume or undo the deployments that the last run left; before any model is loaded."""
-        give_back_large_blocks()
+        return_large_blocks()
         self._deployer.recover()
 
     def start(self) -> None:
         """Publish what this device is, then start the services."""
         self._announcements.info()
-        self._services.start(self._runner.crew)
+        self._services.start(self._runner.threads)
 
     def reload(self) -> None:
         """Apply changed settings without touching pipelines that have not changed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from ..core.flight_recorder import Recorder, short
+from ..core.flight_recorder import Recorder, short_name
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Hangs:
         self._limit = limit
         self._end = end
         self._since: float | None = None
-        self._said = False
+        self._hanging = False
 
     def look(self, now: float) -> bool:
         """Tell whether something hangs.
@@ -46,16 +46,16 @@ class Hangs:
         """
         call = self._recorder.stuck(self._limit)
         if call is None:
-            if self._said:
-                self._recorder.hung(None)
-            self._since, self._said = None, False
+            if self._hanging:
+                self._recorder.mark_hung(None)
+            self._since, self._hanging = None, False
             return False
         self._since = now if self._since is None else self._since
-        if now - self._since >= SURE_SECONDS and not self._said:
-            self._said = True
-            self._recorder.hung(call)
-            words = f"model {short(call.what)}: hangs inside the engine ({call.kind})"
+        if now - self._since >= SURE_SECONDS and not self._hanging:
+            self._hanging = True
+            self._recorder.mark_hung(call)
+            words = f"model {short_name(call.target)}: hangs inside the engine ({call.kind})"
             log.error("%s: only a restart helps", words)
             if self._end is not None:
                 self._end(words)
-        return self._said
+        return self._hanging

@@ -9,7 +9,7 @@ from ..runtime.serving.crash_ledger import CrashLedger
 from ..runtime.serving.loader import ModelLoader, library_of, match_profile, open_store
 
 if TYPE_CHECKING:
-    from ..core.flight_recorder import LastWords
+    from ..core.flight_recorder import PreviousCrash
 
 
 class Inventory:
@@ -35,7 +35,7 @@ class Inventory:
         )
         self.catalog = library_of(settings, self.store)
 
-    def blame(self, last: LastWords | None) -> None:
+    def blame(self, last: PreviousCrash | None) -> None:
         """Count an abnormal end of the last run against the models in use at that moment.
 
         Must come before any model is loaded.

@@ -9,10 +9,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..config.settings import Settings
+from ..config.settings import Settings, keep_until_restart
 from ..core import systemd
 from ..core.errors import UsageError
 from ..core.logs import ANSWER
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     import ssl
 
 log = logging.getLogger(__name__)
-
-_FIXED = ("device_id", "state_dir", "profile", "engine", "models_dirs", "batching", "decode")
-"""Settings that take effect at the next start only; so does `broker.topic_root`."""
 
 
 class SettingsReload:
@@ -89,7 +85,7 @@ class SettingsReload:
             runner.client.change_broker(settings.broker, tls)
         self._metrics.answer_on(settings.health.metrics_port)
         self._arrange(before)
-        runner.crew.spawn("loader", self._load)
+        runner.threads.spawn("loader", self._load)
         log.info("settings read again: %d pipelines", len(runner.pipelines), extra=ANSWER)
         systemd.notify("READY=1", f"STATUS={len(runner.pipelines)} pipelines")
 
@@ -104,17 +100,11 @@ class SettingsReload:
         for pipeline in settings.pipelines:
             parse_source(pipeline.source, settings.base)
         tls = tls_context(settings.broker)
-        present = self._runner.settings
-        kept = {key: getattr(present, key) for key in _FIXED}
-        waiting = [key for key, value in kept.items() if getattr(settings, key) != value]
-        broker = settings.broker
-        if broker.topic_root != present.broker.topic_root:
-            waiting.append("broker.topic_root")
-            broker = replace(broker, topic_root=present.broker.topic_root)
+        settings, waiting = keep_until_restart(settings, self._runner.settings)
         for key in waiting:
             log.warning("%s: changed, takes effect at the next start", key, extra=ANSWER)
             self._planner.waits_for_restart = True
-        return replace(settings, broker=broker, **kept), tls
+        return settings, tls
 
     def _arrange(self, settings: Settings) -> None:
         """Remove, add and replace pipelines.
@@ -135,7 +125,7 @@ class SettingsReload:
                 if name not in after:
                     log.info("pipeline %s is gone", name, extra=ANSWER)
             for name in [name for name in after if after[name] != before.get(name)]:
-                runner.add(after[name]).start(runner.crew)
+                runner.add(after[name]).start(runner.threads)
                 log.info("pipeline %s is new or changed", name, extra=ANSWER)
             runner.lazy(wanted=self._lazy)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..core.threads import Crew
+from ..core.threads import ThreadGroup
 
 
 class Service(Protocol):
@@ -45,10 +45,10 @@ class Services:
     def __init__(self, services: Sequence[Service]) -> None:
         self._services = services
 
-    def start(self, crew: Crew) -> None:
+    def start(self, threads: ThreadGroup) -> None:
         """Start a thread for each."""
         for service in self._services:
-            crew.spawn(service.name, service.run)
+            threads.spawn(service.name, service.run)
 
     def close(self) -> None:
         """Ask all to end, without waiting for their threads."""

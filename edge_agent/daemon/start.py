@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ..config.locations import config_file
 from ..core.errors import AgentError, status_of
-from ..core.flight_recorder import aloft, last_words, take_off
+from ..core.flight_recorder import clear_starting, mark_starting, previous_crash
 from ..core.timeline import Clock
 from .fast_start.early import Early
 from .fast_start.fingerprint import digest
@@ -45,14 +45,14 @@ def begin(arguments: Sequence[str], clock: Clock) -> int | None:
     if config is None:
         return None
     plan = find(config, digest(config))
-    if plan is None or not _airworthy(plan.state):
+    if plan is None or not _may_start_quickly(plan.state):
         return None
     clock.take("settings", time.monotonic() - start)
     start = time.monotonic()
     try:
         early = Early(plan, clock)
     except ImportError:
-        aloft(plan.state)
+        clear_starting(plan.state)
         return None  # an engine has been uninstalled: the slow way finds another, or says so
     from .agent import resume
 
@@ -61,17 +61,17 @@ def begin(arguments: Sequence[str], clock: Clock) -> int | None:
         return resume(plan, early, config, clock)
     except AgentError as problem:
         status = status_of(problem)
-        aloft(plan.state)
+        clear_starting(plan.state)
         sys.stderr.flush()
         # A model may still be loading: native code that comes back to a Python which is taking
         # itself apart aborts.
         os._exit(status)
 
 
-def _airworthy(state: str) -> bool:
+def _may_start_quickly(state: str) -> bool:
     """Whether the last run gives no reason to load anything before it is looked into."""
-    last = last_words(state)
-    return (last is None or not last.by_itself) and take_off(state)
+    last = previous_crash(state)
+    return (last is None or not last.self_inflicted) and mark_starting(state)
 
 
 def _mind_signals() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import BrokerError
-from ..models.packages.packing import Package
+from ..models.packages.build import Package
 from ..mqtt.connection import ReceivedMessage
 from ..mqtt.one_shot import OneShotClient
 from ..mqtt.payloads import SCHEMA

@@ -1,6 +1,6 @@
-"""How much of the machine this process may use, and which instructions it has.
+"""Processors and memory that this process may use, and the instructions there are.
 
-Split from `facts` because it lies on the way to the first result, and has to be light.
+Apart from `hardware` because it lies on the way to the first result, and has to be light.
 """
 
 from __future__ import annotations
@@ -9,14 +9,8 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 ROOT = Path("/")
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LARGE = 128 * 1024
-"""A block of which glibc, as it begins, asks the kernel for."""
-_mapped_from: int | None = None
-"""Bytes from which on blocks are mapped by themselves; None: as the C library likes."""
 
 
 def usable_cpus(root: Path = ROOT) -> int:
@@ -33,59 +27,6 @@ def usable_memory(root: Path = ROOT) -> int:
     total = int(match[1]) * 1024 if match else 0
     limits = [limit for limit in _memory_limits(root) if limit > 0]
     return min([total, *limits]) if total else min(limits, default=0)
-
-
-def trim_memory() -> None:
-    """Have the C library give back what this process has freed, and does not use at the moment."""
-    import ctypes
-
-    libc: Any = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # the GNU library's
-        libc.malloc_trim(0)
-
-
-def give_back_large_blocks() -> None:
-    """Have the C library give back blocks of 8 MiB and more at once when they are freed.
-
-    glibc by itself learns to keep what is up to 32 MiB, for each thread apart: of eight clips of 4K
-    more stayed each time that they came and went (164 MB, 0.3 and 0.4 GB, without end).
-    """
-    _map_from(8 * 2**20)
-
-
-def _map_from(size: int) -> bool:
-    """Have blocks of so many bytes mapped by themselves, if not smaller ones are already.
-
-    Returns:
-        Whether the C library can do that: the GNU library.
-
-    """
-    import ctypes
-
-    global _mapped_from  # noqa: PLW0603 - the C library's setting is the process's, too
-    libc: Any = ctypes.CDLL(None)
-    # Only the GNU library has these; elsewhere memory is as its own allocator likes.
-    if not hasattr(libc, "malloc_trim"):
-        return False
-    if _mapped_from is None or size < _mapped_from:
-        _mapped_from = size
-        libc.mallopt(_M_MMAP_THRESHOLD, size)
-    return True
-
-
-def return_freed_memory() -> None:
-    """Have the C library give back at once what this process frees, now and from now on.
-
-    glibc keeps ever larger blocks for the next use. A network that runs in parts asks for a block
-    of another size with every layer: 72 of 108 MB were kept so and not in use (ViT-B/16 FP32 in 34
-    parts), and an inference took no longer without.
-    """
-    import ctypes
-
-    if _map_from(_LARGE):
-        libc: Any = ctypes.CDLL(None)
-        libc.mallopt(_M_TRIM_THRESHOLD, _LARGE)
-    trim_memory()
 
 
 def _count_ranges(ranges: str) -> int:

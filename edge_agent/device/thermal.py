@@ -1,7 +1,9 @@
-"""How warm this machine is, and what slows its processor down, read from sysfs.
+"""Temperatures of this machine, and what slows its processor down, read from sysfs.
 
-No library and no privileges; what is missing or odd is left out. All of it is found below one
-root, so that a tree of files can stand for any machine.
+No privileges; what is missing or odd is left out. All of it is read below one root, so that a tree
+of files can stand for any machine. Not by `psutil.sensors_temperatures`: it reads fixed paths, so
+that the tests on such trees would go, has no passive trip points, leaves zones out where there is
+any hwmon sensor, and takes the nonsense of a broken sensor for a temperature.
 """
 
 from __future__ import annotations

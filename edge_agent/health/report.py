@@ -101,13 +101,13 @@ class Health:
             if pipeline.state == "lost":
                 reasons.append(f"source of {pipeline.name}: {pipeline.error}")
             if (
-                pipeline.last_problem is not None
-                and now - pipeline.last_problem[0] < RECENT_SECONDS
+                pipeline.errors.latest is not None
+                and now - pipeline.errors.latest[0] < RECENT_SECONDS
             ):
-                reasons.append(f"pipeline {pipeline.name}: {pipeline.last_problem[1]}")
-            unfit = pipeline.unfit()
-            if unfit is not None:
-                reasons.append(f"pipeline {pipeline.name}: {unfit}")
+                reasons.append(f"pipeline {pipeline.name}: {pipeline.errors.latest[1]}")
+            problem = pipeline.threshold_problem()
+            if problem is not None:
+                reasons.append(f"pipeline {pipeline.name}: {problem}")
             reasons += self._broken_promises(pipeline, now)
         deadlines = {one.name: one.settings.deadline_ms for one in self._pipelines()}
         expected = self._expected()
@@ -204,7 +204,7 @@ class Health:
                 "lost": lost,
                 "waiting": account.waiting,
                 "dropped": dict(account.dropped),
-                "latency_ms": payloads.percentiles(list(pipeline.latency_ms)),
+                "latency_ms": payloads.percentiles(list(pipeline.results.latency_ms)),
                 "source": state or "opening",
             }
         for model in {

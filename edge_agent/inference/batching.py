@@ -18,6 +18,7 @@ import numpy as np
 
 from ..core.errors import AgentError, EngineError, ModelError, SampleError
 from ..core.types import Array, Kind, Outcome, Request, Tensors, TensorSpec
+from .compare import probe_input, race, relative_distance
 from .engines.protocol import Engine, FixShapes
 from .engines.registry import capabilities, open_engine
 from .folding.find import cut_for
@@ -153,7 +154,7 @@ class Batch:
     def _check_size(self, size: int) -> None:
         engine = self._engines.get(0) or self._engines[size]
         spec = next(spec for spec in self._model.engine.inputs if spec.name == self._takes)
-        samples = np.concatenate([_noise(spec, number) for number in range(size)])
+        samples = _samples(spec, size)
         constants = self._constants
         # The first and the last among them, and those in between evenly.
         places = {round(place) for place in np.linspace(0, size - 1, min(size, COMPARED))}
@@ -167,7 +168,7 @@ class Batch:
                 expected = outputs[name]
                 if expected.ndim == 0 or expected.shape[0] != 1 or array.shape[0] != size:
                     raise EngineError(f"output {name} has no place for each sample")
-                distance = _distance(expected, array[number : number + 1])
+                distance = relative_distance(expected, array[number : number + 1])
                 if not distance <= SAME:
                     raise EngineError(
                         f"output {name}: a sample among others gives something else than alone "
@@ -185,16 +186,14 @@ class Batch:
         size = self._size(self.most)
         engine = self._engines.get(0) or self._engines[size]
         spec = next(spec for spec in self._model.engine.inputs if spec.name == self._takes)
-        samples = np.concatenate([_noise(spec, number) for number in range(size)])
+        samples = _samples(spec, size)
         # As frames come to it, not as golden inputs do.
         joined = self._model.ready(self._joined({**self._constants, spec.name: samples}, samples))
-        together = float("inf")
-        for _ in range(rounds):
-            alone_s = min(alone_s, seconds_alone(self._model, 1))
-            start = time.perf_counter()
-            self._model.run(joined, engine)
-            together = min(together, time.perf_counter() - start)
-        return together <= alone_s * size
+        single = _ready(self._model)
+        alone, together = race(
+            [lambda _: self._model.run(single), lambda _: self._model.run(joined, engine)], rounds
+        )
+        return min(together) <= min(alone_s * 1e3, *alone) * size
 
     def close(self) -> None:
         for engine in self._engines.values():
@@ -203,16 +202,16 @@ class Batch:
 
 def seconds_alone(model: Model, runs: int = 5) -> float:
     """Measure what a model takes for a sample, as frames come to it: the quickest of some."""
+    ready = _ready(model)
+    return min(race([lambda _: model.run(ready)], runs)[0]) / 1e3
+
+
+def _ready(model: Model) -> Tensors:
+    """Return the inputs of one sample as frames come to the engine, not as golden inputs do."""
     spec = sample_input(model.manifest.input, model.engine.inputs)
-    ready = model.ready(
-        {**constants(model.manifest.input, model.engine.inputs), spec.name: _noise(spec, 0)}
+    return model.ready(
+        {**constants(model.manifest.input, model.engine.inputs), spec.name: _samples(spec, 1)}
     )
-    least = float("inf")
-    for _ in range(runs):
-        start = time.perf_counter()
-        model.run(ready)
-        least = min(least, time.perf_counter() - start)
-    return least
 
 
 def open_batch(model: Model, kind: Kind, most: int) -> Batch:
@@ -279,21 +278,11 @@ def sizes(most: int) -> list[int]:
     return sorted(found)
 
 
-def _noise(spec: TensorSpec, number: int) -> Array:
-    """Make a sample; the second is much louder than the first, so that it would drown it."""
-    chance = np.random.default_rng(number)
-    shape = [size or 1 for size in spec.shape]
-    kind = np.dtype(spec.dtype)
-    if kind.kind in "iu":
-        limits = np.iinfo(kind)
-        middle = (int(limits.max) + int(limits.min) + 1) // 2
-        span = min(127, int(limits.max) - middle) if number else 8
-        return chance.integers(middle - span, middle + span, shape).astype(kind)
-    return (chance.standard_normal(shape) * (1.0 if number else 0.1)).astype(kind)
-
-
-def _distance(expected: Array, found: Array) -> float:
-    one, other = expected.astype(np.float64), found.astype(np.float64)
-    if one.shape != other.shape:
-        return float("inf")
-    return float(np.linalg.norm(one - other) / max(float(np.linalg.norm(one)), 1e-12))
+def _samples(spec: TensorSpec, count: int) -> Array:
+    """Return samples of noise, the first so quiet that any other would drown it."""
+    return np.concatenate(
+        [
+            probe_input(spec, np.random.default_rng(number), 1.0 if number else 0.1)
+            for number in range(count)
+        ]
+    )

@@ -1,8 +1,4 @@
-"""Compares what a model gives on this device with what it gave where it was made.
-
-By task, so that the last bits of another processor do not count: the same best class, the same
-boxes, tensors close to each other.
-"""
+"""Golden inputs: what a model gives on this device, against what it gave where it was made."""
 
 from __future__ import annotations
 
@@ -17,33 +13,16 @@ import numpy as np
 
 from ..core.errors import ModelError
 from ..core.types import (
-    Anomaly,
     Array,
-    Classes,
-    Detections,
-    Findings,
-    RawTensors,
-    Tensors,
     TensorSpec,
-    Values,
 )
+from .compare import SHARE, Agreement, compare_outputs
 from .model import Model
 
 GOLDEN = "golden.npz"
 MAX_GOLDEN_BYTES = 256 * 2**20
 """Of all its arrays, unpacked."""
 MAX_ARRAYS = 1000
-IOU = 0.5
-SHARE = 0.95
-"""Of the boxes that must be found again, and of the cases whose best class must agree."""
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How far two sets of outputs agree."""
-
-    passed: bool
-    why: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,118 +176,3 @@ def compare_golden(model: Model) -> Agreement | None:
         more = f" (and {len(failures) - 1} more of {len(cases)} cases)" if len(failures) > 1 else ""
         return Agreement(False, failures[0] + more)
     return Agreement(True, count)
-
-
-def compare_outputs(
-    model: Model, inputs: Tensors, expected: Tensors, found: Tensors, tolerance: float
-) -> Agreement:
-    """Compare two sets of outputs of one input, by the model's task."""
-    if model.manifest.task in {"detection", "classification", "anomaly"} and set(expected) == set(
-        found
-    ):
-        return compare_findings(
-            model.decode(expected, inputs), model.decode(found, inputs), tolerance
-        )
-    return _compare_tensors(expected, found, tolerance)
-
-
-def compare_findings(
-    expected: Findings, found: Findings, tolerance: float, doubt: float = 0.0
-) -> Agreement:
-    """Compare what two models, or two engines, make of the same input.
-
-    Args:
-        expected: findings of one.
-        found: findings of the other.
-        tolerance: of numbers, relative.
-        doubt: score below which a box may be missing: what is just above the threshold for one
-            engine is just below it for the next.
-
-    """
-    match expected, found:
-        case Detections(), Detections():
-            share = matched(expected, found, doubt)
-            return Agreement(
-                share >= SHARE,
-                f"{share:.0%} of {max(len(expected), len(found))} boxes found again, "
-                f"{SHARE:.0%} wanted",
-            )
-        case Classes(), Classes():
-            one, other = expected.labels[:1], found.labels[:1]
-            return Agreement(
-                one == other,
-                f"best class {' '.join(other) or 'none'}, expected {' '.join(one) or 'none'}",
-            )
-        case Anomaly(), Anomaly():
-            distance = abs(found.score - expected.score) / max(abs(expected.score), 1e-9)
-            return Agreement(
-                distance <= tolerance,
-                f"score {found.score:.4g}, expected {expected.score:.4g} within {tolerance:.0%}",
-            )
-        case Values(), Values():
-            return _compare_tensors(_numbers(expected.values), _numbers(found.values), tolerance)
-        case RawTensors(), RawTensors():
-            return _compare_tensors(expected.tensors, found.tensors, tolerance)
-        case _:
-            return Agreement(False, f"{type(found).__name__}, expected {type(expected).__name__}")
-
-
-def _numbers(values: Mapping[str, float]) -> dict[str, Array]:
-    return {name: np.array([value]) for name, value in values.items()}
-
-
-def _compare_tensors(expected: Tensors, found: Tensors, tolerance: float) -> Agreement:
-    for name, wanted in expected.items():
-        distance = relative_l2(wanted, found[name]) if name in found else float("inf")
-        if not distance <= tolerance:
-            return Agreement(
-                False, f"output {name}: relative distance {distance:.3g}, allowed {tolerance:g}"
-            )
-    return Agreement(True, "all tensors close")
-
-
-def matched(expected: Detections, found: Detections, doubt: float = 0.0) -> float:
-    """Give the share of boxes that both have: same label, IoU of at least 0.5, each used once.
-
-    Boxes below *doubt* that only one of them has do not count.
-    """
-    free = set(range(len(found)))
-    hits = alone = 0
-    for index, label in enumerate(expected.labels):
-        best, best_iou = -1, IOU
-        for other in free:
-            if found.labels[other] != label:
-                continue
-            overlap = iou(expected.boxes[index], found.boxes[other])
-            if overlap >= best_iou:
-                best, best_iou = other, overlap
-        if best >= 0:
-            free.remove(best)
-            hits += 1
-        elif expected.scores[index] >= doubt:
-            alone += 1
-    alone = max(alone, sum(1 for other in free if found.scores[other] >= doubt))
-    return hits / (hits + alone) if hits + alone else 1.0
-
-
-def iou(one: Array, other: Array) -> float:
-    """Intersection over union of two boxes x1, y1, x2, y2."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
-    if width <= 0 or height <= 0:
-        return 0.0
-    inter = float(width * height)
-    area = float(
-        (one[2] - one[0]) * (one[3] - one[1]) + (other[2] - other[0]) * (other[3] - other[1])
-    )
-    return inter / max(area - inter, 1e-9)
-
-
-def relative_l2(expected: Array, found: Array) -> float:
-    """Give the distance of two tensors, relative to the first; infinite where not comparable."""
-    if expected.shape != found.shape:
-        return float("inf")
-    one, other = expected.astype(np.float64), found.astype(np.float64)
-    if not np.isfinite(other).all():
-        return float("inf")
-    return float(np.linalg.norm(one - other) / max(float(np.linalg.norm(one)), 1e-9))

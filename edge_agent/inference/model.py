@@ -16,8 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from ..core.errors import AgentError, EngineError, ModelError, SampleError
-from ..core.flight_recorder import place as place_of
-from ..core.flight_recorder import recorder
+from ..core.flight_recorder import call_target, recorder
 from ..core.frozen import record
 from ..core.types import (
     Array,
@@ -111,7 +110,7 @@ class Model:
         self._prepare = prepare
         self._decode = decode
         self._id = folder.manifest.id
-        self._place = place_of(self._id, choice.engine, choice.device, str(folder.network))
+        self._place = call_target(self._id, choice.engine, choice.device, str(folder.network))
         self._threshold = default_threshold(folder)
 
     @property
@@ -272,7 +271,7 @@ class Model:
     def warm_up(self) -> None:
         """Run once on zeros, so that the first frame does not pay for lazy set-up."""
         # Noted as part of the load: on a GPU the first inference builds kernels, for long.
-        with recorder.doing("load", self._place):
+        with recorder.call("load", self._place):
             self.engine.infer(
                 {
                     spec.name: np.zeros([size or 1 for size in spec.shape], spec.dtype)
@@ -386,9 +385,9 @@ def open_model(
     cut_off = cut_for(folder, kind)
     passed: list[str] = []
     for choice in choices:
-        place = place_of(folder.manifest.id, choice.engine, choice.device, str(folder.network))
+        place = call_target(folder.manifest.id, choice.engine, choice.device, str(folder.network))
         try:
-            with recorder.doing("load", place):
+            with recorder.call("load", place):
                 engine = open_engine(
                     choice, folder.network, fixed_shapes(folder.manifest.input, kind), cut_off
                 )

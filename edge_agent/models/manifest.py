@@ -7,57 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from ..core.codec import storable
 from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.errors import ModelError
+from ..core.files import path_inside
 from ..core.frozen import record
 from ..core.names import NAME_RULE, is_name, is_version
+from .decoders import DEFAULT, DecoderName, Task, decoders_of
 
 MANIFEST = "model.toml"
 MAX_LABEL_BYTES = 2**20
 MAX_LABELS = 100_000
 
-Task = Literal["detection", "classification", "anomaly", "regression", "raw"]
-DecoderName = Literal[
-    "ultraface",
-    "yunet",
-    "yolox",
-    "yolov8",
-    "yolo-e2e",
-    "yolov5",
-    "nanodet",
-    "ssd",
-    "detr",
-    "softmax",
-    "logits",
-    "reconstruction",
-    "score",
-    "raw",
-]
 Interpolation = Literal["linear", "area", "cubic", "nearest"]
 PICTURE_LAYOUTS = ("nchw", "nhwc")
 SIGNAL_LAYOUTS = ("ct", "tc", "flat-ct", "flat-tc")
-
-# Which decoders make sense for which task.
-DECODERS_OF: Mapping[Task, tuple[DecoderName, ...]] = {
-    "detection": (
-        "ultraface",
-        "yunet",
-        "yolox",
-        "yolov8",
-        "yolo-e2e",
-        "yolov5",
-        "nanodet",
-        "ssd",
-        "detr",
-    ),
-    "classification": ("softmax", "logits"),
-    "anomaly": ("reconstruction", "score"),
-    "regression": ("raw", "score"),
-    "raw": ("raw",),
-}
 
 SCORED: frozenset[Task] = frozenset({"detection", "classification"})
 """Tasks whose findings have scores from 0 to 1; what the others give may be any number."""
@@ -69,6 +36,7 @@ Number = Annotated[float, Ge(-1e9), Le(1e9)]
 Numbers = tuple[Number, ...]
 
 
+@storable
 @record(kw_only=True)
 class LogMel:
     """Parameters of `transform = "logmel"`."""
@@ -84,6 +52,7 @@ class LogMel:
     n_mfcc: Annotated[int, Ge(0), Le(1024)] = 0
 
 
+@storable
 @record(kw_only=True)
 class InputSpec:
     """How a sample becomes the network's input."""
@@ -143,6 +112,7 @@ class InputSpec:
         return values
 
 
+@storable
 @record(kw_only=True)
 class OutputSpec:
     """How the network's outputs become findings."""
@@ -160,6 +130,7 @@ class OutputSpec:
     """Role = tensor name, where they are not found by shape and usual names."""
 
 
+@storable
 @record(kw_only=True)
 class TrialSpec:
     """Bounds on a candidate; stricter than the device's, never laxer."""
@@ -174,6 +145,7 @@ class TrialSpec:
     timeout_s: Annotated[float, Gt(0), Le(366 * 86400)] | None = None
 
 
+@storable
 @record(kw_only=True)
 class Manifest:
     """The whole of `model.toml`."""
@@ -196,12 +168,11 @@ class Manifest:
 
     @property
     def decoder(self) -> DecoderName:
-        """The decoder named, or the only one its task can have."""
-        if self.output.decoder is None:
-            return "raw"
-        return self.output.decoder
+        """The decoder named, or the default."""
+        return DEFAULT if self.output.decoder is None else self.output.decoder
 
 
+@storable
 @record
 class ModelFolder:
     """A model on disk whose manifest has been read; its network has not."""
@@ -240,12 +211,8 @@ def parse(data: Mapping[str, Any], where: str) -> Manifest:
             f"{where}: version: {manifest.version!r} is not a version "
             '(dot-separated integers: "3" or "1.2")'
         )
-    allowed = DECODERS_OF[manifest.task]
-    if manifest.output.decoder is None and manifest.task in {
-        "detection",
-        "classification",
-        "anomaly",
-    }:
+    allowed = decoders_of(manifest.task)
+    if manifest.output.decoder is None and DEFAULT not in allowed:
         raise ModelError(
             f"{where}: output.decoder: is missing; task {manifest.task} takes one of "
             f"{', '.join(allowed)}"
@@ -291,7 +258,7 @@ def threshold_trouble(task: Task, threshold: float) -> str | None:
 def check(manifest: Manifest, folder: Path) -> ModelFolder:
     """See that the files a manifest names are there and inside its folder; read the labels."""
     where = folder / MANIFEST
-    network = inside(folder, manifest.file, f"{where}: file")
+    network = path_inside(folder, manifest.file, f"{where}: file")
     if network.suffix not in {".onnx", ".xml"}:
         raise ModelError(f"{where}: file: {manifest.file!r} is neither .onnx nor .xml")
     if network.suffix == ".xml" and not network.with_suffix(".bin").is_file():
@@ -300,7 +267,7 @@ def check(manifest: Manifest, folder: Path) -> ModelFolder:
         )
     labels = manifest.output.labels
     if isinstance(labels, str):
-        text = inside(folder, labels, f"{where}: output.labels")
+        text = path_inside(folder, labels, f"{where}: output.labels")
         if text.stat().st_size > MAX_LABEL_BYTES:
             raise ModelError(f"{text}: larger than {MAX_LABEL_BYTES // 2**20} MiB, not labels")
         try:
@@ -315,16 +282,3 @@ def check(manifest: Manifest, folder: Path) -> ModelFolder:
         if len(labels) > MAX_LABELS:
             raise ModelError(f"{text}: {len(labels)} labels, expected at most {MAX_LABELS}")
     return ModelFolder(folder, manifest, labels)
-
-
-def inside(folder: Path, name: str, where: str) -> Path:
-    """Find a file that a manifest names, and see that it lies inside the folder."""
-    pure = PurePosixPath(name)
-    if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name:
-        raise ModelError(f"{where}: {name!r} must be a path inside the model folder")
-    path = folder / pure
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise ModelError(f"{where}: {name!r} leads outside the model folder")
-    if not path.is_file():
-        raise ModelError(f"{where}: {name!r} is missing from {folder}")
-    return path

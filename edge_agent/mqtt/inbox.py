@@ -11,6 +11,8 @@ import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from ..core.logs import Latch
+
 if TYPE_CHECKING:
     from .connection import ReceivedMessage
 
@@ -39,7 +41,7 @@ class Inbox(SimpleQueue["ReceivedMessage | None"]):
         self._most = messages
         self._room = size
         self._counting = threading.Lock()
-        self._full = False
+        self._full = Latch()
 
     def put(
         self, item: ReceivedMessage | None, block: bool = True, timeout: float | None = None
@@ -56,8 +58,7 @@ class Inbox(SimpleQueue["ReceivedMessage | None"]):
         if fits:
             super().put(item, block, timeout)
             return
-        if not self._full:
-            self._full = True
+        if self._full.begins(True):
             log.warning("messages come faster than they can be looked at; some are dropped")
         self.dropped += 1
         # Else the broker would keep one of its few places for it until the next connection.
@@ -74,5 +75,6 @@ class Inbox(SimpleQueue["ReceivedMessage | None"]):
         if item is not None:
             with self._counting:
                 self._room += len(item.payload)
-            self._full = self._full and not self.empty()
+            if self.empty():
+                self._full.begins(False)
         return item

@@ -112,7 +112,6 @@ class Orders:
         self.idle: Callable[[], None] = lambda: None
         """Called when nothing more is there to be dealt with, and every now and then."""
         self._behind = False
-        self._retained_said = False
 
     def run(self) -> None:
         while True:
@@ -157,13 +156,11 @@ class Orders:
             MalformedError: always.
 
         """
-        if not self._retained_said:
-            self._retained_said = True
-            log.warning(
-                "%s: retained, so it is refused: it would replay at every connect; "
-                "publish without retain",
-                topic,
-            )
+        log.warning(
+            "%s: retained, so it is refused: it would replay at every connect; "
+            "publish without retain",
+            topic,
+        )
         raise MalformedError("retained: it would replay at every connect")
 
     def _locate(self, topic: str) -> Inbox:

@@ -38,7 +38,7 @@ import pytest
 from edge_agent.core.files import DEPLOY_POINTS, STORE_POINTS
 from edge_agent.models.manifest import load
 from edge_agent.models.packages.blocks import BlockList
-from edge_agent.models.packages.packing import Package, open_package, pack
+from edge_agent.models.packages.build import Package, open_package, pack
 from edge_agent.models.store.install import install_folder
 from edge_agent.models.store.local_blocks import read_front
 from edge_agent.models.store.store import NOTES, Store

@@ -34,7 +34,7 @@ from edge_agent.bench.push.versions import versions
 from edge_agent.config.settings import Broker
 from edge_agent.core.bundled import bundled
 from edge_agent.delivery.sender import Sender
-from edge_agent.models.packages.packing import Package
+from edge_agent.models.packages.build import Package
 from edge_agent.mqtt.loopback import Loopback, broker
 from edge_agent.mqtt.one_shot import OneShotClient
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from edge_agent.bench.push.versions import renew, tensors
 from edge_agent.models.manifest import load
-from edge_agent.models.packages.packing import make
+from edge_agent.models.packages.build import make
 from tests.helpers.support import CHECKOUT, run_cli
 from tests.helpers.tiny_networks import node, save_onnx
 

@@ -21,6 +21,7 @@ from edge_agent.core.logs import (
     OF_A_KIND,
     REMEMBERED,
     Journal,
+    Latch,
     Seldom,
     encode_entry,
     handler_for,
@@ -266,3 +267,10 @@ def test_a_flood_of_one_kind_is_cut_and_counted() -> None:
         f"{1000 - OF_A_KIND} more lines of the kind: push 999: rejected",
         "push 1000: rejected",
     ]
+
+
+def test_a_latch_lets_the_first_of_a_row_through() -> None:
+    """A condition is logged when it begins, and again when it begins once more."""
+    latch = Latch()
+    holds = [False, True, True, False, False, True]
+    assert [latch.begins(each) for each in holds] == [False, True, False, False, False, True]

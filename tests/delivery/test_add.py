@@ -17,7 +17,7 @@ import pytest
 import tomli_w
 
 from edge_agent.core.bundled import bundled
-from edge_agent.models.packages.packing import pack
+from edge_agent.models.packages.build import pack
 from edge_agent.models.store.store import Store
 from tests.helpers.small_models import brightness, plain, write_pictures
 from tests.helpers.support import (

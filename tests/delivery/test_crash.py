@@ -12,7 +12,7 @@ import pytest
 
 from edge_agent.core.files import FAULT_POINTS
 from edge_agent.models.manifest import load
-from edge_agent.models.packages.packing import Package, make
+from edge_agent.models.packages.build import Package, make
 from edge_agent.models.store.agent_lock import claim
 from edge_agent.models.store.incoming import Incoming
 from edge_agent.models.store.pointers import Trial

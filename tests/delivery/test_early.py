@@ -25,7 +25,7 @@ from edge_agent.delivery.early.stages import StagedEngine
 from edge_agent.delivery.trial.process import TrialProcess, run_trial
 from edge_agent.inference.engines.protocol import EngineChoice
 from edge_agent.models.manifest import load
-from edge_agent.models.packages.packing import Package, make
+from edge_agent.models.packages.build import Package, make
 from edge_agent.models.store.incoming import Incoming
 from edge_agent.models.store.store import Store
 from tests.helpers.push import LABELS, PICTURE, golden, manifest

@@ -14,13 +14,13 @@ import numpy as np
 
 from edge_agent.core.flight_recorder import (
     FILE,
-    Doing,
-    LastWords,
+    EngineCall,
+    PreviousCrash,
     Recorder,
-    aloft,
-    last_words,
-    place,
-    take_off,
+    call_target,
+    clear_starting,
+    mark_starting,
+    previous_crash,
 )
 from edge_agent.daemon.hang_watch import SURE_SECONDS, Hangs
 from edge_agent.runtime.serving.crash_ledger import LIMIT, CrashLedger
@@ -39,7 +39,7 @@ FACE = "face@3 openvino:GPU 1-2"
 def died(state: Path, script: str) -> int:
     """Run a few lines that end badly, with a recorder open on *state*; gives the status."""
     head = (
-        "from edge_agent.core.flight_recorder import recorder, Doing\n"
+        "from edge_agent.core.flight_recorder import recorder, EngineCall\n"
         f"recorder.open({str(state)!r})\n"
     )
     done = subprocess.run([sys.executable, "-c", head + script], check=False, capture_output=True)
@@ -58,11 +58,11 @@ def test_a_crash_inside_an_engine_names_the_model(tmp_path: Path) -> None:
         f"recorder.enter('infer', {FACE!r})\n"
         "faulthandler._sigsegv()",
     )
-    last = last_words(str(tmp_path))
+    last = previous_crash(str(tmp_path))
     assert status == -signal.SIGSEGV
     assert last is not None
     assert last.why == "crashed (Segmentation fault)"
-    assert [(each.kind, each.what) for each in last.doing] == [("infer", FACE)]
+    assert [(each.kind, each.target) for each in last.calls] == [("infer", FACE)]
 
 
 def test_a_crash_in_one_thread_is_not_held_against_another(tmp_path: Path) -> None:
@@ -78,10 +78,10 @@ def test_a_crash_in_one_thread_is_not_held_against_another(tmp_path: Path) -> No
         f"recorder.enter('infer', {FACE!r})\n"
         "faulthandler._sigabrt()",
     )
-    last = last_words(str(tmp_path))
+    last = previous_crash(str(tmp_path))
     assert status == -signal.SIGABRT
     assert last is not None
-    assert [each.what for each in last.doing] == [FACE]
+    assert [each.target for each in last.calls] == [FACE]
 
 
 def test_a_kill_in_the_middle_of_an_inference_blames_nobody(tmp_path: Path) -> None:
@@ -90,9 +90,9 @@ def test_a_kill_in_the_middle_of_an_inference_blames_nobody(tmp_path: Path) -> N
         tmp_path,
         f"import os\nrecorder.enter('infer', {FACE!r})\nos.kill(os.getpid(), 9)",
     )
-    last = last_words(str(tmp_path))
+    last = previous_crash(str(tmp_path))
     assert status == -signal.SIGKILL
-    assert last == LastWords("was killed, or the power failed", (), by_itself=False)
+    assert last == PreviousCrash("was killed, or the power failed", (), self_inflicted=False)
 
 
 def test_what_was_seen_to_hang_before_the_kill_is_to_blame(tmp_path: Path) -> None:
@@ -100,21 +100,21 @@ def test_what_was_seen_to_hang_before_the_kill_is_to_blame(tmp_path: Path) -> No
     died(
         tmp_path,
         f"import os\nrecorder.enter('infer', {FACE!r})\n"
-        f"recorder.hung(Doing('infer', {FACE!r}))\nos.kill(os.getpid(), 9)",
+        f"recorder.mark_hung(EngineCall('infer', {FACE!r}))\nos.kill(os.getpid(), 9)",
     )
-    last = last_words(str(tmp_path))
+    last = previous_crash(str(tmp_path))
     assert last is not None
     assert last.why == "hung inside an engine"
-    assert [each.what for each in last.doing] == [FACE]
+    assert [each.target for each in last.calls] == [FACE]
 
 
 def test_an_orderly_end_and_no_run_at_all_leave_no_words(tmp_path: Path) -> None:
     """Nothing is said of a run that closed its recorder, of none, and of a file of nonsense."""
-    assert last_words(str(tmp_path)) is None
+    assert previous_crash(str(tmp_path)) is None
     assert died(tmp_path, f"recorder.enter('infer', {FACE!r})\nrecorder.close()") == 0
-    assert last_words(str(tmp_path)) is None
+    assert previous_crash(str(tmp_path)) is None
     (tmp_path / FILE).write_bytes(b"\xff" * 9000)
-    assert last_words(str(tmp_path)) is None
+    assert previous_crash(str(tmp_path)) is None
 
 
 def test_notes_cost_no_more_places_than_there_are() -> None:
@@ -131,8 +131,8 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     """Without a place to write the notes are kept in memory only."""
     own = Recorder()
     own.open(str(tmp_path / "absent"))
-    with own.doing("infer", FACE):
-        assert own.stuck(-1.0) == Doing("infer", FACE)
+    with own.call("infer", FACE):
+        assert own.stuck(-1.0) == EngineCall("infer", FACE)
     assert own.stuck(-1.0) is None
     own.close()
 
@@ -140,19 +140,19 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
 def test_a_quick_start_that_got_nowhere_is_not_repeated(tmp_path: Path) -> None:
     """The quick way is taken again only if the last one came as far as being the one agent."""
     state = str(tmp_path)
-    assert take_off(state)
-    assert not take_off(state)
-    aloft(state)
-    assert take_off(state)
-    assert take_off(str(tmp_path / "absent")), "a folder that takes nothing is no reason"
+    assert mark_starting(state)
+    assert not mark_starting(state)
+    clear_starting(state)
+    assert mark_starting(state)
+    assert mark_starting(str(tmp_path / "absent")), "a folder that takes nothing is no reason"
 
 
 # What is counted
 
 
-def words(what: str = FACE) -> LastWords:
+def words(what: str = FACE) -> PreviousCrash:
     """Make the last words of a run that crashed while it loaded something."""
-    return LastWords("crashed (Aborted)", (Doing("load", what),))
+    return PreviousCrash("crashed (Aborted)", (EngineCall("load", what),))
 
 
 def test_after_three_crashes_in_a_row_a_pair_is_left_alone(tmp_path: Path) -> None:
@@ -194,9 +194,9 @@ def test_another_file_is_another_place(tmp_path: Path) -> None:
     """A model whose file has been replaced under the same version is given a new chance."""
     network = tmp_path / "model.onnx"
     network.write_bytes(b"one")
-    before = place("face@3", "openvino", "CPU", str(network))
+    before = call_target("face@3", "openvino", "CPU", str(network))
     network.write_bytes(b"another")
-    assert place("face@3", "openvino", "CPU", str(network)) != before
+    assert call_target("face@3", "openvino", "CPU", str(network)) != before
 
 
 # Hangs
@@ -221,7 +221,7 @@ def test_a_load_may_take_longer_than_an_inference() -> None:
     own = Recorder()
     number = own.enter("load", FACE)
     assert own.stuck(-1.0) is None
-    assert own.why() == []
+    assert own.problems() == []
     own.leave(number)
 
 
@@ -278,9 +278,9 @@ def test_a_model_that_hangs_is_said_and_left_alone_at_last(
     ]
     state = tmp_path / "agent" / "state"
     state.mkdir(parents=True)
-    lamp = place("lamp@1", "onnxruntime", "CPU", str(network))
+    lamp = call_target("lamp@1", "onnxruntime", "CPU", str(network))
     for _ in range(LIMIT - 1):
-        CrashLedger(state).add(LastWords("hung inside an engine", (Doing("infer", lamp),)))
+        CrashLedger(state).add(PreviousCrash("hung inside an engine", (EngineCall("infer", lamp),)))
     listener = listen(broker.port)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))

@@ -65,13 +65,13 @@ def test_a_roomy_and_cool_machine_is_no_reason(device: Device) -> None:
 def test_of_what_has_ended_all_is_counted(device: Device) -> None:
     """A source that gives its last frame and ends while health is being gathered."""
     kept = device.pipelines[0]
-    device.board.add(kept.slot)
-    kept._capture.state = "running"
+    device.board.add(kept.queue)
+    kept.source.state = "running"
 
     def last_frame() -> list[str]:
-        device.board.skip(kept.slot, "still")
+        device.board.drop(kept.queue, "still")
         kept.channel.published += 1
-        kept._capture.state = "ended"
+        kept.source.state = "ended"
         return []
 
     device.problems.append(last_frame)

@@ -53,9 +53,9 @@ from edge_agent.models.manifest import load as load_model
 from edge_agent.models.manifest import parse as parse_manifest
 from edge_agent.models.packages.archive import open_archive, unpack_handmade
 from edge_agent.models.packages.blocks import BlockList
+from edge_agent.models.packages.build import Package, make
 from edge_agent.models.packages.keys import TrustedKeys
 from edge_agent.models.packages.package import PackageHeader
-from edge_agent.models.packages.packing import Package, make
 from edge_agent.models.store.catalog import Library
 from edge_agent.models.store.store import Store
 from edge_agent.mqtt import payloads as wire

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -13,6 +14,7 @@ from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.connection import ReceivedMessage
 from edge_agent.mqtt.topics import Topics
 from edge_agent.runtime.pipelines.pipeline import Identity, Pipeline
+from edge_agent.runtime.pipelines.sinks import ResultSink
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.runtime.serving.active import Serving
 from edge_agent.sources.spec import parse_source
@@ -38,7 +40,14 @@ def offline_client(inbox: SimpleQueue[ReceivedMessage | None] | None = None) -> 
 
 
 def idle_pipeline(
-    name: str, source: str, folder: Path, board: Board[Model], client: Client, *, qos: int = 1
+    name: str,
+    source: str,
+    folder: Path,
+    board: Board[Model],
+    client: Client,
+    *,
+    qos: int = 1,
+    sinks: Sequence[ResultSink] = (),
 ) -> Pipeline:
     """Make a pipeline whose source is not opened, and whose model is not there.
 
@@ -49,6 +58,7 @@ def idle_pipeline(
         board: where its captures would go.
         client: where its results would go.
         qos: of its results.
+        sinks: take its results too.
 
     """
     spec = parse_source(source, folder)
@@ -60,4 +70,5 @@ def idle_pipeline(
         identity=Identity("box", "session", TOPICS, Clock()),
         board=board,
         client=client,
+        sinks=sinks,
     )

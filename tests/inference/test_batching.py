@@ -34,7 +34,7 @@ from tests.helpers.support import (
     wait_until,
 )
 from tests.helpers.tiny_networks import node, save_onnx
-from tests.runtime.test_board import Bench, in_thread
+from tests.runtime.test_board import Bench, FixedRoute, in_thread
 
 __all__ = ["own"]
 
@@ -325,21 +325,21 @@ def bench() -> Bench:
 
 def test_frames_of_several_pipelines_go_together(bench: Bench) -> None:
     """The oldest first, as many as the model takes; the others stay for the next lane."""
-    slots = [bench.slot(f"p{number}") for number in range(4)]
-    for number, slot in enumerate(slots):
-        bench.put(slot, since=float(number))
+    queues = [bench.queue(f"p{number}") for number in range(4)]
+    for number, queue in enumerate(queues):
+        bench.put(queue, since=float(number))
     jobs = bench.board.gather(bench.take())
-    assert [job.slot.name for job in jobs] == ["p0", "p1", "p2"]
-    assert [job.fellows for job in jobs] == [3, 3, 3]
+    assert [job.queue.name for job in jobs] == ["p0", "p1", "p2"]
+    assert [job.batched for job in jobs] == [3, 3, 3]
     assert bench.model.users == 3
-    assert bench.take().slot.name == "p3"
+    assert bench.take().queue.name == "p3"
 
 
 def test_results_of_a_batch_leave_in_order(bench: Bench) -> None:
     """Several frames of one recording in a batch are handed over in the order of capture."""
-    slot = bench.slot(room=4, lossless=True)
+    queue = bench.queue(room=4, lossless=True)
     for _ in range(4):
-        bench.put(slot)
+        bench.put(queue)
     jobs = bench.board.gather(bench.take())
     last = bench.take()
     said: list[int] = []
@@ -351,38 +351,38 @@ def test_results_of_a_batch_leave_in_order(bench: Bench) -> None:
 
 def test_another_models_frames_are_not_taken_along(bench: Bench) -> None:
     """A batch is of one model's frames only; after an exchange the new one's wait for their own."""
-    mine, other, later = bench.slot("mine"), bench.slot("other"), bench.slot("later")
+    mine, other, later = bench.queue("mine"), bench.queue("other"), bench.queue("later")
     foreign, new = type(bench.model)("foreign"), type(bench.model)("new")
-    other.pick = lambda: foreign
-    for slot in (mine, other, later):
-        bench.put(slot)
+    other.route = FixedRoute(foreign)
+    for queue in (mine, other, later):
+        bench.put(queue)
     job = bench.take()
     with bench.board.boundary():
-        later.pick = lambda: new
-    assert [one.slot.name for one in bench.board.gather(job)] == ["mine"]
+        later.route = FixedRoute(new)
+    assert [one.queue.name for one in bench.board.gather(job)] == ["mine"]
     assert (bench.model.users, foreign.users, new.users) == (1, 0, 0)
 
 
 def test_a_frame_that_is_too_old_is_not_taken_along(bench: Bench) -> None:
     """What waited longer than its deadline is dropped by that reason, not put into the batch."""
     bench.now = 100.0
-    first, old = bench.slot("first"), bench.slot("old", deadline=1.0)
+    first, old = bench.queue("first"), bench.queue("old", deadline=1.0)
     bench.put(first, since=90.0)
     bench.put(old, since=95.0)
-    assert [job.slot.name for job in bench.board.gather(bench.take())] == ["first"]
+    assert [job.queue.name for job in bench.board.gather(bench.take())] == ["first"]
     assert bench.account("old").dropped["deadline"] == 1
 
 
 def test_a_lane_waits_for_frames_that_may_come(bench: Bench) -> None:
     """With `max_delay` the first waits for others, and goes as soon as the batch is full."""
     bench.board.max_delay = PATIENCE
-    slots = [bench.slot(f"p{number}") for number in range(3)]
-    bench.put(slots[0])
+    queues = [bench.queue(f"p{number}") for number in range(3)]
+    bench.put(queues[0])
     gathered: list[str] = []
     job = bench.take()
-    lane = in_thread(lambda: gathered.extend(one.slot.name for one in bench.board.gather(job)))
-    for slot in slots[1:]:
-        bench.put(slot, since=1.0)
+    lane = in_thread(lambda: gathered.extend(one.queue.name for one in bench.board.gather(job)))
+    for queue in queues[1:]:
+        bench.put(queue, since=1.0)
     lane.join(PATIENCE / 2)
     assert sorted(gathered) == ["p0", "p1", "p2"]
 
@@ -390,8 +390,8 @@ def test_a_lane_waits_for_frames_that_may_come(bench: Bench) -> None:
 def test_nobody_waits_where_nothing_can_come(bench: Bench) -> None:
     """A pipeline that is the only one of its model does not wait for itself."""
     bench.board.max_delay = PATIENCE
-    slot = bench.slot()
-    bench.put(slot)
+    queue = bench.queue()
+    bench.put(queue)
     job = bench.take()
     gathered: list[Job[Any]] = []
     lane = in_thread(lambda: gathered.extend(bench.board.gather(job)))
@@ -402,10 +402,10 @@ def test_nobody_waits_where_nothing_can_come(bench: Bench) -> None:
 def test_another_models_frame_ends_the_wait(bench: Bench) -> None:
     """Where no lane is idle, what waits for its own model is not held up by a batch."""
     bench.board.max_delay = PATIENCE
-    mine, other = bench.slot("mine"), bench.slot("other")
-    bench.slot("silent")
+    mine, other = bench.queue("mine"), bench.queue("other")
+    bench.queue("silent")
     foreign = type(bench.model)("foreign")
-    other.pick = lambda: foreign
+    other.route = FixedRoute(foreign)
     bench.put(mine)
     job = bench.take()
     gathered: list[Job[Any]] = []
@@ -413,20 +413,20 @@ def test_another_models_frame_ends_the_wait(bench: Bench) -> None:
     bench.put(other)
     lane.join(PATIENCE / 2)
     assert gathered == [job]
-    assert bench.take().slot is other
+    assert bench.take().queue is other
 
 
 def test_lanes_leave_frames_to_the_one_that_gathers(bench: Bench) -> None:
     """While one lane waits for a batch another one does not take its frames, and misses none."""
     bench.board.max_delay = PATIENCE
-    slots = [bench.slot(f"p{number}") for number in range(5)]
-    bench.put(slots[0])
+    queues = [bench.queue(f"p{number}") for number in range(5)]
+    bench.put(queues[0])
     job = bench.take()
     taken: list[str] = []
-    gatherer = in_thread(lambda: taken.extend(one.slot.name for one in bench.board.gather(job)))
-    other = in_thread(lambda: taken.append(bench.take().slot.name))
-    for slot in slots[1:4]:
-        bench.put(slot, since=1.0)
+    gatherer = in_thread(lambda: taken.extend(one.queue.name for one in bench.board.gather(job)))
+    other = in_thread(lambda: taken.append(bench.take().queue.name))
+    for queue in queues[1:4]:
+        bench.put(queue, since=1.0)
     gatherer.join(PATIENCE / 2)
     other.join(PATIENCE / 2)
     assert sorted(taken) == ["p0", "p1", "p2", "p3"]
@@ -450,8 +450,8 @@ def test_crops_go_together_and_give_the_same(tmp_path: Path, engine: EngineName)
     sample = Sample(picture, 0, 0, 0.0)
     stage = SecondStage(name="s", model="m", limit=4)
     first = found(*((8.0 * i, 0.0, 8.0 * i + 8, 16.0) for i in range(5)))
-    alone = second_stage.look(stage, opened(tmp_path / "m", engine), sample, first)
-    together = second_stage.look(stage, model, sample, first)
+    alone = second_stage.infer(stage, opened(tmp_path / "m", engine), sample, first)
+    together = second_stage.infer(stage, model, sample, first)
     assert [None if one is None else values_of(one) for one in together.found] == [
         *([pytest.approx(value)] for value in (10, 60, 110, 160)),
         None,
@@ -499,9 +499,9 @@ def test_yolox_and_a_classifier_of_its_crops(tmp_path: Path, engine: EngineName)
     assert isinstance(first, Detections)
     stage = SecondStage(name="who", model="person-int8", labels=("person",), margin=0.1)
     assert sum(region is not None for region in second_stage.regions(stage, first)) >= 2
-    alone = second_stage.look(stage, second, sample, first)
+    alone = second_stage.infer(stage, second, sample, first)
     second.batch = open_batch(second, "picture", 8)
-    together = second_stage.look(stage, second, sample, first)
+    together = second_stage.infer(stage, second, sample, first)
     assert str(together.found) == str(alone.found)
     assert alone.together == 1 < together.together
     assert together.crops == alone.crops >= 2

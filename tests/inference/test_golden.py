@@ -1,4 +1,4 @@
-"""Golden cases: what counts as the same, and which files are believed."""
+"""Golden cases: how they are compared, and which files are believed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ import tomli_w
 from numpy.typing import NDArray
 
 from edge_agent.core.errors import ModelError
-from edge_agent.core.types import Anomaly, Classes, Detections, RawTensors, Values
 from edge_agent.inference.engines.protocol import EngineChoice
 from edge_agent.inference.golden import (
-    compare_findings,
     compare_golden,
-    matched,
     read_golden,
-    relative_l2,
 )
 from edge_agent.inference.model import Model, open_model
 from edge_agent.models.manifest import load
@@ -235,92 +231,3 @@ def test_cases_that_do_not_fit_the_network_are_refused(kind: str, opened: Opener
     with pytest.raises(ModelError) as caught:
         compare_golden(model)
     assert line in str(caught.value)
-
-
-# What counts as the same
-
-
-def detections(*found: tuple[str, float, tuple[float, float, float, float]]) -> Detections:
-    """Make what a detector found, of label, score and box."""
-    return Detections(
-        np.array([box for _, _, box in found], np.float32).reshape(-1, 4),
-        np.array([score for _, score, _ in found], np.float32),
-        tuple(label for label, _, _ in found),
-    )
-
-
-CUP = ("cup", 0.9, (0.0, 0.0, 10.0, 10.0))
-
-
-def test_boxes_match_by_label_and_overlap() -> None:
-    """A box found a little aside matches; of another label, or half aside, it does not."""
-    aside = ("cup", 0.5, (2.0, 0.0, 12.0, 10.0))  # IoU 8/12
-    far = ("cup", 0.9, (5.0, 0.0, 15.0, 10.0))  # IoU 5/15
-    other = ("jug", 0.9, (0.0, 0.0, 10.0, 10.0))
-    assert matched(detections(CUP), detections(aside)) == 1
-    assert matched(detections(CUP), detections(far)) == 0
-    assert matched(detections(CUP), detections(other)) == 0
-
-
-def test_each_box_is_matched_once_and_each_too_many_counts() -> None:
-    """Two boxes where one was, or one where two were, are half a match."""
-    assert matched(detections(CUP), detections(CUP, CUP)) == 0.5
-    assert matched(detections(CUP, CUP), detections(CUP)) == 0.5
-    assert matched(detections(), detections()) == 1
-    assert matched(detections(), detections(CUP)) == 0
-
-
-def test_boxes_in_doubt_count_only_where_both_have_them() -> None:
-    """What is near the threshold may be missing on either side; what is sure may not."""
-    unsure = ("cup", 0.52, (50.0, 0.0, 60.0, 10.0))
-    for one, other in ((detections(CUP, unsure), detections(CUP)), (detections(), detections(CUP))):
-        strict, lenient = matched(one, other), matched(one, other, doubt=0.55)
-        assert strict < 1
-        assert lenient == (1 if len(one) else 0)
-        assert matched(other, one, doubt=0.55) == lenient
-    assert matched(detections(unsure), detections(unsure), doubt=0.55) == 1
-    assert matched(detections(unsure), detections(), doubt=0.55) == 1
-
-
-def test_nineteen_of_twenty_boxes_are_enough() -> None:
-    """95 % of boxes found again pass, fewer do not."""
-    boxes = [("cup", 0.9, (20.0 * i, 0.0, 20.0 * i + 10, 10.0)) for i in range(20)]
-    all_of_them = detections(*boxes)
-    assert compare_findings(all_of_them, detections(*boxes[1:]), 0).passed
-    assert not compare_findings(all_of_them, detections(*boxes[2:]), 0).passed
-
-
-def test_anomaly_scores_agree_relatively() -> None:
-    """A score within the tolerance of what was expected agrees; above it, it does not."""
-    assert compare_findings(Anomaly(2.0, 1), Anomaly(2.09, 1), 0.05).passed
-    assert not compare_findings(Anomaly(2.0, 1), Anomaly(2.11, 1), 0.05).passed
-
-
-def test_nothing_found_agrees_with_nothing_found_alone() -> None:
-    """No class expected and none found agree; one found instead does not."""
-    none = Classes((), ())
-    assert compare_findings(none, none, 0).passed
-    assert not compare_findings(none, Classes(("a",), (1.0,)), 0).passed
-
-
-def test_findings_of_two_kinds_do_not_agree() -> None:
-    """A classifier's answer is no detector's."""
-    assert not compare_findings(Classes(("a",), (1.0,)), detections(), 1).passed
-
-
-def test_a_distance_is_relative_and_infinite_where_there_is_none() -> None:
-    """Twice as long is a distance of 1; other shapes and NaN are infinitely far."""
-    one = np.ones(4, np.float32)
-    assert relative_l2(one, 2 * one) == 1
-    assert relative_l2(one, np.ones(5, np.float32)) == float("inf")
-    assert relative_l2(one, one * np.float32("nan")) == float("inf")
-    # Integers of a quantised network must not wrap around.
-    assert relative_l2(np.array([200], np.uint8), np.array([100], np.uint8)) == 0.5
-
-
-def test_measured_values_agree_within_the_tolerance() -> None:
-    """Two models that give numbers are compared number by number."""
-    assert compare_findings(Values({"v": 100.0}), Values({"v": 101.0}), 0.05).passed
-    assert not compare_findings(Values({"v": 100.0}), Values({"v": 150.0}), 0.05).passed
-    raw = RawTensors({"t": np.array([1.0, 2.0])})
-    assert not compare_findings(raw, RawTensors({"t": np.array([2.0, 1.0])}), 0.05).passed

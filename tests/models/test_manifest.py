@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_agent.core.errors import ModelError
-from edge_agent.inference.decode.registry import DECODERS
+from edge_agent.models.decoders import DECODERS, DecoderName, Task
 from edge_agent.models.importing import write_manifest
-from edge_agent.models.manifest import DECODERS_OF, DecoderName, InputSpec, Manifest, load, parse
+from edge_agent.models.manifest import InputSpec, Manifest, load, parse
 
 GOOD: dict[str, Any] = {
     "name": "face",
@@ -93,10 +94,13 @@ def test_labels_are_read_one_a_line(tmp_path: Path) -> None:
     assert load(made).labels == ("face", "", "kötbullar")
 
 
-def test_every_decoder_has_a_task_and_every_name_a_decoder() -> None:
+def test_every_decoder_has_a_task_a_name_and_a_function() -> None:
     """What a manifest may name and what the program can decode are the same."""
     assert set(get_args(DecoderName)) == set(DECODERS)
-    assert {name for names in DECODERS_OF.values() for name in names} == set(DECODERS)
+    assert {task for each in DECODERS.values() for task in each.tasks} == set(get_args(Task))
+    for each in DECODERS.values():
+        module, _, function = each.function.rpartition(".")
+        assert callable(getattr(import_module(module, "edge_agent.inference.decode"), function))
 
 
 @pytest.mark.parametrize("task", ["regression", "raw"])

@@ -31,6 +31,7 @@ from edge_agent.models.packages.blocks import (
     ranges,
     verified,
 )
+from edge_agent.models.packages.build import Package, make, open_package, pack
 from edge_agent.models.packages.keys import TrustedKeys, generate_key, load_private
 from edge_agent.models.packages.package import (
     PackageHeader,
@@ -40,7 +41,6 @@ from edge_agent.models.packages.package import (
     transfer_id,
     verify_header,
 )
-from edge_agent.models.packages.packing import Package, make, open_package, pack
 from edge_agent.models.packages.tar_folder import unpack
 from edge_agent.models.packages.ustar import TarReader, header, padding
 from tests.helpers.model_folders import contents, make_model, weights

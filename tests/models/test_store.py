@@ -21,7 +21,7 @@ from edge_agent.core.names import version_key
 from edge_agent.inference.prepared.build import collect
 from edge_agent.models.manifest import load
 from edge_agent.models.packages.archive import open_archive
-from edge_agent.models.packages.packing import Package, make, open_package, pack
+from edge_agent.models.packages.build import Package, make, open_package, pack
 from edge_agent.models.store.agent_lock import claim
 from edge_agent.models.store.catalog import Library
 from edge_agent.models.store.housekeeping import clean_leftovers, make_room
@@ -521,7 +521,7 @@ from edge_agent.core.errors import ModelError
 from edge_agent.models.store.incoming import Incoming
 from edge_agent.models.store.install import install_folder, install_package
 from edge_agent.models.manifest import load
-from edge_agent.models.packages.packing import make
+from edge_agent.models.packages.build import make
 from edge_agent.models.store.store import Store
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

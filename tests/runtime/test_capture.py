@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.core.errors import SourceError
-from edge_agent.core.threads import Crew, Stops
+from edge_agent.core.threads import Stops, ThreadGroup
 from edge_agent.inference.model import Model
 from edge_agent.runtime.pipelines.capture import OPEN_SECONDS
 from edge_agent.runtime.scheduler.board import Board
@@ -33,22 +33,23 @@ def test_a_file_that_does_not_open_is_told_of(
     file = tmp_path / "rows.csv"
     file.write_text("x,y\n1,2\n")
     board: Board[Model] = Board()
-    capture = idle_pipeline("p", f"csv:{file}", tmp_path, board, offline_client())._capture
-    with Crew(Stops()) as crew:
-        capture.begin(crew)
+    pipeline = idle_pipeline("p", f"csv:{file}", tmp_path, board, offline_client())
+    capture = pipeline._capture
+    with ThreadGroup(Stops()) as threads:
+        capture.start(threads)
         attempt = capture._attempt
         assert attempt is not None
         wait_until(lambda: attempt.opening, "it is opened")
-        capture.watch(crew)
-        assert capture.state is None, "it has only just begun"
+        capture.watch(threads)
+        assert pipeline.state is None, "it has only just begun"
         attempt.beat -= OPEN_SECONDS
-        capture.watch(crew)
-        assert capture.state == "lost"
-        assert "rows.csv: has not opened for 30 s" in str(capture.error)
+        capture.watch(threads)
+        assert pipeline.state == "lost"
+        assert "rows.csv: has not opened for 30 s" in str(pipeline.error)
         assert capture._attempt is attempt, "another one would hang as well"
         gone.set()
-        wait_until(lambda: capture.state == "running", "it was opened")
-        assert capture.error is None
+        wait_until(lambda: pipeline.state == "running", "it was opened")
+        assert pipeline.error is None
         capture.halt()
         board.close()
 

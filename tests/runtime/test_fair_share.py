@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from edge_agent.core.types import Sample
 from edge_agent.inference.cost import Cost
-from edge_agent.runtime.scheduler.board import Account, Board, Job, Slot
+from edge_agent.runtime.scheduler.board import Account, Board, FrameQueue, Job
 from edge_agent.runtime.scheduler.fair_share import LONGEST_WAIT
 from tests.helpers.small_models import heavy, plain, write_clip
 from tests.helpers.support import (
@@ -27,7 +27,7 @@ from tests.helpers.support import (
     agent_settings,
     check_account,
 )
-from tests.runtime.test_board import Served, adds_up
+from tests.runtime.test_board import FixedRoute, Served, adds_up
 
 NOTHING = np.zeros(1, np.float32)
 SECONDS = 40.0
@@ -65,22 +65,22 @@ class Box:
         self.board: Board[Served] = Board(clock=lambda: self.now)
         self.models = {camera.cost: Served() for camera in self.cameras}
         self.random = np.random.default_rng(4)
-        self.slots = []
+        self.queues = []
         self.costs = {}
         for number, camera in enumerate(self.cameras):
-            slot: Slot[Served] = Slot(
+            queue: FrameQueue[Served] = FrameQueue(
                 f"p{number}",
+                FixedRoute(self.models[camera.cost]),
                 room=4 if camera.lossless else 1,
                 lossless=camera.lossless,
                 priority=camera.priority,
                 deadline=camera.deadline,
+                cost=Cost() if camera.cascade else None,
             )
-            slot.pick = lambda cost=camera.cost: self.models[cost]  # type: ignore[misc]
-            slot.cost = Cost() if camera.cascade else None
-            self.board.add(slot)
-            self.slots.append(slot)
-            self.costs[slot.name] = camera.cost
-            self.ages[slot.name] = []
+            self.board.add(queue)
+            self.queues.append(queue)
+            self.costs[queue.name] = camera.cost
+            self.ages[queue.name] = []
 
     def run(self, seconds: float = SECONDS) -> dict[str, Account]:
         """Let so much time pass; give the accounts."""
@@ -93,7 +93,7 @@ class Box:
             self.now, _, event = heapq.heappop(events)
             if isinstance(event, Job):
                 free += 1
-                self.ages[event.slot.name].append(self.now - event.sample.since)
+                self.ages[event.queue.name].append(self.now - event.sample.since)
                 self.board.finish(event, lambda: None)
             else:
                 self.capture(event)
@@ -101,32 +101,32 @@ class Box:
                     events, (self.now + 1 / self.cameras[event].rate, next(order), event)
                 )
             self.refill()
-            while free and any(self.fresh(slot) for slot in self.slots):
+            while free and any(self.fresh(queue) for queue in self.queues):
                 job = self.board.take()
                 assert job is not None
                 free -= 1
-                took = self.costs[job.slot.name]
+                took = self.costs[job.queue.name]
                 took *= 10 if self.random.random() < self.held_up else 1
                 heapq.heappush(events, (self.now + took, next(order), job))
                 self.refill()
         return self.board.accounts()
 
-    def fresh(self, slot: Slot[Served]) -> bool:
+    def fresh(self, queue: FrameQueue[Served]) -> bool:
         """Whether a lane would not wait for something of it."""
-        return bool(slot.queue) and not (
-            slot.deadline and self.now - slot.queue[-1].since > slot.deadline
+        return bool(queue.frames) and not (
+            queue.deadline and self.now - queue.frames[-1].since > queue.deadline
         )
 
     def capture(self, number: int) -> None:
         """Have a live camera give a frame."""
         if not self.cameras[number].lossless:
-            self.board.put(self.slots[number], lambda seq: Sample(NOTHING, seq, 0, self.now))
+            self.board.put(self.queues[number], lambda seq: Sample(NOTHING, seq, 0, self.now))
 
     def refill(self) -> None:
         """Have lossless sources fill their room."""
-        for slot in self.slots:
-            while slot.lossless and self.board.turn(slot, timeout=0):
-                self.board.put(slot, lambda seq: Sample(NOTHING, seq, 0, self.now))
+        for queue in self.queues:
+            while queue.lossless and self.board.wait_turn(queue, timeout=0):
+                self.board.put(queue, lambda seq: Sample(NOTHING, seq, 0, self.now))
 
 
 def phased(cameras: int, rate: float, cost: float, **more: float) -> list[Camera]:

@@ -44,7 +44,9 @@ def test_models_that_may_go_do_so_early_when_memory_is_short(
     thrift.look(100.0 + 2 * EVERY)
     assert second.model is None
     assert first.model is not None
-    assert [r.message for r in caplog.records if r.levelname == "WARNING"] == words
+    assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
+        f"short of {each}" for each in words
+    ]
     active.close()
 
 

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 from edge_agent.core.types import Request, Sample
-from edge_agent.inference.cost import Cost
 from edge_agent.inference.engines.protocol import EngineChoice
 from edge_agent.inference.model import Model, Prepared, open_model
 from edge_agent.models.manifest import load
-from edge_agent.runtime.scheduler.board import Board, Slot
-from edge_agent.runtime.scheduler.read_ahead import AHEAD, ROW, ROW_SECONDS
+from edge_agent.runtime.scheduler.board import Board, FrameQueue
+from edge_agent.runtime.scheduler.read_ahead import AHEAD, BURST, BURST_SECONDS
 from tests.helpers.quantized_models import SIZE, model
 from tests.helpers.support import (
     CHECKOUT,
@@ -31,21 +30,12 @@ from tests.helpers.support import (
     check_account,
     health_at_rest,
 )
-from tests.runtime.test_board import in_thread
+from tests.runtime.test_board import FixedRoute, Served, in_thread
 
 DEVICE = "crowd"
 ROOM = 4
 CLIP = f"file:{CHECKOUT / 'models' / 'media' / 'conveyor.mp4'}?pace=max"
 REGION = [40, 20, 400, 300]
-
-
-@dataclass
-class Served:
-    """Stands where a model stands."""
-
-    users: int = 0
-    together: int = 1
-    cost: Cost = field(default_factory=Cost)
 
 
 @dataclass
@@ -58,7 +48,7 @@ class Crowd:
     """Seconds of a lane that a frame usually takes; 0: nobody knows."""
     several: bool = True
     board: Board[Served] = field(init=False)
-    slots: list[Slot[Served]] = field(default_factory=list)
+    queues: list[FrameQueue[Served]] = field(default_factory=list)
     model: Served = field(default_factory=Served)
 
     def __post_init__(self) -> None:
@@ -67,27 +57,30 @@ class Crowd:
         for number in range(self.clips):
             self.add(f"p{number}")
 
-    def add(self, name: str, *, lossless: bool = True, priority: int = 0) -> Slot[Served]:
+    def add(self, name: str, *, lossless: bool = True, priority: int = 0) -> FrameQueue[Served]:
         """Add a pipeline."""
-        slot: Slot[Served] = Slot(
-            name, room=ROOM if lossless else 1, lossless=lossless, priority=priority
+        queue: FrameQueue[Served] = FrameQueue(
+            name,
+            FixedRoute(self.model),
+            room=ROOM if lossless else 1,
+            lossless=lossless,
+            priority=priority,
         )
-        slot.pick = lambda: self.model
-        self.board.add(slot)
-        self.slots.append(slot)
-        return slot
+        self.board.add(queue)
+        self.queues.append(queue)
+        return queue
 
-    def give(self, slot: Slot[Served]) -> int:
+    def give(self, queue: FrameQueue[Served]) -> int:
         """Have a clip give all that it may now; says how many."""
         gave = 0
-        while self.board.turn(slot, several=self.several, timeout=0):
-            assert put(self.board, slot)
+        while self.board.wait_turn(queue, burst=self.several, timeout=0):
+            assert put(self.board, queue)
             gave += 1
         return gave
 
     def fill(self) -> list[int]:
         """Have each give what it may."""
-        return [self.give(slot) for slot in self.slots if slot.lossless]
+        return [self.give(queue) for queue in self.queues if queue.lossless]
 
     def take(self) -> str:
         """Have a lane take what is next, and finish it; says whose it was."""
@@ -95,24 +88,24 @@ class Crowd:
         assert job is not None
         self.board.finish(job, lambda: None)
         self.model.cost.seconds = self.cost  # as if it had taken what it usually takes
-        return job.slot.name
+        return job.queue.name
 
     @property
     def waiting(self) -> int:
         """How many wait."""
-        return sum(len(slot.queue) for slot in self.slots)
+        return sum(len(queue.frames) for queue in self.queues)
 
 
-def put(board: Board[Served], slot: Slot[Served]) -> bool:
+def put(board: Board[Served], queue: FrameQueue[Served]) -> bool:
     """Put a capture."""
-    return board.put(slot, lambda seq: Sample(np.zeros(1, np.float32), seq, 0, time.monotonic()))
+    return board.put(queue, lambda seq: Sample(np.zeros(1, np.float32), seq, 0, time.monotonic()))
 
 
 def test_a_clip_alone_gives_one_for_one() -> None:
     """Two lanes must not wait for it while there is room, and each is prepared by its lane."""
     crowd = Crowd(1)
     assert crowd.fill() == [ROOM]
-    assert not crowd.slots[0].turn.row
+    assert not crowd.queues[0].pacing.bursting
     crowd.take()
     assert crowd.fill() == [1]
 
@@ -124,16 +117,18 @@ def test_in_a_crowd_each_gives_several_in_a_row_and_little_waits() -> None:
     rows: list[tuple[str, int]] = []
     for _ in range(600):
         crowd.take()
-        rows += [(s.name, gave) for s in crowd.slots if (gave := crowd.give(s)) and s.turn.row]
-        assert 0 < crowd.waiting <= AHEAD * crowd.lanes + ROW
-    assert {count for _, count in rows} == {ROW}
+        rows += [
+            (s.name, gave) for s in crowd.queues if (gave := crowd.give(s)) and s.pacing.bursting
+        ]
+        assert 0 < crowd.waiting <= AHEAD * crowd.lanes + BURST
+    assert {count for _, count in rows} == {BURST}
     assert len({name for name, _ in rows}) == 16
     # In turn: between two rows of one come those of all others.
     names = [name for name, _ in rows]
     assert all(len(set(names[i : i + 16])) == 16 for i in range(len(names) - 16))
 
 
-@pytest.mark.parametrize("cost", [0.0, ROW_SECONDS])
+@pytest.mark.parametrize("cost", [0.0, BURST_SECONDS])
 def test_where_frames_take_long_each_gives_one(cost: float) -> None:
     """Nobody shall wait for a row of them; nor where nobody knows yet how long they take."""
     crowd = Crowd(16, cost=cost)
@@ -141,7 +136,7 @@ def test_where_frames_take_long_each_gives_one(cost: float) -> None:
     for _ in range(100):
         crowd.take()
         assert all(gave <= 1 for gave in crowd.fill())
-        assert not any(slot.turn.row for slot in crowd.slots)
+        assert not any(queue.pacing.bursting for queue in crowd.queues)
 
 
 def test_a_clip_that_is_slowed_down_gives_one_at_a_time() -> None:
@@ -161,29 +156,29 @@ def test_clips_of_another_priority_are_no_crowd() -> None:
     assert crowd.give(first) == ROOM
     assert crowd.take() == "first"
     assert crowd.give(first) == 1
-    assert not first.turn.row
+    assert not first.pacing.bursting
 
 
 def test_what_leaves_its_turn_lets_others_go_on() -> None:
     """A clip that ends, or is taken away, in the middle of a row."""
     crowd = Crowd(3)
     crowd.fill()
-    for leave in (crowd.board.pass_on, crowd.board.remove):
-        while not any(slot.turn.left > 1 and slot.turn.row for slot in crowd.slots):
+    for leave in (crowd.board.end_turn, crowd.board.remove):
+        while not any(queue.pacing.granted > 1 and queue.pacing.bursting for queue in crowd.queues):
             crowd.take()
-            for slot in crowd.slots:
+            for queue in crowd.queues:
                 # Each reads one, and is in the middle of its row then.
-                if crowd.board.turn(slot, timeout=0):
-                    put(crowd.board, slot)
-        leaving = next(slot for slot in crowd.slots if slot.turn.left > 1)
+                if crowd.board.wait_turn(queue, timeout=0):
+                    put(crowd.board, queue)
+        leaving = next(queue for queue in crowd.queues if queue.pacing.granted > 1)
         leave(leaving)
-        crowd.slots.remove(leaving)
+        crowd.queues.remove(leaving)
         gone = leaving.name
         served = set()
         for _ in range(40):
             served.add(crowd.take())
             crowd.fill()
-        assert served - {gone} == {slot.name for slot in crowd.slots}
+        assert served - {gone} == {queue.name for queue in crowd.queues}
 
 
 def test_whoever_holds_up_its_turn_holds_up_nobody() -> None:
@@ -191,20 +186,20 @@ def test_whoever_holds_up_its_turn_holds_up_nobody() -> None:
     crowd = Crowd(12)
     crowd.fill()
     # As many as may go on are asked, and do not give.
-    hanging = [slot for slot in crowd.slots if not slot.queue][:3]
-    taken = {slot.name for slot in crowd.slots if slot not in hanging}
-    for slot in hanging:
-        slot.turn.left, slot.turn.rests = ROW, False
+    hanging = [queue for queue in crowd.queues if not queue.frames][:3]
+    taken = {queue.name for queue in crowd.queues if queue not in hanging}
+    for queue in hanging:
+        queue.pacing.granted, queue.pacing.waiting = BURST, False
     given: list[str] = []
 
-    def feed(slot: Slot[Served]) -> None:
-        while crowd.board.turn(slot):
-            if not put(crowd.board, slot):
+    def feed(queue: FrameQueue[Served]) -> None:
+        while crowd.board.wait_turn(queue):
+            if not put(crowd.board, queue):
                 return
 
-    for slot in crowd.slots:
-        if slot not in hanging:
-            in_thread(partial(feed, slot))
+    for queue in crowd.queues:
+        if queue not in hanging:
+            in_thread(partial(feed, queue))
     deadline = time.monotonic() + PATIENCE
     while set(given) != taken:
         assert time.monotonic() < deadline, f"only {set(given)}"
@@ -215,10 +210,10 @@ def test_whoever_holds_up_its_turn_holds_up_nobody() -> None:
 def test_who_asks_after_it_was_taken_away_does_not_wait() -> None:
     """A capture that was reading meanwhile; no lane looks for it from then on."""
     crowd = Crowd(1)
-    (slot,) = crowd.slots
-    crowd.board.remove(slot)
-    assert not crowd.board.turn(slot)
-    assert not crowd.board._resting
+    (queue,) = crowd.queues
+    crowd.board.remove(queue)
+    assert not crowd.board.wait_turn(queue)
+    assert not crowd.board._waiting
 
 
 def test_a_signal_asks_nobody() -> None:
@@ -228,7 +223,7 @@ def test_a_signal_asks_nobody() -> None:
         signal = crowd.add(f"s{number}")
         for _ in range(ROOM):
             put(crowd.board, signal)
-    assert crowd.give(crowd.slots[0]) == ROOM
+    assert crowd.give(crowd.queues[0]) == ROOM
 
 
 def test_closing_lets_everyone_go() -> None:
@@ -236,11 +231,11 @@ def test_closing_lets_everyone_go() -> None:
     crowd = Crowd(6)
     crowd.fill()
     answers: list[bool] = []
-    resting = [slot for slot in crowd.slots if slot.turn.rests]
+    resting = [queue for queue in crowd.queues if queue.pacing.waiting]
     assert resting
     threads = [
-        in_thread(lambda slot=slot: answers.append(crowd.board.turn(slot)))  # type: ignore[misc]
-        for slot in resting
+        in_thread(lambda queue=queue: answers.append(crowd.board.wait_turn(queue)))  # type: ignore[misc]
+        for queue in resting
     ]
     crowd.board.close()
     for thread in threads:

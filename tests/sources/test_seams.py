@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edge_agent.core.errors import UsageError
-from edge_agent.core.threads import Crew, Stops
+from edge_agent.core.threads import Stops, ThreadGroup
 from edge_agent.core.types import Kind, Reading
 from edge_agent.inference.model import Model
 from edge_agent.runtime.scheduler.board import Board
@@ -83,18 +83,19 @@ def test_a_live_source_is_lost_after_its_own_silence(tmp_path: Path) -> None:
     """How long a source may be silent is its form's, not that of cameras."""
     silent.clear()
     board: Board[Model] = Board()
-    capture = idle_pipeline("p", "count:a", tmp_path, board, offline_client())._capture
-    with Crew(Stops()) as crew:
-        capture.begin(crew)
+    pipeline = idle_pipeline("p", "count:a", tmp_path, board, offline_client())
+    capture = pipeline._capture
+    with ThreadGroup(Stops()) as threads:
+        capture.start(threads)
         attempt = capture._attempt
         assert attempt is not None
         wait_until(lambda: attempt.limit == 60.0, "it is open")
         attempt.beat -= 50.0
-        capture.watch(crew)
-        assert str(capture.state) == "None"
+        capture.watch(threads)
+        assert str(pipeline.state) == "None"
         attempt.beat -= 20.0
-        capture.watch(crew)
-        assert (capture.state, capture.error) == ("lost", "gave nothing for 60 s")
+        capture.watch(threads)
+        assert (pipeline.state, pipeline.error) == ("lost", "gave nothing for 60 s")
         capture.halt()
         silent.set()
         board.close()

@@ -16,15 +16,16 @@ from ...config.settings import Arm, Broker
 from ...config.settings import Pipeline as PipelineSettings
 from ...core.errors import AgentError
 from ...core.timeline import Clock
-from ...core.types import Array, Detections, Outcome, Sample, Timing
+from ...core.types import Array, Detections, Outcome, Request, Sample, Timing
 from ...inference.cost import Cost
 from ...mqtt import payloads
 from ...mqtt.client import Client
 from ...mqtt.loopback import Loopback
 from ...mqtt.topics import Topics
+from ...runtime.pipelines.lane import infer
 from ...runtime.pipelines.pipeline import Identity, Pipeline
 from ...runtime.scheduler.board import Board
-from ...runtime.scheduler.queue import Counted
+from ...runtime.scheduler.queue import Servable
 from ...runtime.serving.active import Serving
 from ...sources.spec import parse_source
 
@@ -44,7 +45,7 @@ class _Nothing:
         self.cost = Cost()
         self._outcome = Outcome("bench@1", "none", found, Timing(0.0, 0.0, 0.0))
 
-    def infer(self, _sample: Sample, **_options: Any) -> Outcome:
+    def answer(self, _request: Request) -> Outcome:
         return self._outcome
 
 
@@ -68,8 +69,8 @@ def overhead(loopback: Loopback) -> float:
         inbox=SimpleQueue(),
     )
     serving = Serving(Arm("bench", None, 1), "picture")
-    counted: Counted = _Nothing(found)  # what the board asks of a model, as the types see it
-    model: Any = counted
+    servable: Servable = _Nothing(found)  # what the board asks of a model, as the types see it
+    model: Any = servable
     serving.model = model
     pipeline = Pipeline(
         PipelineSettings(name="bench", source="dir:none", model="bench"),
@@ -80,7 +81,7 @@ def overhead(loopback: Loopback) -> float:
         board=board,
         client=client,
     )
-    board.add(pipeline.slot)
+    board.add(pipeline.queue)
     connecting = threading.Thread(target=client.run, daemon=True)
     connecting.start()
     closing = threading.Event()
@@ -92,11 +93,11 @@ def overhead(loopback: Loopback) -> float:
         client.wait_credit(pipeline.channel, closing)
         start = time.perf_counter()
         since = time.monotonic()
-        board.put(pipeline.slot, partial(_sample, picture, since))
+        board.put(pipeline.queue, partial(_sample, picture, since))
         job = board.take()
         if job is None:
             break
-        pipeline.process(job)
+        infer(board, job)
         costs.append((time.perf_counter() - start) * 1e3)
     board.close()
     client.close()

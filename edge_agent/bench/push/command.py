@@ -25,7 +25,7 @@ from ...config.settings import Broker
 from ...core.errors import AgentError
 from ...delivery.sender import Sender
 from ...models.manifest import load
-from ...models.packages.packing import Package
+from ...models.packages.build import Package
 from ...mqtt import payloads
 from ...mqtt.loopback import Loopback, broker
 from ...mqtt.one_shot import OneShotClient

@@ -12,7 +12,7 @@ from ...core.errors import ModelError
 from ...models.files.tensor_ranges import tensor_ranges
 from ...models.importing import bring
 from ...models.manifest import load
-from ...models.packages.packing import Package, make, model_files
+from ...models.packages.build import Package, make, model_files
 from .network import write_network
 
 OURS = "bench-"

@@ -9,9 +9,9 @@ from typing import Any
 
 from ...core.errors import ModelError, UsageError
 from ...models.importing import bring
+from ...models.packages.build import pack
 from ...models.packages.keys import load_private
 from ...models.packages.package import check_target_form
-from ...models.packages.packing import pack
 from ..options import Options
 
 

@@ -14,8 +14,8 @@ from ...core.errors import AgentError, BrokerError, UsageError
 from ...core.names import NAME_RULE, is_name, version_key
 from ...delivery.sender import Progress, Sender
 from ...models.importing import BARE, bring, unpacked
+from ...models.packages.build import Package, make, open_package
 from ...models.packages.keys import load_private
-from ...models.packages.packing import Package, make, open_package
 from ...mqtt.connection import parse_object
 from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings, positive

@@ -16,11 +16,6 @@ from ... import __version__
 from ...config.locations import working_folder
 from ...device.resources import instructions, usable_cpus, usable_memory
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH120 - before the first result
-_RECORDS = (
-    *("config/settings.py", "models/manifest.py", "inference/engines/engine.py"),
-    *("daemon/agent.py", "daemon/fast_start/plan.py", "runtime/serving/planned_model.py"),
-)
 _VARIABLES = ("EDGE_AGENT_", "STATE_DIRECTORY", "CREDENTIALS_DIRECTORY", "HOME=", "XDG_")
 
 
@@ -35,8 +30,6 @@ def digest(config: str | None) -> str:
             parts.update(data)
 
     add(__version__, sys.version, sys.executable, __file__, working_folder())
-    # Of a checkout, or a build that bears the same version: are the records still the same ones?
-    add(*(f"{stamp(os.path.join(_PACKAGE, name))}" for name in _RECORDS))  # noqa: PTH118
     add(config or "", _bytes(config))
     for name, value in sorted(os.environ.items()):
         if f"{name}=".startswith(_VARIABLES):

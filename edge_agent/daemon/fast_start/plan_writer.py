@@ -8,13 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...config.device_profile import default_dirs
+from ...core import codec
 from ...core.codec import pack
 from ...core.files import subfolders
 from ...models.store.catalog import Library
 from ...models.store.pointers import FILE as POINTERS
 from ...models.store.store import Store
 from ...runtime.pipelines.runner import Runner
+from ...runtime.serving import planned_model
 from ...runtime.serving.planned_model import PlannedModel
+from . import plan
 from .fingerprint import digest, stamp
 from .plan import FILE, Plan, forget, write
 
@@ -60,7 +63,7 @@ class Planner:
         self._settings, self._pending = runner.settings, self._origins
         self._adopting = threading.Lock()
         self._quick = quick
-        self._profiles = _stamps(_profiles())
+        self._unchanging = _stamps(_unchanging())
         self._served: dict[Path, Stamps] = {}
         """By folder of what serves: its files, as they were when it began to."""
         self._looking = threading.Lock()
@@ -124,7 +127,7 @@ class Planner:
                 # A crash would have to be undone before anything is loaded.
                 forget(state)
                 return
-            plan = Plan(
+            made = Plan(
                 str(state),
                 self._origins,
                 self._lanes,
@@ -132,7 +135,7 @@ class Planner:
                 pack(self._runner.settings),
                 list(self._quick()),
             )
-            write(plan, self._looked_at())
+            write(made, self._looked_at())
         except OSError as problem:
             log.warning("%s: cannot be written: %s", state / FILE, problem.strerror)
 
@@ -151,7 +154,7 @@ class Planner:
             found += [entry.path, entry.path / "model.toml"]
         for stamps in self._served.values():
             found += stamps
-        return found + _profiles()
+        return found + _unchanging()
 
     def _outdated(self) -> bool:
         """Whether something has been changed since it was read to become what runs."""
@@ -160,7 +163,7 @@ class Planner:
         with self._looking:
             now = {folder: _stamps(_files(folder)) for folder in sorted(folders)}
             self._served = {folder: self._served.get(folder, now[folder]) for folder in now}
-            return self._served != now or self._profiles != _stamps(_profiles())
+            return self._served != now or self._unchanging != _stamps(_unchanging())
 
 
 def _files(folder: Path) -> list[Path]:
@@ -176,6 +179,12 @@ def _stamps(paths: list[Path]) -> Stamps:
     return {path: stamp(str(path)) for path in paths}
 
 
-def _profiles() -> list[Path]:
-    """List the folders of profiles, and what is in them."""
-    return [path for folder in default_dirs() for path in (folder, *sorted(folder.glob("*.toml")))]
+def _unchanging() -> list[Path]:
+    """List what is read once in a run: profiles, their folders, and the modules of records.
+
+    The modules matter in a checkout, and in a build that bears the same version.
+    """
+    profiles = [
+        path for folder in default_dirs() for path in (folder, *sorted(folder.glob("*.toml")))
+    ]
+    return [*profiles, *codec.modules(), Path(plan.__file__), Path(planned_model.__file__)]

@@ -24,7 +24,7 @@ from .stages import StagedEngine
 
 if TYPE_CHECKING:
     from ...core.types import Kind
-    from ...inference.golden import Agreement
+    from ...inference.compare import Agreement
 
 GOLDEN = "golden.npz"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...core.errors import EngineError, ModelError, SampleError
 from ...core.types import Outcome, Sample
-from ...inference.golden import compare_findings
+from ...inference.compare import compare_findings
 from ...inference.model import Model, Region
 from ...mqtt.payloads import percentiles
 

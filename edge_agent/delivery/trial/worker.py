@@ -11,9 +11,9 @@ import json
 import os
 import resource
 import socket
+import statistics
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.child import die_with_parent, run_in_background
 from ...core.errors import AgentError, EngineError, ModelError, SampleError
-from ...device.resources import trim_memory
+from ...device.allocator import trim_memory
 from ...inference.engines.protocol import EngineChoice
 from ...inference.engines.registry import load_library
 
 if TYPE_CHECKING:
     from ...core.types import Array, Kind, TensorSpec
-    from ...inference.golden import Agreement
+    from ...inference.compare import Agreement
     from ...inference.model import Model
     from ..early.follow import Followed
 
@@ -178,6 +178,7 @@ def judge(question: Mapping[str, Any], followed: Followed | None) -> Verdict:
         AgentError: it does not load, or fails.
 
     """
+    from ...inference.compare import probe_inputs, race
     from ...inference.model import open_model
     from ...models.manifest import load
 
@@ -190,16 +191,11 @@ def judge(question: Mapping[str, Any], followed: Followed | None) -> Verdict:
 
         model = from_words(question["oversize"]).load(folder, question["kind"], checked=False)
         choices = [model.choice]  # no other engine could load it
-    tensors = _probe_inputs(model)
+    tensors = probe_inputs(model.engine.inputs, seed=7)
     outputs = model.raw(tensors)
     _finite(outputs)
-    took = []
     ready = model.ready(tensors)
-    for _ in range(TIMED_RUNS):
-        start = time.perf_counter()
-        model.raw(ready)
-        took.append((time.perf_counter() - start) * 1e3)
-    infer_ms = round(sorted(took)[TIMED_RUNS // 2], 3)
+    infer_ms = round(statistics.median(race([lambda _: model.raw(ready)], TIMED_RUNS)[0]), 3)
     found = Verdict(True, "", model.engine.label, infer_ms)
     if followed is not None:
         found = _weigh(found, followed, model, choices, question["kind"])
@@ -218,7 +214,7 @@ def _weigh(
     found: Verdict, followed: Followed, model: Model, choices: list[EngineChoice], kind: Kind
 ) -> Verdict:
     """See whether what the stages gave while they arrived is what the whole network gives."""
-    from ...inference.golden import compare_outputs
+    from ...inference.compare import compare_outputs
     from ...inference.model import open_model
 
     if followed.why:
@@ -249,23 +245,6 @@ def _golden(model: Model, followed: Followed | None) -> Agreement | None:
     return compare_golden(model)
 
 
-def _probe_inputs(model: Any) -> dict[str, Any]:
-    """Make ordinary inputs: seeded noise, of integers over what they can hold, of floats ±1."""
-    import numpy as np
-
-    random = np.random.default_rng(7)
-    tensors = {}
-    for spec in model.engine.inputs:
-        shape = tuple(size or 1 for size in spec.shape)
-        if np.issubdtype(np.dtype(spec.dtype), np.integer):
-            limits = np.iinfo(spec.dtype)
-            low, high = max(limits.min, -128), min(limits.max, 255)
-            tensors[spec.name] = random.integers(low, high, shape).astype(spec.dtype)
-        else:
-            tensors[spec.name] = random.uniform(-1.0, 1.0, shape).astype(spec.dtype)
-    return tensors
-
-
 def _finite(outputs: dict[str, Any]) -> None:
     import numpy as np
 
@@ -280,6 +259,7 @@ def _second_opinion(
     """Compare with another engine, where the model brings nothing to compare with."""
     import numpy as np
 
+    from ...inference.compare import cosine
     from ...inference.model import engine_order, open_model
 
     label = model.engine.label
@@ -293,12 +273,9 @@ def _second_opinion(
     for name, one in outputs.items():
         if name not in reference or not np.issubdtype(one.dtype, np.number):
             continue
-        first = one.astype(np.float64).ravel()
-        other_values = reference[name].astype(np.float64).ravel()
-        if first.shape != other_values.shape:
+        if one.size != reference[name].size:
             return False, f"output {name}: {label} and {second.engine.label} give different sizes"
-        norm = float(np.linalg.norm(first) * np.linalg.norm(other_values))
-        alike = float(first @ other_values) / norm if norm > 0 else 1.0
+        alike = cosine(one, reference[name])
         if alike < COSINE:
             return False, (
                 f"output {name}: {label} and {second.engine.label} disagree (cosine {alike:.2f})"

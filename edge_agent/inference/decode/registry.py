@@ -2,36 +2,17 @@
 
 What can be seen in the network's declared shapes is checked when a decoder is built (ModelError);
 what only an inference shows (sizes that the network leaves open, class indices, numbers that are
-not finite) is checked at each call (SampleError).
+not finite) is checked at each call (SampleError). Which decoders there are: `models.decoders`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import import_module
 
 from ...core.types import TensorSpec
-from ...models.manifest import DecoderName, Manifest
+from ...models.decoders import DECODERS
+from ...models.manifest import Manifest
 from .outputs import Decoder, Network
-
-# The ones there are: module and function. Another is one function and one line here. Imported when
-# first asked for: a box needs one or two of them.
-DECODERS: Mapping[DecoderName, str] = {
-    "ultraface": "faces.ultraface",
-    "yunet": "faces.yunet",
-    "yolox": "yolo.yolox",
-    "yolov8": "yolo.yolov8",
-    "yolo-e2e": "yolo.end_to_end",
-    "yolov5": "yolo.yolov5",
-    "nanodet": "nanodet.nanodet",
-    "ssd": "ssd.ssd",
-    "detr": "detr.detr",
-    "softmax": "classification.softmax",
-    "logits": "classification.logits",
-    "reconstruction": "reconstruction.reconstruction",
-    "score": "numbers.score",
-    "raw": "numbers.raw",
-}
 
 
 def build_decoder(
@@ -55,6 +36,6 @@ def build_decoder(
 
     """
     network = Network(manifest, labels, inputs, outputs, size)
-    module, _, function = DECODERS[manifest.decoder].partition(".")
-    decoder: Decoder = getattr(import_module(f"{__package__}.{module}"), function)(network)
+    module, _, function = DECODERS[manifest.decoder].function.rpartition(".")
+    decoder: Decoder = getattr(import_module(module, __package__), function)(network)
     return decoder

@@ -7,6 +7,7 @@ from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ...core.codec import storable
 from ...core.errors import EngineError
 from ...core.frozen import record
 from ...core.types import Array, Tensors, TensorSpec
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ..folding.fold import Fold
 
 
+@storable
 @record
 class EngineChoice:
     """One line of a device profile: an engine, where it runs, and how."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ...core.errors import ModelError
 from ...core.types import Kind
+from ...models.decoders import DECODERS
 from ...models.files.external_weights import Data
 from ...models.files.onnx_reader import Node, map_file, printable
 from ...models.files.onnx_schema import FLOAT, INT8, UINT8
@@ -46,7 +47,7 @@ def cut_for(folder: ModelFolder, kind: Kind) -> InputCut | None:
     outputs with the inputs, of which it wants to see the numbers.
     """
     spec = folder.manifest.input
-    if kind != "picture" or folder.manifest.output.decoder == "reconstruction":
+    if kind != "picture" or DECODERS[folder.manifest.decoder].compares_input:
         return None
     found = find(folder.network, spec.tensor, spec.fixed)
     if isinstance(found, str):

@@ -11,8 +11,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
 from ..engines.ort_stages import run_stages
@@ -156,8 +154,10 @@ class OrtPreparedEngine:
         return True
 
     def _compare(self, expected: list[Array], found: list[Array]) -> None:
+        from ..compare import strict_distance
+
         for name, one, other in zip(self._names, expected, found, strict=True):
-            distance = relative_distance(one, other)
+            distance = strict_distance(one, other)
             if not distance <= AGREE:
                 raise EngineError(
                     f"{self.label}: output {name} of the prepared twin is {distance:.2g} away"
@@ -240,18 +240,6 @@ def open_prepared(choice: EngineChoice, artifact: Artifact) -> OrtPreparedEngine
     """Load an artifact of this engine; see `open_artifact`, which has checked that it fits."""
     del choice  # all of it is in the artifact
     return OrtPreparedEngine(load_artifact(artifact))
-
-
-def relative_distance(one: Array, other: Array) -> float:
-    """Return the distance of two tensors, relative to the first; 0 where they are equal."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return float("inf")
-    if one.tobytes() == other.tobytes():
-        return 0.0
-    if not np.issubdtype(one.dtype, np.number):
-        return float("inf")
-    first, second = one.astype(np.float64), other.astype(np.float64)
-    return float(np.linalg.norm(first - second) / max(float(np.linalg.norm(first)), 1e-30))
 
 
 def tensor_specs(artifact: Artifact, key: str) -> tuple[TensorSpec, ...]:

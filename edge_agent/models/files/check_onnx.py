@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.errors import ModelError
+from ...core.files import path_inside
 from ...core.types import Array, TensorSpec
-from ..manifest import inside
 from .check_ir import inspect_ir
 from .facts import NEUTRAL, NetworkFacts, ensure_finite
 from .onnx_schema import BFLOAT16, DOUBLE, DTYPES, EXTERNAL, FLOAT, FLOAT16, STRING
@@ -240,7 +240,7 @@ def _external(tensor: TensorProto, size: int, network: Path, where: str) -> tupl
     """Find a tensor's external data: a file inside the network's folder, long enough."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
-    path = inside(network.parent, location, f"{where}: external data")
+    path = path_inside(network.parent, location, f"{where}: external data")
     try:
         offset = int(entries.get("offset", "0"))
         length = int(entries.get("length", size))

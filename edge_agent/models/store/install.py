@@ -15,8 +15,8 @@ from ...core.files import disk_errors, fault
 from ..manifest import ModelFolder, load
 from ..packages.archive import Archive, Front, member_reader, unpack_handmade
 from ..packages.blocks import BlockList
+from ..packages.build import cut_folder, describe, model_files
 from ..packages.package import FRONT_NAMES, PackageHeader
-from ..packages.packing import cut_folder, describe, model_files
 from ..packages.tar_folder import unpack
 from .incoming import Incoming
 from .local_blocks import write_notes

@@ -18,8 +18,8 @@ from ...core.errors import ModelError
 from ...core.files import write_new
 from ..packages.archive import Front
 from ..packages.blocks import BlockList
+from ..packages.build import cut_folder
 from ..packages.package import BLOCKS, HEADER, SIGNATURE
-from ..packages.packing import cut_folder
 from ..packages.tar_folder import Layout, Stream
 from .store import NOTES, Store
 

@@ -8,26 +8,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from ...config.settings import Pipeline as PipelineSettings
 from ...core.backoff import Backoff
 from ...core.errors import AgentError, ModelError, SampleError, SourceError
-from ...core.frozen import record
-from ...core.threads import Crew
-from ...core.timeline import Clock
+from ...core.threads import ThreadGroup
 from ...core.types import Array, Reading, Sample
-from ...device.wall_clock import WallClock
 from ...inference.model import Model, Prepared, Region, cut, outside
-from ...mqtt import payloads
-from ...mqtt.client import Channel, Client
-from ...mqtt.topics import Topics
 from ...sources.source import Source, SourceContext, open_source
 from ...sources.spec import SourceSpec
-from ..scheduler.board import Board, Slot
+from ..scheduler.board import Board, FrameQueue
 from ..serving.active import Serving
+from .sinks import MqttSink, SnapshotSink
+from .status import FrameErrors, SourceStatus
 
 if TYPE_CHECKING:
     from ...inference.preprocess.windowing import Windower
@@ -41,36 +38,24 @@ STUCK_READS = 4
 SOURCE_STABLE = 10.0
 
 
-@record
-class Identity:
-    """Who publishes."""
-
-    device: str
-    session: str
-    topics: Topics
-    clock: Clock
-    wall: WallClock | None = None
-    """Judges the times that results bear; None: they are taken as they are."""
-
-
 @dataclass(slots=True, eq=False)
 class Attempt:
     """One capture thread; it may get stuck in a driver and be left behind."""
 
     closing: threading.Event = field(default_factory=threading.Event)
     beat: float = field(default_factory=time.monotonic)
-    """When it last gave a sign of life."""
+    """When it last made progress."""
     limit: float = OPEN_SECONDS
     opening: bool = False
-    """Whether it is at opening its source."""
+    """Whether it is opening its source."""
     late: bool = False
-    """Whether that took so long that it was told of."""
+    """Whether that took so long that the source was reported as lost."""
     began: float = field(default_factory=time.monotonic)
     thread: threading.Thread | None = None
 
 
 class MisfitError(SourceError):
-    """What the source gives does not fit the model: it is there, and of no use."""
+    """What the source gives does not fit the model: opening it again would not help."""
 
 
 class Capture:
@@ -78,57 +63,48 @@ class Capture:
 
     def __init__(
         self,
-        name: str,
+        settings: PipelineSettings,
         spec: SourceSpec,
-        slot: Slot[Model],
-        channel: Channel,
+        queue: FrameQueue[Model],
         servings: Sequence[Serving],
         *,
-        rate: float | None,
-        motion: bool,
-        region: Region | None,
-        identity: Identity,
         board: Board[Model],
-        client: Client,
-        report: Callable[[Exception], None],
-        wanted: Callable[[Array], bool],
-        context: SourceContext | None = None,
+        region: Region | None,
+        results: MqttSink,
+        snapshots: SnapshotSink,
+        status: SourceStatus,
+        errors: FrameErrors,
+        context: SourceContext,
     ) -> None:
         """Prepare.
 
         Args:
-            name: of the pipeline.
+            settings: the pipeline's: its rate, and whether still frames are left out.
             spec: what to open.
-            slot: where captures go.
-            channel: where results go: a lossless source waits for it.
+            queue: where captures go.
             servings: the pipeline's models; of a signal only they know the windows.
-            rate: at most so many captures a second.
-            motion: leave out frames in which nothing moves.
-            region: of a picture, all that the models look at; None: the whole.
-            identity: who publishes.
-            board: whose slot it is.
-            client: where the source's state is said.
-            report: told of captures that cannot be used.
-            wanted: whether a picture is to be looked at even if nothing moves in it.
+            board: whose queue it is.
+            region: of a picture, all that the models get; None: the whole.
+            results: where results go: a lossless source waits for it.
+            snapshots: may need a frame in which nothing moves.
+            status: publishes the state of the source.
+            errors: records why captures cannot be used.
             context: what the source is opened with, but for `closing`.
 
         """
-        self.name = name
+        self.name = settings.name
         self.spec = spec
-        self.slot = slot
-        self.channel = channel
+        self.queue = queue
         self.servings = servings
-        self.rate = rate
+        self.rate = settings.rate
         self.board = board
-        self.client = client
-        self.state: str | None = None
-        self.error: str | None = None
-        self._motion = motion
+        self.results = results
         self._region = region
-        self._identity = identity
-        self._report = report
-        self._wanted = wanted
-        self._context = context or SourceContext()
+        self._snapshots = snapshots
+        self._status = status
+        self._errors = errors
+        self._context = context
+        self._motion = settings.motion
         self._gate: MotionGate | None = None
         self._due = 0.0
         self._misfit = False
@@ -137,7 +113,7 @@ class Capture:
         self._stuck: list[Attempt] = []
 
     def change_rate(self, rate: float) -> None:
-        """Take another rate at once, however long the pause that the old one asked for."""
+        """Apply another rate at once, however long the pause that the old one asked for."""
         self.rate = rate
         self._due = 0.0
 
@@ -146,16 +122,16 @@ class Capture:
         if self._attempt is not None:
             self._attempt.closing.set()
 
-    def begin(self, crew: Crew) -> None:
+    def start(self, threads: ThreadGroup) -> None:
         """Start capturing."""
         attempt = Attempt()
         self._attempt = attempt
-        attempt.thread = crew.spawn(f"capture-{self.name}", lambda: self._capture(attempt))
+        attempt.thread = threads.spawn(f"capture-{self.name}", lambda: self._capture(attempt))
 
-    def watch(self, crew: Crew) -> None:
-        """Give up on a source that hangs in its driver, where no time-out helps (opencv#22677).
+    def watch(self, threads: ThreadGroup) -> None:
+        """Abandon a camera that hangs in its driver, where no time-out helps (opencv#22677).
 
-        A file that does not open, as on a network disk that is gone, is only told of: the next
+        A file that does not open, as on a network disk that is gone, is only reported: the next
         attempt would hang as well, and this one goes on once the disk is back.
         """
         attempt = self._attempt
@@ -169,20 +145,20 @@ class Capture:
         if not self.spec.live:
             if attempt.opening:
                 attempt.late = True
-                self._set_state(
+                self._status.set(
                     "lost",
                     f"{self.spec.redacted}: has not opened for {attempt.limit:.0f} s; "
                     "is it a pipe, or on a disk that does not answer?",
                 )
             return
-        self._set_state("lost", f"gave nothing for {attempt.limit:.0f} s")
+        self._status.set("lost", f"gave nothing for {attempt.limit:.0f} s")
         if len(self._stuck) >= STUCK_READS:
             return
         attempt.closing.set()
         if attempt.thread is not None:
-            crew.abandon(attempt.thread)
+            threads.abandon(attempt.thread)
             self._stuck.append(attempt)
-        self.begin(crew)
+        self.start(threads)
 
     def _capture(self, attempt: Attempt) -> None:
         """Keep the newest capture on the board, through every loss of the source."""
@@ -197,22 +173,22 @@ class Capture:
                     attempt.limit, attempt.opening = self.spec.form.stall_seconds, False
                     if attempt.late:
                         attempt.late = False
-                        self._set_state("running", None)
+                        self._status.set("running", None)
                     try:
                         self._read(source, attempt)
                     finally:
-                        self.board.pass_on(self.slot)
+                        self.board.end_turn(self.queue)
                     trouble = source.trouble
-                # Said after the last result, for those who wait for it.
-                self.board.settled(self.slot, attempt.closing)
+                # Published after the last result, for those who wait for it.
+                self.board.wait_delivered(self.queue, attempt.closing)
                 if not attempt.closing.is_set():
-                    self._set_state("ended", trouble)
+                    self._status.set("ended", trouble)
                 return
             except SourceError as problem:
                 if attempt.closing.is_set():
                     return
                 self._misfit = isinstance(problem, MisfitError)
-                self._set_state("lost", str(problem))
+                self._status.set("lost", str(problem))
             if time.monotonic() - began > SOURCE_STABLE and not self._misfit:
                 backoff.reset()
             attempt.opening = False
@@ -226,30 +202,30 @@ class Capture:
         # A signal is slowed down window by window.
         recorded = lossless and windows is None
         while not attempt.closing.is_set():
-            if lossless and not self.client.wait_credit(self.channel, attempt.closing):
+            if lossless and not self.results.wait_credit(attempt.closing):
                 return
             if recorded and not self.pace(attempt):
                 return
-            if recorded and not self.board.turn(self.slot, several=self.rate is None):
+            if recorded and not self.board.wait_turn(self.queue, burst=self.rate is None):
                 return
             attempt.beat = time.monotonic()
             if not source.grab():
                 break
             if attempt.closing.is_set():
-                return  # given up on, or gone, while the driver was stuck
-            if self.state != "running" and not self._misfit:
-                self._identity.clock.take("first_frame", time.monotonic() - attempt.began)
-                self._set_state("running", None)
+                return  # abandoned, or stopped, while the driver was stuck
+            if self._status.state != "running" and not self._misfit:
+                self._status.first_frame(time.monotonic() - attempt.began)
+                self._status.set("running", None)
             if not lossless and not self._is_due(time.monotonic()):
-                self.board.skip(self.slot, "rate")
+                self.board.drop(self.queue, "rate")
                 continue
             try:
                 reading = source.retrieve()
                 if windows is None:
-                    self._see_region(reading.data)
+                    self._check_region(reading.data)
             except SampleError as problem:
-                self.board.skip(self.slot, "error")
-                self._report(problem)
+                self.board.drop(self.queue, "error")
+                self._errors.record(problem)
                 if windows is not None:
                     windows.end()  # no window spans what is missing
                 if lossless:
@@ -265,8 +241,8 @@ class Capture:
         if windows is not None:
             windows.end()
 
-    def _see_region(self, picture: Array) -> None:
-        """See that there is something to look at: a camera may change its size, and back.
+    def _check_region(self, picture: Array) -> None:
+        """Check that the region is inside the picture: a camera may change its size, and back.
 
         Raises:
             SampleError: nothing of the region lies inside the picture.
@@ -277,26 +253,26 @@ class Capture:
             raise SampleError(why)
 
     def _put_picture(self, reading: Reading) -> bool:
-        wanted = self._wanted(reading.data)
-        # It looks at each one, to know the background.
-        if self._motion and not self._moved(reading.data) and not wanted:
-            self.board.skip(self.slot, "still")
+        needed = self._snapshots.needs(reading.data, self.queue.account.dropped["deadline"])
+        # The gate gets each one, to know the background.
+        if self._motion and not self._moved(reading.data) and not needed:
+            self.board.drop(self.queue, "still")
             return True
-        early = self._early(reading)
+        early = self._prepare_early(reading)
         return self.board.put(
-            self.slot,
+            self.queue,
             lambda seq: Sample(
                 reading.data, seq, reading.time_ns, reading.since, reading.file, early=early
             ),
         )
 
-    def _early(self, reading: Reading) -> Prepared | None:
+    def _prepare_early(self, reading: Reading) -> Prepared | None:
         """Prepare a picture that will wait: it is in the processor's cache now, and not then.
 
         One that will not wait is left to its lane, beside which the next can be decoded meanwhile;
         and one that may give way to a newer one is not worth it.
         """
-        if len(self.servings) > 1 or not self.slot.turn.row:
+        if len(self.servings) > 1 or not self.queue.pacing.bursting:
             return None
         model = self.servings[0].model
         if model is None or model.together > 1:
@@ -304,16 +280,16 @@ class Capture:
         try:
             return model.make_ready(reading.data, self._region, stream=reading.file is None)
         except AgentError:
-            return None  # the lane meets the same, and says so
+            return None  # the lane meets the same error, and records it
 
     def _moved(self, picture: Array) -> bool:
         if self._gate is None:
             from .motion_gate import MotionGate
 
             self._gate = MotionGate()
-        # Nothing that moves elsewhere can be found.
-        looked_at = picture if self._region is None else cut(picture, self._region)[0]
-        return self._gate.moved(looked_at)
+        # What moves elsewhere cannot be found.
+        seen = picture if self._region is None else cut(picture, self._region)[0]
+        return self._gate.moved(seen)
 
     def _is_due(self, now: float) -> bool:
         """Whether `rate` allows another capture now."""
@@ -322,12 +298,12 @@ class Capture:
         period = 1.0 / self.rate
         if now < self._due:
             return False
-        # Keeping to the grid makes the average exact; after a pause it starts anew.
+        # Keeping to the grid makes the average exact; a pause starts another grid.
         self._due = self._due + period if now - self._due < period else now + period
         return True
 
     def pace(self, attempt: Attempt) -> bool:
-        """Let `rate` slow a lossless source down; False when it shall stop."""
+        """Wait as long as `rate` asks for, of a lossless source; False when it shall stop."""
         # In small steps: `rate` may change meanwhile.
         while self.rate is not None and (pause := self._due - time.monotonic()) > 0:
             if attempt.closing.wait(min(pause, 0.5)):
@@ -335,22 +311,6 @@ class Capture:
         if self.rate is not None:
             self._due = max(self._due, time.monotonic()) + 1.0 / self.rate
         return True
-
-    def _set_state(self, state: str, error: str | None) -> None:
-        if (state, error) == (self.state, self.error):
-            return
-        self.state, self.error = state, error
-        if state == "lost":
-            log.warning("source of %s: %s", self.name, error)
-        elif error is not None:
-            log.warning("source of %s: %s: %s", self.name, state, error)
-        else:
-            log.info("source of %s: %s", self.name, state)
-        payload = {"schema": payloads.SCHEMA, "state": state, "time": payloads.iso(time.time_ns())}
-        if error is not None:
-            payload["error"] = error
-        topic = self._identity.topics.source(self.name)
-        self.client.retained.publish(topic, payload)
 
 
 class Windows:
@@ -388,9 +348,9 @@ class Windows:
             ) -> Sample:
                 return Sample(data, seq, time_ns, since, picture=False)
 
-            if not capture.client.wait_credit(capture.channel, attempt.closing):
+            if not capture.results.wait_credit(attempt.closing):
                 return False
-            if not (capture.pace(attempt) and capture.board.put(capture.slot, make)):
+            if not (capture.pace(attempt) and capture.board.put(capture.queue, make)):
                 return False
         return True
 
@@ -406,5 +366,5 @@ class Windows:
     def end(self) -> None:
         """Count what no window has taken."""
         if self._windower is not None and self._windower.rest:
-            self._capture.board.skip(self._capture.slot, "partial")
+            self._capture.board.drop(self._capture.queue, "partial")
             self._windower.reset()

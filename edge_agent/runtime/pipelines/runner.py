@@ -1,6 +1,7 @@
-"""The way of a frame: everything between a source and the broker, and nothing else.
+"""The runner: pipelines, their scheduler and lanes, the models that serve, and the MQTT client.
 
-This is what stands before the first result; orders, pushes and health come after it (`control`).
+Everything that a frame needs on its way to the broker, and nothing else: this is what runs before
+the first result; requests, pushes and health come after it (`control`).
 """
 
 from __future__ import annotations
@@ -8,15 +9,14 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ...config.overrides import Overrides
 from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import Settings, parse_route
 from ...core.errors import UsageError
-from ...core.threads import Crew, Stops
+from ...core.threads import Stops, ThreadGroup
 from ...core.timeline import Clock
 from ...device.wall_clock import WallClock
 from ...inference.model import Model
@@ -26,9 +26,11 @@ from ...mqtt.inbox import Inbox
 from ...mqtt.topics import Topics
 from ...sources.source import SourceContext
 from ...sources.spec import parse_source
-from ..scheduler.board import Board, Job
+from ..scheduler.board import Board
 from ..serving.active import ActiveModels, Serving
+from .lane import Lane
 from .pipeline import Identity, Pipeline
+from .sinks import ResultSink
 
 if TYPE_CHECKING:
     from ...models.store.catalog import Library
@@ -37,22 +39,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Beat:
-    """A lane's sign of life; written by the lane, read by the watchdog."""
-
-    def __init__(self) -> None:
-        self.since: float | None = None
-        """When the present frame was begun; None: idle."""
-
-    def begin(self) -> None:
-        self.since = time.monotonic()
-
-    def end(self) -> None:
-        self.since = None
-
-
 class Runner:
-    """Pipelines, board, lanes, servings and client."""
+    """Starts, changes and stops pipelines."""
 
     def __init__(
         self,
@@ -63,16 +51,18 @@ class Runner:
         loader: Callable[[], ModelLoader],
         stops: Stops,
         clock: Clock,
+        sinks: Sequence[ResultSink] = (),
     ) -> None:
-        """Open what can be opened without waiting for anyone.
+        """Open what can be opened without waiting for others.
 
         Args:
             settings: checked settings.
             lanes: how many frames are inferred at a time.
-            library: gives what models there are; asked when first needed.
-            loader: gives how they are loaded; likewise.
+            library: returns what models there are; called when first needed.
+            loader: returns how they are loaded; likewise.
             stops: where reasons to stop are left.
             clock: measures the start.
+            sinks: take every result of every pipeline, beside those that a pipeline has itself.
 
         Raises:
             UsageError: something the settings name is not as it should be.
@@ -102,9 +92,10 @@ class Runner:
         )
         self.client.retained.register(self.topics.source(""), self._source_topics)
         self.overrides = Overrides(settings.state / "overrides.json")
-        self.crew = Crew(stops)
-        self.beats: list[Beat] = []
-        self._lanes = lanes
+        self.threads = ThreadGroup(stops)
+        self._lane_count = lanes
+        self._lanes: list[Lane] = []
+        self._sinks = sinks
         self._counted: dict[str, int] = {}
         """Of pipelines that are gone: how far they had counted."""
         self._cold: tuple[str, ...] = ()
@@ -115,11 +106,11 @@ class Runner:
     def start(self) -> None:
         """Start the sources and the lanes."""
         for pipeline in self.pipelines.values():
-            pipeline.start(self.crew)
-        for number in range(self._lanes):
-            beat = Beat()
-            self.beats.append(beat)
-            self.crew.spawn(f"lane-{number}", partial(self._lane, beat))
+            pipeline.start(self.threads)
+        for number in range(self._lane_count):
+            lane = Lane(self.board)
+            self._lanes.append(lane)
+            self.threads.spawn(f"lane-{number}", lane.run)
 
     def halt(self) -> None:
         """Stop capturing."""
@@ -127,30 +118,15 @@ class Runner:
             pipeline.halt()
 
     def watch(self) -> None:
-        """Give up on cameras that hang; called every second or so."""
+        """Replace capture threads that hang; called every second or so."""
         for pipeline in self.pipelines.values():
-            pipeline.watch(self.crew)
+            pipeline.watch(self.threads)
 
     def moves(self, limit: float) -> bool:
         """Whether no lane has been inside an engine for more than *limit* seconds."""
         now = time.monotonic()
-        return all(beat.since is None or now - beat.since < limit for beat in self.beats)
-
-    def _lane(self, beat: Beat) -> None:
-        while (job := self.board.take()) is not None:
-            beat.begin()
-            if job.model.together > 1:
-                self._together(self.board.gather(job))
-            else:
-                job.slot.work(job)
-            beat.end()
-
-    @staticmethod
-    def _together(jobs: list[Job[Model]]) -> None:
-        """Infer frames of several pipelines at a time; each goes its own way then."""
-        answers = jobs[0].model.infer_all([job.slot.ask(job) for job in jobs])
-        for job, answer in zip(jobs, answers, strict=True):
-            job.slot.tell(job, answer)
+        busy = (lane.busy_since for lane in self._lanes)
+        return all(since is None or now - since < limit for since in busy)
 
     # Pipelines
 
@@ -178,21 +154,22 @@ class Runner:
             ),
             board=self.board,
             client=self.client,
-            wake=self.active.load,
             context=self._context,
+            sinks=self._sinks,
+            load=self.active.load,
         )
         for stage, serving in pipeline.seconds:
             serving.crops = max(serving.crops, stage.limit)
         # A number is given once in a session, whatever becomes of the pipeline.
-        pipeline.slot.seq = self._counted.get(settings.name, 0)
+        pipeline.queue.seq = self._counted.get(settings.name, 0)
         self.pipelines[settings.name] = pipeline
         return pipeline
 
     def remove(self, name: str) -> None:
-        """Stop a pipeline and forget it."""
+        """Stop and remove a pipeline."""
         gone = self.pipelines.pop(name)
         gone.stop()
-        self._counted[name] = gone.slot.seq
+        self._counted[name] = gone.queue.seq
 
     def used(self) -> list[Serving]:
         """List the servings that pipelines use."""
@@ -202,7 +179,7 @@ class Runner:
         return found
 
     def present(self) -> frozenset[object]:
-        """Name what takes memory while it is there: sources that give, and models."""
+        """Return what takes memory while it is there: sources that run, and models."""
         pipelines = list(self.pipelines.values())
         running = {("source", id(p)) for p in pipelines if p.state in {None, "running"}}
         models = {("model", id(serving.model)) for serving in self.active.all()}
@@ -230,22 +207,22 @@ class Runner:
         """
         given = {pipeline.name: pipeline.threshold for pipeline in self.settings.pipelines}
         for pipeline in list(self.pipelines.values()):
-            why = pipeline.unfit()
+            why = pipeline.threshold_problem()
             if why is not None and self.overrides.pass_over_threshold(pipeline.name, why):
                 pipeline.threshold = given.get(pipeline.name)
-                why = pipeline.unfit()
+                why = pipeline.threshold_problem()
             if why is not None:
                 log.warning("pipeline %s: %s", pipeline.name, why)
 
     def lazy(self, *, wanted: bool) -> None:
-        """Have the models of second stages loaded when they are needed, or at once."""
+        """Load the models of second stages when they are needed, or at once."""
         first = {id(s) for pipeline in self.pipelines.values() for s in pipeline.servings}
         for pipeline in self.pipelines.values():
             for _, serving in pipeline.seconds:
                 serving.lazy = wanted and id(serving) not in first
 
     def cold_start(self, model: Model) -> dict[str, float] | None:
-        """Give the steps of the start for a model that served the first result."""
+        """Return the steps of the start for a model that served the first result."""
         steps = self.clock.steps
         if steps is None:
             return None

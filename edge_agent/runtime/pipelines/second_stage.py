@@ -1,4 +1,4 @@
-"""Second stages: a second model on what the first one found."""
+"""Second stages: a second model on crops of the first one's detections."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ...inference.model import Model, Region, outside
 
 
 def concerns(stage: SecondStage, found: Detections) -> bool:
-    """Whether a stage has anything to look at."""
+    """Whether a stage applies to any of the detections."""
     return any(not stage.labels or label in stage.labels for label in found.labels)
 
 
-def look(stage: SecondStage, model: Model, sample: Sample, first: Detections) -> Second:
-    """Look at each detection that the stage concerns; the crops go through the model together.
+def infer(stage: SecondStage, model: Model, sample: Sample, first: Detections) -> Second:
+    """Infer each detection that the stage concerns; the crops go through the model together.
 
     Raises:
         SampleError, EngineError, ModelError: the first crop on which the model failed.
 
     """
     begin = time.perf_counter()
-    # What was found beyond the picture's edge cannot be looked at.
+    # Detections beyond the picture's edge have no pixels.
     crops = [
         None if crop is None or outside(sample.data, crop) else crop
         for crop in regions(stage, first)
@@ -46,7 +46,7 @@ def look(stage: SecondStage, model: Model, sample: Sample, first: Detections) ->
 
 
 def regions(stage: SecondStage, first: Detections) -> Sequence[Region | None]:
-    """Say where to look, for each detection; None: not there."""
+    """Return the crop of each detection; None: it is left out."""
     left = stage.limit
     found: list[Region | None] = []
     for label, (x1, y1, x2, y2) in zip(first.labels, first.boxes.tolist(), strict=True):

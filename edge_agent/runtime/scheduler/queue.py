@@ -1,4 +1,7 @@
-"""What stands on the board: each pipeline's place, its account, and the frames that lanes take."""
+"""One pipeline's queue: the captures that wait, their account, and results in order of capture.
+
+A queue has no lock of its own: all of it is used under the board's.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,40 @@ from ...core.errors import AgentError
 from ...core.types import Outcome, Request, Sample
 from ...inference.cost import Cost
 from .fair_share import Share
-from .read_ahead import Turn
+from .read_ahead import Pacing
 
 Reason = Literal["superseded", "rate", "deadline", "still", "partial", "error"]
 REASONS: tuple[Reason, ...] = ("superseded", "rate", "deadline", "still", "partial", "error")
 
 
-class Counted(Protocol):
-    """Something that serves frames and must not be closed while it does."""
+class Servable(Protocol):
+    """A model that serves frames and must not be closed while it does."""
 
     users: int
+    """Frames that are going through it."""
     together: int
     """How many frames, of whatever pipelines, may go through it at a time; 1: each by itself."""
     cost: Cost
     """What a frame of it takes of a lane."""
 
 
-W = TypeVar("W", bound=Counted)
+M = TypeVar("M", bound=Servable)
+
+
+class Route(Protocol[M]):
+    """What a pipeline decides about its frames. `choose` and `advance` hold the board's lock."""
+
+    def choose(self) -> M | None:
+        """Return the model for the next frame, the same until `advance`; None: there is none."""
+
+    def advance(self) -> None:
+        """Record that the next frame goes through the chosen model."""
+
+    def request(self, sample: Sample) -> Request:
+        """Return what is asked of the model."""
+
+    def complete(self, job: Job[M], answer: Outcome | AgentError) -> None:
+        """Do what remains after inference, down to `Board.finish`."""
 
 
 @dataclass(slots=True)
@@ -41,77 +61,184 @@ class Account:
     """Queued or being inferred."""
     dropped: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
 
+    def copy(self) -> Account:
+        """Return the counts of this moment."""
+        return Account(self.captured, self.inferred, self.waiting, dict(self.dropped))
 
-class Slot(Generic[W]):
-    """One pipeline's place on the board."""
+
+@dataclass(slots=True, eq=False)
+class Job(Generic[M]):
+    """A frame that a lane has taken, and the model it goes through."""
+
+    queue: FrameQueue[M]
+    sample: Sample
+    model: M
+    ticket: int
+    """Its place among the frames taken from its queue."""
+    began: float
+    charged: float
+    """Lane time that its pipeline has been charged so far."""
+    batched: int = 1
+    """How many are inferred together, itself included."""
+
+
+class FrameQueue(Generic[M]):
+    """The captures of one pipeline that wait for a lane."""
 
     def __init__(
-        self, name: str, *, room: int, lossless: bool, priority: int = 0, deadline: float = 0.0
+        self,
+        name: str,
+        route: Route[M],
+        *,
+        room: int,
+        lossless: bool,
+        priority: int = 0,
+        deadline: float = 0.0,
+        cost: Cost | None = None,
     ) -> None:
-        self.name = name
-        self.room = room
-        self.lossless = lossless
-        self.share = Share(priority)
-        self.turn = Turn()
-        self.cost: Cost | None = None
-        """What its frames take, where that is not what its model's take; then each counts for what
-        it took itself."""
-        self.deadline = deadline
-        """Seconds; 0: none."""
-        self.account = Account()
-        self.pick: Callable[[], W | None] = lambda: None
-        """Chooses the model for the next frame, and the same one until it is taken; None: there is
-        none yet."""
-        self.taken: Callable[[], None] = lambda: None
-        """Told that the next frame goes through the model that was picked."""
-        self.work: Callable[[Job[W]], None] = lambda _job: None
-        """What a lane does with a frame of this pipeline."""
-        self.ask: Callable[[Job[W]], Request]
-        """Says what is to be inferred, where that is done together with frames of others …"""
-        self.tell: Callable[[Job[W], Outcome | AgentError], None]
-        """… and does what remains to be done with what came of it."""
-        self.queue: deque[Sample] = deque()
-        self.seq = 0
-        self.gone = False
-        self._room: threading.Condition
-        """Of the board's lock: there is room again."""
-        self._taken = 0
-        self._given = 0
-        self._done: dict[int, Callable[[], None]] = {}
-        self._delivering = False
+        """Begin empty.
 
-    def wanted(self) -> bool:
-        """Whether a lane could take what waits."""
-        return self.pick() is not None
-
-    def needs(self) -> tuple[float, int]:
-        """Say what a frame usually takes of a lane, and how many go together.
-
-        Returns:
-            Seconds, 0 where nobody knows yet; and frames that a lane takes at a time, at most.
+        Args:
+            name: the pipeline's.
+            route: chooses the models and takes the answers.
+            room: how many may wait.
+            lossless: captures wait for room; else the oldest is dropped.
+            priority: those of the highest go first.
+            deadline: seconds after which a capture is dropped; 0: none.
+            cost: what its frames take, where that is not what its model's take; then each counts
+                for what it took itself.
 
         """
-        model = self.pick()
-        if model is None:
-            return 0.0, 1
-        return (self.cost or model.cost).seconds, model.together
+        self.name = name
+        self.route = route
+        self.room = room
+        self.lossless = lossless
+        self.deadline = deadline
+        self.cost = cost
+        self.share = Share(priority)
+        self.pacing = Pacing()
+        self.account = Account()
+        self.frames: deque[Sample] = deque()
+        self.seq = 0
+        """The next capture's number."""
+        self.removed = False
+        self._changed: threading.Condition
+        self._taken = 0
+        self._delivered = 0
+        self._undelivered: dict[int, Callable[[], None]] = {}
+        """By ticket: results that wait for an older one."""
+        self._delivering = False
+        """A lane is handing results over."""
+
+    # The capture side
+
+    def attach(self, lock: threading.RLock) -> None:
+        """Wait and notify with the board's lock from now on."""
+        self._changed = threading.Condition(lock)
+
+    @property
+    def full(self) -> bool:
+        return len(self.frames) >= self.room
+
+    def wait(self, ready: Callable[[], bool], timeout: float | None = None) -> None:
+        """Let go of the lock until `notify` finds something true, at most *timeout* seconds."""
+        self._changed.wait_for(ready, timeout)
+
+    def notify(self) -> None:
+        """Wake the capture that waits."""
+        self._changed.notify_all()
+
+    def drop(self, reason: Reason) -> None:
+        """Count a capture that does not enter the queue."""
+        self.seq += 1
+        self.account.captured += 1
+        self.account.dropped[reason] += 1
+
+    def append(self, make: Callable[[int], Sample]) -> None:
+        """Add a capture at the end, given its sequence number."""
+        self.frames.append(make(self.seq))
+        self.seq += 1
+        self.account.captured += 1
+        self.account.waiting += 1
+
+    def drop_oldest(self, reason: Reason) -> None:
+        """Drop the capture that has waited longest."""
+        self.frames.popleft()
+        self.account.waiting -= 1
+        self.account.dropped[reason] += 1
+
+    # The lane side
 
     @property
     def head(self) -> float:
         """When the first that waits was captured."""
-        return self.queue[0].since
+        return self.frames[0].since
+
+    def servable(self) -> bool:
+        """Whether a lane could take what waits."""
+        return self.route.choose() is not None
+
+    def usual(self) -> tuple[float, int]:
+        """Return what a frame usually takes of a lane, and how many go together.
+
+        Returns:
+            Seconds, 0 where it is not known yet; and frames that a lane takes at a time, at most.
+
+        """
+        model = self.route.choose()
+        if model is None:
+            return 0.0, 1
+        return (self.cost or model.cost).seconds, model.together
+
+    def pop(self, model: M, now: float, charged: float) -> Job[M]:
+        """Take the first frame for a lane; the model is in use until `complete`."""
+        self.route.advance()
+        model.users += 1
+        job = Job(self, self.frames.popleft(), model, self._taken, now, charged)
+        self._taken += 1
+        return job
+
+    def complete(self, job: Job[M], took: float, deliver: Callable[[], None] | None) -> None:
+        """Count a frame that has left its model, and keep what delivers its result.
+
+        Args:
+            job: what `pop` returned.
+            took: seconds of lane time.
+            deliver: hands its result over; None: inference failed.
+
+        """
+        (self.cost or job.model.cost).learn(took)
+        if self.cost is not None:
+            self.share.spent += took - job.charged
+        job.model.users -= 1
+        self.account.waiting -= 1
+        if deliver is None:
+            self.account.dropped["error"] += 1
+        else:
+            self.account.inferred += 1
+        self._undelivered[job.ticket] = deliver or _nothing
+
+    def next_delivery(self) -> Callable[[], None] | None:
+        """Return what delivers the next result; None: it is missing, or another lane delivers.
+
+        The lane that gets one calls it without the lock, then `delivered`.
+        """
+        if self._delivering:
+            return None
+        ready = self._undelivered.pop(self._delivered, None)
+        self._delivering = ready is not None
+        return ready
+
+    def delivered(self) -> None:
+        """Record that the result of `next_delivery` was handed over."""
+        self._delivered += 1
+        self._delivering = False
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether every capture is inferred and handed over, or dropped."""
+        return self.account.waiting == 0 and self._delivered == self._taken
 
 
-@dataclass(slots=True, eq=False)
-class Job(Generic[W]):
-    """A frame that a lane has taken, and the model it goes through."""
-
-    slot: Slot[W]
-    sample: Sample
-    model: W
-    ticket: int
-    began: float
-    charged: float
-    """Lane time that its pipeline has been charged so far."""
-    fellows: int = 1
-    """How many are inferred together, itself included."""
+def _nothing() -> None:
+    pass

@@ -1,9 +1,9 @@
-"""Which recordings are read: as they are needed, and in a crowd a few at a time.
+"""Read-ahead: how many captures each recording may put on the board before it must wait.
 
 A recording at full pace gives as soon as it is asked. Were all asked at once, so much would wait
 that every frame were old before a lane took it, and all that a decoder, a preparation and a lane
 touch had left the processor's cache before it was touched again. So where others wait, a recording
-rests until nothing of its own waits and little of the others', and then gives several in a row.
+waits until nothing of its own waits and little of the others', and then gives a burst.
 Pure: it knows no locks and no time.
 """
 
@@ -16,10 +16,10 @@ from .fair_share import Share
 
 CROWD = 2
 """Where more captures of other recordings wait, what a recording works with has left the cache
-when it has its turn again."""
-ROW = 12
+by its next turn."""
+BURST = 12
 """Captures that a recording gives in a row, in a crowd, at most …"""
-ROW_SECONDS = 0.03
+BURST_SECONDS = 0.03
 """… and so much work for a lane: where frames take long, the cache is the least of it, and others
 shall not wait."""
 AHEAD = 4
@@ -27,57 +27,58 @@ AHEAD = 4
 several, the lanes must not run out of those of another."""
 
 
-class Turn:
-    """How far a recording may go on."""
+class Pacing:
+    """How far a recording may read on."""
 
-    __slots__ = ("asks", "left", "rests", "row", "several")
+    __slots__ = ("bursting", "granted", "may_burst", "paced", "waiting")
 
     def __init__(self) -> None:
-        self.left = 0
-        """Captures that it may give before it asks again."""
-        self.rests = False
-        """It has asked, and waits."""
-        self.asks = False
-        """Whether it asks at all: it wants its share from then on, not only when it gives."""
-        self.several = True
+        self.granted = 0
+        """Captures that it may give before it waits again."""
+        self.waiting = False
+        """It waits for a grant."""
+        self.paced = False
+        """Whether it waits for grants at all; then it has a share of the lanes from its first wait
+        on, not only while it has something queued."""
+        self.may_burst = True
         """Whether it could give several at once."""
-        self.row = False
-        """Whether it gives several in a row."""
+        self.bursting = False
+        """Whether its latest grant was for several in a row."""
 
-    def gave(self) -> None:
-        """Note that it has given one."""
-        self.left = max(0, self.left - 1)
+    def count(self) -> None:
+        """Count a capture that it has given."""
+        self.granted = max(0, self.granted - 1)
 
 
 class Recording(Protocol):
-    """A place on the board that a recording fills."""
+    """A queue that a recording fills."""
 
     room: int
     share: Share
-    turn: Turn
+    pacing: Pacing
 
     @property
-    def queue(self) -> Sized:
+    def frames(self) -> Sized:
         """Captures that wait for a lane."""
 
-    def needs(self) -> tuple[float, int]:
-        """Say what a frame usually takes of a lane, seconds or 0, and how many go together."""
+    def usual(self) -> tuple[float, int]:
+        """Return what a frame usually takes of a lane, seconds or 0, and how many go together."""
 
-    def wanted(self) -> bool:
+    def servable(self) -> bool:
         """Whether a lane could take what waits."""
 
 
 R = TypeVar("R", bound=Recording)
 
 
-def call(slots: Iterable[R], ahead: int, *, idle: bool = False) -> list[R]:
-    """Let recordings go on that rest, whoever has had least of the lanes first.
+def grant(queues: Iterable[R], ahead: int, *, idle: bool = False) -> list[R]:
+    """Let waiting recordings go on, those with the least lane time first.
 
-    Those of one priority only look at each other: what waits in a lower class is in nobody's way,
-    and it must wait there to be served at all.
+    Only recordings of one priority count for each other: what waits in a lower class is in nobody's
+    way, and it must wait there to be served at all.
 
     Args:
-        slots: all that there are.
+        queues: all that there are.
         ahead: captures that may wait for lanes.
         idle: a lane has nothing to do. One more goes on then, as those that should give may be
             held up: by a slow disk, or by a link over which nothing goes.
@@ -87,41 +88,41 @@ def call(slots: Iterable[R], ahead: int, *, idle: bool = False) -> list[R]:
 
     """
     coming: dict[int, int] = {}
-    resting = []
-    for slot in slots:
-        if slot.turn.asks:
-            priority = slot.share.priority
-            coming[priority] = coming.get(priority, 0) + _coming(slot)
-            if slot.turn.rests:
-                resting.append(slot)
-    # Nearly always nobody is to go on, which is to be found out quickly.
-    likely = [s for s in resting if idle or _may_give(s, coming[s.share.priority], ahead)]
-    called = []
-    for slot in sorted(likely, key=lambda slot: slot.share.spent):
-        turn, priority = slot.turn, slot.share.priority
-        turn.left = _may_give(slot, coming[priority], ahead)
-        if idle and not slot.queue:
-            turn.left, idle = turn.left or 1, False
-        if turn.left:
-            turn.rests, turn.row = False, turn.left > 1
-            coming[priority] += turn.left
-            called.append(slot)
-    return called
+    waiting = []
+    for queue in queues:
+        if queue.pacing.paced:
+            priority = queue.share.priority
+            coming[priority] = coming.get(priority, 0) + _coming(queue)
+            if queue.pacing.waiting:
+                waiting.append(queue)
+    # Nearly always none is to go on, which is to be found out quickly.
+    likely = [q for q in waiting if idle or _grantable(q, coming[q.share.priority], ahead)]
+    granted = []
+    for queue in sorted(likely, key=lambda queue: queue.share.spent):
+        pacing, priority = queue.pacing, queue.share.priority
+        pacing.granted = _grantable(queue, coming[priority], ahead)
+        if idle and not queue.frames:
+            pacing.granted, idle = pacing.granted or 1, False
+        if pacing.granted:
+            pacing.waiting, pacing.bursting = False, pacing.granted > 1
+            coming[priority] += pacing.granted
+            granted.append(queue)
+    return granted
 
 
-def _may_give(slot: Recording, coming: int, ahead: int) -> int:
-    """Say how many a recording that rests may give, where so many of its class are to come."""
-    others = coming - _coming(slot)
+def _grantable(queue: Recording, coming: int, ahead: int) -> int:
+    """Return how many a waiting recording may give, where so many of its class are to come."""
+    others = coming - _coming(queue)
     if others <= CROWD:
-        return 1 if len(slot.queue) < slot.room else 0
-    usual, together = slot.needs()
-    if slot.queue or others >= ahead * together:
+        return 1 if len(queue.frames) < queue.room else 0
+    usual, together = queue.usual()
+    if queue.frames or others >= ahead * together:
         return 0
-    if not usual or not slot.turn.several:
+    if not usual or not queue.pacing.may_burst:
         return 1
-    return max(1, min(ROW, int(ROW_SECONDS / usual)))
+    return max(1, min(BURST, int(BURST_SECONDS / usual)))
 
 
-def _coming(slot: Recording) -> int:
+def _coming(queue: Recording) -> int:
     """Count what waits for a lane, and what will soon."""
-    return slot.turn.left + (len(slot.queue) if slot.queue and slot.wanted() else 0)
+    return queue.pacing.granted + (len(queue.frames) if queue.frames and queue.servable() else 0)

@@ -17,7 +17,7 @@ from ...core.frozen import record
 from ...core.listeners import Listeners
 from ...core.names import version_key
 from ...core.types import Kind
-from ...device.resources import trim_memory
+from ...device.allocator import trim_memory
 from ...inference.model import Model
 from ...models.manifest import ModelFolder
 from ..scheduler.board import Board

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
-from ...core.flight_recorder import LastWords, short
+from ...core.flight_recorder import PreviousCrash, short_name
 from ...core.state_file import StateFile
 
 log = logging.getLogger(__name__)
@@ -39,30 +39,32 @@ class CrashLedger:
         self._file = StateFile(state / FILE, "crashes before this start")
         self._known = self._file.read(_parse) or {}
 
-    def add(self, last: LastWords) -> None:
+    def add(self, last: PreviousCrash) -> None:
         """Count how the last run ended against whatever it was doing."""
-        for each in last.doing:
-            times = self._times(each.what) + 1
+        for each in last.calls:
+            times = self._times(each.target) + 1
             verb = "loading" if each.kind == "load" else "running"
             why = f"the agent {last.why} while {verb} it"
-            self._known[each.what] = (times, why)
+            self._known[each.target] = (times, why)
             if times >= LIMIT:
                 log.error(
                     "model %s: %s, %d times in a row: it is left alone",
-                    short(each.what),
+                    short_name(each.target),
                     why,
                     times,
                 )
             else:
-                log.warning("model %s: %s (%d of %d times)", short(each.what), why, times, LIMIT)
-        if last.doing:
+                log.warning(
+                    "model %s: %s (%d of %d times)", short_name(each.target), why, times, LIMIT
+                )
+        if last.calls:
             self._keep()
 
     def barred(self, what: str) -> str | None:
         """Say why a model may not be loaded on an engine; None: it may.
 
         Args:
-            what: model and engine as `core.flight_recorder.place` names them.
+            what: model and engine as `core.flight_recorder.call_target` names them.
 
         """
         times, why = self._known.get(what, (0, ""))
@@ -76,7 +78,7 @@ class CrashLedger:
     def why(self) -> list[str]:
         """Say what has been done and is not forgiven."""
         return [
-            f"model {short(what)}: {why} ({times} of {LIMIT} times)"
+            f"model {short_name(what)}: {why} ({times} of {LIMIT} times)"
             for what, (times, why) in self._known.items()
             if times < LIMIT
         ]

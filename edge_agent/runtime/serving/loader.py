@@ -20,7 +20,7 @@ from ...config.settings import Batching, Settings
 from ...core.bundled import bundled
 from ...core.errors import AgentError, BarredError, EngineError, ModelError
 from ...core.files import make_state_folder, size_of
-from ...core.flight_recorder import place
+from ...core.flight_recorder import call_target
 from ...core.types import Kind
 from ...device.hardware import Facts, read_facts
 from ...device.resources import usable_cpus
@@ -183,7 +183,7 @@ class ModelLoader:
         if self._crashes is None:
             return None
         return self._crashes.barred(
-            place(folder.manifest.id, choice.engine, choice.device, str(folder.network))
+            call_target(folder.manifest.id, choice.engine, choice.device, str(folder.network))
         )
 
     def load(

@@ -8,14 +8,13 @@ it is not built again until the model, the engine or the machine is another.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from ...core.errors import AgentError
 from ...core.types import Tensors
-from ...inference.golden import compare_findings
+from ...inference.compare import compare_findings, race
 from ...inference.model import Model, default_threshold
 from ..serving.challenger_results import Decision, recall, remember
 
@@ -156,12 +155,11 @@ def _audition(
 
 
 def _race(one: Model, other: Model, inputs: list[Tensors]) -> tuple[float, float]:
-    """Give the median of a run of each, ms; in turns, so that what disturbs disturbs both."""
-    took: tuple[list[float], list[float]] = ([], [])
-    for index in range(RUNS):
-        for model, times in zip((one, other), took, strict=True):
-            tensors = model.ready(inputs[index % len(inputs)])
-            start = time.perf_counter()
-            model.raw(tensors)
-            times.append((time.perf_counter() - start) * 1e3)
+    """Return the median of a run of each, ms, as frames come to them."""
+
+    def runs(model: Model) -> Callable[[int], object]:
+        ready = [model.ready(tensors) for tensors in inputs]
+        return lambda number: model.raw(ready[number % len(ready)])
+
+    took = race([runs(one), runs(other)], RUNS)
     return round(statistics.median(took[0]), 3), round(statistics.median(took[1]), 3)

@@ -13,8 +13,9 @@ import logging
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
+from ...core.logs import Latch
+from ...device.allocator import return_freed_memory, trim_memory
 from ...device.pressure import memory_why
-from ...device.resources import return_freed_memory, trim_memory
 from ..serving.active import ActiveModels
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class MemoryRelease:
         self._gone_at: float | None = None
         """When something was last missing that had been there; None: it has been dealt with."""
         self._looked = self._trimmed = float("-inf")
-        self._said = False
+        self._shortage = Latch()
 
     def look(self, now: float) -> None:
         """Let go of what is not needed.
@@ -76,9 +77,8 @@ class MemoryRelease:
             return
         self._looked = now
         why = self._short()
-        if why and not self._said:
-            log.warning("%s", why[0])
-        self._said = bool(why)
+        if self._shortage.begins(bool(why)):
+            log.warning("short of %s", why[0])
         if not why:
             return
         if self._idle_s:

@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ...core.child import answer_question, run_in_background
 from ...core.errors import EngineError
 from ...core.files import size_of
-from ...core.types import Array, Kind, Tensors, TensorSpec
+from ...core.types import Kind, Tensors, TensorSpec
 from ...device.resources import text, usable_cpus
+from ...inference.compare import probe_inputs
 from ...inference.engines.protocol import Engine, EngineChoice, FixShapes
 from ...inference.engines.registry import open_engine
 from ...inference.folding.cut import InputCut
@@ -215,8 +214,7 @@ class _Runner:
     def __init__(self, engine: Engine, lanes: int) -> None:
         self._engine = engine
         self._lanes = lanes
-        chance = np.random.default_rng(1)
-        tensors: Tensors = {spec.name: _noise(spec, chance) for spec in engine.inputs}
+        tensors: Tensors = probe_inputs(engine.inputs, seed=1)
         # As frames come to it: whatever is folded into the network has been done.
         self._tensors = tensors if engine.fold is None else engine.fold.feed(tensors)
 
@@ -255,15 +253,6 @@ class _Runner:
 
 _Running = tuple[EngineChoice, int, _Runner]
 """A way, its batch, and what runs it."""
-
-
-def _noise(spec: TensorSpec, chance: np.random.Generator) -> Array:
-    """Make an input; noise, because zeros can be quicker than any picture."""
-    shape = [size or 1 for size in spec.shape]
-    if np.issubdtype(spec.dtype, np.integer):
-        most = min(255, int(np.iinfo(spec.dtype).max))
-        return chance.integers(0, most, shape, endpoint=True).astype(spec.dtype)
-    return chance.standard_normal(shape, np.float32).astype(spec.dtype)
 
 
 if __name__ == "__main__":

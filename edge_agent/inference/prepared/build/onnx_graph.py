@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ....core.types import Kind, TensorSpec
-from ....device.resources import return_freed_memory, usable_cpus
+from ....device.allocator import return_freed_memory
+from ....device.resources import usable_cpus
 from ....models.manifest import ModelFolder
 from ...engines.ort import OrtEngine, settle, specs
 from ...engines.ort_options import NAME, Words

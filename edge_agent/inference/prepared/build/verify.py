@@ -8,11 +8,12 @@ import numpy as np
 
 from ....core.errors import EngineError
 from ....core.types import Array, Tensors, TensorSpec
+from ...compare import probe_inputs, strict_distance
 from ...engines.protocol import Engine
 from ...golden import read_golden
 from ...model import Model
 from ..artifact import Artifact, ArtifactError
-from ..engine import OrtPreparedEngine, relative_distance
+from ..engine import OrtPreparedEngine
 from ..load import load_artifact
 
 SEEDS = (11, 12, 13)
@@ -31,7 +32,7 @@ class Reference:
             ModelError: its golden inputs are damaged.
 
         """
-        samples = [_seeded(engine.inputs, seed) for seed in SEEDS]
+        samples = [probe_inputs(engine.inputs, seed) for seed in SEEDS]
         try:
             results = [engine.infer(tensors) for tensors in samples]
         except EngineError:
@@ -89,25 +90,8 @@ def distance_of(expected: Tensors, found: Tensors) -> float:
     """Return the largest relative distance of the outputs."""
     if expected.keys() != found.keys():
         return float("inf")
-    distances = [relative_distance(array, found[name]) for name, array in expected.items()]
-    return max((d if d == d else float("inf") for d in distances), default=0.0)  # noqa: PLR0124 - NaN
-
-
-def _seeded(specs: Sequence[TensorSpec], seed: int) -> dict[str, Array]:
-    """Make ordinary inputs: floats about zero, integers over what bytes can hold."""
-    random = np.random.default_rng(seed)
-    tensors: dict[str, Array] = {}
-    for spec in specs:
-        shape = tuple(size or 1 for size in spec.shape)
-        kind = np.dtype(spec.dtype)
-        if kind == np.bool_:
-            tensors[spec.name] = random.integers(0, 2, shape).astype(kind)
-        elif np.issubdtype(kind, np.integer):
-            low, high = max(int(np.iinfo(kind).min), -128), min(int(np.iinfo(kind).max), 255)
-            tensors[spec.name] = random.integers(low, high, shape).astype(kind)
-        else:
-            tensors[spec.name] = random.standard_normal(shape).astype(kind)
-    return tensors
+    distances = (strict_distance(array, found[name]) for name, array in expected.items())
+    return max(distances, default=0.0)
 
 
 def _zeros(specs: Sequence[TensorSpec]) -> dict[str, Array]:

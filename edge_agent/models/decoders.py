@@ -1,0 +1,54 @@
+"""The decoders: which tasks each is for, and where it is.
+
+A new decoder is one function in `inference/decode` and one line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+Task = Literal["detection", "classification", "anomaly", "regression", "raw"]
+
+
+class DecoderSpec(NamedTuple):
+    """One decoder."""
+
+    function: str
+    """Module, relative to `inference.decode`, and function; imported when a model needs it."""
+    tasks: tuple[Task, ...]
+    compares_input: bool = False
+    """Whether it compares outputs with the input, whose numbers it therefore needs."""
+
+
+DECODERS: Mapping[str, DecoderSpec] = {
+    "ultraface": DecoderSpec(".faces.ultraface", ("detection",)),
+    "yunet": DecoderSpec(".faces.yunet", ("detection",)),
+    "yolox": DecoderSpec(".yolo.yolox", ("detection",)),
+    "yolov8": DecoderSpec(".yolo.yolov8", ("detection",)),
+    "yolo-e2e": DecoderSpec(".yolo.end_to_end", ("detection",)),
+    "yolov5": DecoderSpec(".yolo.yolov5", ("detection",)),
+    "nanodet": DecoderSpec(".nanodet.nanodet", ("detection",)),
+    "ssd": DecoderSpec(".ssd.ssd", ("detection",)),
+    "detr": DecoderSpec(".detr.detr", ("detection",)),
+    "softmax": DecoderSpec(".classification.softmax", ("classification",)),
+    "logits": DecoderSpec(".classification.logits", ("classification",)),
+    "reconstruction": DecoderSpec(
+        ".reconstruction.reconstruction", ("anomaly",), compares_input=True
+    ),
+    "raw": DecoderSpec(".numbers.raw", ("regression", "raw")),
+    "score": DecoderSpec(".numbers.score", ("anomaly", "regression")),
+}
+DEFAULT = "raw"
+"""The decoder of a manifest that names none, if its task takes it."""
+
+if TYPE_CHECKING:
+    DecoderName = str
+else:
+    DecoderName = Literal[tuple(DECODERS)]
+    """One of those names: checked when a manifest is read."""
+
+
+def decoders_of(task: Task) -> list[str]:
+    """Return the names of the decoders that a task can have."""
+    return [name for name, decoder in DECODERS.items() if task in decoder.tasks]

@@ -1,0 +1,153 @@
+"""The route of a pipeline's frames: which model, what is asked of it, and where results go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ...config.settings import Pipeline as PipelineSettings
+from ...config.settings import SecondStage
+from ...core.errors import AgentError, EngineError, ModelError, SampleError
+from ...core.timeline import Clock
+from ...core.types import Detections, Outcome, Request, Sample, Second
+from ...inference.model import Model, Region
+from ..scheduler.board import Board, Job
+from ..serving.active import Serving
+from .sinks import ResultSink
+from .status import FrameErrors
+
+
+class PipelineRoute:
+    """Splits frames between the arms, adds second stages and shadows, calls the sinks."""
+
+    def __init__(
+        self,
+        settings: PipelineSettings,
+        servings: Sequence[Serving],
+        seconds: Sequence[tuple[SecondStage, Serving]],
+        *,
+        board: Board[Model],
+        sinks: Sequence[ResultSink],
+        errors: FrameErrors,
+        clock: Clock,
+        load: Callable[[Serving], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            settings: the pipeline's.
+            servings: its models, one for each arm.
+            seconds: its second stages and their models.
+            board: counts and orders what is completed.
+            sinks: take the results, in the order of capture.
+            errors: records why frames are dropped.
+            clock: measures the start.
+            load: loads a model that is needed now; returns when it is there, or cannot be loaded.
+
+        """
+        self.threshold = settings.threshold
+        self.region: Region | None = None
+        """Of a picture, all that the models get; None: the whole."""
+        if any(settings.roi):
+            x1, y1, x2, y2 = settings.roi
+            self.region = (x1, y1, x2, y2)
+        self._name = settings.name
+        self._servings = servings
+        self._seconds = seconds
+        self._board = board
+        self._sinks = sinks
+        self._errors = errors
+        self._clock = clock
+        self._load = load
+        # Its own: others split their frames between the same models otherwise.
+        self._weights = [arm.weight for arm in settings.arms]
+        self._credit = [0] * len(servings)
+        self._loaded = False
+        """Every model has been loaded once, or could not be."""
+
+    # Before inference
+
+    def choose(self) -> Model | None:
+        """Choose the model of the next frame: smooth weighted round robin over the arms."""
+        if not self._loaded:
+            # Every frame goes through all arms and stages of the settings, the first ones too.
+            everyone = [*self._servings, *(serving for _, serving in self._seconds)]
+            self._loaded = not any(
+                s.model is None and s.problem is None and not s.lazy for s in everyone
+            )
+            if not self._loaded:
+                return None
+        if len(self._servings) == 1:
+            return self._servings[0].model
+        arm = self._arm()
+        return None if arm is None else self._servings[arm].model
+
+    def _arm(self) -> int | None:
+        """Find the arm that is most behind its weight; the same one until `advance`."""
+        there = [index for index, serving in enumerate(self._servings) if serving.model is not None]
+        return max(
+            there,
+            key=lambda index: self._credit[index] + self._weights[index],
+            default=None,
+        )
+
+    def advance(self) -> None:
+        """Charge the chosen arm with a frame."""
+        if len(self._servings) == 1:
+            return
+        arm = self._arm()
+        for index, serving in enumerate(self._servings):
+            if serving.model is not None and arm is not None:
+                self._credit[index] += self._weights[index]
+                self._credit[arm] -= self._weights[index]
+
+    def request(self, sample: Sample) -> Request:
+        """Return what is asked of the model, by the threshold of the moment."""
+        return Request(sample, self.threshold, self.region)
+
+    # After inference
+
+    def complete(self, job: Job[Model], answer: Outcome | AgentError) -> None:
+        """Run the second stages, count, hand the result over in order."""
+        try:
+            if isinstance(answer, AgentError):
+                raise answer
+            outcome = self._add_second_stages(job.sample, answer)
+        except (SampleError, EngineError, ModelError) as problem:
+            job.model.errors += 1
+            self._errors.record(problem)
+            self._board.finish(job, None)
+            self._shadow(job, None)
+            return
+        self._clock.take("first_inference", outcome.timing.infer_ms / 1e3)
+        self._board.finish(job, partial(self._deliver, job.sample, outcome))
+        self._shadow(job, outcome)
+
+    def _add_second_stages(self, sample: Sample, outcome: Outcome) -> Outcome:
+        """Run the second stages on what was found."""
+        if not self._seconds or not isinstance(outcome.findings, Detections):
+            return outcome
+        from . import second_stage
+
+        then: dict[str, Second] = {}
+        for stage, serving in self._seconds:
+            unloaded = serving.lazy and serving.model is None and serving.problem is None
+            if unloaded and second_stage.concerns(stage, outcome.findings):
+                self._load(serving)
+        with self._board.using(lambda: [serving.model for _, serving in self._seconds]) as models:
+            for (stage, _), model in zip(self._seconds, models, strict=True):
+                if model is not None:
+                    then[stage.name] = second_stage.infer(stage, model, sample, outcome.findings)
+        return Outcome(outcome.model, outcome.engine, outcome.findings, outcome.timing, then)
+
+    def _deliver(self, sample: Sample, outcome: Outcome) -> None:
+        """Call the sinks; the board does so in the order of capture."""
+        for sink in self._sinks:
+            sink.result(self._name, sample, outcome)
+
+    def _shadow(self, job: Job[Model], outcome: Outcome | None) -> None:
+        """Let a candidate infer the same frame and compare."""
+        for serving in self._servings:
+            shadow = serving.shadow  # taken away by another thread
+            if shadow is not None and serving.model is job.model:
+                shadow.compare(job.sample, outcome, self.threshold, self.region)

@@ -1,0 +1,58 @@
+"""Result sinks: what is given to a pipeline gets every result, in the order of capture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_agent.core.types import Classes, Outcome, Request, Sample, Timing
+from edge_agent.inference.cost import Cost
+from edge_agent.inference.model import Model
+from edge_agent.runtime.pipelines.lane import infer
+from edge_agent.runtime.scheduler.board import Board
+from tests.helpers.idle_parts import idle_pipeline, offline_client
+
+
+class Labels:
+    """The smallest sink: remembers what was found in which frame."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, int, str]] = []
+
+    def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
+        """Take one result."""
+        self.found.append((pipeline, sample.seq, outcome.model))
+
+
+class Instant:
+    """Stands where a model stands; finds nothing, at once."""
+
+    users = 0
+    together = 1
+    errors = 0
+    cost = Cost()
+
+    def answer(self, _request: Request) -> Outcome:
+        """Return what was found."""
+        found = Classes((), ())
+        return Outcome("instant@1", "none", found, Timing(0.0, 0.0, 0.0))
+
+
+def test_a_sink_takes_results_in_the_order_of_capture(tmp_path: Path) -> None:
+    """Whichever lane is done first: each result once, the oldest first, beside MQTT."""
+    board: Board[Model] = Board()
+    labels = Labels()
+    pipeline = idle_pipeline("p", "dir:none", tmp_path, board, offline_client(), sinks=[labels])
+    model: Any = Instant()
+    pipeline.servings[0].model = model
+    board.add(pipeline.queue)
+    for _ in range(3):
+        board.put(pipeline.queue, lambda seq: Sample(np.zeros((2, 2, 3), np.uint8), seq, 0, 0.0))
+    jobs = [board.take() for _ in range(3)]
+    for job in reversed(jobs):
+        assert job is not None
+        assert not labels.found
+        infer(board, job)
+    assert labels.found == [("p", seq, "instant@1") for seq in range(3)]
