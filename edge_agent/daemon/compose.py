@@ -20,7 +20,8 @@ from ..delivery.rollout.deployer import Deployer
 from ..health.prometheus import MetricsPort
 from ..health.report import Health
 from ..models.packages.keys import TrustedKeys
-from ..mqtt.requests import Memory, Orders
+from ..mqtt.requests import ReplyMemory, Requests
+from ..runtime.pipelines.commands import PipelineCommands
 from ..runtime.pipelines.runner import Runner
 from ..runtime.upkeep.batch_setup import BatchSetup
 from ..runtime.upkeep.engine_upgrade import EngineUpgrade
@@ -28,7 +29,7 @@ from ..runtime.upkeep.failover import Failover
 from ..runtime.upkeep.integrity import IntegrityCheck
 from ..runtime.upkeep.memory import MemoryRelease
 from ..runtime.upkeep.prepare_task import PrepareTask
-from ..sources.frame_pool import CANVASES
+from ..sources.frame_pool import FRAME_POOL
 from .announcements import Announcements, PushStatus
 from .commands import AgentCommands
 from .control import Control
@@ -105,7 +106,7 @@ def compose(
     failover = Failover(active, loader)
     integrity = IntegrityCheck(settings.state, active, preparer.wake)
     memory = MemoryRelease(
-        active, profile.unload_idle_s, present=runner.present, forget=CANVASES.forget
+        active, profile.unload_idle_s, present=runner.present, forget=FRAME_POOL.forget
     )
     planner = Planner(
         runner,
@@ -126,31 +127,26 @@ def compose(
 
     # What others ask for.
 
-    orders = Orders(
+    requests = Requests(
         runner.inbox,
         client,
         runner.topics,
-        lambda: runner.settings.groups,
-        Memory(settings.state / "requests.json"),
+        runner.subscriptions,
+        ReplyMemory(settings.state / "requests.json"),
+        commands=(
+            *AgentCommands(runner, stops).commands,
+            *PipelineCommands(runner).commands,
+            *deployer.commands.commands,
+        ),
+        deliveries=transfers.message,
         credible=runner.wall.credible,
     )
-    commands = AgentCommands(runner, stops)
-    orders.verbs.update(
-        ping=commands.ping,
-        set=commands.set,
-        snapshot=commands.snapshot,
-        restart=commands.restart,
-        rollback=deployer.commands.rollback,
-        activate=deployer.commands.activate,
-        delete=deployer.commands.delete,
-    )
-    orders.deliveries = lambda place, message: transfers.message(place.levels, message)
 
     # In the order of their start; closed in reverse.
     services: list[Service] = [
         metrics,
         Deployment(runner, store, deployer, local_requests, stops),
-        RequestLoop(runner.inbox, orders, transfers, local_requests, deployer, catalog),
+        RequestLoop(runner.inbox, requests, transfers, local_requests, deployer, catalog),
         Worker("steady", upgrade.run, upgrade.close),
         Worker("batcher", batcher.run, batcher.close),
         Worker("demoter", failover.run, failover.close, failover.why),
@@ -165,7 +161,7 @@ def compose(
         lambda: list(runner.pipelines.values()),
         active.all,
         settings.state,
-        malformed=lambda: orders.malformed + runner.inbox.dropped,
+        malformed=lambda: requests.malformed + runner.inbox.dropped,
         credible=runner.wall.credible,
         problems=(recorder.problems, inventory.crashes.why, background.problems),
     )

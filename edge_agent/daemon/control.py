@@ -72,14 +72,14 @@ class Control:
             now: monotonic seconds.
 
         """
-        if self._runner.clock.age > GOOD_SECONDS:
+        if self._runner.timeline.age > GOOD_SECONDS:
             self._inventory.crashes.forgive()
         self._memory.look(now)
         self._log_first_result()
 
     def _log_first_result(self) -> None:
         """Log the steps of the start and publish them with the models, once."""
-        steps = self._runner.clock.steps
+        steps = self._runner.timeline.steps
         if self._first_result_logged or steps is None:
             return
         self._first_result_logged = True

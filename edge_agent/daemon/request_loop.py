@@ -11,7 +11,7 @@ from ..delivery.rollout.candidate import Candidate
 from ..delivery.rollout.deployer import Deployer
 from ..models.store.catalog import Library
 from ..mqtt.inbox import Inbox
-from ..mqtt.requests import Orders
+from ..mqtt.requests import Requests
 
 
 class RequestLoop:
@@ -22,25 +22,24 @@ class RequestLoop:
     def __init__(
         self,
         inbox: Inbox,
-        orders: Orders,
+        requests: Requests,
         transfers: Transfers,
         local_requests: Added,
         deployer: Deployer,
         catalog: Library,
     ) -> None:
         self._inbox = inbox
-        self._orders = orders
+        self._requests = requests
         self._transfers = transfers
         self._local_requests = local_requests
         self._deployer = deployer
         self._catalog = catalog
-        orders.idle = self._tick
 
     def run(self) -> None:
         """Resume interrupted transfers, then handle messages until closed."""
         # Resumed first, so that blocks which the broker has kept for us find their transfer.
         self._transfers.resume()
-        self._orders.run()
+        self._requests.run(self._tick)
 
     def _tick(self) -> None:
         """Do what is due between two messages."""

@@ -123,9 +123,9 @@ class Health:
             reasons.append(
                 f"spool: {counters.disk_problem}; until then what waits is in memory only"
             )
-        reasons += self._thermometer.read().why()
-        reasons += pressure.memory_why(self._root)
-        reasons += pressure.disk_why(self._state_dir)
+        reasons += self._thermometer.read().problems()
+        reasons += pressure.memory_problems(self._root)
+        reasons += pressure.disk_problems(self._state_dir)
         return reasons
 
     def _broken_promises(self, pipeline: Pipeline, now: float) -> list[str]:

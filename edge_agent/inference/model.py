@@ -31,13 +31,13 @@ from ..core.types import (
 )
 from ..models.manifest import MANIFEST, ModelFolder
 from .cost import Cost
-from .decode.outputs import Decoder
+from .decode.decoder import Decoder
 from .decode.registry import build_decoder
 from .engines.protocol import Engine, EngineChoice
 from .engines.registry import ENGINES, capabilities, open_engine, readers
 from .preprocess.inputs import fixed_shapes
 from .preprocess.placement import Placement
-from .preprocess.plan import Plan, plan
+from .preprocess.preprocessor import Preprocessor, build_preprocessor
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ Region = tuple[int, int, int, int]
 
 
 @record(quick=True, eq=False)
-class Prepared:
+class PreparedSample:
     """A sample as the network takes it."""
 
     tensors: Tensors
@@ -60,14 +60,14 @@ class Prepared:
     region: Region | None = None
 
 
-class Together(Protocol):
-    """Takes several samples at a time; see `batching`."""
+class BatchRunner(Protocol):
+    """Runs several samples at a time; see `batching`."""
 
     def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
-        """Give what `Model.infer` gives for each, or the error that it would raise."""
+        """Return what `Model.infer` returns for each, or the error that it would raise."""
 
     def close(self) -> None:
-        """Let go of what it needs beside the model's engine."""
+        """Unload what it needs beside the model's engine."""
 
 
 class Model:
@@ -78,7 +78,7 @@ class Model:
         folder: ModelFolder,
         choice: EngineChoice,
         engine: Engine,
-        prepare: Plan,
+        prepare: Preprocessor,
         decode: Decoder,
     ) -> None:
         self.folder = folder
@@ -86,27 +86,27 @@ class Model:
         self.manifest = folder.manifest
         self.engine = engine
         self.users = 0
-        """Frames that are going through it; the board counts."""
+        """Frames in flight through it; counted by the board."""
         self.infer_ms: deque[float] = deque(maxlen=1000)
         self.inferred = 0
         self.errors = 0
         """Frames on which it failed."""
         self.failing = 0
-        """Inferences in a row of which nothing came but an error; a breaker watches them."""
+        """Inferences in a row that failed; a breaker watches the number."""
         self.failure: tuple[str, Sample, Region | None] | None = None
-        """Of the latest: what was said, and what it was given."""
+        """The latest failure: error text, sample and region."""
         self.last: Tensors | None = None
-        """What the network was given last."""
+        """Inputs of the latest inference."""
         self.first_at: float | None = None
         """Monotonic clock at the end of its first inference on a frame."""
         self.used_at = time.monotonic()
-        """Likewise of its latest, or when it was loaded."""
-        self.batch: Together | None = None
-        """Takes several samples at a time; None: they go one by one."""
+        """Monotonic clock at the end of its latest inference, or when it was loaded."""
+        self.batch: BatchRunner | None = None
+        """Runs several samples at a time; None: they go one by one."""
         self.cost = Cost()
-        """What a frame of it takes of a lane; the board learns."""
+        """Lane time of a frame; learned by the board."""
         self.together = 1
-        """How many frames of whatever pipelines go through it together, at most."""
+        """Most frames, of any pipelines, that are inferred together."""
         self._prepare = prepare
         self._decode = decode
         self._id = folder.manifest.id
@@ -120,7 +120,7 @@ class Model:
     def infer(
         self, sample: Sample, *, threshold: float | None = None, region: Region | None = None
     ) -> Outcome:
-        """Find what the model finds in *sample*.
+        """Run the model on *sample*.
 
         Args:
             sample: a picture, window or ready input.
@@ -137,49 +137,49 @@ class Model:
         try:
             outputs = self.run(prepared.tensors)
         except EngineError as problem:
-            self.note_failure(problem, sample, region)
+            self.record_failure(problem, sample, region)
             raise
         took = (time.perf_counter() - start) * 1e3
         return self.conclude(Request(sample, threshold, region), prepared, outputs, took)
 
-    def prepare(self, request: Request, out: Array | None = None) -> Prepared:
+    def prepare(self, request: Request, out: Array | None = None) -> PreparedSample:
         """Make the network's inputs of a sample.
 
         Args:
             request: with the sample.
-            out: where the sample shall be put, see `preprocess.Plan`.
+            out: where the sample shall be put, see `preprocess.Preprocessor`.
 
         Raises:
             SampleError: the sample does not fit.
 
         """
         early = request.sample.early
-        if not isinstance(early, Prepared) or early.by is not self:
+        if not isinstance(early, PreparedSample) or early.by is not self:
             early = None
         if early is None or early.region != request.region or out is not None:
             sample = request.sample
-            return self.make_ready(sample.data, request.region, out, stream=sample.file is None)
+            return self.prepare_data(sample.data, request.region, out, stream=sample.file is None)
         return early
 
-    def make_ready(
+    def prepare_data(
         self,
         data: Array,
         region: Region | None = None,
         out: Array | None = None,
         *,
         stream: bool = False,
-    ) -> Prepared:
-        """Make the network's inputs of a picture or window, see `prepare` and `preprocess.Plan`."""
+    ) -> PreparedSample:
+        """Make the network's inputs of a picture or window, see `prepare` and `Preprocessor`."""
         start = time.perf_counter()
         seen, dx, dy = (data, 0, 0) if region is None else cut(data, region)
         tensors, placement = self._prepare(seen, out, stream=stream)
         took = (time.perf_counter() - start) * 1e3
-        return Prepared(tensors, placement, dx, dy, took, self, region)
+        return PreparedSample(tensors, placement, dx, dy, took, self, region)
 
     def conclude(
         self,
         request: Request,
-        prepared: Prepared,
+        prepared: PreparedSample,
         outputs: Tensors,
         infer_ms: float,
         together: int = 1,
@@ -202,7 +202,7 @@ class Model:
         try:
             found = self._decode(outputs, prepared.tensors, threshold)
         except (EngineError, SampleError) as problem:
-            self.note_failure(problem, request.sample, request.region)
+            self.record_failure(problem, request.sample, request.region)
             raise
         self.failing = 0
         if isinstance(found, Detections) and prepared.placement is not None:
@@ -221,13 +221,13 @@ class Model:
             Timing(prepared.took_ms, infer_ms, (done - start) * 1e3, together),
         )
 
-    def note_failure(self, problem: Exception, sample: Sample, region: Region | None) -> None:
-        """Note that nothing came of a sample that the network was given."""
+    def record_failure(self, problem: Exception, sample: Sample, region: Region | None) -> None:
+        """Record that an inference on a sample failed."""
         self.failure = (str(problem), sample, region)
         self.failing += 1
 
     def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
-        """Look at several samples: together where the network takes them so, else one by one.
+        """Run the model on several samples: together where its network takes a batch.
 
         Returns:
             What `infer` gives for each, or the error that it would raise.
@@ -238,7 +238,7 @@ class Model:
         return [self.answer(request) for request in requests]
 
     def answer(self, request: Request) -> Outcome | AgentError:
-        """Give what `infer` gives, or the error that it raises."""
+        """Return what `infer` returns, or the error that it raises."""
         try:
             return self.infer(request.sample, threshold=request.threshold, region=request.region)
         except (SampleError, EngineError, ModelError) as problem:
@@ -249,11 +249,11 @@ class Model:
         return self.run(tensors)
 
     def ready(self, tensors: Tensors) -> Tensors:
-        """Give inputs of the network as `infer` would hand them to the engine: for timing it."""
+        """Return inputs of the network as `infer` hands them to the engine: for timing it."""
         return tensors if self.engine.fold is None else self.engine.fold.feed(tensors)
 
     def unfolded(self, tensors: Tensors) -> Tensors:
-        """Give what the engine was handed as inputs of the network itself: for other engines."""
+        """Return what the engine was given as inputs of the network: for other engines."""
         return tensors if self.engine.fold is None else self.engine.fold.unfold(tensors)
 
     def run(self, tensors: Tensors, engine: Engine | None = None) -> dict[str, Array]:
@@ -286,14 +286,14 @@ class Model:
 
 
 def default_threshold(folder: ModelFolder) -> float:
-    """Give the manifest's threshold, or its task's usual one."""
+    """Return the manifest's threshold, or its task's usual one."""
     if folder.manifest.output.threshold is not None:
         return folder.manifest.output.threshold
     return 0.5 if folder.manifest.task == "detection" else 0.0
 
 
 def outside(data: Array, region: Region) -> str | None:
-    """Say that nothing of a region lies inside a picture; None: something does."""
+    """Return that nothing of a region lies inside a picture; None: something does."""
     height, width = data.shape[:2]
     x1, y1, x2, y2 = region
     if x1 < width and y1 < height and x2 > 0 and y2 > 0:
@@ -356,7 +356,7 @@ def engine_order(choices: Sequence[EngineChoice], wanted: str, network: Path) ->
     return picked or [EngineChoice(able[0], lanes=lanes)]
 
 
-def open_model(
+def load_model(
     folder: ModelFolder, choices: Sequence[EngineChoice], kind: Kind, *, checked: bool = False
 ) -> tuple[Model, list[str]]:
     """Load a model on the first engine that can run it.
@@ -411,7 +411,7 @@ def open_model(
 
 
 def _blame(engine: str, problem: EngineError) -> str:
-    """Say which engine it was, once: most of what engines say begins with their name."""
+    """Return an error's text with the engine's name before it, which most begin with."""
     text = str(problem)
     return text if text.startswith(f"{engine}: ") else f"{engine}: {text}"
 
@@ -424,7 +424,7 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
 
     """
     try:
-        prepare = plan(folder.manifest.input, engine.inputs, kind, engine.fold)
+        prepare = build_preprocessor(folder.manifest.input, engine.inputs, kind, engine.fold)
         decode = build_decoder(
             folder.manifest, folder.labels, engine.inputs, engine.outputs, prepare.size
         )

@@ -36,8 +36,8 @@ DECODERS: Mapping[str, DecoderSpec] = {
     "reconstruction": DecoderSpec(
         ".reconstruction.reconstruction", ("anomaly",), compares_input=True
     ),
-    "raw": DecoderSpec(".numbers.raw", ("regression", "raw")),
-    "score": DecoderSpec(".numbers.score", ("anomaly", "regression")),
+    "raw": DecoderSpec(".values.raw", ("regression", "raw")),
+    "score": DecoderSpec(".values.score", ("anomaly", "regression")),
 }
 DEFAULT = "raw"
 """The decoder of a manifest that names none, if its task takes it."""

@@ -379,7 +379,7 @@ def test_the_script_finds_what_the_agent_finds(
 
     from edge_agent.core.types import Detections, Sample
     from edge_agent.inference.engines.protocol import EngineChoice
-    from edge_agent.inference.model import open_model
+    from edge_agent.inference.model import load_model
     from edge_agent.models.manifest import load
 
     folder = tmp_path / "model"
@@ -397,7 +397,7 @@ def test_the_script_finds_what_the_agent_finds(
     writer.release()
     _, frame = cv2.VideoCapture(str(clip)).read()
     (model,) = readying.look([str(folder)], str(tmp_path / "place"))
-    agents, _ = open_model(load(folder), [EngineChoice("onnxruntime", threads=1)], "picture")
+    agents, _ = load_model(load(folder), [EngineChoice("onnxruntime", threads=1)], "picture")
     found = agents.infer(Sample(frame, 0, 0, 0.0)).findings
     assert isinstance(found, Detections)
     assert len(found) > 0

@@ -12,7 +12,7 @@ from edge_agent.bench.common.recipe import recipe
 from edge_agent.bench.common.start_script import prepare
 from edge_agent.bench.pipeline.plain import to_frame
 from edge_agent.core.types import Detections, TensorSpec
-from edge_agent.inference.preprocess.plan import plan
+from edge_agent.inference.preprocess.preprocessor import build_preprocessor
 from edge_agent.models.manifest import load
 
 MANIFEST = """
@@ -51,7 +51,7 @@ def test_the_script_prepares_as_the_agent_does(
     folder, spec = load(tmp_path), TensorSpec("images", size, dtype)
     frame = np.random.default_rng(5).integers(0, 256, (54, 96, 3), np.uint8)
     theirs, way = prepare(frame, recipe(folder, spec))
-    made, placement = plan(folder.manifest.input, (spec,), "picture")(frame)
+    made, placement = build_preprocessor(folder.manifest.input, (spec,), "picture")(frame)
     ours = made["images"]
     assert (theirs.shape, theirs.dtype) == (ours.shape, ours.dtype)
     assert theirs.flags.c_contiguous

@@ -26,7 +26,6 @@ from hypothesis.extra import numpy as hn
 from edge_agent.cli.commands.push import World
 from edge_agent.cli.commands.tail import _line
 from edge_agent.config.load import load as load_settings
-from edge_agent.config.overrides import read_change
 from edge_agent.config.settings import Settings, parse_route, parse_url
 from edge_agent.core.bundled import bundled
 from edge_agent.core.errors import AgentError, ModelError, SampleError, UsageError
@@ -43,7 +42,9 @@ from edge_agent.core.types import (
     Timing,
     Values,
 )
+from edge_agent.daemon.commands import Ping
 from edge_agent.delivery.receive.router import Receiver, Transfers
+from edge_agent.delivery.rollout.commands import Activate
 from edge_agent.delivery.sender import Sender
 from edge_agent.inference.decode.registry import build_decoder
 from edge_agent.models.files.check_onnx import check_network
@@ -62,7 +63,9 @@ from edge_agent.mqtt import payloads as wire
 from edge_agent.mqtt.connection import ReceivedMessage, parse_object
 from edge_agent.mqtt.inbox import Inbox
 from edge_agent.mqtt.one_shot import OneShotClient
-from edge_agent.mqtt.requests import Memory, Orders, text
+from edge_agent.mqtt.requests import Command, ReplyMemory, Requests
+from edge_agent.mqtt.subscriptions import Subscriptions
+from edge_agent.runtime.pipelines.commands import Set
 from edge_agent.sources.spec import parse_source, redact
 from tests.helpers.decoder_models import CASES, HEIGHT, WIDTH
 from tests.helpers.idle_parts import TOPICS, offline_client
@@ -343,24 +346,27 @@ def check_topics(given: tuple[list[tuple[str, str, bytes, bool, str | None]], bo
     inbox = Inbox()
     client = offline_client(inbox)
     taken: list[str] = []
-    memory = Memory(_place() / "requests.json")
-    handling = Orders(inbox, client, topics, lambda: ("lab",), memory)
-
-    def ask(body: Mapping[str, Any]) -> Mapping[str, Any]:
-        name = text(body, "pipeline")
-        change = read_change(body, ("detection",))
-        return {"pipeline": name, "threshold": change.threshold, "rate": change.rate}
-
-    handling.verbs.update(ping=lambda _body: None, set=ask)
     transfers = _transfers(allow_unsigned=allow_unsigned)
-    handling.deliveries = lambda place, message: transfers.message(place.levels, message)
+    requests = Requests(
+        inbox,
+        client,
+        topics,
+        Subscriptions(topics, lambda: ("lab",)),
+        ReplyMemory(_place() / "requests.json"),
+        commands=[
+            Command("ping", Ping, lambda _request: {}),
+            Command("set", Set, lambda request: {"pipeline": request.pipeline, **request.changes}),
+            Command("activate", Activate, lambda request: {"model": request.model}),
+        ],
+        deliveries=transfers.message,
+    )
     for prefix, rest, payload, retained, response in sent:
         topic = prefix + rest
         inbox.put(
             ReceivedMessage(topic, payload, retained, response, None, partial(taken.append, topic))
         )
     inbox.put(None)
-    handling.run()
+    requests.run()
     assert len(taken) <= len(sent)
 
 

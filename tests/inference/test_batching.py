@@ -13,10 +13,10 @@ import tomli_w
 from edge_agent.config.settings import SecondStage
 from edge_agent.core.errors import AgentError, EngineError, SampleError
 from edge_agent.core.types import Classes, Detections, Kind, Outcome, Request, Sample, Values
-from edge_agent.inference.batching import Batch, open_batch, seconds_alone, sizes
+from edge_agent.inference.batching import Batch, load_batch, seconds_alone, sizes
 from edge_agent.inference.engines.protocol import EngineChoice
 from edge_agent.inference.engines.registry import EngineName
-from edge_agent.inference.model import Model, open_model
+from edge_agent.inference.model import Model, load_model
 from edge_agent.models.manifest import load
 from edge_agent.runtime.pipelines import second_stage
 from edge_agent.runtime.scheduler.board import Job
@@ -95,13 +95,13 @@ def inverse(folder: Path) -> Path:
 
 def opened(folder: Path, engine: EngineName, kind: Kind = "picture") -> Model:
     """Load a model."""
-    return open_model(load(folder), [EngineChoice(engine, threads=1)], kind)[0]
+    return load_model(load(folder), [EngineChoice(engine, threads=1)], kind)[0]
 
 
 def batched(folder: Path, engine: EngineName, kind: Kind = "picture", most: int = 4) -> Model:
     """Load a model, and have it take several samples at a time."""
     model = opened(folder, engine, kind)
-    model.batch = open_batch(model, kind, most)
+    model.batch = load_batch(model, kind, most)
     return model
 
 
@@ -224,7 +224,7 @@ def test_a_network_for_one_sample_stays_so(tmp_path: Path, engine: EngineName) -
     """Where the network's first axis is fixed, that is said."""
     model = opened(classifier(tmp_path / "m", count=1), engine)
     with pytest.raises(EngineError, match="m@1: samples go one by one: the network takes one"):
-        open_batch(model, "picture", 4)
+        load_batch(model, "picture", 4)
 
 
 @pytest.mark.parametrize("engine", BOTH)
@@ -244,7 +244,7 @@ def test_a_network_that_mixes_samples_is_found_out(tmp_path: Path, engine: Engin
     )
     write_manifest(folder, "1", "regression", output={"decoder": "raw"})
     with pytest.raises(EngineError, match="gives something else than alone"):
-        open_batch(opened(folder, engine), "picture", 4)
+        load_batch(opened(folder, engine), "picture", 4)
 
 
 def test_a_network_that_mixes_only_many_samples_is_found_out(tmp_path: Path) -> None:
@@ -268,9 +268,9 @@ def test_a_network_that_mixes_only_many_samples_is_found_out(tmp_path: Path) -> 
         },
     )
     write_manifest(folder, "1", "regression", output={"decoder": "raw"})
-    open_batch(opened(folder, "onnxruntime"), "picture", 2).close()
+    load_batch(opened(folder, "onnxruntime"), "picture", 2).close()
     with pytest.raises(EngineError, match="gives something else than alone"):
-        open_batch(opened(folder, "onnxruntime"), "picture", 4)
+        load_batch(opened(folder, "onnxruntime"), "picture", 4)
 
 
 @pytest.mark.parametrize("engine", BOTH)
@@ -286,7 +286,7 @@ def test_a_network_with_one_output_for_all_is_found_out(tmp_path: Path, engine: 
     )
     write_manifest(folder, "1", "raw", output={"decoder": "raw"})
     with pytest.raises(EngineError, match="has no place for each sample"):
-        open_batch(opened(folder, engine), "picture", 4)
+        load_batch(opened(folder, engine), "picture", 4)
 
 
 @pytest.mark.parametrize("engine", BOTH)
@@ -500,7 +500,7 @@ def test_yolox_and_a_classifier_of_its_crops(tmp_path: Path, engine: EngineName)
     stage = SecondStage(name="who", model="person-int8", labels=("person",), margin=0.1)
     assert sum(region is not None for region in second_stage.regions(stage, first)) >= 2
     alone = second_stage.infer(stage, second, sample, first)
-    second.batch = open_batch(second, "picture", 8)
+    second.batch = load_batch(second, "picture", 8)
     together = second_stage.infer(stage, second, sample, first)
     assert str(together.found) == str(alone.found)
     assert alone.together == 1 < together.together

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from edge_agent.core.errors import ModelError, SampleError
 from edge_agent.core.types import Anomaly, Classes, Detections, RawTensors, TensorSpec, Values
 from edge_agent.inference.decode.boxes import MOST_CANDIDATES, Hits, best_classes, detections
+from edge_agent.inference.decode.decoder import Decoder
 from edge_agent.inference.decode.labels import Labels
-from edge_agent.inference.decode.outputs import Decoder
 from edge_agent.inference.decode.registry import build_decoder
 from edge_agent.models.manifest import parse
 

@@ -18,7 +18,7 @@ from edge_agent.core.errors import EngineError
 from edge_agent.core.types import TensorSpec
 from edge_agent.inference.engines.protocol import Engine, EngineChoice
 from edge_agent.inference.engines.registry import EngineName, open_engine
-from edge_agent.inference.model import open_model
+from edge_agent.inference.model import load_model
 from edge_agent.models.manifest import load as load_manifest
 from tests.helpers.small_models import write_manifest
 from tests.helpers.support import ASSETS, CHECKOUT, needs_assets
@@ -344,7 +344,7 @@ def test_an_engine_that_refuses_is_named_once(name: EngineName, tmp_path: Path) 
     )
     write_manifest(tmp_path, "1", "raw")
     with pytest.raises(EngineError, match="no engine can run it: ") as caught:
-        open_model(load_manifest(tmp_path), [EngineChoice(name)], "picture", checked=True)
+        load_model(load_manifest(tmp_path), [EngineChoice(name)], "picture", checked=True)
     assert str(caught.value).count(f"{name}:CPU") == 1
 
 

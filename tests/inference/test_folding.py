@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from edge_agent.config.settings import Arm
 from edge_agent.core.types import Detections, RawTensors, Sample, TensorSpec
 from edge_agent.delivery.trial.worker import judge
-from edge_agent.inference.engines.ort import settle
+from edge_agent.inference.engines.ort import session_config
 from edge_agent.inference.engines.ort_fold import fitting
 from edge_agent.inference.engines.ort_options import session_options
 from edge_agent.inference.engines.ov import compile_network
@@ -31,12 +31,12 @@ from edge_agent.inference.engines.protocol import EngineChoice
 from edge_agent.inference.engines.registry import EngineName, open_engine
 from edge_agent.inference.folding.find import cut_for, find
 from edge_agent.inference.folding.fold import Fold
-from edge_agent.inference.model import Model, assemble, open_model
+from edge_agent.inference.model import Model, assemble, load_model
 from edge_agent.inference.prepared.artifact import WEIGHTS, Artifact, read
 from edge_agent.inference.prepared.build.cache import prepare
 from edge_agent.inference.prepared.fallback import FallbackEngine, load_prepared
 from edge_agent.inference.preprocess.inputs import fixed_shapes
-from edge_agent.inference.preprocess.plan import plan
+from edge_agent.inference.preprocess.preprocessor import build_preprocessor
 from edge_agent.models.manifest import InputSpec, ModelFolder, load
 from edge_agent.models.store.store import Store
 from edge_agent.runtime.serving.active import Serving
@@ -240,7 +240,7 @@ def test_colours_last_where_they_are_convolved(built: str, turned: bool, tmp_pat
     """ONNX Runtime gets the colours last where it convolves in eight bits; no node turns them."""
     cut = find(FOLDABLE[built](tmp_path / "model.onnx"))
     assert not isinstance(cut, str), cut
-    words, _ = settle(choice_of("onnxruntime"))
+    words, _ = session_config(choice_of("onnxruntime"))
     fit = fitting(cut, words)
     assert fit is not None
     assert fit.fold.turned == turned
@@ -562,8 +562,8 @@ def test_folded_pictures_are_the_quantised_ones(name: str, how: str) -> None:
     if fold.turned and spec.layout == "nhwc":
         spec = replace(spec, layout="nchw")
     inputs = (spec_of(spec),)
-    floats, place = plan(spec, inputs, "picture")(FRAME)
-    steps, same_place = plan(spec, inputs, "picture", fold)(FRAME)
+    floats, place = build_preprocessor(spec, inputs, "picture")(FRAME)
+    steps, same_place = build_preprocessor(spec, inputs, "picture", fold)(FRAME)
     assert steps["picture"].dtype == fold.dtype
     np.testing.assert_array_equal(steps["picture"], fold.feed(floats)["picture"])
     assert place == same_place
@@ -574,7 +574,7 @@ def test_folded_pictures_are_the_quantised_ones(name: str, how: str) -> None:
 def test_several_samples_in_one_tensor(name: str, dtype: str) -> None:
     """Pictures that are put into parts of a larger tensor are those that stand alone."""
     spec = replace(SPECS[name], mean=128.0) if dtype == "int8" else SPECS[name]
-    prepare_one = plan(spec, (spec_of(spec, dtype),), "picture")
+    prepare_one = build_preprocessor(spec, (spec_of(spec, dtype),), "picture")
     alone = [prepare_one(frame)[0]["picture"] for frame in (FRAME, FRAME[::-1])]
     batch = np.zeros_like(np.concatenate(alone))
     for index, frame in enumerate((FRAME, FRAME[::-1])):
@@ -588,7 +588,7 @@ def test_several_samples_in_one_tensor(name: str, dtype: str) -> None:
 def test_windows_in_one_tensor() -> None:
     """Windows of a signal can be put into parts of a larger tensor, too."""
     spec = InputSpec(channels=("a", "b"), window=4)
-    prepare_one = plan(spec, (TensorSpec("x", (1, 2, 4), "float32"),), "signal")
+    prepare_one = build_preprocessor(spec, (TensorSpec("x", (1, 2, 4), "float32"),), "signal")
     data = np.arange(8, dtype=np.float32).reshape(4, 2)
     batch = np.zeros((2, 2, 4), np.float32)
     prepare_one(data, batch[1:])
@@ -600,7 +600,7 @@ def test_windows_in_one_tensor() -> None:
 def test_tensors_are_the_callers_own() -> None:
     """What was made of one picture is not written to for the next."""
     spec = SPECS["letterbox"]
-    prepare_one = plan(spec, (spec_of(spec, "uint8"),), "picture")
+    prepare_one = build_preprocessor(spec, (spec_of(spec, "uint8"),), "picture")
     first = prepare_one(FRAME)[0]["picture"]
     kept = first.copy()
     prepare_one(np.zeros_like(FRAME))
@@ -610,17 +610,17 @@ def test_tensors_are_the_callers_own() -> None:
 def test_letterbox_keeps_its_border() -> None:
     """Frames of other shapes in between leave nothing behind in the border."""
     spec = SPECS["letterbox"]
-    prepare_one = plan(spec, (spec_of(spec),), "picture")
+    prepare_one = build_preprocessor(spec, (spec_of(spec),), "picture")
     frames = [FRAME, np.ascontiguousarray(FRAME.transpose(1, 0, 2)), FRAME[:, :10], FRAME]
     for frame in frames:
-        fresh = plan(spec, (spec_of(spec),), "picture")
+        fresh = build_preprocessor(spec, (spec_of(spec),), "picture")
         np.testing.assert_array_equal(prepare_one(frame)[0]["picture"], fresh(frame)[0]["picture"])
 
 
 def test_threads_do_not_share_buffers() -> None:
     """Lanes that prepare different pictures by one plan at a time get each its own."""
     spec = SPECS["each channel its own"]
-    prepare_one = plan(spec, (spec_of(spec),), "picture", FOLDS["other steps"])
+    prepare_one = build_preprocessor(spec, (spec_of(spec),), "picture", FOLDS["other steps"])
     frames = [np.full((720, 1280, 3), value, np.uint8) for value in range(0, 256, 16)]
     expected = [prepare_one(frame)[0]["picture"] for frame in frames]
 
@@ -658,7 +658,7 @@ def test_model_is_folded_and_finds_the_same(engine: EngineName, tmp_path: Path) 
     """A model that is opened takes bytes, and finds what it finds without; regions included."""
     folder = load(model(tmp_path / "small"))
     itself = unfolded(folder, engine)
-    folded, _ = open_model(folder, [choice_of(engine)], "picture")
+    folded, _ = load_model(folder, [choice_of(engine)], "picture")
     assert folded.engine.fold is not None
     for region in (None, (5, 7, 40, 39)):
         one = tensors_of(itself.infer(sample(FRAME), region=region).findings)
@@ -675,7 +675,7 @@ def test_model_is_folded_and_finds_the_same(engine: EngineName, tmp_path: Path) 
 def test_understudy_gets_inputs_of_the_network_itself(tmp_path: Path) -> None:
     """What a folded model was given goes to another engine as any engine takes it, once a frame."""
     folder = load(model(tmp_path / "small"))
-    folded, _ = open_model(folder, [choice_of("onnxruntime")], "picture")
+    folded, _ = load_model(folder, [choice_of("onnxruntime")], "picture")
     serving = Serving(Arm("small", None, 1), "picture", folded)
     servings: Any = None  # is not asked
     role = _Role(serving, servings)
@@ -834,8 +834,8 @@ def test_reference_models_give_the_same_numbers(name: str, engine: EngineName) -
     itself = open_engine(choice_of(engine), network, nothing_open)
     folded = open_engine(choice_of(engine), network, nothing_open, cut)
     assert folded.fold is not None
-    floats, _ = plan(spec, itself.inputs, "picture")(frame)
-    steps, _ = plan(spec, folded.inputs, "picture", folded.fold)(frame)
+    floats, _ = build_preprocessor(spec, itself.inputs, "picture")(frame)
+    steps, _ = build_preprocessor(spec, folded.inputs, "picture", folded.fold)(frame)
     expected, found = itself.infer(floats), folded.infer(steps)
     for output, array in expected.items():
         np.testing.assert_array_equal(found[output], array)
@@ -874,9 +874,9 @@ def test_models_of_bytes_get_them_as_by_hand(
     size = (int(tensor.shape[2] or 0), int(tensor.shape[1] or 0))
     method = cv2.INTER_AREA if spec.interpolation == "area" else cv2.INTER_LINEAR
     by_hand = usual(cv2.cvtColor(cv2.resize(frame, size, interpolation=method), cv2.COLOR_BGR2RGB))
-    made, _ = plan(spec, engine.inputs, "picture")(frame)
+    made, _ = build_preprocessor(spec, engine.inputs, "picture")(frame)
     np.testing.assert_array_equal(made[tensor.name][0], by_hand)
-    made, _ = plan(spec, engine.inputs, "picture")(frame, stream=True)
+    made, _ = build_preprocessor(spec, engine.inputs, "picture")(frame, stream=True)
     apart = made[tensor.name][0].astype(np.int16) - by_hand
     assert np.abs(apart).max() <= 1
 
@@ -888,7 +888,7 @@ def test_bundled_detector_finds_the_same(engine: EngineName) -> None:
     (path,) = (CHECKOUT / "models" / "media").glob("*.mp4")
     clip = open_clip(str(path), "the bundled clip")
     itself = unfolded(folder, engine)
-    folded, _ = open_model(folder, [choice_of(engine)], "picture")
+    folded, _ = load_model(folder, [choice_of(engine)], "picture")
     assert folded.engine.fold is not None
     seen = 0
     for _ in range(3):

@@ -18,7 +18,7 @@ from edge_agent.inference.golden import (
     compare_golden,
     read_golden,
 )
-from edge_agent.inference.model import Model, open_model
+from edge_agent.inference.model import Model, load_model
 from edge_agent.models.manifest import load
 from tests.helpers.tiny_networks import constant_outputs
 
@@ -46,7 +46,7 @@ def opened(tmp_path: Path) -> Iterator[Opener]:
         }
         (tmp_path / "model.toml").write_text(tomli_w.dumps(table))
         constant_outputs(tmp_path / "model.onnx", {"scores": SCORES})
-        model, _ = open_model(load(tmp_path), [EngineChoice("onnxruntime")], "picture")
+        model, _ = load_model(load(tmp_path), [EngineChoice("onnxruntime")], "picture")
         made.append(model)
         return model
 

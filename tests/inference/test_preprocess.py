@@ -17,7 +17,7 @@ from edge_agent.core.errors import ModelError, SampleError
 from edge_agent.core.types import TensorSpec
 from edge_agent.inference.preprocess.inputs import fixed_shapes
 from edge_agent.inference.preprocess.placement import Placement
-from edge_agent.inference.preprocess.plan import Plan, plan
+from edge_agent.inference.preprocess.preprocessor import Preprocessor, build_preprocessor
 from edge_agent.models.manifest import InputSpec
 
 Picture = NDArray[np.uint8]
@@ -29,17 +29,17 @@ def picture(width: int, height: int, seed: int = 0) -> Picture:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 
-def picture_plan(dtype: str, shape: tuple[int | None, ...], **spec: Any) -> Plan:
-    """Plan for a network with one picture input called images."""
-    return plan(InputSpec(**spec), (TensorSpec("images", shape, dtype),), "picture")
+def picture_preprocessor(dtype: str, shape: tuple[int | None, ...], **spec: Any) -> Preprocessor:
+    """Preprocessor for a network with one picture input called images."""
+    return build_preprocessor(InputSpec(**spec), (TensorSpec("images", shape, dtype),), "picture")
 
 
-def signal_plan(dtype: str, shape: tuple[int | None, ...], **spec: Any) -> Plan:
-    """Plan for a network with one signal input called window."""
-    return plan(InputSpec(**spec), (TensorSpec("window", shape, dtype),), "signal")
+def signal_preprocessor(dtype: str, shape: tuple[int | None, ...], **spec: Any) -> Preprocessor:
+    """Preprocessor for a network with one signal input called window."""
+    return build_preprocessor(InputSpec(**spec), (TensorSpec("window", shape, dtype),), "signal")
 
 
-def placed(made: Plan, data: Picture) -> Placement:
+def placed(made: Preprocessor, data: Picture) -> Placement:
     """Prepare a picture and tell where it lies."""
     placement = made(data)[1]
     assert placement is not None
@@ -81,7 +81,7 @@ def test_tensor_is_the_reference(
     """Every type, colour order and layout holds exactly (pixel - mean) / scale, as promised."""
     data = picture(7, 5)
     shape = (1, 3, 5, 7) if layout == "nchw" else (1, 5, 7, 3)
-    made = picture_plan(
+    made = picture_preprocessor(
         dtype, shape, color=color, layout=layout, mean=tuple(mean), scale=tuple(scale)
     )
     tensor = made(data)[0]["images"]
@@ -97,7 +97,7 @@ def test_gray_fits_every_layout_of_one_channel(shape: tuple[int, ...]) -> None:
     """A gray network gets the luma of ITU-R BT.601, with or without a batch axis."""
     data = picture(9, 6)
     layout = "nhwc" if shape[-1] == 1 else "nchw"
-    made = picture_plan("float32", shape, color="gray", layout=layout, mean=10.0, scale=2.0)
+    made = picture_preprocessor("float32", shape, color="gray", layout=layout, mean=10.0, scale=2.0)
     tensor = made(data)[0]["images"]
     luma = data @ np.array([0.114, 0.587, 0.299])
     assert tensor.shape == shape
@@ -107,7 +107,7 @@ def test_gray_fits_every_layout_of_one_channel(shape: tuple[int, ...]) -> None:
 def test_a_network_without_batch_axis_gets_none() -> None:
     """Three dimensions in the network are three dimensions in the tensor."""
     data = picture(7, 5)
-    tensor = picture_plan("uint8", (3, 5, 7), color="bgr")(data)[0]["images"]
+    tensor = picture_preprocessor("uint8", (3, 5, 7), color="bgr")(data)[0]["images"]
     assert_array_equal(tensor, data.transpose(2, 0, 1))
 
 
@@ -130,7 +130,9 @@ def bilinear(data: Picture, width: int, height: int) -> NDArray[np.float64]:
 def test_stretch_is_bilinear_to_the_corners() -> None:
     """Stretch fills the whole input, bilinearly, within OpenCV's fixed-point rounding."""
     data = picture(40, 30)
-    tensor = picture_plan("uint8", (1, 12, 16, 3), color="bgr", layout="nhwc")(data)[0]["images"]
+    tensor = picture_preprocessor("uint8", (1, 12, 16, 3), color="bgr", layout="nhwc")(data)[0][
+        "images"
+    ]
     assert_allclose(tensor[0], bilinear(data, 16, 12), atol=1.0)
 
 
@@ -138,7 +140,7 @@ def test_stretch_is_bilinear_to_the_corners() -> None:
 def test_letterbox_keeps_the_aspect_and_pads(anchor: str, left: int) -> None:
     """A 20x40 picture in a 16x16 input is 8x16, at its anchor, between columns of the pad value."""
     data = picture(20, 40)
-    made = picture_plan(
+    made = picture_preprocessor(
         "uint8",
         (1, 16, 16, 3),
         color="bgr",
@@ -157,7 +159,7 @@ def test_letterbox_keeps_the_aspect_and_pads(anchor: str, left: int) -> None:
 @pytest.mark.parametrize(("anchor", "rows", "top"), [("center", 313, 51), ("top-left", 312, 0)])
 def test_letterbox_measures_the_size_it_made(anchor: str, rows: int, top: int) -> None:
     """312.54 rows become 312 as in YOLOX, or 313 as in Ultralytics; the placement says which."""
-    made = picture_plan("uint8", (1, 3, 416, 416), resize="letterbox", anchor=anchor)
+    made = picture_preprocessor("uint8", (1, 3, 416, 416), resize="letterbox", anchor=anchor)
     placement = placed(made, picture(768, 577))
     assert (placement.scale_x, placement.scale_y) == (416 / 768, rows / 577)
     assert (placement.offset_x, placement.offset_y) == (0, top)
@@ -165,7 +167,7 @@ def test_letterbox_measures_the_size_it_made(anchor: str, rows: int, top: int) -
 
 def test_letterbox_fills_the_longer_side() -> None:
     """Floating point never costs the last column: a square of any size fills a square input."""
-    made = picture_plan("uint8", (1, 3, 83, 83), resize="letterbox", anchor="top-left")
+    made = picture_preprocessor("uint8", (1, 3, 83, 83), resize="letterbox", anchor="top-left")
     squares = {side: np.zeros((side, side, 3), np.uint8) for side in range(1, 200)}
     scales = {side: placed(made, square).scale_x for side, square in squares.items()}
     assert scales == {side: 83 / side for side in squares}
@@ -174,7 +176,7 @@ def test_letterbox_fills_the_longer_side() -> None:
 def test_crop_takes_the_middle() -> None:
     """A ratio of 0.5 of a 40x20 picture is its middle 10x10."""
     data = picture(40, 20)
-    made = picture_plan(
+    made = picture_preprocessor(
         "uint8",
         (1, 10, 10, 3),
         color="bgr",
@@ -189,7 +191,9 @@ def test_crop_takes_the_middle() -> None:
 
 def test_crop_has_the_shape_of_the_network() -> None:
     """Of an input twice as wide as high, the cut is too: nothing is distorted."""
-    placement = placed(picture_plan("uint8", (1, 3, 10, 20), resize="crop"), picture(60, 60))
+    placement = placed(
+        picture_preprocessor("uint8", (1, 3, 10, 20), resize="crop"), picture(60, 60)
+    )
     assert placement == Placement(20, 10, 1 / 3, 1 / 3, 0, -5, 60, 60)
 
 
@@ -197,9 +201,9 @@ def test_interpolations_are_opencvs() -> None:
     """Nearest takes a pixel, area the mean of its block, linear and cubic what is in between."""
     data = picture(33, 33)
     made = {
-        name: picture_plan("uint8", (1, 11, 11, 3), color="bgr", layout="nhwc", interpolation=name)(
-            data
-        )[0]["images"][0].astype(np.float64)
+        name: picture_preprocessor(
+            "uint8", (1, 11, 11, 3), color="bgr", layout="nhwc", interpolation=name
+        )(data)[0]["images"][0].astype(np.float64)
         for name in ("nearest", "area", "linear", "cubic")
     }
     assert_array_equal(made["nearest"], data[::3, ::3])
@@ -208,7 +212,7 @@ def test_interpolations_are_opencvs() -> None:
     # Of an odd ratio the cubic's weights fall on one pixel; any other picture tells them apart.
     other = picture(20, 20)
     smooth, sharp = (
-        picture_plan("uint8", (1, 3, 15, 15), interpolation=name)(other)[0]["images"]
+        picture_preprocessor("uint8", (1, 3, 15, 15), interpolation=name)(other)[0]["images"]
         for name in ("linear", "cubic")
     )
     assert np.abs(smooth.astype(int) - sharp).max() > 1
@@ -233,7 +237,7 @@ def test_boxes_come_back(
     corners: tuple[float, float, float, float],
 ) -> None:
     """A box carried into the network's input and back is itself, for every resize."""
-    made = picture_plan(
+    made = picture_preprocessor(
         "uint8",
         (1, 3, into[1], into[0]),
         resize=resize,
@@ -257,8 +261,8 @@ def test_boxes_are_clipped_to_the_frame() -> None:
 
 
 def test_one_plan_serves_several_threads() -> None:
-    """Two threads that share a plan get what each would have got alone."""
-    made = picture_plan("float32", (1, 3, 64, 64), mean=(1.0, 2.0, 3.0), scale=5.0)
+    """Two threads that share a preprocessor get what each would have got alone."""
+    made = picture_preprocessor("float32", (1, 3, 64, 64), mean=(1.0, 2.0, 3.0), scale=5.0)
     pictures = [picture(90, 70, seed) for seed in range(40)]
     alone = [made(data)[0]["images"] for data in pictures]
     with ThreadPoolExecutor(2) as pool:
@@ -277,7 +281,7 @@ def test_one_plan_serves_several_threads() -> None:
 )
 def test_what_is_no_picture_is_a_bad_sample(data: NDArray[Any]) -> None:
     """A frame of another kind is dropped with expected and found, not fed to native code."""
-    made = picture_plan("uint8", (1, 3, 8, 8))
+    made = picture_preprocessor("uint8", (1, 3, 8, 8))
     with pytest.raises(SampleError, match=r"expected uint8 \[height, width, 3\], found"):
         made(data)
 
@@ -310,7 +314,7 @@ def test_a_wrong_picture_manifest_is_refused(
 ) -> None:
     """A manifest that does not fit the network is one line with expected and found."""
     with pytest.raises(ModelError, match=message) as caught:
-        picture_plan(dtype, shape, **spec)
+        picture_preprocessor(dtype, shape, **spec)
     assert "\n" not in str(caught.value)
 
 
@@ -319,7 +323,7 @@ BOTH = (TensorSpec("images", (1, 3, 8, 8), "uint8"), TensorSpec("size", (1, 2), 
 
 def test_other_inputs_get_their_constants() -> None:
     """An input of `fixed` gets its value in its own shape and type."""
-    made = plan(InputSpec(fixed={"size": [[640, 480]]}), BOTH, "picture")
+    made = build_preprocessor(InputSpec(fixed={"size": [[640, 480]]}), BOTH, "picture")
     tensor = made(picture(8, 8))[0]["size"]
     assert tensor.dtype == np.int64
     assert_array_equal(tensor, [[640, 480]])
@@ -343,7 +347,7 @@ def test_other_inputs_get_their_constants() -> None:
 def test_wrong_constants_are_refused(spec: dict[str, Any], message: str) -> None:
     """Several inputs need `tensor` or `fixed`, of the right size and type."""
     with pytest.raises(ModelError, match=message):
-        plan(InputSpec(**spec), BOTH, "picture")
+        build_preprocessor(InputSpec(**spec), BOTH, "picture")
 
 
 SIZED = {"width": 96, "height": 64}
@@ -377,7 +381,7 @@ def test_inputs_that_could_both_take_the_sample_are_named() -> None:
     with pytest.raises(
         ModelError, match=r"input.tensor: expected 1 input .* found 2: images .*, mask"
     ):
-        plan(InputSpec(), two, "picture")
+        build_preprocessor(InputSpec(), two, "picture")
 
 
 def shapes(shape: tuple[int | None, ...], kind: Literal["picture", "signal"], **spec: Any) -> Any:
@@ -447,7 +451,7 @@ def test_windows_are_laid_out(
     layout: str | None, shape: tuple[int | None, ...], expected: list[Any]
 ) -> None:
     """Time and channels lie as the layout says, whatever axes of one the network adds."""
-    made = signal_plan("float32", shape, window=4, layout=layout)
+    made = signal_preprocessor("float32", shape, window=4, layout=layout)
     tensors, placement = made(ROWS)
     assert_array_equal(tensors["window"], np.array(expected, np.float32))
     assert tensors["window"].flags.c_contiguous
@@ -457,14 +461,14 @@ def test_windows_are_laid_out(
 
 def test_channels_have_their_own_scale() -> None:
     """Mean and scale go with the channel, not with the place in the tensor."""
-    made = signal_plan("float32", (1, 2, 4), window=4, mean=(0.0, 1.0), scale=(1.0, 2.0))
+    made = signal_preprocessor("float32", (1, 2, 4), window=4, mean=(0.0, 1.0), scale=(1.0, 2.0))
     assert_array_equal(made(ROWS)[0]["window"], [[[0, 2, 4, 6], [0, 1, 2, 3]]])
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
 def test_integers_are_rounded_and_saturated(dtype: str) -> None:
     """Quantised inputs round to the nearest whole number and stop at the type's ends."""
-    made = signal_plan(dtype, (1, 5), mean=-83 * 0.5, scale=0.5)
+    made = signal_preprocessor(dtype, (1, 5), mean=-83 * 0.5, scale=0.5)
     data = np.array([-1e10, -41.5, 0.3, 0.5, 1e10], np.float32)
     limits = np.iinfo(dtype)
     expected = np.clip([-2e10, 0, 84, 84, 2e10], limits.min, limits.max)
@@ -473,7 +477,7 @@ def test_integers_are_rounded_and_saturated(dtype: str) -> None:
 
 def test_ready_inputs_scale_along_the_last_axis() -> None:
     """Of a ready input several means and scales go along the network's last axis."""
-    made = signal_plan("float32", (None, 2, 2), mean=(0.0, 10.0), scale=(1.0, 10.0))
+    made = signal_preprocessor("float32", (None, 2, 2), mean=(0.0, 10.0), scale=(1.0, 10.0))
     ready = np.array([[1, 20], [3, 40]], np.float32)
     assert_array_equal(made(ready)[0]["window"], [[[1, 1], [3, 3]]])
 
@@ -489,14 +493,14 @@ def test_ready_inputs_scale_along_the_last_axis() -> None:
 )
 def test_a_bad_window_is_a_bad_sample(data: NDArray[np.float32], message: str) -> None:
     """A window of the wrong size, or with NaN or infinity in it, is dropped and said."""
-    made = signal_plan("float32", (1, 2, 4), window=4)
+    made = signal_preprocessor("float32", (1, 2, 4), window=4)
     with pytest.raises(SampleError, match=message):
         made(data)
 
 
 def test_a_ready_input_of_another_size_is_a_bad_sample() -> None:
     """Without a window the sample must have as many numbers as the network takes."""
-    made = signal_plan("float32", (1, 6))
+    made = signal_preprocessor("float32", (1, 6))
     with pytest.raises(SampleError, match=r"expected 6 numbers for input .*, found \[4, 2\]"):
         made(ROWS)
 
@@ -515,7 +519,7 @@ def test_a_stream_is_as_exact_where_a_level_is_more_than_a_step(
     dtype: str, spec: dict[str, Any]
 ) -> None:
     """Only networks of bytes, and of no more than one step for a level, may be a level off."""
-    made = picture_plan(dtype, (1, 3, 48, 64), **spec)
+    made = picture_preprocessor(dtype, (1, 3, 48, 64), **spec)
     data = picture(200, 150)
     assert_array_equal(made(data, stream=True)[0]["images"], made(data)[0]["images"])
 
@@ -527,7 +531,7 @@ def test_a_stream_is_as_exact_where_a_level_is_more_than_a_step(
 )
 def test_a_stream_is_exact_to_one_step(dtype: str, spec: dict[str, Any], resize: Resize) -> None:
     """However it is brought to the network's size."""
-    made = picture_plan(dtype, (1, 3, 48, 64), resize=resize, **spec)
+    made = picture_preprocessor(dtype, (1, 3, 48, 64), resize=resize, **spec)
     data = picture(200, 150)
     stream, still = (made(data, stream=stream)[0]["images"] for stream in (True, False))
     apart = np.abs(stream.astype(int) - still)
@@ -537,7 +541,7 @@ def test_a_stream_is_exact_to_one_step(dtype: str, spec: dict[str, Any], resize:
 def test_half_floats_do_not_overflow_silently() -> None:
     """A value beyond float16 is an error, not an infinity in the network."""
     with pytest.raises(SampleError, match="beyond what float16 can hold"):
-        signal_plan("float16", (1, 1))(np.array([1e6], np.float32))
+        signal_preprocessor("float16", (1, 1))(np.array([1e6], np.float32))
 
 
 @pytest.mark.parametrize(
@@ -569,5 +573,5 @@ def test_a_wrong_signal_manifest_is_refused(
 ) -> None:
     """A window that does not fit the network is one line with expected and found."""
     with pytest.raises(ModelError, match=message) as caught:
-        signal_plan(dtype, shape, **spec)
+        signal_preprocessor(dtype, shape, **spec)
     assert "\n" not in str(caught.value)

@@ -15,13 +15,13 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_agent.core.types import Anomaly, Array, Classes, Detections, Findings, Kind, Values
-from edge_agent.inference.decode.outputs import Decoder
+from edge_agent.inference.decode.decoder import Decoder
 from edge_agent.inference.decode.registry import build_decoder
 from edge_agent.inference.engines.protocol import Engine, EngineChoice
 from edge_agent.inference.engines.registry import EngineName, open_engine
 from edge_agent.inference.preprocess.inputs import fixed_shapes
 from edge_agent.inference.preprocess.placement import Placement
-from edge_agent.inference.preprocess.plan import Plan, plan
+from edge_agent.inference.preprocess.preprocessor import Preprocessor, build_preprocessor
 from edge_agent.models.manifest import Manifest, parse
 
 ASSETS = Path(__file__).resolve().parents[3] / "shared" / "assets"
@@ -80,7 +80,7 @@ class Bench:
         self.engine: Engine = open_engine(
             EngineChoice(engine, threads=1), ASSETS / file, fixed_shapes(manifest.input, kind)
         )
-        self.plan: Plan = plan(manifest.input, self.engine.inputs, kind)
+        self.plan: Preprocessor = build_preprocessor(manifest.input, self.engine.inputs, kind)
         self.decoder: Decoder = build_decoder(
             manifest, labels, self.engine.inputs, self.engine.outputs, self.plan.size
         )

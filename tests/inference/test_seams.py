@@ -12,7 +12,7 @@ import pytest
 
 from edge_agent.core.errors import EngineError
 from edge_agent.core.types import Array, Sample, Tensors, TensorSpec, Values
-from edge_agent.inference.batching import open_batch
+from edge_agent.inference.batching import load_batch
 from edge_agent.inference.engines.capabilities import Capabilities
 from edge_agent.inference.engines.protocol import EngineChoice
 from edge_agent.inference.engines.registry import (
@@ -22,7 +22,7 @@ from edge_agent.inference.engines.registry import (
     readers,
     runs_arriving,
 )
-from edge_agent.inference.model import engine_order, open_model
+from edge_agent.inference.model import engine_order, load_model
 from edge_agent.models.decoders import DECODERS, DecoderSpec
 from edge_agent.models.manifest import load
 from tests.helpers.small_models import brightness
@@ -76,13 +76,13 @@ def test_a_new_engine_runs_a_model_and_a_new_decoder_reads_it(tmp_path: Path) ->
     folder = load(brightness(tmp_path / "light"))
     output = replace(folder.manifest.output, decoder=cast("Any", "doubled"))
     folder = replace(folder, manifest=replace(folder.manifest, output=output))
-    model, passed = open_model(folder, [EngineChoice("mean")], "picture")
+    model, passed = load_model(folder, [EngineChoice("mean")], "picture")
     grey = np.full((32, 32, 3), 60, np.uint8)
     outcome = model.infer(Sample(grey, 0, 0, 0.0))
     assert (outcome.engine, passed) == ("mean:CPU", [])
     assert outcome.findings == Values({"twice": 120.0})
     with pytest.raises(EngineError, match="the network takes one sample at a time"):
-        open_batch(model, "picture", 4)
+        load_batch(model, "picture", 4)
     model.close()
 
 

@@ -13,7 +13,7 @@ import pytest
 from edge_agent.core.errors import EngineError
 from edge_agent.core.types import Tensors
 from edge_agent.inference.engines.protocol import EngineChoice
-from edge_agent.inference.model import Model, open_model
+from edge_agent.inference.model import Model, load_model
 from edge_agent.models.manifest import load
 from edge_agent.runtime.serving.challenger_results import FILE, Decision, recall, turned
 from edge_agent.runtime.upkeep.challenger import rehearse
@@ -42,7 +42,7 @@ def products(folder: Path, rounds: int, factor: float = 1.0) -> Path:
 def opened(folder: Path) -> Model:
     """Load it."""
     choice = EngineChoice("onnxruntime", threads=1, options={"graph_optimization_level": "basic"})
-    return open_model(load(folder), [choice], "signal")[0]
+    return load_model(load(folder), [choice], "signal")[0]
 
 
 class Stage:

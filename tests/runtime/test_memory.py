@@ -8,7 +8,7 @@ import pytest
 
 from edge_agent.config.settings import Arm
 from edge_agent.inference.engines.protocol import EngineChoice
-from edge_agent.inference.model import Model, open_model
+from edge_agent.inference.model import Model, load_model
 from edge_agent.models.manifest import load
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.runtime.serving.active import ActiveModels
@@ -29,7 +29,7 @@ def test_models_that_may_go_do_so_early_when_memory_is_short(
     for serving in (first, second):
         folder = load(brightness(tmp_path / serving.arm.name))
         active.put(
-            serving.arm, "picture", open_model(folder, [EngineChoice("onnxruntime")], "picture")[0]
+            serving.arm, "picture", load_model(folder, [EngineChoice("onnxruntime")], "picture")[0]
         )
     second.lazy = True
     assert first.model is not None
@@ -93,7 +93,7 @@ def test_models_are_let_go_of_without_waiting_for_their_last_frame(tmp_path: Pat
     active = ActiveModels(board, lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
     serving = active.serving_for(Arm("one", None, 1), "picture")
     folder = load(brightness(tmp_path / "one"))
-    model = open_model(folder, [EngineChoice("onnxruntime")], "picture")[0]
+    model = load_model(folder, [EngineChoice("onnxruntime")], "picture")[0]
     for version in (None, "1"):
         active.put(Arm("one", version, 1), "picture", model)
     serving.lazy = True

@@ -14,7 +14,7 @@ import pytest
 
 from edge_agent.core.types import Request, Sample
 from edge_agent.inference.engines.protocol import EngineChoice
-from edge_agent.inference.model import Model, Prepared, open_model
+from edge_agent.inference.model import Model, PreparedSample, load_model
 from edge_agent.models.manifest import load
 from edge_agent.runtime.scheduler.board import Board, FrameQueue
 from edge_agent.runtime.scheduler.read_ahead import AHEAD, BURST, BURST_SECONDS
@@ -246,7 +246,7 @@ def test_closing_lets_everyone_go() -> None:
 @pytest.fixture
 def small(tmp_path: Path) -> Model:
     """Load a small network that takes a picture."""
-    return open_model(load(model(tmp_path / "small")), [EngineChoice("onnxruntime")], "picture")[0]
+    return load_model(load(model(tmp_path / "small")), [EngineChoice("onnxruntime")], "picture")[0]
 
 
 def picture(number: int = 0) -> Any:
@@ -256,13 +256,13 @@ def picture(number: int = 0) -> Any:
 
 def test_what_was_prepared_early_is_used(small: Model) -> None:
     """By the model that it was prepared for, for the same part of the picture; by nobody else."""
-    early = small.make_ready(picture(), stream=True)
+    early = small.prepare_data(picture(), stream=True)
     sample = Sample(picture(), 0, 0, 0.0, early=early)
     assert small.prepare(Request(sample)) is early
     part = small.prepare(Request(sample, region=(0, 0, SIZE, SIZE)))
     assert part is not early
     assert not np.array_equal(part.tensors["picture"], early.tensors["picture"])
-    of_another = Prepared({}, None, 0, 0, 0.0)
+    of_another = PreparedSample({}, None, 0, 0, 0.0)
     anew = small.prepare(Request(Sample(picture(), 0, 0, 0.0, early=of_another)))
     assert np.array_equal(anew.tensors["picture"], early.tensors["picture"])
     out = np.empty_like(early.tensors["picture"])
@@ -273,24 +273,24 @@ def test_what_was_prepared_early_is_used(small: Model) -> None:
 def test_only_pictures_of_streams_are_resized_in_the_quick_way(tmp_path: Path) -> None:
     """Pictures of a folder are what somebody compares with; those of a codec are near enough."""
     folder = model(tmp_path / "coarse", weights={"step": np.array(1 / 32, np.float32)})
-    coarse = open_model(load(folder), [EngineChoice("onnxruntime")], "picture")[0]
+    coarse = load_model(load(folder), [EngineChoice("onnxruntime")], "picture")[0]
     data = np.random.default_rng(0).integers(0, 256, (131, 173, 3)).astype(np.uint8)
     ready = [coarse.prepare(Request(Sample(data, 0, 0, 0.0, file))) for file in (None, "cat.png")]
     stream, still = (each.tensors["picture"] for each in ready)
     assert stream.dtype.itemsize == 1
-    assert np.array_equal(still, coarse.make_ready(data).tensors["picture"])
-    assert np.array_equal(stream, coarse.make_ready(data, stream=True).tensors["picture"])
+    assert np.array_equal(still, coarse.prepare_data(data).tensors["picture"])
+    assert np.array_equal(stream, coarse.prepare_data(data, stream=True).tensors["picture"])
     assert np.abs(stream.astype(int) - still).max() == (1 if cv2.ipp.useIPP() else 0)
 
 
 def test_threads_do_not_share_what_they_write_to(small: Model) -> None:
     """Pictures that are prepared at the same time do not get into each other."""
-    wanted = [small.make_ready(picture(number)).tensors["picture"] for number in range(4)]
+    wanted = [small.prepare_data(picture(number)).tensors["picture"] for number in range(4)]
     wrong: list[int] = []
 
     def prepare(number: int) -> None:
         for _ in range(200):
-            found = small.make_ready(picture(number)).tensors["picture"]
+            found = small.prepare_data(picture(number)).tensors["picture"]
             if not np.array_equal(found, wanted[number]):
                 wrong.append(number)
 

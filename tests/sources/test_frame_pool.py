@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge_agent.core.types import Array
-from edge_agent.sources.frame_pool import KEPT, KEPT_BYTES, Canvases
+from edge_agent.sources.frame_pool import KEPT, KEPT_BYTES, FramePool
 from tests.helpers.support import PATIENCE
 
 SHAPE = (48, 64, 3)
@@ -22,7 +22,7 @@ def address(picture: Array) -> int:
 
 def test_what_was_let_go_last_is_lent_first() -> None:
     """It is still in the cache."""
-    pictures = Canvases()
+    pictures = FramePool()
     one, two = pictures.lend(SHAPE), pictures.lend(SHAPE)
     assert (one.shape, one.dtype.name) == (SHAPE, "uint8")
     assert one.flags.writeable
@@ -36,7 +36,7 @@ def test_what_was_let_go_last_is_lent_first() -> None:
 
 def test_a_part_keeps_the_whole() -> None:
     """A crop, a view of a crop, and other readings of the same bytes."""
-    pictures = Canvases()
+    pictures = FramePool()
     for part in (
         lambda picture: picture[3:9, 4:8],
         lambda picture: picture.reshape(-1)[7:],
@@ -56,7 +56,7 @@ def test_a_part_keeps_the_whole() -> None:
 
 def test_sizes_are_kept_apart() -> None:
     """A camera that changes its size gets pictures of the new one."""
-    pictures = Canvases()
+    pictures = FramePool()
     small = pictures.lend(SHAPE)
     del small
     assert pictures.lend((2, 2, 3)).shape == (2, 2, 3)
@@ -66,7 +66,7 @@ def test_sizes_are_kept_apart() -> None:
 @pytest.mark.parametrize(("side", "kept"), [(1024, KEPT_BYTES // (3 * 1024**2)), (4096, KEPT)])
 def test_no_more_is_kept_than_is_good_for_anything(side: int, kept: int) -> None:
     """After many pictures at a time their memory goes back to the system, all of it if wanted."""
-    canvases = Canvases()
+    canvases = FramePool()
     many = [canvases.lend((side, side, 3)) for _ in range(20)]
     many.clear()
     (idle,) = canvases._idle.values()
@@ -81,7 +81,7 @@ def test_no_more_is_kept_than_is_good_for_anything(side: int, kept: int) -> None
 
 def test_no_two_threads_are_lent_the_same() -> None:
     """What one writes is not written over by another as long as it has it."""
-    pictures = Canvases()
+    pictures = FramePool()
     wrong: list[int] = []
 
     def work(number: int) -> None:

@@ -23,7 +23,7 @@ from ...core.errors import AgentError, SampleError, SourceError, UsageError
 from ...core.types import Reading, Sample, Timing
 from ...device.hardware import read_facts
 from ...inference.engines.protocol import EngineChoice
-from ...inference.model import Model, open_model
+from ...inference.model import Model, load_model
 from ...models.manifest import load
 from ...models.store.store import Store
 from ...runtime.serving.loader import ModelLoader
@@ -86,7 +86,7 @@ def measure(model: str, source: str, engine: str, state: str, seconds: float) ->
     steps, usual_ms = _steps(single, how, kept, 2 * each)
     pictures = [reading.data for reading in kept]
     cached_ms = {
-        "agent": _again(partial(single.make_ready, pictures[0], stream=True), each / 2),
+        "agent": _again(partial(single.prepare_data, pictures[0], stream=True), each / 2),
         "usual": _again(partial(prepare, pictures[0], how), each / 2),
     }
     tensor, _ = prepare(pictures[0], how)
@@ -134,7 +134,7 @@ def _open(model: str, choice: EngineChoice, loader: ModelLoader) -> Model:
         form = loader.prepared_form(folder, "picture")
         if form is not None:
             return loader.load_prepared(folder, form, "picture", choice.threads)
-    return open_model(folder, [choice], "picture")[0]
+    return load_model(folder, [choice], "picture")[0]
 
 
 def _decode(source: str, seconds: float) -> tuple[list[Reading], float, float]:

@@ -97,7 +97,7 @@ def main(options: Options) -> int:
 def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, loader: Any) -> None:
     """Check the source of one pipeline and each of its models."""
     from ...config.device_profile import unlisted
-    from ...config.lint import doubts
+    from ...config.lint import lint_pipeline
     from ...config.settings import parse_route
     from ...inference.golden import compare_golden
     from ...inference.model import outside
@@ -151,7 +151,7 @@ def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, loade
     references = [arm.reference for arm, _, _ in wanted]
     found = [folders.get(reference) for reference in references]
     count = len(pipeline.arms)
-    for line in doubts(pipeline, found[:count], found[count:]):
+    for line in lint_pipeline(pipeline, found[:count], found[count:]):
         report.line("note", subject, line)
 
 
@@ -174,10 +174,10 @@ def _broker(settings: Any) -> str:
 
 def _device(settings: Any) -> list[str]:
     """Print the problems of the machine itself, with the texts that health uses."""
-    from ...device.pressure import disk_why, memory_why
+    from ...device.pressure import disk_problems, memory_problems
     from ...device.thermal import Thermometer
 
-    return [*Thermometer().read().why(), *memory_why(), *disk_why(settings.state)]
+    return [*Thermometer().read().problems(), *memory_problems(), *disk_problems(settings.state)]
 
 
 def _trust(report: _Report, trust: Any) -> None:

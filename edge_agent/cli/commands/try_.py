@@ -16,7 +16,7 @@ from ...config.load import load as load_settings
 from ...config.settings import Broker
 from ...core.errors import AgentError, EngineError, SampleError, SourceError, UsageError
 from ...core.types import Array, Outcome, Sample
-from ...inference.model import Model, open_model
+from ...inference.model import Model, load_model
 from ...models.importing import BARE, Brought, bring
 from ...models.manifest import load as load_manifest
 from ...mqtt import payloads
@@ -124,7 +124,7 @@ def _compare_engines(brought: Brought, spec: SourceSpec, sample: Sample, seconds
     for choice in _choices(brought):
         name = f"{choice.engine}:{choice.device}"
         try:
-            model, _ = open_model(brought.folder, [choice], spec.kind)
+            model, _ = load_model(brought.folder, [choice], spec.kind)
         except EngineError as problem:
             reason = str(problem).rpartition(f"{name}: ")[2]
             refusals.append(f"{name}: {reason}")

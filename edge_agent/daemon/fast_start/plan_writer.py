@@ -1,4 +1,4 @@
-"""Keeps the plan of the next start up to date with what serves now."""
+"""Background task that keeps the plan of the next start up to date with the active models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 Stamps = dict[Path, list[int] | None]
 SETTLE_SECONDS = 1.0
-"""Changes come in bunches."""
+"""Wait after a change: changes come in bunches."""
 
 
 class Planner:
@@ -42,7 +42,7 @@ class Planner:
         origins: tuple[str | None, str],
         quick: Callable[[], Sequence[PlannedModel]],
     ) -> None:
-        """Prepare.
+        """Write nothing yet.
 
         Args:
             runner: whose settings the plan repeats.
@@ -76,9 +76,9 @@ class Planner:
         self._keeping = threading.Lock()
 
     def reread(self) -> None:
-        """Note what the settings are made from, right before they are read again.
+        """Take the fingerprint of the inputs, right before the settings are read again.
 
-        It counts if new settings come of it: those that are wrong leave all as it was.
+        It is used if the new settings are applied: wrong ones leave everything as it was.
         """
         self._adopt()
         self._pending = digest(self._config)
@@ -89,7 +89,7 @@ class Planner:
                 self._settings, self._origins = self._runner.settings, self._pending
 
     def changed(self) -> None:
-        """Have the plan written anew soon; called as soon as another model serves."""
+        """Schedule a write of the plan; called as soon as another model serves."""
         self._outdated()
         self._due = True
         self._changed.set()
@@ -110,7 +110,7 @@ class Planner:
                 return
 
     def keep(self) -> None:
-        """Write the plan, or remove it where a start must look at everything."""
+        """Write the plan, or remove it where the next start must check everything."""
         with self._keeping:
             self._due = False
             self._keep()
@@ -120,7 +120,7 @@ class Planner:
         self._adopt()
         try:
             if self.waits_for_restart or self._outdated():
-                # What runs is not what lies there any more, and the next start is to see that.
+                # What runs differs from the files, and the next start must read those.
                 forget(state)
                 return
             if any(self._store.pointers(name).trial for name in self._store.names()):
@@ -140,7 +140,7 @@ class Planner:
             log.warning("%s: cannot be written: %s", state / FILE, problem.strerror)
 
     def _looked_at(self) -> list[Path]:
-        """List what decides which models run, and how: files and folders."""
+        """List the files and folders that decide which models run, and how."""
         found: list[Path] = [self._store.models]
         for name in self._store.names():
             found += [self._store.models / name, self._store.models / name / POINTERS]
@@ -157,7 +157,7 @@ class Planner:
         return found + _unchanging()
 
     def _outdated(self) -> bool:
-        """Whether something has been changed since it was read to become what runs."""
+        """Whether a file has changed since it was read into what runs."""
         models = [serving.model for serving in self._runner.active.all()]
         folders = {model.folder.path for model in models if model is not None}
         with self._looking:
@@ -167,7 +167,7 @@ class Planner:
 
 
 def _files(folder: Path) -> list[Path]:
-    """List what decides what a model computes, and what it says."""
+    """List the files that decide what a model computes and publishes."""
     return [
         path
         for path in folder.rglob("*")

@@ -1,4 +1,4 @@
-"""What operators decide about versions: rollback, activate, delete. Section 3 of the interface."""
+"""The commands about versions: rollback, activate, delete. Section 3 of the interface."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...core.errors import ModelError
-from ...core.names import is_name, is_version
+from ...core.frozen import record
+from ...core.parameters import Name, Version
 from ...models.store.catalog import Library
 from ...models.store.pointers import same_version
 from ...models.store.store import Store
-from ...mqtt.requests import text
+from ...mqtt.requests import Command
 from ...runtime.serving.active import ActiveModels
 from .candidates import Underway
 from .probation import Probations
@@ -19,8 +20,31 @@ from .rollback import Retreat
 from .swap import Swap
 
 
-class Commands:
-    """Carried out by the thread that takes orders; a candidate of the same model gives way."""
+@record
+class Rollback:
+    """Go back to the version before."""
+
+    model: Name
+
+
+@record
+class Activate:
+    """Make a version live that has been accepted before."""
+
+    model: Name
+    version: Version
+
+
+@record
+class Delete:
+    """Delete a version that nothing uses."""
+
+    model: Name
+    version: Version
+
+
+class VersionCommands:
+    """Carried out by the thread of requests; a candidate of the same model gives way."""
 
     def __init__(
         self,
@@ -42,18 +66,23 @@ class Commands:
         self._probations = probations
         self._retreat = retreat
         self._reports = reports
+        self.commands: tuple[Command[Any], ...] = (
+            Command("rollback", Rollback, self.rollback),
+            Command("activate", Activate, self.activate),
+            Command("delete", Delete, self.delete),
+        )
 
-    def rollback(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    def rollback(self, request: Rollback) -> Mapping[str, Any]:
         """Go back to the version before."""
-        name = _name(body)
+        name = request.model
         with self._swap.changing:
             self._underway.abort(name, "rolled back by command")
             version = self._retreat.roll_back(name, "by command")
         return {"model": name, "version": version}
 
-    def activate(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    def activate(self, request: Activate) -> Mapping[str, Any]:
         """Make a version live that has been accepted before."""
-        name, version = _name(body), _version(body)
+        name, version = request.model, request.version
         with self._swap.changing:
             self._underway.abort(name, f"{version} was activated by command")
             folder = self._library.find(name, version)
@@ -65,9 +94,9 @@ class Commands:
             self._reports.changed()
         return {"model": name, "version": folder.manifest.version}
 
-    def delete(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    def delete(self, request: Delete) -> Mapping[str, Any]:
         """Delete a version that nothing uses."""
-        name, version = _name(body), _version(body)
+        name, version = request.model, request.version
         for pinned, pin in self._active.pins():
             if pinned == name and same_version(pin, version):
                 raise ModelError(
@@ -81,17 +110,3 @@ class Commands:
             self._store.delete(name, version)
         self._reports.changed()
         return {"model": name, "version": version}
-
-
-def _name(body: Mapping[str, Any]) -> str:
-    name = text(body, "model")
-    if not is_name(name):
-        raise ModelError(f"model: {name!r} is not a name")
-    return name
-
-
-def _version(body: Mapping[str, Any]) -> str:
-    version = text(body, "version")
-    if not is_version(version):
-        raise ModelError(f"version: {version!r} is not a version (dot-separated integers)")
-    return version

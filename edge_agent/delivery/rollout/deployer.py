@@ -29,7 +29,7 @@ from . import trial_marks
 from .acceptance import bounds_of
 from .candidate import Candidate, Interrupted
 from .candidates import Underway
-from .commands import Commands
+from .commands import VersionCommands
 from .probation import Probations
 from .proving import Proving
 from .recovery import Recovery
@@ -88,7 +88,7 @@ class Deployer:
         self._expecting = Expecting(
             store, active, trial, overlap=overlap, budget_mb=memory_budget_mb
         )
-        self.commands = Commands(
+        self.commands = VersionCommands(
             store,
             library,
             active,

@@ -20,7 +20,7 @@ from ...inference.engines.protocol import EngineChoice, fix_inputs
 from ...inference.engines.registry import runs_arriving
 from ...inference.model import Region, cut
 from ...inference.preprocess.inputs import fixed_shapes
-from ...inference.preprocess.plan import plan
+from ...inference.preprocess.preprocessor import build_preprocessor
 from ...models.manifest import load
 from ..early.growing_file import PROGRESS
 from .process import TrialProcess
@@ -137,7 +137,7 @@ class Ahead:
             data = sample.data
             if self._newest.region is not None:
                 data, _, _ = cut(data, self._newest.region)
-            return plan(spec, settled, kind)(data)[0]
+            return build_preprocessor(spec, settled, kind)(data)[0]
         except AgentError:
             return None  # is said by the judge of the whole model
 

@@ -179,13 +179,13 @@ def judge(question: Mapping[str, Any], followed: Followed | None) -> Verdict:
 
     """
     from ...inference.compare import probe_inputs, race
-    from ...inference.model import open_model
+    from ...inference.model import load_model
     from ...models.manifest import load
 
     folder = load(Path(question["folder"]))
     choices = [EngineChoice(**choice) for choice in question["choices"]]
     if question["oversize"] is None:
-        model, _ = open_model(folder, choices, question["kind"])
+        model, _ = load_model(folder, choices, question["kind"])
     else:
         from ...runtime.serving.out_of_core import from_words
 
@@ -215,14 +215,14 @@ def _weigh(
 ) -> Verdict:
     """See whether what the stages gave while they arrived is what the whole network gives."""
     from ...inference.compare import compare_outputs
-    from ...inference.model import open_model
+    from ...inference.model import load_model
 
     if followed.why:
         return replace(found, streamed=f"not run while it arrived: {followed.why}")
     whole = model
     if found.engine != followed.label:
         quick = [choice for choice in choices if followed.label.startswith(choice.engine)]
-        whole, _ = open_model(model.folder, quick, kind, checked=True)
+        whole, _ = load_model(model.folder, quick, kind, checked=True)
     if not followed.same(whole.raw):
         return replace(found, streamed="its stages gave other numbers than the whole: not counted")
     tolerance = model.manifest.trial.tolerance
@@ -260,13 +260,13 @@ def _second_opinion(
     import numpy as np
 
     from ...inference.compare import cosine
-    from ...inference.model import engine_order, open_model
+    from ...inference.model import engine_order, load_model
 
     label = model.engine.label
     try:
         if not engine_order([other], "auto", model.folder.network):
             raise EngineError("cannot read it")
-        second, _ = open_model(model.folder, [other], kind)
+        second, _ = load_model(model.folder, [other], kind)
     except (EngineError, ModelError) as problem:
         return True, f"loads and runs; {other.engine} cannot compare: {problem}"
     reference = second.raw(tensors)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.types import Detections
+from .decoder import Floats, ensure_finite
 from .labels import Labels
-from .outputs import Floats, ensure_finite
 
 Indices = NDArray[np.intp]
 

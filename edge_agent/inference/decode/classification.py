@@ -11,8 +11,8 @@ from ...core.errors import SampleError
 from ...core.types import Classes, Tensors
 from . import activations
 from .activations import sigmoid
+from .decoder import Decoder, Floats, Network, Output, count_of, ensure_finite
 from .labels import check_classes, labels_of
-from .outputs import Decoder, Floats, Network, Output, count_of, ensure_finite
 
 
 def softmax(network: Network) -> Decoder:

@@ -8,8 +8,8 @@ from ...core.errors import ModelError
 from ...core.types import Detections, Tensors
 from .activations import sigmoid, softmax
 from .boxes import best_classes, corners, detections, single_scores
+from .decoder import Decoder, Network, check_rows, ensure_finite
 from .labels import labels_of
-from .outputs import Decoder, Network, check_rows, ensure_finite
 
 # What RT-DETR, RF-DETR, D-FINE and DEIM keep of a picture (`num_top_queries`, `num_select`).
 MOST_OF_SIGMOID = 300

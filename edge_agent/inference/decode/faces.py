@@ -7,9 +7,9 @@ import numpy as np
 from ...core.errors import ModelError
 from ...core.types import Detections, Tensors
 from .boxes import Hits, best_classes, detections
+from .decoder import Decoder, Network, check_rows, ensure_finite
 from .grids import lay_grid
 from .labels import Labels, labels_of
-from .outputs import Decoder, Network, check_rows, ensure_finite
 
 YUNET_STRIDES = (8, 16, 32)
 

@@ -8,9 +8,9 @@ from ...core.errors import ModelError, SampleError
 from ...core.frozen import record
 from ...core.types import Detections, Tensors
 from .boxes import Hits, best_classes, detections
+from .decoder import Decoder, Floats, Network, Output, ensure_finite, ensure_finite_columns, fits
 from .grids import Grid, check_grid, grid_for, lay_grid
 from .labels import labels_of
-from .outputs import Decoder, Floats, Network, Output, ensure_finite, ensure_finite_columns, fits
 
 # NanoDet has three levels, NanoDet-Plus four; the count of boxes tells which it is.
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...core.errors import ModelError, SampleError
 from ...core.types import Anomaly, Tensors, TensorSpec
-from .outputs import Decoder, Floats, Network, Output, count_of
+from .decoder import Decoder, Floats, Network, Output, count_of
 
 
 def reconstruction(network: Network) -> Decoder:
@@ -71,7 +71,7 @@ def _find_output(network: Network, fed: TensorSpec) -> Output:
 
 
 def _units(network: Network, total: int) -> tuple[Floats, Floats]:
-    """Give `scale`, and mean / scale, for each number of the flattened input, or once for all."""
+    """Return `scale` and mean / scale of each number of the flattened input, or of all."""
     spec = network.manifest.input
     lengths = [
         len(given) for given in (spec.mean, spec.scale) if not isinstance(given, int | float)

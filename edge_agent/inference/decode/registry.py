@@ -12,7 +12,7 @@ from importlib import import_module
 from ...core.types import TensorSpec
 from ...models.decoders import DECODERS
 from ...models.manifest import Manifest
-from .outputs import Decoder, Network
+from .decoder import Decoder, Network
 
 
 def build_decoder(

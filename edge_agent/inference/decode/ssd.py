@@ -9,8 +9,7 @@ import numpy as np
 from ...core.errors import ModelError
 from ...core.types import Detections, Tensors
 from .boxes import Hits, best_classes, detections
-from .labels import Labels, check_classes, labels_of
-from .outputs import (
+from .decoder import (
     Decoder,
     Floats,
     Network,
@@ -21,6 +20,7 @@ from .outputs import (
     fits,
     is_called,
 )
+from .labels import Labels, check_classes, labels_of
 
 ROLES = ("detections", "boxes", "boxes_yxyx", "scores", "classes")
 BOXES = ("boxes", "bboxes", "detection_boxes")
@@ -153,7 +153,7 @@ def _find_boxes(network: Network) -> tuple[Output, bool]:
 
 
 def _width_by_scores(network: Network, boxes: Output) -> int:
-    """Tell from the other outputs how wide boxes are whose rows the network leaves open."""
+    """Infer from the other outputs the width of boxes whose shape is open."""
     if boxes.spec.name == network.manifest.output.names.get("boxes_yxyx"):
         return 4
     patterns = _score_patterns(boxes)

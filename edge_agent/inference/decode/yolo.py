@@ -10,9 +10,9 @@ import numpy as np
 from ...core.errors import ModelError, SampleError
 from ...core.types import Detections, Tensors
 from .boxes import Hits, best_classes, corners, detections
+from .decoder import Decoder, Floats, Network, Output, ensure_finite, ensure_finite_columns
 from .grids import check_grid, grid_for, grid_of
 from .labels import Labels, check_classes, labels_of
-from .outputs import Decoder, Floats, Network, Output, ensure_finite, ensure_finite_columns
 
 YOLOX_STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 
@@ -160,7 +160,7 @@ def _objects(output: Output, table: Floats, threshold: float) -> Hits:
 
 
 def _is_transposed(output: Output, labels: Labels) -> bool:
-    """Tell [1, N, 4 + classes] from the usual [1, 4 + classes, N]."""
+    """Whether the output is [1, N, 4 + classes] and not the usual [1, 4 + classes, N]."""
     _, first, second = output.spec.shape
     sizes = sorted(size for size in (first, second) if size is not None)
     if labels.classes is not None:

@@ -30,7 +30,7 @@ DTYPES = ("uint8", "int8", "uint16", "int16", "float16", "float32")
 
 
 class _Buffers:
-    """What is needed again for every picture, none of which leaves the plan."""
+    """What is needed again for every picture, none of which leaves the preprocessor."""
 
     picture: NDArray[np.uint8]
     """(height, width, 3), BGR."""
@@ -45,7 +45,7 @@ class _Buffers:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PicturePlan:
+class PicturePreprocessor:
     """How every picture becomes the network's input. Threads share it."""
 
     spec: InputSpec
@@ -70,7 +70,7 @@ class PicturePlan:
                 f"found {data.dtype.name}{list(data.shape)}"
             )
         if out is None:
-            # A new one for each picture: whoever is given it may keep it. It costs nothing
+            # A new one for each picture: the caller may keep it. It costs nothing
             # (measured): the allocator gives the same memory again.
             out = np.empty(self.shape, np.dtype(self.tensor.dtype))
         elif (out.shape, out.dtype.name) != (self.shape, self.tensor.dtype):
@@ -133,7 +133,7 @@ class PicturePlan:
         )
 
     def _lay_out(self, buffers: _Buffers, out: Array) -> None:
-        """Put the resized BGR picture into a tensor of the network's shape and type."""
+        """Write the resized BGR picture into a tensor of the network's shape and type."""
         import cv2
 
         picture: Array = buffers.picture
@@ -156,9 +156,9 @@ class PicturePlan:
             self.tables.look_up_planes(planes, target)
 
 
-def picture_plan(
+def picture_preprocessor(
     spec: InputSpec, inputs: tuple[TensorSpec, ...], fold: Fold | None = None
-) -> PicturePlan:
+) -> PicturePreprocessor:
     """Check that pictures, manifest and network fit each other, and prepare the tables.
 
     Args:
@@ -188,7 +188,7 @@ def picture_plan(
         (tensor,) = fold.specs((tensor,))
         if fold.turned:
             spec, shape = replace(spec, layout="nhwc"), (1, height, width, channels)
-    return PicturePlan(
+    return PicturePreprocessor(
         spec,
         tensor,
         shape,

@@ -21,7 +21,7 @@ DTYPES = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SignalPlan:
+class SignalPreprocessor:
     """How every window becomes the network's input. Threads share it."""
 
     tensor: TensorSpec
@@ -98,7 +98,7 @@ class SignalPlan:
         return cast
 
 
-def signal_plan(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> SignalPlan:
+def signal_preprocessor(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> SignalPreprocessor:
     """Check that window, manifest and network fit each other.
 
     Raises:
@@ -120,14 +120,14 @@ def signal_plan(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> SignalPlan:
     shape = tuple(1 if size is None else size for size in tensor.shape)
     if spec.window is None:
         mean, scale = _ready(spec, "mean", shape), _ready(spec, "scale", shape)
-        return SignalPlan(tensor, shape, None, False, mean, scale, constants(spec, inputs))
+        return SignalPreprocessor(tensor, shape, None, False, mean, scale, constants(spec, inputs))
     layout = spec.layout if spec.layout in SIGNAL_LAYOUTS else "ct"
     window = (spec.window, _channels(spec, tensor, shape))
     _check_layout(layout, window, tensor, shape)
     mean, scale = (
         np.array(spec.per_channel(name, window[1]), np.float32) for name in ("mean", "scale")
     )
-    return SignalPlan(
+    return SignalPreprocessor(
         tensor, shape, window, layout.endswith("ct"), mean, scale, constants(spec, inputs)
     )
 
@@ -148,7 +148,7 @@ def _channels(spec: InputSpec, tensor: TensorSpec, shape: tuple[int, ...]) -> in
 def _check_layout(
     layout: str, window: tuple[int, int], tensor: TensorSpec, shape: tuple[int, ...]
 ) -> None:
-    """See that the network's axes come in the layout's order; axes of one do not count."""
+    """Check that the network's axes are in the layout's order; axes of one do not count."""
     time, channels = window
     wanted = {
         "ct": (channels, time),
@@ -174,7 +174,7 @@ def _beyond_one(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _ready(
     spec: InputSpec, name: Literal["mean", "scale"], shape: tuple[int, ...]
 ) -> NDArray[np.float32]:
-    """Give mean or scale of ready inputs: one number, or one along the network's last axis."""
+    """Return mean or scale of ready inputs: one number, or one along the last axis."""
     given = getattr(spec, name)
     several = not isinstance(given, int | float) and len(given) > 1
     if several and not spec.is_signal and len(shape) > 2 and len(given) != shape[-1]:

@@ -18,7 +18,7 @@ from ...core.backoff import Backoff
 from ...core.errors import AgentError, ModelError, SampleError, SourceError
 from ...core.threads import ThreadGroup
 from ...core.types import Array, Reading, Sample
-from ...inference.model import Model, Prepared, Region, cut, outside
+from ...inference.model import Model, PreparedSample, Region, cut, outside
 from ...sources.source import Source, SourceContext, open_source
 from ...sources.spec import SourceSpec
 from ..scheduler.board import Board, FrameQueue
@@ -266,7 +266,7 @@ class Capture:
             ),
         )
 
-    def _prepare_early(self, reading: Reading) -> Prepared | None:
+    def _prepare_early(self, reading: Reading) -> PreparedSample | None:
         """Prepare a picture that will wait: it is in the processor's cache now, and not then.
 
         One that will not wait is left to its lane, beside which the next can be decoded meanwhile;
@@ -278,7 +278,7 @@ class Capture:
         if model is None or model.together > 1:
             return None
         try:
-            return model.make_ready(reading.data, self._region, stream=reading.file is None)
+            return model.prepare_data(reading.data, self._region, stream=reading.file is None)
         except AgentError:
             return None  # the lane meets the same error, and records it
 

@@ -17,12 +17,13 @@ from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import Settings, parse_route
 from ...core.errors import UsageError
 from ...core.threads import Stops, ThreadGroup
-from ...core.timeline import Clock
+from ...core.timeline import Timeline
 from ...device.wall_clock import WallClock
 from ...inference.model import Model
 from ...mqtt import payloads
 from ...mqtt.client import Client
 from ...mqtt.inbox import Inbox
+from ...mqtt.subscriptions import Subscriptions
 from ...mqtt.topics import Topics
 from ...sources.source import SourceContext
 from ...sources.spec import parse_source
@@ -50,7 +51,7 @@ class Runner:
         library: Callable[[], Library],
         loader: Callable[[], ModelLoader],
         stops: Stops,
-        clock: Clock,
+        timeline: Timeline,
         sinks: Sequence[ResultSink] = (),
     ) -> None:
         """Open what can be opened without waiting for others.
@@ -61,7 +62,7 @@ class Runner:
             library: returns what models there are; called when first needed.
             loader: returns how they are loaded; likewise.
             stops: where reasons to stop are left.
-            clock: measures the start.
+            timeline: measures the start.
             sinks: take every result of every pipeline, beside those that a pipeline has itself.
 
         Raises:
@@ -70,7 +71,7 @@ class Runner:
         """
         self.settings = settings
         self._context = SourceContext(hardware_decoding=settings.decode == "auto")
-        self.clock = clock
+        self.timeline = timeline
         self.wall = WallClock(str(settings.state))
         self.session = str(uuid.uuid4())
         self.topics = Topics(settings.broker.topic_root, settings.device_id)
@@ -80,12 +81,13 @@ class Runner:
         self.active = ActiveModels(self.board, library, loader, flows=self.flows)
         self.pipelines: dict[str, Pipeline] = {}
         self.inbox = Inbox()
+        self.subscriptions = Subscriptions(self.topics, lambda: self.settings.groups)
         self.client = Client(
             settings.broker,
             f"edge-agent-{settings.device_id}",
             status_topic=self.topics.status,
             status=self._status,
-            filters=self._filters,
+            filters=self.subscriptions.filters,
             inbox=self.inbox,
             spool=settings.state / "spool.db",
             ledger=settings.state / "announced.json",
@@ -150,7 +152,7 @@ class Runner:
                 for stage in settings.then
             ],
             identity=Identity(
-                self.settings.device_id, self.session, self.topics, self.clock, self.wall
+                self.settings.device_id, self.session, self.topics, self.timeline, self.wall
             ),
             board=self.board,
             client=self.client,
@@ -223,7 +225,7 @@ class Runner:
 
     def cold_start(self, model: Model) -> dict[str, float] | None:
         """Return the steps of the start for a model that served the first result."""
-        steps = self.clock.steps
+        steps = self.timeline.steps
         if steps is None:
             return None
         if not self._cold:
@@ -245,9 +247,3 @@ class Runner:
                 "time": payloads.iso(time.time_ns()),
             }
         )
-
-    def _filters(self) -> list[str]:
-        return [
-            f"{self.topics.inbox}/#",
-            *(f"{self.topics.group_inbox(group)}/#" for group in self.settings.groups),
-        ]

@@ -27,7 +27,7 @@ from ...device.resources import usable_cpus
 from ...inference.engines.probe import probe
 from ...inference.engines.protocol import EngineChoice
 from ...inference.engines.registry import WantedEngine, prepared_kind, titles
-from ...inference.model import Model, engine_order, open_model
+from ...inference.model import Model, engine_order, load_model
 from ...inference.prepared.artifact import Artifact, ArtifactError
 from ...inference.prepared.build.cache import find, prepare
 from ...inference.prepared.fallback import load_prepared
@@ -203,7 +203,7 @@ class ModelLoader:
         model = self._known_better(folder, kind, choices, checked=checked)
         passed: list[str] = []
         if model is None:
-            model, passed = open_model(folder, choices, kind, checked=checked)
+            model, passed = load_model(folder, choices, kind, checked=checked)
         absent = [*self.lineup.absent]
         for choice in self.lineup.choices:
             why = self._barred(folder, choice)

@@ -13,10 +13,10 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from ...core.errors import AgentError, EngineError
 from ...core.files import size_of
-from ...inference.batching import Batch, open_batch, seconds_alone
+from ...inference.batching import Batch, load_batch, seconds_alone
 from ...inference.engines.protocol import PreparedForm
 from ...inference.engines.registry import capabilities
-from ...inference.model import Model, open_model
+from ...inference.model import Model, load_model
 from ..scheduler.board import Board
 from ..serving.active import ActiveModels, Serving
 from ..serving.loader import ModelLoader
@@ -84,10 +84,10 @@ class BatchSetup:
             return
         try:
             prepared = model.engine.prepared
-            if prepared is not None and capabilities(model.choice.engine).open_batch:
+            if prepared is not None and capabilities(model.choice.engine).load_batch:
                 self._reload(serving, model, prepared)
                 return  # the one that has come in its place is looked at next
-            batch = open_batch(model, serving.kind, most)
+            batch = load_batch(model, serving.kind, most)
         except AgentError as problem:
             if asked > 1:
                 log.info("%s", problem)
@@ -133,7 +133,7 @@ class BatchSetup:
         choices = self._loader.choices_for(model.folder)
         own = [choice for choice in choices if choice.engine == model.choice.engine]
         before = seconds_alone(model)
-        whole, _ = open_model(model.folder, own, serving.kind, checked=True)
+        whole, _ = load_model(model.folder, own, serving.kind, checked=True)
         self._before[whole] = before
         if not self._active.replace(model, whole):
             whole.close()  # another one has come meanwhile
@@ -142,6 +142,6 @@ class BatchSetup:
 def _costly(model: Model) -> bool:
     """Whether several crops at a time would take much more memory."""
     return (
-        not capabilities(model.choice.engine).open_batch
+        not capabilities(model.choice.engine).load_batch
         and size_of(model.folder.path) > UNASKED_BYTES
     )

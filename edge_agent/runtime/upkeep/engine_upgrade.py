@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ...core.errors import AgentError, EngineError
 from ...core.types import Tensors
 from ...inference.engines.protocol import EngineChoice, PreparedForm
-from ...inference.model import Model, open_model
+from ...inference.model import Model, load_model
 from ...inference.prepared.artifact import Artifact
 from ...inference.prepared.engine import accepts_batches
 from ..serving.active import ActiveModels, Serving
@@ -146,7 +146,7 @@ class EngineUpgrade:
         best = self._loader.best_way(model.folder)
         decision = rehearse(
             _Role(serving, self._active),
-            lambda: open_model(model.folder, [preferred], serving.kind, checked=True)[0],
+            lambda: load_model(model.folder, [preferred], serving.kind, checked=True)[0],
             Path(prepared.folder),
             name_of(preferred),
             tolerance=model.manifest.trial.tolerance,

@@ -19,7 +19,7 @@ import numpy as np
 from ...core.errors import AgentError, EngineError
 from ...core.types import Sample
 from ...inference.engines.protocol import EngineChoice
-from ...inference.model import Model, Region, open_model
+from ...inference.model import Model, Region, load_model
 from ..serving.active import ActiveModels, Serving
 from ..serving.loader import ModelLoader
 from .breaker import FAILURES, Breaker
@@ -209,7 +209,7 @@ class Failover:
         if self._loader.exceeds_budget(model.folder):
             return None  # there is no room for the whole of it
         try:
-            better = open_model(model.folder, [choice], serving.kind, checked=True)[0]
+            better = load_model(model.folder, [choice], serving.kind, checked=True)[0]
         except AgentError as problem:
             log.debug("model %s: %s: %s", model.id, _name(choice), problem)
             return None

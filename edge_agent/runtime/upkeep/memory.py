@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 
 from ...core.logs import Latch
 from ...device.allocator import return_freed_memory, trim_memory
-from ...device.pressure import memory_why
+from ...device.pressure import memory_problems
 from ..serving.active import ActiveModels
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class MemoryRelease:
         idle_s: float,
         *,
         present: Callable[[], AbstractSet[object]] = frozenset,
-        short: Callable[[], list[str]] = memory_why,
+        short: Callable[[], list[str]] = memory_problems,
         forget: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..folding.fold import Fold
 
 
-class Plan(Protocol):
+class Preprocessor(Protocol):
     """Turns one sample into all inputs of a network. May be called by several threads at a time."""
 
     @property
@@ -46,9 +46,9 @@ class Plan(Protocol):
         """
 
 
-def plan(
+def build_preprocessor(
     spec: InputSpec, inputs: tuple[TensorSpec, ...], kind: Kind, fold: Fold | None = None
-) -> Plan:
+) -> Preprocessor:
     """Decide once, for a network and its manifest, how every sample will be prepared.
 
     Args:
@@ -62,9 +62,9 @@ def plan(
 
     """
     if kind == "picture":
-        from .picture import picture_plan
+        from .picture import picture_preprocessor
 
-        return picture_plan(spec, inputs, fold)
-    from .signal import signal_plan
+        return picture_preprocessor(spec, inputs, fold)
+    from .signal import signal_preprocessor
 
-    return signal_plan(spec, inputs)
+    return signal_preprocessor(spec, inputs)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...core.errors import ModelError, SampleError
 from ...core.types import Anomaly, Findings, RawTensors, Tensors, Values
-from .outputs import Decoder, Floats, Network, Output, count_of, ensure_finite
+from .decoder import Decoder, Floats, Network, Output, count_of, ensure_finite
 
 
 def score(network: Network) -> Decoder:

@@ -1,0 +1,171 @@
+"""Typed parameters: the fields of a frozen record, read from the JSON object of a stranger.
+
+The declaration is all there is: parsing, the text of each error and the usage follow from it, and a
+JSON Schema can. Without pydantic, which a daemon that starts from a plan never imports.
+
+    @record
+    class Rollback:
+        model: Name
+        wait_s: Annotated[float, Number(0, 60)] | None = None
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Annotated, Any, Protocol, TypeVar, get_args, get_type_hints
+
+from .errors import RequestError
+from .frozen import record
+from .names import is_name, is_version
+
+R = TypeVar("R")
+
+
+class Kind(Protocol):
+    """What a parameter may be."""
+
+    def parse(self, value: object) -> object:
+        """Return the value as the record holds it.
+
+        Raises:
+            ValueError: with what was expected, and what came.
+
+        """
+
+
+class _Text:
+    """A text that is not empty."""
+
+    def parse(self, value: object) -> str:
+        if not isinstance(value, str) or not value:
+            raise ValueError("is missing; a text is expected")
+        return value
+
+
+class _Name(_Text):
+    """A name of a device, pipeline, model and the like."""
+
+    def parse(self, value: object) -> str:
+        name = super().parse(value)
+        if not is_name(name):
+            raise ValueError(f"{name!r} is not a name")
+        return name
+
+
+class _Version(_Text):
+    """A version of a model."""
+
+    def parse(self, value: object) -> str:
+        version = super().parse(value)
+        if not is_version(version):
+            raise ValueError(f"{version!r} is not a version (dot-separated integers)")
+        return version
+
+
+class _Flag:
+    """A boolean, and nothing that could be read as one."""
+
+    def parse(self, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"expected true or false, found {_shown(value)}")  # noqa: TRY004 - one fate
+        return value
+
+
+class Number:
+    """A finite number within bounds."""
+
+    def __init__(self, least: float, most: float) -> None:
+        self.least = least
+        self.most = most
+
+    def parse(self, value: object) -> float:
+        try:
+            plain = isinstance(value, int | float) and not isinstance(value, bool)
+            number = float(value) if plain else math.nan  # type: ignore[arg-type]
+        except OverflowError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"expected a number, found {_shown(value)}")
+        if number <= 0 < self.least:
+            raise ValueError(f"expected a number above 0, found {_shown(value)}")
+        if not self.least <= number <= self.most:
+            bounds = f"from {_plain(self.least)} to {_plain(self.most)}"
+            raise ValueError(f"expected a number {bounds}, found {_shown(value)}")
+        return number
+
+
+Text = Annotated[str, _Text()]
+Name = Annotated[str, _Name()]
+Version = Annotated[str, _Version()]
+Flag = Annotated[bool, _Flag()]
+
+
+@record
+class Parameter:
+    """A field of a record."""
+
+    name: str
+    kind: Kind
+    required: bool
+
+
+def parameters(kind: type) -> tuple[Parameter, ...]:
+    """Return the parameters that a record declares."""
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(
+        Parameter(
+            item.name,
+            _kind_of(hints[item.name]),
+            item.default is MISSING and item.default_factory is MISSING,
+        )
+        for item in fields(kind)
+    )
+
+
+def _kind_of(hint: Any) -> Kind:
+    """Find the kind in `Annotated[…, kind]` or `Annotated[…, kind] | None`."""
+    for part in (hint, *get_args(hint)):
+        for kind in getattr(part, "__metadata__", ()):
+            if hasattr(kind, "parse"):
+                found: Kind = kind
+                return found
+    raise TypeError(f"{hint}: declares no kind of parameter")
+
+
+def parse(kind: type[R], body: Mapping[str, Any]) -> R:
+    """Make a record of a JSON object; null counts as absent, unknown keys are ignored.
+
+    Raises:
+        RequestError: "<key>: <what is wrong>".
+
+    """
+    values: dict[str, object] = {}
+    for parameter in parameters(kind):
+        value = body.get(parameter.name)
+        if value is None and not parameter.required:
+            continue
+        try:
+            values[parameter.name] = parameter.kind.parse(value)
+        except ValueError as problem:
+            raise RequestError(f"{parameter.name}: {problem}") from None
+    return kind(**values)
+
+
+def usage(kind: type) -> str:
+    """Return the parameters of a record in one line: `{pipeline, rate?}`."""
+    names = [each.name + "?" * (not each.required) for each in parameters(kind)]
+    return "{" + ", ".join(names) + "}"
+
+
+def _plain(number: float) -> str:
+    return f"{number:.5f}".rstrip("0").rstrip(".")
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "a number too large to write down"
+    return text if len(text) <= 40 else text[:39] + "…"

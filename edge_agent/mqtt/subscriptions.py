@@ -1,0 +1,66 @@
+"""What the device subscribes to, and who takes what arrives there.
+
+Its own inbox and those of its groups are always there; others register a prefix of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ..core.errors import MalformedError
+from .connection import ReceivedMessage
+from .topics import Topics
+
+Handler = Callable[[tuple[str, ...], ReceivedMessage], bool]
+"""Takes a message and the levels of its topic below the prefix; returns whether it will acknowledge
+the message itself, later. Raises MalformedError for what is not expected there."""
+
+
+class Subscriptions:
+    """The prefixes of topics that are subscribed to."""
+
+    def __init__(self, topics: Topics, groups: Callable[[], Iterable[str]]) -> None:
+        """Begin with the inboxes.
+
+        Args:
+            topics: this device's.
+            groups: returns those that it is a member of, by the settings of the moment.
+
+        """
+        self._topics = topics
+        self._groups = groups
+        self._others: dict[str, Handler] = {}
+
+    def register(self, prefix: str, handler: Handler) -> None:
+        """Subscribe to a topic and all below it; `Client.subscribe` applies it while connected."""
+        self._others[prefix] = handler
+
+    def filters(self) -> list[str]:
+        """Return the topic filters to subscribe to."""
+        return [f"{prefix}/#" for prefix in (*self._inboxes(), *self._others)]
+
+    def find(self, topic: str) -> tuple[Handler | None, tuple[str, ...]]:
+        """Return who takes a message, and the levels below the prefix; None: it is for an inbox.
+
+        Raises:
+            MalformedError: it is under no prefix, as of a group that this device has left.
+
+        """
+        for inbox in self._inboxes():
+            if topic.startswith(f"{inbox}/"):
+                return None, _levels(topic, inbox)
+        for prefix, handler in self._others.items():
+            if topic == prefix or topic.startswith(f"{prefix}/"):
+                return handler, _levels(topic, prefix)
+        raise MalformedError("not for us: a group that this device has left")
+
+    def _inboxes(self) -> list[str]:
+        return [
+            self._topics.inbox,
+            *(self._topics.group_inbox(group) for group in self._groups()),
+        ]
+
+
+def _levels(topic: str, prefix: str) -> tuple[str, ...]:
+    below = topic.removeprefix(prefix).removeprefix("/")
+    return tuple(below.split("/")) if topic != prefix else ()
