@@ -68,12 +68,12 @@ class StagedEngine:
         self.near = threading.Event()
         """Set when little is missing, and when there is no more to wait for."""
         self.runs: list[tuple[Tensors, dict[str, Array]]] = []
-        """What went in and what came out of the first runs."""
+        """Inputs and outputs of the first runs."""
         self._loader = threading.Thread(target=self._load, name="loader", daemon=True)
         self._loader.start()
 
     def fix(self, fix_shapes: FixShapes) -> None:
-        """Settle the sizes that the network leaves open; to be called before the first run.
+        """Set the sizes that the network leaves open; to be called before the first run.
 
         Raises:
             EngineError: some stay open.

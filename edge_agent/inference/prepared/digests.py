@@ -1,4 +1,4 @@
-"""SHA-256 of the files of models and forms: remembered, and compared with what is there now."""
+"""SHA-256 of the files of models and artifacts: remembered, and compared with the files now."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Pace = Callable[[], object]
 
 
 def digests(state: Path, folder: Path) -> dict[str, str]:
-    """Give the SHA-256 of each file that decides what a model computes.
+    """Return the SHA-256 of each file that decides what a model computes.
 
     Those of files that have neither changed nor moved since are remembered: 100 MB take 70 ms.
 
@@ -55,7 +55,7 @@ def digests(state: Path, folder: Path) -> dict[str, str]:
 
 
 def model_digest(state: Path, folder: Path) -> str:
-    """Give one digest of all that decides what a model computes; arguments as for `digests`.
+    """Return one digest of all that decides what a model computes; arguments as for `digests`.
 
     Raises:
         ModelError: a file of the model cannot be read.
@@ -66,7 +66,7 @@ def model_digest(state: Path, folder: Path) -> str:
 
 
 def corrupted_files(state: Path, folder: Path, pace: Pace) -> Iterator[str]:
-    """Read a model's files again; say which are not what they were, though nobody has written them.
+    """Read a model's files again; yield those that have changed though they were not written.
 
     Raises:
         OSError: one cannot be read; also from *pace*.
@@ -75,13 +75,13 @@ def corrupted_files(state: Path, folder: Path, pace: Pace) -> Iterator[str]:
     memo = _memo(state)
     for path in _files(folder):
         stamp, digest = memo.get(str(path), (None, None))
-        # Between two stamps that are the same nobody has written to it.
+        # Between two equal stamps the file was not written to.
         if stamp == _stamp(path) and sha256(path, pace) != digest and stamp == _stamp(path):
             yield str(path)
 
 
 def corrupted_file(checksums: Mapping[str, str], pace: Pace) -> str | None:
-    """Read a form's files again; return the path of the first that is not what was written.
+    """Read an artifact's files again; return the path of the first that is not what was written.
 
     Args:
         checksums: SHA-256 of each when it was written, by path.
@@ -98,7 +98,7 @@ def corrupted_file(checksums: Mapping[str, str], pace: Pace) -> str | None:
 
 
 def sha256(path: Path, pace: Pace | None = None) -> str:
-    """Give the SHA-256 of a file, hexadecimal.
+    """Return the SHA-256 of a file, hexadecimal.
 
     Args:
         path: of the file.
@@ -112,7 +112,7 @@ def sha256(path: Path, pace: Pace | None = None) -> str:
     with path.open("rb", buffering=0) as file:
         while True:
             if pace is not None:
-                # Pages that somebody has mapped stay.
+                # Pages that are mapped stay.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             piece = file.read(_PIECE)
             if not piece:
