@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from edge_agent.config.settings import Arm
 from edge_agent.core.types import Detections, RawTensors, Sample, TensorSpec
 from edge_agent.delivery.trial.worker import judge
-from edge_agent.inference.engines.ort import settle
+from edge_agent.inference.engines.ort import session_config
 from edge_agent.inference.engines.ort_fold import fitting
 from edge_agent.inference.engines.ort_options import session_options
 from edge_agent.inference.engines.ov import compile_network
@@ -240,7 +240,7 @@ def test_colours_last_where_they_are_convolved(built: str, turned: bool, tmp_pat
     """ONNX Runtime gets the colours last where it convolves in eight bits; no node turns them."""
     cut = find(FOLDABLE[built](tmp_path / "model.onnx"))
     assert not isinstance(cut, str), cut
-    words, _ = settle(choice_of("onnxruntime"))
+    words, _ = session_config(choice_of("onnxruntime"))
     fit = fitting(cut, words)
     assert fit is not None
     assert fit.fold.turned == turned

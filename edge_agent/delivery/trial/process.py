@@ -26,7 +26,7 @@ from ...core.child import kill_group, last_line, signal_name
 from ...core.types import Kind, Tensors, TensorSpec
 from ...inference.engines.protocol import EngineChoice
 from ...runtime.serving.out_of_core import OutOfCore
-from ..early.news import NEWS
+from ..early.growing_file import PROGRESS
 from .worker import Verdict
 
 __all__ = ["TrialProcess", "Verdict", "run_trial"]
@@ -121,7 +121,7 @@ class TrialProcess:
 
         """
         with self._saying, contextlib.suppress(OSError):  # it has ended
-            socket.send_fds(self._news, [NEWS.pack(0, False)], [data])
+            socket.send_fds(self._news, [PROGRESS.pack(0, False)], [data])
         self._tell(**question)
 
     def news(self, record: bytes) -> None:

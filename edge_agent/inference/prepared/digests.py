@@ -1,4 +1,4 @@
-"""SHA-256 of the files of models and forms: remembered, and compared with what is there now."""
+"""SHA-256 of the files of models and artifacts: remembered, and compared with the files now."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PIECE = 1024 * 1024
 
 
 def digests(state: Path, folder: Path) -> dict[str, str]:
-    """Give the SHA-256 of each file that decides what a model computes.
+    """Return the SHA-256 of each file that decides what a model computes.
 
     Those of files that have neither changed nor moved since are remembered: 100 MB take 70 ms.
 
@@ -52,7 +52,7 @@ def digests(state: Path, folder: Path) -> dict[str, str]:
 
 
 def model_digest(state: Path, folder: Path) -> str:
-    """Give one digest of all that decides what a model computes; arguments as for `digests`.
+    """Return one digest of all that decides what a model computes; arguments as for `digests`.
 
     Raises:
         ModelError: a file of the model cannot be read.
@@ -63,7 +63,7 @@ def model_digest(state: Path, folder: Path) -> str:
 
 
 def corrupted_files(state: Path, folder: Path) -> Iterator[str | None]:
-    """Read a model's files again: those that are not what they were, though nobody wrote to them.
+    """Read a model's files again, for those that have changed though they were not written.
 
     Yields:
         The path of such a file, and None after each piece of a file that was read.
@@ -75,7 +75,7 @@ def corrupted_files(state: Path, folder: Path) -> Iterator[str | None]:
     memo = _memo(state)
     for path in _files(folder):
         stamp, digest = memo.get(str(path), (None, None))
-        # Between two stamps that are the same nobody has written to it.
+        # Between two equal stamps the file was not written to.
         if stamp == _stamp(path):
             found = yield from _read_again(path)
             if found != digest and stamp == _stamp(path):
@@ -83,7 +83,7 @@ def corrupted_files(state: Path, folder: Path) -> Iterator[str | None]:
 
 
 def corrupted_file(checksums: Mapping[str, str]) -> Iterator[str | None]:
-    """Read a form's files again, until one is not what was written.
+    """Read an artifact's files again, until one is not what was written.
 
     Args:
         checksums: SHA-256 of each when it was written, by path.
@@ -123,7 +123,7 @@ def _read_again(path: Path) -> Generator[None, None, str]:
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while True:
-            # Pages that somebody has mapped stay.
+            # Pages that are mapped stay.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             piece = file.read(_PIECE)
             if not piece:
