@@ -9,12 +9,12 @@ import sys
 def main() -> int:
     """Run the command line; gives the exit status."""
     _mind_signals(sys.argv[1:])
-    from .core.timeline import Clock
+    from .core.timeline import Timeline
 
-    clock = Clock()
-    from .daemon.start import begin
+    timeline = Timeline()
+    from .daemon.start import run_from_plan
 
-    status = begin(sys.argv[1:], clock)
+    status = run_from_plan(sys.argv[1:], timeline)
     if status is not None:
         return status
     try:
@@ -26,7 +26,7 @@ def main() -> int:
         return 2
     from .cli.main import main as command_line
 
-    return command_line(sys.argv[1:], clock)
+    return command_line(sys.argv[1:], timeline)
 
 
 def _mind_signals(arguments: list[str]) -> None:

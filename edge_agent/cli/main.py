@@ -17,9 +17,9 @@ from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
 from .. import __version__
-from ..core.errors import AgentError, one_line, status_of
+from ..core.errors import AgentError, one_line, print_error
 from ..core.logs import set_up
-from ..core.timeline import Clock
+from ..core.timeline import Timeline
 
 
 class Command(NamedTuple):
@@ -83,19 +83,19 @@ class CommandParser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def main(arguments: Sequence[str], clock: Clock | None = None) -> int:
+def main(arguments: Sequence[str], timeline: Timeline | None = None) -> int:
     """Run one command.
 
     Args:
         arguments: what stands behind the program's name.
-        clock: measures the start, of the daemon.
+        timeline: measures the start, of the daemon.
 
     Returns:
         The exit status: 0 done, 1 it ran and failed, 2 wrong usage or settings.
 
     """
     options = parser().parse_args(arguments)
-    options.clock = clock or Clock()
+    options.timeline = timeline or Timeline()
     set_up(verbose=options.verbose, steady=options.command == "run")
     try:
         # The daemon has its own ways with signals.
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str], clock: Clock | None = None) -> int:
             status: int = command_module(options.module).main(options)
             return status
     except AgentError as problem:
-        return status_of(problem)
+        return print_error(problem)
     except KeyboardInterrupt:
         print("edge-agent: interrupted", file=sys.stderr)
         return 1

@@ -1,7 +1,7 @@
-"""Which engines, in which order and how, for which kind of machine: `device_profiles/*.toml`.
+"""Device profiles, `device_profiles/*.toml`: engines in order of preference for a kind of machine.
 
-Choosing is a pure function of facts and profiles. Only where the profile chosen lists a GPU or NPU
-that may be there are the engines asked (in child processes) what they can run on.
+The choice is a pure function of hardware facts and profiles. Only where the chosen profile lists a
+GPU or NPU that may be there are the engines probed, in child processes, for their devices.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Lanes = Annotated[int, Plain(), Ge(0), Le(64)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchRule:
-    """What a machine must be for a profile to fit; what is not given does not matter."""
+    """Conditions under which a profile matches a machine; what is not given is not checked."""
 
     __pydantic_config__ = _STRICT
     arch: tuple[str, ...] = ()
@@ -84,14 +84,14 @@ class DeviceProfile:
     threads: Threads = 0
     """Of one inference; 0: the cores shared out over the lanes."""
     tune: Flag = False
-    """Whether the agent itself finds out, behind, which engine and threads suit a new model."""
+    """Whether the agent measures in the background which engine and threads suit a new model."""
     memory_budget_mb: Count = 0
     """What all models together may take; 0: no bound."""
     unload_idle_s: Annotated[float, Plain(), Ge(0), Le(366 * 86400)] = 0.0
-    """Second-stage models are loaded when first needed, and unloaded when they have had nothing to
-    do for so many seconds; 0: they are always loaded."""
+    """Second-stage models are loaded when first needed, and unloaded after so many idle seconds;
+    0: they are always loaded."""
     swap: Literal["overlap", "replace"] = "overlap"
-    """Whether the old model runs until the new one does, or makes room for it first."""
+    """Whether the old model serves until the new one does, or is unloaded first to make room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +102,28 @@ class Match:
     profile: DeviceProfile
     reason: str
     rejected: tuple[tuple[str, str], ...]
-    """Name and why not, of all others."""
+    """Name and reason, of all the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lineup:
-    """The engines to try, first to last, and those known beforehand not to work."""
+    """The engines to try, first to last, and those that cannot work here."""
 
     choices: tuple[EngineChoice, ...]
     absent: tuple[tuple[EngineChoice, str], ...]
     notes: tuple[str, ...] = ()
-    """What of the profile this machine cannot follow."""
+    """What this machine cannot do of the profile, for the log."""
 
 
 def default_dirs() -> tuple[Path, ...]:
-    """Give the folders of profiles: those that come with the program, then the user's own."""
+    """Return the folders of profiles: those that come with the program, then the user's own."""
     return (bundled("device_profiles"), OWN_PROFILES)
 
 
 def load_profiles(dirs: Sequence[Path]) -> dict[str, DeviceProfile]:
     """Read every profile; one in a later folder replaces one of the same name before it.
 
-    What has no name for one (see `strays`) is left out.
+    Files whose name is not one of a profile (see `strays`) are left out.
 
     Raises:
         UsageError: a file that is not a profile, by file and key.
@@ -138,7 +138,7 @@ def load_profiles(dirs: Sequence[Path]) -> dict[str, DeviceProfile]:
 
 
 def strays(dirs: Sequence[Path]) -> list[str]:
-    """Say of each file that was meant to be a profile, by its looks, why it is not read."""
+    """List the files that look like profiles and are not read, each with the reason."""
     return [
         f"{path}: is not read; a profile's file is NAME.toml, its name of {NAME_RULE}"
         for folder in dirs
@@ -198,7 +198,7 @@ def choose(profiles: Mapping[str, DeviceProfile], facts: Facts, wanted: str = "a
 
 
 def _misfits(rule: MatchRule, facts: Facts) -> Iterator[str]:
-    """Say what of a rule a machine does not meet."""
+    """List the conditions of a rule that a machine does not meet."""
     if rule.arch and facts.arch not in rule.arch:
         yield f"is for {_or(rule.arch)}, this is {facts.arch}"
     if rule.vendor and facts.vendor not in rule.vendor:
@@ -230,7 +230,7 @@ def _misfits(rule: MatchRule, facts: Facts) -> Iterator[str]:
 
 
 def _reason(rule: MatchRule) -> str:
-    """Say what made a profile match."""
+    """Return the conditions by which a profile matched, in words."""
     parts = [
         _or(rule.arch),
         f"processor by {_or(rule.vendor)}" if rule.vendor else "",
@@ -261,7 +261,7 @@ def lineup(
     Args:
         profile: whose order counts.
         facts: the machine.
-        ask: asks the engines what they can run on (`probe`); called at most once, and only where
+        ask: probes the engines for their devices (`probe`); called at most once, and only where
             the profile lists a device for which a driver is loaded.
         engine: the user's choice of one engine, or "auto".
 
@@ -304,7 +304,7 @@ def lineup(
 
 
 def _choice(profile: DeviceProfile, line: EngineLine, facts: Facts) -> EngineChoice:
-    """Work out lanes and threads of one line of a profile."""
+    """Return the choice that one line of a profile stands for, with lanes and threads computed."""
     lanes = (profile.lanes if line.lanes is None else line.lanes) or min(2, facts.cpus)
     threads = profile.threads if line.threads is None else line.threads
     return EngineChoice(
@@ -319,9 +319,9 @@ def _choice(profile: DeviceProfile, line: EngineLine, facts: Facts) -> EngineCho
 
 
 def unlisted(profile: DeviceProfile, engine: EngineName, wanted: WantedEngine) -> str | None:
-    """Say that a model runs on an engine that the profile does not list; None: it lists it.
+    """Return why a model runs on an engine that the profile does not list; None: it lists it.
 
-    So does a file of a format that no other engine reads.
+    A file of a format that no other engine reads is run in that way.
 
     Args:
         profile: of this device.
@@ -339,7 +339,7 @@ def unlisted(profile: DeviceProfile, engine: EngineName, wanted: WantedEngine) -
 
 
 def _no_driver(line: EngineLine, facts: Facts) -> str | None:
-    """Say that a device cannot be there, where that is plain without asking any engine."""
+    """Return why a device cannot be there, as far as is known without a probe; None: it may be."""
     needs = capabilities(line.engine).drivers.get(line.device.upper().partition(".")[0])
     if needs is None or needs in facts.gpus or (needs == "npu" and facts.npu):
         return None

@@ -1,6 +1,6 @@
-"""What settings ask for that can never come about with the models they name.
+"""Settings that have no effect with the models that they name.
 
-Known only when the models are: the agent runs all the same, and says so; so does `check`.
+They are warnings: the agent runs all the same and logs them; `check` prints them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ WITHOUT_THRESHOLD = frozenset({"regression", "raw"})
 """Tasks whose results are numbers, all of which are published."""
 
 
-def doubts(
+def lint_pipeline(
     pipeline: Pipeline,
     firsts: Sequence[ModelFolder | None],
     seconds: Sequence[ModelFolder | None],
 ) -> list[str]:
-    """Say what of a pipeline has no effect, or is no single thing; a line each.
+    """List the settings of a pipeline that have no effect, and routes that mix tasks; a line each.
 
     Args:
         pipeline: its settings.
@@ -57,7 +57,7 @@ def _without(key: str, folder: ModelFolder) -> str:
 
 
 def _idle(stage: SecondStage, firsts: Sequence[ModelFolder]) -> Iterator[str]:
-    """Say why a second stage never gets anything to look at, or not all that it names."""
+    """List why a second stage never runs, or never for some of the labels that it names."""
     finders = [folder for folder in firsts if folder.manifest.task == "detection"]
     names = ", ".join(folder.manifest.id for folder in finders or firsts)
     if not finders:

@@ -1,4 +1,4 @@
-"""Reads the settings: environment over systemd credentials over file over defaults.
+"""Loader of the settings: environment over systemd credentials over file over defaults.
 
 The records are in `settings`. Every error is one line with the file or variable that the value came
 from, the key, and the mend.
@@ -40,7 +40,7 @@ def find_file(given: str | None) -> Path | None:
     """Find the settings file: the one given, else the first of the usual places that is there.
 
     Raises:
-        UsageError: the one given is not there, or nobody may look.
+        UsageError: the one given is not there, or its folder may not be searched.
 
     """
     for path in map(Path, PLACES) if given is None else (Path(given),):
@@ -74,7 +74,7 @@ def load(file: Path | None, environ: Mapping[str, str] | None = None) -> Setting
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Some settings, and by key where each came from; the file's all came from the file."""
+    """Settings of one source, and by key its variable or credential; empty for the file."""
 
     values: dict[str, Any] = field(default_factory=dict)
     names: dict[tuple[str, ...], str] = field(default_factory=dict)
@@ -89,13 +89,13 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Where settings came from, for errors."""
+    """The sources of settings, for errors."""
 
     file: Path | None
     layers: list[_Layer]
 
     def of(self, *path: int | str) -> str:
-        """Name the variable, credential or file that a key came from."""
+        """Return the variable, credential or file that a key came from."""
         for layer in self.layers:
             for length in range(len(path), 0, -1):
                 name = layer.names.get(tuple(str(step) for step in path[:length]))
@@ -104,14 +104,14 @@ class Origins:
         return str(self.file) if self.file is not None else "settings"
 
     def wrong(self, text: str, *path: int | str, key: str = "") -> UsageError:
-        """Make the error that says so; *key* is written instead of the path."""
+        """Return an error about a key; *key* is written instead of the path."""
         return UsageError(f"{self.of(*path)}: {key or '.'.join(map(str, path))}: {text}")
 
 
 def _environment(env: Mapping[str, str]) -> _Layer:
     """Read the variables: text for single values, JSON for lists and tables."""
     layer = _Layer()
-    # Shorter names first, so that EDGE_AGENT_BROKER__URL has its way within EDGE_AGENT_BROKER.
+    # Shorter names first, so that EDGE_AGENT_BROKER__URL wins over its key in EDGE_AGENT_BROKER.
     for variable in sorted(env, key=lambda name: (name.count("__"), name)):
         if not variable.startswith(PREFIX) or variable == FAULT_VARIABLE:
             continue
@@ -138,7 +138,7 @@ def _environment(env: Mapping[str, str]) -> _Layer:
 
 
 def _credentials(env: Mapping[str, str]) -> _Layer:
-    """Read what systemd's LoadCredential= laid out: files named by dotted keys."""
+    """Read the files that systemd's LoadCredential= provides: named by dotted keys."""
     layer = _Layer()
     folder = env.get("CREDENTIALS_DIRECTORY")
     if not folder:
@@ -166,7 +166,7 @@ def _variable(*path: str) -> str:
 
 
 def _paths(record: Any, *above: str) -> Iterator[tuple[str, ...]]:
-    """Give the path of every key that is not inside a list."""
+    """Yield the path of every key that is not inside a list."""
     hints = get_type_hints(record, include_extras=True)
     for item in fields(record):
         if not is_key(item):
@@ -177,7 +177,7 @@ def _paths(record: Any, *above: str) -> Iterator[tuple[str, ...]]:
 
 
 def _hint(path: tuple[str, ...]) -> Any:
-    """Give the type of a key; None where there is no such key."""
+    """Return the type of a key; None where there is no such key."""
     hint: Any = Settings
     for step in path:
         known = {item.name for item in fields(hint) if is_key(item)} if is_dataclass(hint) else ()
@@ -207,11 +207,11 @@ def _read_single(hint: Any, value: Any) -> Any:
     try:
         return hint(value) if hint in {int, float} else value
     except ValueError:
-        return value  # the check will say what was expected
+        return value  # refused with what was expected when it is checked
 
 
 def _validated(layers: list[_Layer], origins: Origins) -> Settings:
-    """Let pydantic-settings lay the layers over each other and check the result."""
+    """Merge and check the layers, by pydantic-settings."""
     from pydantic import ValidationError, create_model
     from pydantic_settings import (
         BaseSettings,
@@ -254,7 +254,12 @@ def _default(item: Field[Any]) -> Any:
 
 
 def _check(settings: Settings, origins: Origins) -> None:
-    """Check what single keys cannot show."""
+    """Check what depends on several keys or on the machine.
+
+    Raises:
+        UsageError: the first thing that is wrong.
+
+    """
     wrong = origins.wrong
     for key, names in (("device_id", (settings.device_id,)), ("groups", settings.groups)):
         for name in names:
@@ -306,7 +311,7 @@ def _check(settings: Settings, origins: Origins) -> None:
 
 
 def _unreadable(path: Path) -> str | None:
-    """Say why a file cannot be read."""
+    """Return why a file cannot be read; None: it can."""
     try:
         path.open("rb").close()
     except OSError as problem:
@@ -315,7 +320,7 @@ def _unreadable(path: Path) -> str | None:
 
 
 def _may_be_folder(path: Path) -> bool:
-    """Whether nothing but a folder is at *path*; where nobody may look, the store will say so."""
+    """Whether nothing but a folder is at *path*; unknown counts as yes: the store checks again."""
     try:
         return path.is_dir() or not path.exists()
     except OSError:
@@ -323,7 +328,7 @@ def _may_be_folder(path: Path) -> bool:
 
 
 def _troubles(pipeline: Pipeline, base: Path) -> Iterator[tuple[str, str]]:
-    """Say by key what is wrong with a pipeline."""
+    """Yield what is wrong with a pipeline: key and text."""
     try:
         parse_source(pipeline.source, base)
     except UsageError as problem:
@@ -350,7 +355,7 @@ def _troubles(pipeline: Pipeline, base: Path) -> Iterator[tuple[str, str]]:
 
 
 def _absolute(settings: Settings, origins: Origins, env: Mapping[str, str]) -> Settings:
-    """Make relative paths absolute: they count from the file's folder."""
+    """Resolve relative paths against the folder of the settings file."""
     base = (origins.file.parent if origins.file is not None else Path.cwd()).absolute()
 
     def absolute(path: str, *key: str) -> str:

@@ -1,4 +1,4 @@
-"""Where settings and state are when nobody names a place."""
+"""Default places of the settings file and the state folder."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ PLACES = ("/etc/edge-agent/config.toml", "edge-agent.toml")
 
 
 SERVICE_STATE = "/var/lib/edge-agent"
-"""Of the unit."""
+"""State folder of the installed systemd unit."""
 
 
 def config_file(given: str | None) -> str | None:
     """Find the settings file as `config.load.find_file` does; None where there is none."""
     for path in PLACES if given is None else (given,):
         if os.path.isfile(path):  # noqa: PTH113 - one call, before the first result
-            # As `Path.absolute` does, which makes nothing of "..": `config.load` does not either.
+            # As `Path.absolute` does, which does not resolve "..": neither does `config.load`.
             return os.path.join(working_folder(), path)  # noqa: PTH118 - likewise
     return None
 
@@ -26,13 +26,13 @@ def default_state(
     environ: Mapping[str, str],
     service: tuple[str, str] = (PLACES[0], SERVICE_STATE),
 ) -> str:
-    """Give the state folder where nobody names one.
+    """Return the state folder that is used where the settings name none.
 
     Args:
         config: the settings file.
         environ: the environment.
-        service: settings and state of the installed service: commands that read the first beside
-            it, where systemd does not say so, mean the second.
+        service: settings and state of the installed service: a command that reads the former
+            outside of the unit uses the latter.
 
     """
     given = environ.get("STATE_DIRECTORY", "").split(":")[0]
@@ -42,7 +42,7 @@ def default_state(
 
 
 def working_folder() -> str:
-    """Give the working directory; empty where it has been removed."""
+    """Return the working directory; empty where it has been removed."""
     try:
         return os.getcwd()  # noqa: PTH109 - likewise
     except OSError:

@@ -1,4 +1,4 @@
-"""What `set` changes of a pipeline, and what of it is kept over restarts."""
+"""Thresholds and rates changed by the command `set`, some of them kept over restarts."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Overrides:
     """Thresholds and rates by pipeline, in a file."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file; what the settings would refuse is passed over, and that is said."""
+        """Read the file; a value that the settings would refuse is ignored and logged."""
         self._file = StateFile(path, "changes made by `set`")
         self._changes: dict[str, dict[str, float]] = {}
         self._until_restart: dict[str, dict[str, float]] = {}
         self._given: dict[str, Pipeline] = {}
-        """What the settings said of each pipeline when it was last made."""
+        """Settings of each pipeline when it was last made."""
         for name, change in (self._file.read(_parse) or {}).items():
             for key, value in change.items():
                 try:
@@ -49,12 +49,12 @@ class Overrides:
                     log.warning("%s: %s: %s: %s; passed over", path, name, key, problem)
 
     def applied(self, settings: Pipeline) -> Pipeline:
-        """Give a pipeline's settings with what has been changed since."""
+        """Return a pipeline's settings with its changes applied."""
         change: dict[str, Any] = dict(self._changes.get(settings.name, {}))
         before = self._given.get(settings.name, settings)
         passing = self._until_restart.get(settings.name, {})
         for key in list(passing):
-            # Settings that were written again with another value are the later word.
+            # Settings that have been edited since win over a change made before.
             if getattr(before, key) != getattr(settings, key):
                 del passing[key]
         self._given[settings.name] = settings
@@ -65,7 +65,7 @@ class Overrides:
         self._until_restart.setdefault(name, {}).update(changes)
 
     def pass_over_threshold(self, name: str, why: str) -> bool:
-        """Forget, until the next start, a threshold that was kept; False: there is none."""
+        """Ignore a threshold that was kept, until the next start; False: there is none."""
         kept = self._changes.get(name, {}).pop("threshold", None)
         if kept is not None:
             log.warning("%s: %s: %s; passed over", self._file.path, name, why)

@@ -1,6 +1,6 @@
-"""What the operator decides: section 2 of the public interface.
+"""Records of the settings: section 2 of the public interface.
 
-Plain frozen dataclasses; `config` reads them from environment, systemd credentials and TOML.
+Plain frozen dataclasses; `load` reads them from environment, systemd credentials and TOML.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Seconds = Annotated[float, Plain(), Ge(0), Le(366 * 86400)]
 Milliseconds = Annotated[float, Plain(), Ge(0), Le(1e9)]
 Share = Annotated[float, Plain(), Ge(0), Le(1)]
 THRESHOLDS = (-1e9, 1e9)
-"""Of whatever task; of what gives scores from 0 to 1, see `models.manifest.threshold_trouble`."""
+"""Of any task; for tasks with scores from 0 to 1 see `models.manifest.threshold_trouble`."""
 RATES = (1e-5, 100_000.0)
-"""From one a day."""
+"""Samples a second; the least is one a day."""
 Threshold = Annotated[float, Plain(), Ge(THRESHOLDS[0]), Le(THRESHOLDS[1])]
 Flag = Annotated[bool, Plain()]
 RESTART: Any = {"restart": True}
@@ -38,7 +38,7 @@ Pixels = Annotated[int, Plain(), Ge(0), Le(1_000_000)]
 @storable
 @record(kw_only=True)
 class Broker:
-    """Where results go and models come from."""
+    """The MQTT broker: results go there, models come from there."""
 
     __pydantic_config__ = _STRICT
     url: str = "mqtt://localhost:1883"
@@ -69,14 +69,14 @@ class Address:
     password: str | None = field(repr=False)
 
     def __str__(self) -> str:
-        """Write it without what must not be read."""
+        """Return the address without credentials."""
         return f"{'mqtts' if self.tls else 'mqtt'}://{self.host}:{self.port}"
 
 
 @storable
 @record(kw_only=True)
 class Health:
-    """How often the device says how it is."""
+    """Health messages and metrics."""
 
     __pydantic_config__ = _STRICT
     interval_s: Annotated[float, Plain(), Ge(0.1), Le(86400)] = 10.0
@@ -87,7 +87,7 @@ class Health:
 @storable
 @record(kw_only=True)
 class Trust:
-    """Whose models are accepted over MQTT."""
+    """Keys whose signatures on models are accepted over MQTT."""
 
     __pydantic_config__ = _STRICT
     keys: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class Trust:
 @storable
 @record(kw_only=True)
 class Trial:
-    """What a model goes through between arriving and serving."""
+    """Checks of a pushed model before it serves."""
 
     __pydantic_config__ = _STRICT
     golden: Flag = True
@@ -111,7 +111,7 @@ class Trial:
 @storable
 @record(kw_only=True)
 class Batching:
-    """Frames of several pipelines through one model at a time."""
+    """Batches of frames from several pipelines through one model."""
 
     __pydantic_config__ = _STRICT
     max_batch: Annotated[int, Plain(), Ge(0), Le(256)] = 0
@@ -223,10 +223,10 @@ def keep_until_restart(new: R, present: R, prefix: str = "") -> tuple[R, list[st
 
 
 def parse_route(text: str) -> tuple[Arm, ...]:
-    """Read what a pipeline's `model` names: "face", "face@3" or "face@3:90,face@4:10".
+    """Parse a pipeline's `model`: "face", "face@3" or "face@3:90,face@4:10".
 
     Raises:
-        UsageError: it names nothing that can be split frames between.
+        UsageError: it is no list of models with shares.
 
     """
     arms: list[Arm] = []
@@ -266,10 +266,10 @@ def _is_share(text: str) -> bool:
 
 
 def parse_url(url: str) -> Address:
-    """Take apart a URL mqtt://[user[:password]@]host[:port] or mqtts://….
+    """Parse a URL mqtt://[user[:password]@]host[:port] or mqtts://….
 
     Raises:
-        UsageError: without repeating a password that may stand in the text.
+        UsageError: the text of the error never repeats the URL, which may hold a password.
 
     """
     try:

@@ -1,4 +1,4 @@
-"""Where the models, clips and profiles that come with the program are."""
+"""Folders of the models, clips and profiles that come with the program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .errors import UsageError
 
 
 def bundled(kind: str) -> Path:
-    """Find a bundled folder: beside the code in a wheel, at the top of a checkout."""
+    """Return a bundled folder: beside the code in a wheel, at the top of a checkout."""
     package = Path(__file__).resolve().parents[1]
     for place in (package / "_bundled" / kind, package.parent / kind):
         if place.is_dir():

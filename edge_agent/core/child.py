@@ -211,7 +211,7 @@ def answer_question(work: Callable[[Any], Any], *, background: bool = False) -> 
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends."""
+    """Ask the kernel to kill this process when the thread that started it ends."""
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""Frozen records to JSON and back, without asking what their types are.
+"""Codec of frozen records to JSON and back, without checks of types.
 
-For what this program wrote itself, into a folder that nobody else writes to. Only records that are
+For files that this program itself has written, into a folder of its own. Only records that are
 `storable` are ever made; anything else is an error.
 """
 
@@ -39,7 +39,7 @@ def modules() -> list[Path]:
 
 
 def pack(value: Any) -> Any:
-    """Make JSON of a record: classes by name, tuples and paths marked as such.
+    """Return a record as JSON: classes by name, tuples and paths marked as such.
 
     Raises:
         TypeError: of a value that could not be read back.
@@ -62,10 +62,10 @@ def pack(value: Any) -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """Make records of what `pack` gave.
+    """Return the records of what `pack` returned.
 
     Raises:
-        KeyError: of a class that is not storable.
+        KeyError: a class that is not storable.
         TypeError: a record has other fields by now.
 
     """

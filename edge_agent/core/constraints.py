@@ -1,7 +1,7 @@
-"""Bounds on numbers, for `Annotated`: pydantic reads them, and nothing else needs to.
+"""Constraints on numbers, for `Annotated`; read by pydantic.
 
-They stand in records that are on the way to the first result, where a library for them would cost
-milliseconds.
+Records that carry them are imported before the first result, where the library for such constraints
+would cost milliseconds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class _Bound:
-    """A limit that a number, or a length, must keep."""
+    """A limit on a number or a length."""
 
     key: str
 
@@ -22,25 +22,25 @@ class _Bound:
 
 
 class Ge(_Bound):
-    """At least."""
+    """At least this limit."""
 
     key = "ge"
 
 
 class Gt(_Bound):
-    """Above."""
+    """Above this limit."""
 
     key = "gt"
 
 
 class Le(_Bound):
-    """At most."""
+    """At most this limit."""
 
     key = "le"
 
 
 class Plain:
-    """Of the very type, not of one that can be read as it: "yes" and 1 are no boolean."""
+    """Strict type: nothing is converted, so that "yes" and 1 are no boolean."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         return {**handler(source), "strict": True}

@@ -1,17 +1,17 @@
-"""Everything this program can name as an error, and what becomes of it.
+"""The tree of errors, each with what its handler does.
 
 AgentError
   UsageError         wrong command line, settings, profile: exit 2, one line, no traceback
   ModelError         a model, manifest or package that must not be used: reject it, keep the old
   EngineError        this engine or device cannot load or run this model: try the next one
-    BarredError      it could, but has taken the agent down doing so, again and again: leave it
+    BarredError      it has crashed the agent several times in a row: do not load it again
   SourceError        the camera or sensor is gone: close it, wait, open it again
   SampleError        this one sample cannot be used: drop and count it
-  BrokerError        the broker cannot be reached or said no: wait, try again
+  BrokerError        the broker cannot be reached or refuses us: back off, try again
   SpoolError         the disk refuses messages that wait for the broker: memory, try again later
     SpoolDamagedError  the file is not one that we have written: set it aside
   RequestError       a command that cannot be carried out: answer why
-  MalformedError     a message that is none of ours: count it, ignore it
+  MalformedError     a message that makes no sense: count it, ignore it
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 
 
 class AgentError(Exception):
-    """An error with one line that says what is wrong, where, and how to mend it."""
+    """An error whose text is one line: where, what is wrong, and the mend."""
 
 
 class UsageError(AgentError):
@@ -28,7 +28,7 @@ class UsageError(AgentError):
 
 
 class ModelError(AgentError):
-    """A model folder, file or manifest that is not fit to run."""
+    """A model folder, file or manifest that must not be used."""
 
 
 class EngineError(AgentError):
@@ -36,15 +36,15 @@ class EngineError(AgentError):
 
 
 class BarredError(EngineError):
-    """A model that is left alone, for what it has done to the agent."""
+    """A model that has crashed the agent too often to be loaded again."""
 
 
 class SourceError(AgentError):
-    """A source that cannot be opened or has stopped giving readings."""
+    """A source that cannot be opened or has stopped delivering readings."""
 
 
 class SampleError(AgentError):
-    """One reading that cannot be used."""
+    """One sample that cannot be used."""
 
 
 class BrokerError(AgentError):
@@ -64,15 +64,15 @@ class RequestError(AgentError):
 
 
 class MalformedError(AgentError):
-    """A message that cannot be answered because it does not say enough."""
+    """A message that cannot be parsed, so that no reply is possible."""
 
 
 def one_line(text: str) -> str:
-    """Keep what strangers wrote (a key, a file name) from breaking the line or the terminal."""
+    """Escape what would break the line or the terminal: control characters of untrusted text."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def status_of(problem: AgentError) -> int:
-    """Say on stderr what ended a command; gives its exit status."""
-    print(f"edge-agent: {one_line(str(problem))}", file=sys.stderr)  # noqa: T201 - a command's word
+def print_error(problem: AgentError) -> int:
+    """Print the error that ended a command on stderr; return the exit status."""
+    print(f"edge-agent: {one_line(str(problem))}", file=sys.stderr)  # noqa: T201 - a command's output
     return 2 if isinstance(problem, UsageError) else 1

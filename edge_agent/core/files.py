@@ -1,6 +1,6 @@
-"""Writing to disk so that a power cut leaves the old or the new, never a half of either.
+"""Atomic and durable file operations: a power cut leaves the old content or the new.
 
-Knows nothing of models: files, folders, owners, locks, and what a full disk is called. The fault
+Knows nothing of models: files, folders, owners, locks, and the error of a full disk. The fault
 points are the steps between which tests kill the process.
 """
 
@@ -55,7 +55,7 @@ _hits = 0
 
 
 def fault(point: FaultPoint) -> None:
-    """Die here as in a power cut, when a test asks for it: `EDGE_AGENT_FAULT=point[:nth]`."""
+    """Kill this process as a power cut would, where a test asks: `EDGE_AGENT_FAULT=point[:nth]`."""
     wanted = os.environ.get(FAULT_VARIABLE)
     if wanted is None:
         return
@@ -70,7 +70,15 @@ def fault(point: FaultPoint) -> None:
 
 @contextmanager
 def disk_errors(doing: str) -> Iterator[None]:
-    """Turn what the disk says into one line; *doing* says what was being done to what."""
+    """Raise errors of the disk as a ModelError of one line that begins with *doing*.
+
+    Args:
+        doing: the file and what is done to it: "model.onnx: storing it".
+
+    Raises:
+        ModelError: the disk is full, or another OSError.
+
+    """
     try:
         yield
     except OSError as problem:
@@ -82,12 +90,12 @@ def disk_errors(doing: str) -> Iterator[None]:
 
 
 def make_state_folder(folder: Path) -> None:
-    """Make the state folder, if it is not there.
+    """Create the state folder, if it is not there.
 
-    One on a disk that has become read-only will do: what is there can be run, and health says so.
+    On a disk that has become read-only it is used as it is: its models run, and health reports it.
 
     Raises:
-        UsageError: it cannot be made, or this user may not write to it.
+        UsageError: it cannot be created, or this user may not write to it.
 
     """
     try:
@@ -100,7 +108,7 @@ def make_state_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make what was created, renamed or removed in *folder* durable."""
+    """Sync a folder: what was created, renamed or removed in it is durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -109,7 +117,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Make all files and folders under *folder* durable."""
+    """Sync all files and folders under *folder*."""
     for parent, _, names in os.walk(folder, topdown=False):
         for name in names:
             descriptor = os.open(Path(parent, name), os.O_RDONLY | os.O_NOFOLLOW)
@@ -121,9 +129,9 @@ def sync_tree(folder: Path) -> None:
 
 
 def write_new(path: Path, data: bytes, mode: int = 0o644, *, sync: bool = True) -> None:
-    """Create a file and make its content durable; its name is when its folder is.
+    """Create a file and sync its content; its name is durable once its folder is synced.
 
-    Without *sync* nothing is durable yet: the caller will `sync_tree`.
+    Without *sync* nothing is durable yet: the caller calls `sync_tree`.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with os.fdopen(descriptor, "wb") as file:
@@ -149,7 +157,7 @@ def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder and all in it; gone already is as good."""
+    """Remove a folder and all in it; one that is absent is no error."""
     import shutil  # and with it all kinds of archives
 
     try:
@@ -159,10 +167,10 @@ def remove_tree(folder: Path) -> None:
 
 
 def belong_to(path: Path, like: Path) -> None:
-    """Give *path* and all under it to the owner of *like*.
+    """Change the owner of *path* and all under it to that of *like*.
 
-    So that `sudo edge-agent add` leaves nothing that the service's own user cannot delete. Where
-    we are not root, what we create is ours and nothing can be given away.
+    So that `sudo edge-agent add` leaves nothing that the service's own user cannot delete. Without
+    root nothing is changed: the files belong to this user.
     """
     if os.geteuid() != 0:
         return
@@ -177,7 +185,7 @@ def belong_to(path: Path, like: Path) -> None:
 
 
 def size_of(folder: Path) -> int:
-    """Add up the bytes of all files under *folder*; a file that vanishes meanwhile counts 0."""
+    """Return the bytes of all files under *folder*; a file that vanishes meanwhile counts 0."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -230,10 +238,10 @@ def path_inside(folder: Path, name: str, where: str) -> Path:
 
 
 def take_lock(path: Path, *, wait: bool = False, like: Path | None = None) -> int:
-    """Lock a file or folder for this process; closing the descriptor, or dying, lets go of it.
+    """Lock a file or folder for this process, until the descriptor is closed or the process ends.
 
     Raises:
-        BlockingIOError: another one has it, and we are not to wait.
+        BlockingIOError: another process holds it, and *wait* is False.
 
     """
     flags = os.O_RDONLY | os.O_CLOEXEC

@@ -1,10 +1,10 @@
-"""Frozen records that cost next to nothing to define.
+"""A decorator for frozen dataclasses that are cheap to define.
 
 `dataclasses` compiles six methods for each frozen class, a third of a millisecond each time the
 program starts; on the way to the first result that adds up to more than the load of a small model.
 A `record` is a dataclass in every other respect: fields, replace, slots, pydantic. For what is made
 with every frame, `record(quick=True)` compiles the constructor, the one method whose speed matters;
-that nobody changes such a record is then seen by the type checker alone.
+that such a record is not changed is then checked by the type checker alone.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def record(
 def record(
     cls: Any = None, /, *, kw_only: bool = False, quick: bool = False, eq: bool = True
 ) -> Any:
-    """Make a frozen dataclass with slots.
+    """Turn a class into a frozen dataclass with slots.
 
     Args:
         cls: decorated without brackets.
         kw_only: as for a dataclass.
-        quick: it is made with every frame.
+        quick: instances are made with every frame.
         eq: compared by value; False: as an object, for what holds arrays.
 
     """

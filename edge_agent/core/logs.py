@@ -1,8 +1,8 @@
-"""Where log lines go: to the journal with fields, or to stderr as lines; the same one rarely.
+"""Log handlers: to the journal with fields, or to stderr as lines; repeated lines are held back.
 
 A broken camera may give rise to the same line for days, a flood of garbage to thousands that are
-almost the same: `Seldom` holds them back, and logs how many they were. So code that logs need not
-remember what it has logged; where the text of a lasting condition changes, it uses a `Latch`.
+almost the same: `RateLimit` holds them back, and logs how many they were. So code that logs need
+not remember what it has logged; where the text of a lasting condition changes, it uses a `Latch`.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ SOCKET = Path("/run/systemd/journal/socket")
 """Where journald takes entries with fields; systemd, docs/JOURNAL_NATIVE_PROTOCOL.md."""
 EVERY_SECONDS = 60.0
 REMEMBERED = 256
-"""Different lines that are told apart at a time; the ones unheard for longest are forgotten."""
+"""Different lines that are remembered at a time; the oldest are forgotten first."""
 OF_A_KIND = 20
 """Different lines a minute from one place in the code."""
 ANSWER: Mapping[str, bool] = {"answer": True}
-"""As `extra` of a line: somebody waits for it, so that it is never held back."""
+"""As `extra` of a line that answers a request: it is never held back."""
 MAX_MESSAGE = 16 * 1024
 """Characters of one message; a datagram must fit the socket's buffer."""
 
 
 def set_up(*, verbose: bool, steady: bool) -> None:
-    """Send the process's log to where it belongs.
+    """Install the process's log handler.
 
     Args:
-        verbose: also what is of interest to developers.
-        steady: for a program that runs for months: what repeats is held back.
+        verbose: debug lines, too.
+        steady: for a daemon: repeated lines are held back.
 
     """
     handler = handler_for(sys.stderr, os.environ)
     if steady:
-        handler = Seldom(handler)
+        handler = RateLimit(handler)
     level = logging.DEBUG if verbose else logging.INFO
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
@@ -47,7 +47,7 @@ def set_up(*, verbose: bool, steady: bool) -> None:
 def handler_for(
     stream: TextIO, environ: Mapping[str, str], place: Path = SOCKET
 ) -> logging.Handler:
-    """Choose how to write: to the journal where *stream* leads there, else lines on *stream*."""
+    """Return a handler: of the journal where *stream* leads there, else of lines on *stream*."""
     if _is_journal(stream, environ):
         return Journal(stream, place)
     handler = logging.StreamHandler(stream)
@@ -58,7 +58,7 @@ def handler_for(
 def _is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
     """Whether *stream* is the connection to the journal that systemd has made.
 
-    The variable alone does not say: who redirects stderr inherits it all the same (systemd.exec,
+    The variable alone is no proof: it is inherited also where stderr is redirected (systemd.exec,
     "$JOURNAL_STREAM": device and inode of the stream, in decimal).
     """
     device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
@@ -72,7 +72,7 @@ def _is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
 
 
 def priority_of(record: logging.LogRecord) -> int:
-    """Give syslog's number for a record's level: 3 error, 4 warning, 6 info, 7 debug."""
+    """Return syslog's number for a record's level: 3 error, 4 warning, 6 info, 7 debug."""
     for level, priority in ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6)):
         if record.levelno >= level:
             return priority
@@ -89,13 +89,13 @@ class Journal(logging.Handler):
 
     def __init__(self, stream: TextIO, place: Path = SOCKET) -> None:
         super().__init__()
-        # Not imported by those who only write lines.
+        # Not needed to write lines.
         import socket
 
         self._stream = stream
         self._place = str(place)
         self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        # A journal that is behind is not waited for here.
+        # No wait for a journal that is behind.
         self._channel.setblocking(False)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -109,11 +109,11 @@ class Journal(logging.Handler):
                 lines = [f"<{priority}>{line}\n" for line in message.splitlines() or [""]]
                 self._stream.write("".join(lines))
                 self._stream.flush()
-        except Exception:  # noqa: BLE001 - logging's own way: said on stderr, the program goes on
+        except Exception:  # noqa: BLE001 - logging's own way: printed on stderr, the program goes on
             self.handleError(record)
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         self._channel.close()
         super().close()
 
@@ -132,7 +132,7 @@ def _fields(record: logging.LogRecord, message: str) -> dict[str, str]:
 
 
 def encode_entry(fields: Mapping[str, str]) -> bytes:
-    r"""Write an entry as journald reads it.
+    r"""Encode an entry as journald reads it.
 
     A value without a line break stands as "NAME=value\n"; any other as "NAME\n", its length in 8
     bytes little-endian, its bytes, "\n".
@@ -157,7 +157,7 @@ class Latch:
     """Lets the first of a row through: a condition that is checked often is logged when it begins.
 
     For lines whose text changes while the condition lasts, and for those that are not worth the
-    building of a record each time; of the same line over and over `Seldom` takes care.
+    building of a record each time; of the same line over and over `RateLimit` takes care.
     """
 
     def __init__(self) -> None:
@@ -175,18 +175,18 @@ class _Held:
 
     def __init__(self, since: float, record: logging.LogRecord) -> None:
         self.since = since
-        """When it was first let through."""
+        """When it was first written."""
         self.record = record
         """Its latest occurrence."""
         self.said = 0
         self.held = 0
 
 
-class Seldom(logging.Handler):
-    """Lets the same line through once a minute, and few of one kind, with how many there were.
+class RateLimit(logging.Handler):
+    """Writes the same line once a minute, and few of one kind, with the number that was held back.
 
-    Lines are of one kind where they come from the same place in the code: a flood of garbage makes
-    each of them a little different.
+    Lines are of one kind where they come from the same place in the code: in a flood of garbage
+    each of them is a little different.
     """
 
     def __init__(self, to: logging.Handler, clock: Callable[[], float] = time.monotonic) -> None:
@@ -197,7 +197,7 @@ class Seldom(logging.Handler):
         self._kinds: OrderedDict[tuple[str, int], _Held] = OrderedDict()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand a record on, or hold it back and count it."""
+        """Write a record, or hold it back and count it."""
         now = self._clock()
         self._let_go(now)
         if getattr(record, "answer", False):
@@ -220,7 +220,7 @@ class Seldom(logging.Handler):
         self._to.handle(record)
 
     def flush(self) -> None:
-        """Say what is held back, at the program's end."""
+        """Write how many lines were held back, at the program's end."""
         for line in self._lines.values():
             self._say_again(line)
         for kind in self._kinds.values():
@@ -228,13 +228,13 @@ class Seldom(logging.Handler):
         self._to.flush()
 
     def close(self) -> None:
-        """Say what is held back, and close."""
+        """Write how many lines were held back, and close."""
         self.flush()
         self._to.close()
         super().close()
 
     def _let_go(self, now: float) -> None:
-        """Say what was held back for a minute, and forget what was quiet for one."""
+        """Write the counts of the last minute, and forget lines that were quiet for one."""
         while self._lines:
             key, oldest = next(iter(self._lines.items()))
             if now - oldest.since < EVERY_SECONDS:

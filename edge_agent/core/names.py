@@ -15,7 +15,7 @@ NAME_RULE = "letters, digits, '.', '_' and '-', at most 64, beginning with a let
 _NAME = re.compile(NAME)
 _VERSION = re.compile(r"(0|[1-9][0-9]{0,8})(\.(0|[1-9][0-9]{0,8})){0,7}")
 
-# What every image of a distribution calls itself: two such boxes would fight for one client id.
+# Hostnames of distribution images: two such boxes would use the same MQTT client id.
 COMMON_HOSTNAMES = frozenset({"localhost", "raspberrypi", "debian", "ubuntu"})
 
 
@@ -25,7 +25,7 @@ def is_name(text: str) -> bool:
 
 
 def safe_name(text: str) -> str:
-    """Make a name of a file's stem."""
+    """Return a name made of a file's stem."""
     cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:64]
     return cleaned if is_name(cleaned) else "model"
 
@@ -36,7 +36,7 @@ def is_version(text: str) -> bool:
 
 
 def version_key(version: str) -> tuple[int, ...]:
-    """Order versions as numbers; "1.10" is above "1.9", "2" equals "2.0"."""
+    """Return a key that orders versions as numbers; "1.10" is above "1.9", "2" equals "2.0"."""
     parts = [int(part) for part in version.split(".")]
     while len(parts) > 1 and parts[-1] == 0:
         parts.pop()
@@ -44,7 +44,7 @@ def version_key(version: str) -> tuple[int, ...]:
 
 
 def default_device_id(hostname: str | None = None, machine_id: str | None = None) -> str:
-    """Name this device after its host; add a piece of the machine id where hosts share a name."""
+    """Return the host's name; with a piece of the machine id where many hosts share that name."""
     host = hostname if hostname is not None else socket.gethostname()
     name = safe_name(host.split(".")[0] or "edge")
     if name.lower() not in COMMON_HOSTNAMES:

@@ -1,7 +1,7 @@
-"""Turns what pydantic found wrong into one line that a person can act on.
+"""Checks of untrusted data by pydantic, with errors of one line: key, what is wrong, mend.
 
-Strangers' data (settings, profiles, manifests, packages, commands) is described by frozen standard
-dataclasses and checked here, so that reading a record back never needs pydantic.
+Settings, profiles, manifests, packages and commands are described by frozen standard dataclasses
+and checked here, so that reading a record back never needs pydantic.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What strangers may not exceed before a parser sees it.
+# Limits on untrusted TOML, checked before it is parsed.
 MAX_TOML_BYTES = 256 * 1024
 MAX_KEY_PARTS = 64
 # A dotted key with more parts than that. `tomllib` keeps every beginning of one while it reads it:
@@ -58,7 +58,7 @@ def read_toml(path: Path, error: type[AgentError]) -> dict[str, Any]:
 
 
 def build(kind: type[T], data: Mapping[str, Any], where: str, error: type[AgentError]) -> T:
-    """Check *data* and make a record of it.
+    """Check *data* and return the record made of it.
 
     Raises:
         AgentError: of the type *error*: "<where>: <key>: <what is wrong>, <mend>".
@@ -83,10 +83,10 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 def explain(
     problem: ValidationError, kind: type | None = None, data: Mapping[str, Any] | None = None
 ) -> str:
-    """Say what the first thing wrong is, where, and how to mend it.
+    """Return the first problem in words: where, what is wrong, and the mend.
 
     Args:
-        problem: what pydantic found.
+        problem: pydantic's error.
         kind: of the record, to name its keys.
         data: what was checked, to name entries of lists by their `name`.
 
@@ -107,14 +107,14 @@ def explain(
 
 
 def _trouble(entries: list[ErrorDetails], kind: type | None) -> str:
-    """Say in words what is wrong with one value; it may have been tried as several kinds."""
+    """Return what is wrong with one value; pydantic may have tried it as several types."""
     entry = entries[0]
     if entry["type"] in _UNKNOWN:
         keys = _keys_at(kind, entry["loc"][:-1])
         return f"unknown key{nearest(str(entry['loc'][-1]), keys)}"
     if entry["type"] in _MISSING:
         return "is missing"
-    # A value that is of the right kind but out of bounds needs no word on the other kinds.
+    # For a value of the right type but out of bounds the other types are not mentioned.
     bounds = [each for each in entries if each["type"] in _BOUNDS]
     wanted = list(dict.fromkeys(_wanted(each) for each in bounds or entries))
     text = f"expected {' or '.join(wanted)}"
@@ -137,7 +137,7 @@ def _trouble(entries: list[ErrorDetails], kind: type | None) -> str:
 
 
 def _wanted(entry: ErrorDetails) -> str:
-    """Name what a value should have been, in the words of TOML rather than of Python."""
+    """Return the expected type or bound, in the terms of TOML rather than of Python."""
     kind, bounds = entry["type"], entry.get("ctx", {})
     if kind in _BOUNDS:
         (bound,) = bounds.values()
@@ -207,7 +207,7 @@ def is_key(item: Field[Any]) -> bool:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Name the known word that *word* was probably meant to be."""
+    """Return "; did you mean …?" with the known word closest to *word*, or the known words."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     if close:

@@ -1,4 +1,4 @@
-"""The service manager's notify socket, `sd_notify(3)`. Without one, nothing happens."""
+"""The service manager's notify socket, `sd_notify(3)`. Without one, nothing is sent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 
 def notify(*lines: str) -> None:
-    """Tell systemd, e.g. `notify("READY=1", "STATUS=2 cameras")`."""
+    """Send lines to systemd, e.g. `notify("READY=1", "STATUS=2 cameras")`."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -17,12 +17,12 @@ def notify(*lines: str) -> None:
         try:
             channel.sendto("\n".join(lines).encode(), address)
         except OSError:
-            # A manager that does not listen is not a reason to stop inferring.
+            # A manager that does not listen is no reason to stop the agent.
             return
 
 
 def watchdog_seconds() -> float | None:
-    """How often systemd wants `WATCHDOG=1`, halved as its manual advises; None: never."""
+    """Return the interval of `WATCHDOG=1`, half of systemd's limit as it advises; None: off."""
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     microseconds = os.environ.get("WATCHDOG_USEC", "")

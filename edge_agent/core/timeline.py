@@ -1,4 +1,4 @@
-"""Where the time from exec to the first result goes."""
+"""Durations of the steps from exec to the first result."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ STEPS = (
 )
 
 _BEGAN = "_EDGE_AGENT_BEGAN"
-"""The variable by which a process that starts anew tells itself when."""
+"""Variable that passes the time of a restart through `execv`."""
 
 
-class Clock:
-    """Measures steps; several may run at a time, so that their sum is more than the total."""
+class Timeline:
+    """Durations of steps; several may run at a time, so that their sum is more than the total."""
 
     def __init__(self) -> None:
-        """Begin; what has passed since exec is the step `exec`."""
+        """Record the time since exec as the step `exec`."""
         self._began = time.monotonic() - _since_exec()
         self._ms: dict[str, float] = {}
         self.first = threading.Event()
-        """The first result has been handed to the broker, or none is to be waited for."""
-        self.take("exec", time.monotonic() - self._began)
+        """Set when the first result has been handed to the broker, or none is expected."""
+        self.record("exec", time.monotonic() - self._began)
 
     @property
     def age(self) -> float:
         """Seconds since exec."""
         return time.monotonic() - self._began
 
-    def take(self, step: str, seconds: float) -> None:
-        """Note how long a step has taken; only the first time counts."""
+    def record(self, step: str, seconds: float) -> None:
+        """Record the duration of a step; only the first one of a step counts."""
         self._ms.setdefault(step, round(seconds * 1e3, 1))
 
-    def published(self) -> None:
-        """Note that a result goes out."""
+    def mark_published(self) -> None:
+        """Record that a result is published; the first one ends the timeline."""
         if "first_publish" not in self._ms:
-            self.take("first_publish", self.age)
+            self.record("first_publish", self.age)
             self.first.set()
 
     @property
@@ -59,13 +59,13 @@ class Clock:
         return {step: self._ms[step] for step in STEPS if step in self._ms}
 
 
-def again() -> None:
-    """Note that this process is about to start anew by `execv`: the kernel does not."""
+def mark_reexec() -> None:
+    """Record the time of a restart by `execv`: the kernel keeps the old start time."""
     os.environ[_BEGAN] = str(time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 def _since_exec() -> float:
-    """Give the seconds since this process began; to 10 ms, as the kernel counts."""
+    """Return the seconds since this process began; to 10 ms, as the kernel counts."""
     try:
         noted = os.environ.pop(_BEGAN, None)
         if noted is not None:

@@ -1,4 +1,4 @@
-"""What passes between the rooms: frozen records without behaviour of their own.
+"""Records shared by the packages: samples, tensors, findings.
 
 Arrays in records are never written to after construction.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .frozen import record
 
 Kind = Literal["picture", "signal"]
-"""What a source gives."""
+"""Kind of data that a source delivers."""
 Array = NDArray[Any]
 Tensors = Mapping[str, Array]
 
@@ -37,7 +37,7 @@ class TensorSpec:
 
 @record(quick=True, eq=False)
 class Reading:
-    """What a source gives: one picture, or some rows of a signal."""
+    """One reading of a source: a picture, or some rows of a signal."""
 
     data: Array
     """Picture: uint8 (height, width, 3), BGR. Signal: float32 (rows, channels), oldest first,
@@ -54,7 +54,7 @@ class Reading:
 
 @record(quick=True, eq=False)
 class Sample:
-    """One capture of a pipeline: what one inference is made on."""
+    """One capture of a pipeline: the input of one inference."""
 
     data: Array
     """Picture: uint8 (height, width, 3), BGR. Signal: float32 (window, channels), or one ready
@@ -66,20 +66,19 @@ class Sample:
     file: str | None = None
     picture: bool = True
     early: object | None = None
-    """What a model has prepared of it ahead, an `inference.model.PreparedSample`; ignored where it
-    cannot be
-    used."""
+    """Input prepared ahead by a model, an `inference.model.PreparedSample`; ignored where it cannot
+    be used."""
 
 
 @record(quick=True, eq=False)
 class Request:
-    """What a model is to look at."""
+    """A sample, or a region of it, for a model."""
 
     sample: Sample
     threshold: float | None = None
     """Instead of the manifest's."""
     region: tuple[int, int, int, int] | None = None
-    """Of a picture, look only here: x1, y1, x2, y2 in its pixels."""
+    """Of a picture, only this part: x1, y1, x2, y2 in its pixels."""
 
 
 @record(quick=True, eq=False)
@@ -101,7 +100,7 @@ class Detections:
 
 @record(quick=True)
 class Classes:
-    """What a picture or window shows, best first."""
+    """Classes of a picture or window, best first."""
 
     labels: tuple[str, ...]
     scores: tuple[float, ...]
@@ -109,7 +108,7 @@ class Classes:
 
 @record(quick=True)
 class Anomaly:
-    """How far a window is from normal."""
+    """Distance of a window from normal."""
 
     score: float
     threshold: float
@@ -128,7 +127,7 @@ class Values:
 
 @record(quick=True, eq=False)
 class RawTensors:
-    """The network's outputs as they are."""
+    """The network's outputs, undecoded."""
 
     tensors: Tensors
 
@@ -138,24 +137,24 @@ Findings = Detections | Classes | Anomaly | Values | RawTensors
 
 @record(quick=True)
 class Timing:
-    """Where the time of one inference went, milliseconds."""
+    """Durations of one inference, milliseconds."""
 
     preprocess_ms: float
     infer_ms: float
-    """Of all that were inferred together."""
+    """Of the whole batch."""
     postprocess_ms: float
     together: int = 1
-    """How many samples they were."""
+    """Samples in the batch."""
 
 
 @record(quick=True, eq=False)
 class Second:
-    """What a second stage found."""
+    """Findings of a second stage."""
 
     found: tuple[Findings | None, ...]
-    """On each detection of the first; None: it was not looked at."""
+    """By detection of the first stage; None: not inferred."""
     crops: int
-    """How many were looked at …"""
+    """Crops that were inferred …"""
     together: int
     """… of which so many at a time, at most …"""
     took_ms: float
@@ -164,7 +163,7 @@ class Second:
 
 @record(quick=True, eq=False)
 class Outcome:
-    """What one model found in one sample."""
+    """Findings of one model in one sample."""
 
     model: str
     """name@version"""

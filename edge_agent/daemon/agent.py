@@ -26,7 +26,7 @@ from ..core.files import make_state_folder, replace_file
 from ..core.flight_recorder import clear_starting, previous_crash, recorder
 from ..core.logs import set_up
 from ..core.threads import Stop, Stops, stop_on_dead_threads, stop_on_signals
-from ..core.timeline import Clock
+from ..core.timeline import Timeline
 from ..inference.model import Model, load_model
 from ..inference.prepared.artifact import read
 from ..inference.prepared.fallback import load_prepared
@@ -34,7 +34,7 @@ from ..models.store.agent_lock import hold_agent_lock
 from ..runtime.pipelines.runner import Runner
 from .fast_start import readahead
 from .fast_start.plan import forget
-from .fast_start.reexec import hold, start_anew
+from .fast_start.reexec import hold_signals, restart
 from .hang_watch import HANG_SECONDS, Hangs
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ..inference.prepared.load import Load
     from ..runtime.serving.planned_model import PlannedModel
     from .control import Control
-    from .fast_start.early import Early
+    from .fast_start.early import Preload
     from .fast_start.plan import Plan
     from .inventory import Inventory
 
@@ -63,17 +63,17 @@ class Agent:
         self,
         settings: Settings,
         reread: Callable[[], Settings],
-        clock: Clock,
+        timeline: Timeline,
         *,
         origins: tuple[str | None, str],
-        planned: tuple[Plan, Early] | None = None,
+        planned: tuple[Plan, Preload] | None = None,
     ) -> None:
         """Open what can be opened without waiting for anyone.
 
         Args:
             settings: checked settings.
             reread: reads them again from where they came from.
-            clock: measures the start.
+            timeline: measures the start.
             origins: the settings file and the digest of what the settings were made from.
             planned: a start from a plan, and what has been begun of it.
 
@@ -83,7 +83,7 @@ class Agent:
         """
         make_state_folder(settings.state)
         self._reread = reread
-        self._clock = clock
+        self._timeline = timeline
         self._origins = origins
         self._planned = planned
         self._stops = Stops()
@@ -95,7 +95,7 @@ class Agent:
             library=lambda: self._take_inventory(self._runner.settings).catalog,
             loader=lambda: self._take_inventory(self._runner.settings).loader,
             stops=self._stops,
-            clock=clock,
+            timeline=timeline,
         )
         self._control: Control | None = None
         self._closing = False
@@ -151,7 +151,7 @@ class Agent:
             systemd.notify("READY=1", f"STATUS={len(runner.pipelines)} pipelines")
             stop = self._stops.wait(self._ticker())
         if stop.restart:
-            hold()
+            hold_signals()
             if self._stops.signalled is None:
                 raise Restart
             return self._stops.signalled
@@ -178,7 +178,7 @@ class Agent:
 
     # A start from a plan
 
-    def _begin_quick(self, plan: Plan, early: Early) -> None:
+    def _begin_quick(self, plan: Plan, early: Preload) -> None:
         """Load what the plan names, wait for the first result, then bring the rest to life."""
         self._runner.lazy(wanted=plan.lazy)
         for index, quick in enumerate(plan.models):
@@ -190,11 +190,11 @@ class Agent:
                 log.warning("model %s: not from its prepared form: %s", quick.name, problem)
             else:
                 self._runner.active.put(Arm(quick.name, quick.version, 1), quick.kind, model)
-        while self._runner.expects() and self._clock.age < FIRST_RESULT_SECONDS:
-            if self._clock.first.wait(0.1) or self._closing:
+        while self._runner.expects() and self._timeline.age < FIRST_RESULT_SECONDS:
+            if self._timeline.first.wait(0.1) or self._closing:
                 break
         self._learn(plan)
-        early.over()
+        early.restore_python()
         if self._holds(plan):
             self._begin_control()
             return
@@ -204,9 +204,11 @@ class Agent:
 
     def _learn(self, plan: Plan) -> None:
         """Note which pages this start has touched, before anything else is imported."""
-        if not self._clock.first.is_set() or readahead.learned(plan.state, plan.origins):
+        if not self._timeline.first.is_set() or readahead.is_known(plan.state, plan.origins):
             return
-        content = readahead.learn(plan.origins, [plan.state, *self._runner.settings.models_dirs])
+        content = readahead.list_touched(
+            plan.origins, [plan.state, *self._runner.settings.models_dirs]
+        )
         if content is not None:
             try:
                 replace_file(Path(plan.state) / readahead.FILE, content)
@@ -292,7 +294,7 @@ class Agent:
             runner.watch()
             hanging = hangs.look(now)
             if self._control is not None:
-                self._control.tick(now)
+                self._control.tick()
             moves = feed is None or (runner.moves(2 * feed) and not hanging)
             if feed is not None and now >= next_feed and moves:
                 systemd.notify("WATCHDOG=1")
@@ -315,14 +317,14 @@ def _place(quick: PlannedModel) -> str:
 def run(
     settings: Settings,
     reread: Callable[[], Settings],
-    clock: Clock,
+    timeline: Timeline,
     origins: tuple[str | None, str],
 ) -> int:
     """Run the daemon; the exit status of `edge-agent run`."""
-    return _run(lambda: Agent(settings, reread, clock, origins=origins))
+    return _run(lambda: Agent(settings, reread, timeline, origins=origins))
 
 
-def resume(plan: Plan, early: Early, config: str, clock: Clock) -> int:
+def resume(plan: Plan, early: Preload, config: str, timeline: Timeline) -> int:
     """Run the daemon from a plan; the exit status of `edge-agent run`."""
     set_up(verbose=False, steady=True)
     settings: Settings = unpack(plan.settings)
@@ -333,7 +335,7 @@ def resume(plan: Plan, early: Early, config: str, clock: Clock) -> int:
         return load(Path(config))
 
     origins = (config, plan.origins)
-    return _run(lambda: Agent(settings, reread, clock, origins=origins, planned=(plan, early)))
+    return _run(lambda: Agent(settings, reread, timeline, origins=origins, planned=(plan, early)))
 
 
 def _run(make: Callable[[], Agent]) -> int:
@@ -342,7 +344,7 @@ def _run(make: Callable[[], Agent]) -> int:
         stop = agent.run()
     except Restart:
         log.info("restarting")
-        start_anew()
+        restart()
     if stop.asked:
         log.info("stopped: %s", stop.reason)
         if agent.left_behind:

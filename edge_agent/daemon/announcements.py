@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..config.device_profile import unlisted
-from ..config.lint import doubts
+from ..config.lint import lint_pipeline
 from ..core.errors import ModelError
 from ..inference.engines.probe import installed
 from ..inference.prepared.fallback import is_streaming
@@ -236,7 +236,7 @@ class Announcements:
         for pipeline in list(self._runner.pipelines.values()):
             firsts = [serving.model for serving in pipeline.servings]
             seconds = [serving.model for _, serving in pipeline.seconds]
-            for line in doubts(
+            for line in lint_pipeline(
                 pipeline.settings,
                 [None if model is None else model.folder for model in firsts],
                 [None if model is None else model.folder for model in seconds],

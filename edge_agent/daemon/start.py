@@ -1,4 +1,4 @@
-"""`edge-agent run` from a plan: native work is begun before the rest of the program is imported."""
+"""`edge-agent run` from a plan: models load while the rest of the program is imported."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import time
 from collections.abc import Sequence
 
 from ..config.locations import config_file
-from ..core.errors import AgentError, status_of
+from ..core.errors import AgentError, print_error
 from ..core.flight_recorder import clear_starting, mark_starting, previous_crash
-from ..core.timeline import Clock
-from .fast_start.early import Early
+from ..core.timeline import Timeline
+from .fast_start.early import Preload
 from .fast_start.fingerprint import digest
 from .fast_start.plan import find
-from .fast_start.reexec import ENDING, hold, release, start_anew
+from .fast_start.reexec import ENDING, hold_signals, release_signals, restart
 
 
-def begin(arguments: Sequence[str], clock: Clock) -> int | None:
+def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
     """Run the daemon from the plan of the last good start.
 
     Returns:
-        The exit status; None where there is no plan that holds: the slow way shall be taken.
+        The exit status; None where there is no valid plan: the normal start follows.
 
     """
     words = [word for word in arguments if word not in {"-v", "--verbose"}]
@@ -47,45 +47,45 @@ def begin(arguments: Sequence[str], clock: Clock) -> int | None:
     plan = find(config, digest(config))
     if plan is None or not _may_start_quickly(plan.state):
         return None
-    clock.take("settings", time.monotonic() - start)
+    timeline.record("settings", time.monotonic() - start)
     start = time.monotonic()
     try:
-        early = Early(plan, clock)
+        early = Preload(plan, timeline)
     except ImportError:
         clear_starting(plan.state)
-        return None  # an engine has been uninstalled: the slow way finds another, or says so
+        return None  # an engine has been uninstalled: the normal start finds another, or reports it
     from .agent import resume
 
-    clock.take("imports", time.monotonic() - start)
+    timeline.record("imports", time.monotonic() - start)
     try:
-        return resume(plan, early, config, clock)
+        return resume(plan, early, config, timeline)
     except AgentError as problem:
-        status = status_of(problem)
+        status = print_error(problem)
         clear_starting(plan.state)
         sys.stderr.flush()
-        # A model may still be loading: native code that comes back to a Python which is taking
-        # itself apart aborts.
+        # A model may still be loading: native code that returns to an interpreter that is shutting
+        # down aborts.
         os._exit(status)
 
 
 def _may_start_quickly(state: str) -> bool:
-    """Whether the last run gives no reason to load anything before it is looked into."""
+    """Whether nothing in the last run speaks against loading models at once."""
     last = previous_crash(state)
     return (last is None or not last.self_inflicted) and mark_starting(state)
 
 
 def _mind_signals() -> None:
-    """Be told to stop before there is anything to stop: that is no failure."""
+    """Install handlers for signals that arrive before the agent exists: to stop is no failure."""
 
     def anew(*_: object) -> None:
         # What has been read of the settings is out of date. Until they are read again there is
         # nothing that another SIGHUP could mean; that it is ignored outlasts `execv`.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        hold()
-        start_anew()
+        hold_signals()
+        restart()
 
     # Not `sys.exit`: where the signal falls into a destructor, Python drops that.
     for number in ENDING:
         signal.signal(number, lambda *_: os._exit(0))
     signal.signal(signal.SIGHUP, anew)
-    release()
+    release_signals()

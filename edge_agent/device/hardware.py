@@ -1,7 +1,7 @@
-"""What this machine is, read from files that the kernel shows: no library, no driver, no probing.
+"""Hardware facts of this machine, read from files of the kernel: no library, driver or probe.
 
-Whatever is missing or odd is left out or taken as absent; reading facts never fails. All of it is
-found below one root, so that a tree of files can stand for any machine.
+What is missing or odd is left out or taken as absent; reading never fails. All of it is read below
+one root, so that a tree of files can stand for any machine.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """One machine, as far as the choice of an engine depends on it."""
+    """Hardware of one machine, as far as the choice of an engine depends on it."""
 
     arch: str
-    """x86_64 or aarch64 (or what else the kernel says)."""
+    """x86_64, aarch64 or another name of the kernel's."""
     vendor: str
-    """Of the processor: intel, amd, arm …; empty where it does not say."""
+    """Of the processor: intel, amd, arm …; empty: unknown."""
     cpu: str
     """The processor's model, for people."""
     flags: frozenset[str]
@@ -48,7 +48,7 @@ class Facts:
 
     @property
     def accelerated(self) -> bool:
-        """Whether there is anything that probing the engines could tell more about."""
+        """Whether there is a GPU or NPU for which the engines are to be probed."""
         return bool(self.gpus) or self.npu
 
     def __str__(self) -> str:
@@ -66,11 +66,11 @@ class Facts:
 
 
 def read_facts(root: Path = ROOT, machine: str | None = None) -> Facts:
-    """Look at the machine, or at a tree of files that stands for one.
+    """Read the facts of this machine, or of a tree of files that stands for one.
 
     Args:
         root: where /proc, /sys, /dev and /etc are found.
-        machine: the architecture, as `uname -m` would say it; None: that of this process.
+        machine: the architecture, as `uname -m` prints it; None: that of this process.
 
     """
     vendor, cpu, flags = _processor(root)
@@ -184,7 +184,7 @@ def _accelerators(root: Path, *, tegra: bool) -> tuple[frozenset[Gpu], bool, lis
 
 
 def _board(root: Path) -> str:
-    """Name the board: by device tree, else by the PC's own tables."""
+    """Return the board's name: of the device tree, else of the DMI tables."""
     model = text(root / "proc/device-tree/model")
     if model:
         return model

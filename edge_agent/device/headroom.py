@@ -1,19 +1,19 @@
-"""Whether there is room in memory for one more model."""
+"""Check for room in memory for one more model."""
 
 from __future__ import annotations
 
 FACTOR = 3.0
-"""What a model may take in memory, by the size of its files, until it has been seen."""
+"""Memory of a model that has not been loaded yet, as a multiple of the size of its files."""
 FLOOR = 128 * 2**20
 
 
 def has_room(size: int) -> bool:
-    """Whether a model whose files have *size* bytes can be loaded beside all that is there."""
+    """Whether a model whose files have *size* bytes can be loaded beside those that serve."""
     return free_mb() * 2**20 >= FACTOR * size + FLOOR
 
 
 def free_mb() -> int:
-    """Say what could be taken without others suffering: of the machine, or of our cgroup."""
+    """Return the memory that can be taken without pressure on others, MiB: of machine or cgroup."""
     import psutil
 
     from .hardware import read_facts

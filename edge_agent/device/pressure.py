@@ -1,6 +1,6 @@
-"""How near this process is to what it may use: memory and disk, in words where it is too near.
+"""Pressure on memory and disk, in words where a limit is near.
 
-Read from the kernel's files; what it does not say is left out.
+Read from the kernel's files; what is missing there is left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from .resources import ROOT, cgroups, text
 
 NEAR = 0.9
-"""Of a limit on memory: beyond it the next model may be the one that is killed for."""
+"""Share of a limit on memory; beyond it the next model may be too much."""
 FEW_BYTES = 256 * 2**20
 FEW_SHARE = 0.1
 """A disk is nearly full with less than both: on a small one the share counts."""
@@ -23,11 +23,11 @@ _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """What is used of something that is limited."""
+class MemoryUse:
+    """Use of a limited memory."""
 
     used: int
-    """Bytes, without what the kernel would give back if asked (the page cache)."""
+    """Bytes, without the page cache, which the kernel reclaims when asked."""
     limit: int
     """Bytes."""
     whose: str
@@ -37,15 +37,15 @@ class Memory:
         return self.used >= NEAR * self.limit
 
 
-def memory(root: Path = ROOT) -> list[Memory]:
+def memory_uses(root: Path = ROOT) -> list[MemoryUse]:
     """List every limit on memory that holds for this process: its cgroups', the machine's."""
     # The same folder may be found by two names.
     return list(dict.fromkeys([*_of_cgroups(root), *_of_machine(root)]))
 
 
-def memory_why(root: Path = ROOT) -> list[str]:
-    """Say in words that memory runs short; of several limits the one that is nearest."""
-    near = [each for each in memory(root) if each.near]
+def memory_problems(root: Path = ROOT) -> list[str]:
+    """Return in words that memory runs short; of several limits the nearest one."""
+    near = [each for each in memory_uses(root) if each.near]
     if not near:
         return []
     worst = max(near, key=lambda each: each.used / each.limit)
@@ -53,8 +53,8 @@ def memory_why(root: Path = ROOT) -> list[str]:
     return [f"memory: {share} are used; take smaller or fewer models, or allow more"]
 
 
-def disk_why(folder: Path, root: Path = ROOT) -> list[str]:
-    """Say in words that the file system of *folder* is full, nearly full, or read-only."""
+def disk_problems(folder: Path, root: Path = ROOT) -> list[str]:
+    """Return in words that the file system of *folder* is full, nearly full, or read-only."""
     try:
         disk = os.statvfs(folder)
     except OSError as problem:
@@ -68,7 +68,7 @@ def disk_why(folder: Path, root: Path = ROOT) -> list[str]:
 
 
 def _given_up(folder: Path, root: Path) -> bool:
-    """Whether the kernel lets nobody write any more, after an error, and calls it writable.
+    """Whether the kernel refuses every write after an error, and still calls it writable.
 
     So does ext4 in newer kernels (seen in 6.18): `emergency_ro` behind the device is all it says.
     """
@@ -78,8 +78,8 @@ def _given_up(folder: Path, root: Path) -> bool:
     return any(number in line and "emergency_ro" in line for line in lines)
 
 
-def _of_cgroups(root: Path) -> Iterator[Memory]:
-    """Give the limits of this process's cgroup and of those above it.
+def _of_cgroups(root: Path) -> Iterator[MemoryUse]:
+    """Yield the limits of this process's cgroup and of those above it.
 
     Source: the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
     """
@@ -95,11 +95,11 @@ def _of_cgroups(root: Path) -> Iterator[Memory]:
                 continue
             match = re.search(rf"^{cache_name} (\d+)$", text(folder / "memory.stat"), re.MULTILINE)
             cache = int(match[1]) if match else 0
-            yield Memory(max(0, int(used) - cache), int(limit), "what this service may use")
+            yield MemoryUse(max(0, int(used) - cache), int(limit), "what this service may use")
 
 
-def _of_machine(root: Path) -> Iterator[Memory]:
+def _of_machine(root: Path) -> Iterator[MemoryUse]:
     fields = dict(re.findall(r"^(\w+):\s*(\d+) kB$", text(root / "proc/meminfo"), re.MULTILINE))
     if "MemTotal" in fields and "MemAvailable" in fields and int(fields["MemTotal"]):
         total, available = (int(fields[key]) * 1024 for key in ("MemTotal", "MemAvailable"))
-        yield Memory(total - available, total, "the machine's memory")
+        yield MemoryUse(total - available, total, "the machine's memory")

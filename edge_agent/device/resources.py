@@ -22,7 +22,7 @@ def usable_cpus(root: Path = ROOT) -> int:
 
 
 def usable_memory(root: Path = ROOT) -> int:
-    """Give the memory this process may use, bytes; 0 where the kernel does not say."""
+    """Return the memory this process may use, bytes; 0: unknown."""
     match = re.search(r"^MemTotal:\s*(\d+) kB", text(root / "proc/meminfo"), re.MULTILINE)
     total = int(match[1]) * 1024 if match else 0
     limits = [limit for limit in _memory_limits(root) if limit > 0]
@@ -40,7 +40,7 @@ def _count_ranges(ranges: str) -> int:
 
 
 def _cpu_quotas(root: Path) -> Iterator[float]:
-    """Give every limit on processor time that holds for this process, in cores."""
+    """Yield every limit on processor time that holds for this process, in cores."""
     for folder in cgroups(root, "cpu"):
         quota, _, period = text(folder / "cpu.max").partition(" ")
         if quota.isdigit() and period.isdigit() and int(period):
@@ -51,9 +51,9 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
 
 
 def _memory_limits(root: Path) -> Iterator[int]:
-    """Give every limit on memory that holds for this process, bytes."""
+    """Yield every limit on memory that holds for this process, bytes."""
     for folder in cgroups(root, "memory"):
-        # memory.high throttles rather than kills, but a network that lives beyond it crawls.
+        # memory.high throttles rather than kills, but a network beyond it crawls.
         for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
             limit = text(folder / name)
             if limit.isdigit():
@@ -61,7 +61,7 @@ def _memory_limits(root: Path) -> Iterator[int]:
 
 
 def cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """Give this process's cgroup folder for *controller* and all above it, v1 and v2.
+    """Yield this process's cgroup folder for *controller* and all above it, v1 and v2.
 
     In a container the path may be one of the host's that cannot be seen from inside; then the
     mount itself, always given, is the container's own cgroup.
@@ -83,7 +83,7 @@ def cgroups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def instructions(root: Path = ROOT) -> str:
-    """Give the first core's line of flags (x86) or features (ARM), as the kernel writes it."""
+    """Return the first core's flags (x86) or features (ARM), as the kernel writes them."""
     for line in text(root / "proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         if key.strip().lower() in {"flags", "features"}:
@@ -100,6 +100,6 @@ def read(path: Path) -> bytes:
 
 
 def text(path: Path) -> str:
-    """Read a small file of the kernel's as text, without what stands around it."""
+    """Read a small file of the kernel's as text, stripped."""
     # Device tree strings end with a NUL.
     return read(path).decode("utf-8", "replace").strip("\0 \t\n")

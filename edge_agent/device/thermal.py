@@ -17,13 +17,13 @@ from pathlib import Path
 from .resources import ROOT, text
 
 HOT_C = 90.0
-"""Hot, where a sensor names no limit of its own."""
+"""Limit of a sensor that names none of its own."""
 MARGIN_C = 5.0
-"""So near to the temperature at which the machine switches itself off, it is hot."""
+"""Below the temperature at which the machine switches itself off: from there on it is hot."""
 EVERY_SECONDS = 5.0
 """Sensors behind slow buses take tens of milliseconds, and asking a disk can wake it."""
 RECENT_SECONDS = 60.0
-"""How long a throttling that was counted by the processor is spoken of."""
+"""How long a throttling that the processor has counted is reported."""
 
 # Sensors that are switched off or broken read as 0 K, as 0xFFFF K, or as nonsense.
 _SENSIBLE = (-60.0, 200.0)
@@ -46,13 +46,13 @@ class Sensor:
     name: str
     celsius: float
     slows_at: float | None
-    """From here on the machine is slowed down; None: it does not say."""
+    """From here on the machine is slowed down; None: unknown."""
     dies_at: float | None
-    """Here it switches itself off; None: it does not say."""
+    """Here it switches itself off; None: unknown."""
 
     @property
     def hot(self) -> bool:
-        """Whether it is as warm as it should never be for long."""
+        """Whether it is above its limit, or near to switching off."""
         if self.slows_at is not None and self.celsius >= self.slows_at:
             return True
         if self.dies_at is not None:
@@ -61,26 +61,26 @@ class Sensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Heat:
-    """How warm it is, at one moment."""
+class ThermalState:
+    """Temperatures and throttling at one moment."""
 
     sensors: tuple[Sensor, ...]
     slowed: tuple[str, ...]
-    """What slows the processor down, in words."""
+    """Causes that slow the processor down, in words."""
 
     @property
     def celsius(self) -> float | None:
-        """Of the hottest sensor, degrees Celsius; None: there is none."""
+        """Temperature of the hottest sensor, degrees Celsius; None: there is no sensor."""
         return max((sensor.celsius for sensor in self.sensors), default=None)
 
-    def why(self) -> list[str]:
-        """Say in words what is not as it should be."""
+    def problems(self) -> list[str]:
+        """List hot sensors and throttling, in words."""
         reasons = [f"hot: {_words(sensor)}" for sensor in self.sensors if sensor.hot]
         return reasons[:3] + [f"throttled: {words}" for words in self.slowed]
 
 
 class Thermometer:
-    """Reads the machine's heat, at most every few seconds."""
+    """Reads temperatures and throttling, at most every few seconds."""
 
     def __init__(
         self,
@@ -89,11 +89,11 @@ class Thermometer:
         every: float = EVERY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare.
+        """Read nothing yet.
 
         Args:
             root: where /sys is found.
-            every: seconds within which the last reading is good enough.
+            every: seconds for which a reading is reused.
             clock: monotonic seconds.
 
         """
@@ -101,22 +101,22 @@ class Thermometer:
         self._every = every
         self._clock = clock
         self._read_at: float | None = None
-        self._last = Heat((), ())
+        self._last = ThermalState((), ())
         self._counted: int | None = None
         """Throttlings that the processor had counted at the last reading."""
         self._grown_at: float | None = None
 
-    def read(self) -> Heat:
-        """Give the machine's heat, as of now or a few seconds ago."""
+    def read(self) -> ThermalState:
+        """Return temperatures and throttling, as of now or a few seconds ago."""
         now = self._clock()
         if self._read_at is None or now - self._read_at >= self._every:
             self._read_at = now
             slowed = (*_cooled(self._root), *self._counts(now), *_raspberry(self._root))
-            self._last = Heat(tuple(_sensors(self._root)), slowed)
+            self._last = ThermalState(tuple(_sensors(self._root)), slowed)
         return self._last
 
     def _counts(self, now: float) -> Iterator[str]:
-        """Watch the counters that x86 processors keep of having throttled themselves."""
+        """Compare the counters that x86 processors keep of throttling themselves."""
         folder = self._root / "sys/devices/system/cpu"
         counts = [
             int(count)
@@ -146,7 +146,7 @@ def _words(sensor: Sensor) -> str:
 
 
 def _sensors(root: Path) -> Iterator[Sensor]:
-    """Give every sensor once: of hwmon, and of the thermal zones that hwmon does not have."""
+    """Yield every sensor once: of hwmon, and of the thermal zones that hwmon does not have."""
     seen: set[str] = set()
     for chip in _entries(root / "sys/class/hwmon", "hwmon*"):
         name = text(chip / "name") or chip.name
@@ -177,7 +177,7 @@ def _zone_called(root: Path, name: str) -> Path | None:
 
 
 def _trips(zone: Path) -> tuple[float | None, float | None]:
-    """Give where a zone begins to slow things down, and where it switches the machine off.
+    """Return where a zone begins to throttle, and where it switches the machine off.
 
     Source: the kernel's Documentation/driver-api/thermal/sysfs-api.rst. A trip point of type "hot"
     only tells the driver; "active" ones start fans.
@@ -191,7 +191,7 @@ def _trips(zone: Path) -> tuple[float | None, float | None]:
 
 
 def _cooled(root: Path) -> Iterator[str]:
-    """Name the processors that the kernel holds back to cool them.
+    """Yield the processor that the kernel throttles to cool it.
 
     Not by comparing frequencies: an idle processor, a governor and an owner who wants quiet lower
     them too. A cooling device beyond state 0 is there for heat alone.
@@ -207,7 +207,7 @@ def _cooled(root: Path) -> Iterator[str]:
 
 
 def _frequencies(root: Path) -> tuple[int, int]:
-    """Give the highest frequency allowed now and the highest there is, MHz; 0: unknown."""
+    """Return the highest frequency allowed now and the highest there is, MHz; 0: unknown."""
     policies = _entries(root / "sys/devices/system/cpu/cpufreq", "policy*")
     allowed = [_kilohertz(policy / "scaling_max_freq") for policy in policies]
     most = [_kilohertz(policy / "cpuinfo_max_freq") for policy in policies]
@@ -220,7 +220,7 @@ def _kilohertz(path: Path) -> int:
 
 
 def _raspberry(root: Path) -> Iterator[str]:
-    """Say what a Raspberry Pi's firmware reports; its kernel shows it to everybody."""
+    """Yield what a Raspberry Pi's firmware reports; no privileges are needed."""
     flags = 0
     for path in _entries(root / "sys/devices/platform", "*/*firmware/get_throttled") + _entries(
         root / "sys/devices/platform", "*/*/*firmware/get_throttled"
@@ -229,7 +229,7 @@ def _raspberry(root: Path) -> Iterator[str]:
             flags |= int(text(path), 16)
         except ValueError:
             continue
-    # The kernel's own driver knows the voltage, also where the firmware's word is not shown.
+    # The kernel's own driver knows the voltage, also where the firmware's flags are not shown.
     for chip in _entries(root / "sys/class/hwmon", "hwmon*"):
         if text(chip / "name") == "rpi_volt" and text(chip / "in0_lcrit_alarm") == "1":
             flags |= 0x1
@@ -248,7 +248,7 @@ def _milli(path: Path) -> float | None:
 
 
 def _limit(path: Path) -> float | None:
-    """Read a limit; drivers without one say 0, or something beyond all reason."""
+    """Read a limit; drivers without one report 0, or an absurd number."""
     limit = _milli(path)
     return limit if limit is not None and limit >= 40 else None
 

@@ -1,12 +1,12 @@
-"""Whether this machine's clock shows the time, or what it woke up with.
+"""Credibility of this machine's wall clock.
 
 A box without a battery starts in 1970, or where it was when it was switched off, and jumps when the
 network has told it the time. Nothing here measures durations by it: those go by the monotonic
-clock. What is said to others bears its time, and they are told where that cannot be trusted.
+clock. Messages carry its time, and are marked where that cannot be trusted.
 
 The rule: a time is credible from the day on which this version was made, and from the end of the
-last run on this state folder; before that only if the system says that it has set the clock
-(systemd-timesyncd's mark, or the kernel's). Light: it stands on the way to the first result.
+last run on this state folder; before that only if the system reports that it has set the clock
+(systemd-timesyncd's mark, or the kernel's). Light: it is imported before the first result.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ..core.flight_recorder import FILE
 SYNCHRONIZED = "/run/systemd/timesync/synchronized"
 """systemd-timesyncd makes this file when it has set the clock (systemd-timesyncd.service(8))."""
 _EVERY = 1.0
-"""Seconds between two looks at whether the clock has been set."""
+"""Seconds between two checks of whether the clock has been set."""
 _UNSYNCHRONIZED = 0x40
 """STA_UNSYNC of adjtimex(2)."""
 
 
 class WallClock:
-    """Judges times; asks the system only where one is too early to be true."""
+    """Decides whether a time is credible; asks the system only about one that is too early."""
 
     def __init__(
         self,
@@ -36,16 +36,16 @@ class WallClock:
         now: Callable[[], int] = time.time_ns,
         is_set: Callable[[], bool] | None = None,
     ) -> None:
-        """Look where the last run ended.
+        """Read when the last run ended.
 
         Args:
             state: the state folder.
             now: nanoseconds since 1970.
-            is_set: whether the system says that it has set the clock.
+            is_set: whether the system reports that it has set the clock.
 
         """
         self._now = now
-        self._is_set = is_set or system_has_set_it
+        self._is_set = is_set or system_has_set_clock
         try:
             known = os.stat(os.path.join(state, FILE)).st_mtime_ns  # noqa: PTH116, PTH118
         except OSError:
@@ -54,7 +54,7 @@ class WallClock:
         self._looked = float("-inf")
 
     def credible(self, time_ns: int | None = None) -> bool:
-        """Whether a time that was read off this clock can be right.
+        """Whether a time that this clock has shown can be right.
 
         Args:
             time_ns: nanoseconds since 1970; None: what it shows now.
@@ -72,12 +72,12 @@ class WallClock:
         return read >= self._floor
 
 
-def system_has_set_it() -> bool:
-    """Whether the system says so; where it may not be asked, it does not."""
-    return os.path.exists(SYNCHRONIZED) or _kernel_says_so()  # noqa: PTH110 - as above
+def system_has_set_clock() -> bool:
+    """Whether the system reports that it has set the clock; False where it may not be asked."""
+    return os.path.exists(SYNCHRONIZED) or _kernel_is_synchronized()  # noqa: PTH110 - as above
 
 
-def _kernel_says_so() -> bool:
+def _kernel_is_synchronized() -> bool:
     """Read the kernel's own mark, as adjtimex(2) has it; ntpd, chronyd and others set it."""
     import ctypes
 

@@ -118,14 +118,16 @@ class Health:
         if not counters.connected:
             reasons.append(f"broker: {counters.problem or 'not connected yet'}")
         elif counters.unauthorized:
-            reasons.append("broker: does not take all that we publish")
+            reasons.append(
+                "broker: refuses some of the messages of this device (see its access list)"
+            )
         if counters.disk_problem is not None:
             reasons.append(
                 f"spool: {counters.disk_problem}; until then what waits is in memory only"
             )
-        reasons += self._thermometer.read().why()
-        reasons += pressure.memory_why(self._root)
-        reasons += pressure.disk_why(self._state_dir)
+        reasons += self._thermometer.read().problems()
+        reasons += pressure.memory_problems(self._root)
+        reasons += pressure.disk_problems(self._state_dir)
         return reasons
 
     def _broken_promises(self, pipeline: Pipeline, now: float) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from edge_agent.config.lint import doubts
+from edge_agent.config.lint import lint_pipeline
 from edge_agent.config.settings import Pipeline, SecondStage
 from edge_agent.models.manifest import ModelFolder, load
 from tests.helpers.small_models import brightness, detector, plain, write_pictures
@@ -51,38 +51,38 @@ def stage(**more: Any) -> tuple[SecondStage, ...]:
 
 def test_what_can_come_about_is_no_doubt(face: ModelFolder, light: ModelFolder) -> None:
     """Labels that the first model finds, a threshold of its own, an even split: not a word."""
-    assert doubts(asked(threshold=0.4, then=stage(labels=("hand",))), [face], [light]) == []
-    assert doubts(asked("face@1:50,face@2:50"), [face, face], []) == []
-    assert doubts(asked(then=stage(labels=("dog",))), [None], [None]) == []
+    assert lint_pipeline(asked(threshold=0.4, then=stage(labels=("hand",))), [face], [light]) == []
+    assert lint_pipeline(asked("face@1:50,face@2:50"), [face, face], []) == []
+    assert lint_pipeline(asked(then=stage(labels=("dog",))), [None], [None]) == []
 
 
 def test_a_label_that_is_never_found_is_said(face: ModelFolder, light: ModelFolder) -> None:
     """With none of its labels a second stage never acts; with some it acts on those."""
-    (none,) = doubts(asked(then=stage(labels=("dog",))), [face], [light])
+    (none,) = lint_pipeline(asked(then=stage(labels=("dog",))), [face], [light])
     assert none == (
         "then[two].labels: never acts: 'dog' is not among what face@1 finds (face, hand)"
     )
-    (some,) = doubts(asked(then=stage(labels=("face", "dog"))), [face], [light])
+    (some,) = lint_pipeline(asked(then=stage(labels=("face", "dog"))), [face], [light])
     assert some.startswith("then[two].labels: 'dog' is not among")
 
 
 def test_a_second_stage_on_what_finds_nothing_is_said(light: ModelFolder) -> None:
     """Under a model of numbers there is no detection to look at."""
-    (line,) = doubts(asked("light", then=stage()), [light], [light])
+    (line,) = lint_pipeline(asked("light", then=stage()), [light], [light])
     assert line.startswith("then[two]: never acts: it looks at detections")
 
 
 def test_a_threshold_of_numbers_is_said(face: ModelFolder, light: ModelFolder) -> None:
     """Numbers are all published, so that a threshold on them does nothing."""
-    (second,) = doubts(asked(then=stage(threshold=0.5)), [face], [light])
+    (second,) = lint_pipeline(asked(then=stage(threshold=0.5)), [face], [light])
     assert second.startswith("then[two].threshold has no effect: light@1")
-    (first,) = doubts(asked("light", threshold=0.5), [light], [])
+    (first,) = lint_pipeline(asked("light", threshold=0.5), [light], [])
     assert first.startswith("threshold has no effect: light@1")
 
 
 def test_a_split_of_two_tasks_is_said(face: ModelFolder, light: ModelFolder) -> None:
     """Results of one pipeline that change their kind are nothing that a reader expects."""
-    (line,) = doubts(asked("face:50,light:50"), [face, light], [])
+    (line,) = lint_pipeline(asked("face:50,light:50"), [face, light], [])
     assert "different tasks (face@1 is of detection, light@1 is of regression)" in line
 
 

@@ -22,7 +22,7 @@ from edge_agent.core.logs import (
     REMEMBERED,
     Journal,
     Latch,
-    Seldom,
+    RateLimit,
     encode_entry,
     handler_for,
 )
@@ -169,7 +169,7 @@ class Log:
     def __init__(self) -> None:
         self.now = 0.0
         self._kept = Kept()
-        self.handler = Seldom(self._kept, clock=lambda: self.now)
+        self.handler = RateLimit(self._kept, clock=lambda: self.now)
 
     @property
     def said(self) -> list[str]:

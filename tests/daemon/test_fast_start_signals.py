@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.core.timeline import Clock, again
+from edge_agent.core.timeline import Timeline, mark_reexec
 from tests.helpers.start_box import Box, kept, planned
 from tests.helpers.support import PATIENCE
 
@@ -144,8 +144,8 @@ def test_told_to_end_again_and_again(number: int, planned: Box) -> None:
 
 def test_a_process_that_starts_anew_counts_anew() -> None:
     """What `execv` has replaced counts from there, once; the kernel would count from its birth."""
-    old = Clock()
-    again()
-    anew, later = Clock(), Clock()
+    old = Timeline()
+    mark_reexec()
+    anew, later = Timeline(), Timeline()
     assert anew.age < old.age
     assert later.age > anew.age

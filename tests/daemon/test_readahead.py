@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_agent.daemon.fast_start.readahead import FILE, PAGE, SCHEMA, Ahead, ahead, learn, learned
+from edge_agent.daemon.fast_start.readahead import (
+    FILE,
+    PAGE,
+    SCHEMA,
+    ReadAhead,
+    is_known,
+    list_touched,
+    start_read_ahead,
+)
 from tests.helpers.support import PATIENCE
 
 PAGES = 256
@@ -50,7 +58,7 @@ def cold(tmp_path: Path) -> Path:
     return path
 
 
-def waited(reading: Ahead, *packages: str | None) -> None:
+def waited(reading: ReadAhead, *packages: str | None) -> None:
     """See that waiting comes to an end."""
     ended = threading.Event()
 
@@ -65,7 +73,7 @@ def waited(reading: Ahead, *packages: str | None) -> None:
 
 def test_what_is_mapped_is_learned() -> None:
     """The list names the libraries and modules that this process uses, and pages within them."""
-    content = learn("origins", ["/nowhere"])
+    content = list_touched("origins", ["/nowhere"])
     assert content is not None
     known = json.loads(content)
     assert (known["schema"], known["origins"]) == (SCHEMA, "origins")
@@ -89,7 +97,7 @@ def test_what_is_mapped_is_learned() -> None:
 def test_what_is_not_to_be_learned_is_left_out() -> None:
     """Nothing below the folders that are named is in the list: models come by other ways."""
     folder = str(Path(np.__file__).parent)
-    content = learn("origins", [folder])
+    content = list_touched("origins", [folder])
     assert content is not None
     libraries = [path for path, _ in json.loads(content)["files"] if ".so" in path]
     assert libraries
@@ -99,13 +107,13 @@ def test_what_is_not_to_be_learned_is_left_out() -> None:
 def test_just_what_is_named_is_read(cold: Path) -> None:
     """Of a file that is not in memory, the pages that are named are read, and no others."""
     ranges = [[3, 2], [40, 1], [200, 17]]
-    waited(Ahead([(str(cold), ranges)]))
+    waited(ReadAhead([(str(cold), ranges)]))
     assert resident(cold) == {3, 4, 40, *range(200, 217)}
 
 
 def test_more_than_there_is(cold: Path) -> None:
     """A range beyond the end of a file that has become shorter is read as far as there is any."""
-    waited(Ahead([(str(cold), [[250, 1000]])]))
+    waited(ReadAhead([(str(cold), [[250, 1000]])]))
     assert resident(cold) == set(range(250, PAGES))
 
 
@@ -114,7 +122,7 @@ def test_each_package_is_waited_for(cold: Path, tmp_path: Path) -> None:
     place = tmp_path / "site-packages" / "numpy" / "core.so"
     place.parent.mkdir(parents=True)
     cold.rename(place)
-    reading = Ahead([("/gone/with/the/wind.so", [[0, 5]]), (str(place), [[1, 1]])])
+    reading = ReadAhead([("/gone/with/the/wind.so", [[0, 5]]), (str(place), [[1, 1]])])
     waited(reading, "numpy", "cv2", None)
     assert resident(place) == {1}
 
@@ -127,14 +135,14 @@ def write_list(state: Path, **known: Any) -> None:
 def test_a_list_counts_for_its_own_start_only(cold: Path, tmp_path: Path) -> None:
     """It is of use while the files are not in memory, to a start of the same origins."""
     write_list(tmp_path, probe=[str(cold), 7 * PAGE], files=[[str(cold), [[7, 1]]]])
-    assert learned(str(tmp_path), "o")
-    assert not learned(str(tmp_path), "others")
-    assert ahead(str(tmp_path), "others") is None
-    reading = ahead(str(tmp_path), "o")
+    assert is_known(str(tmp_path), "o")
+    assert not is_known(str(tmp_path), "others")
+    assert start_read_ahead(str(tmp_path), "others") is None
+    reading = start_read_ahead(str(tmp_path), "o")
     assert reading is not None
     waited(reading)
     assert resident(cold) == {7}
-    assert ahead(str(tmp_path), "o") is None, "it is in memory now"
+    assert start_read_ahead(str(tmp_path), "o") is None, "it is in memory now"
 
 
 GARBAGE: dict[str, bytes] = {
@@ -151,15 +159,15 @@ GARBAGE: dict[str, bytes] = {
 def test_a_list_that_is_none(content: bytes, tmp_path: Path) -> None:
     """Garbage in the list's place is as good as no list."""
     (tmp_path / FILE).write_bytes(content)
-    assert ahead(str(tmp_path), "o") is None
-    assert not learned(str(tmp_path), "o")
+    assert start_read_ahead(str(tmp_path), "o") is None
+    assert not is_known(str(tmp_path), "o")
 
 
 def test_a_folder_in_the_lists_place(tmp_path: Path) -> None:
     """A list that cannot be read is as good as none."""
     (tmp_path / FILE).mkdir()
-    assert ahead(str(tmp_path), "o") is None
-    assert not learned(str(tmp_path), "o")
+    assert start_read_ahead(str(tmp_path), "o") is None
+    assert not is_known(str(tmp_path), "o")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +192,7 @@ def test_a_folder_in_the_lists_place(tmp_path: Path) -> None:
 def test_wrong_entries(files: object, cold: Path, tmp_path: Path) -> None:
     """Whatever an entry is, nobody waits for it in vain."""
     write_list(tmp_path, probe=[str(cold), 0], files=files)
-    reading = ahead(str(tmp_path), "o")
+    reading = start_read_ahead(str(tmp_path), "o")
     if reading is not None:
         waited(reading, "numpy", None)
 
@@ -197,4 +205,4 @@ def test_wrong_entries(files: object, cold: Path, tmp_path: Path) -> None:
 def test_a_wrong_probe(probe: object, tmp_path: Path) -> None:
     """A probe that cannot be looked at means that there is nothing to be read."""
     write_list(tmp_path, probe=probe, files=[])
-    assert ahead(str(tmp_path), "o") is None
+    assert start_read_ahead(str(tmp_path), "o") is None

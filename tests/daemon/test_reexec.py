@@ -17,17 +17,17 @@ __all__ = ["kept", "planned"]
 
 TWICE = """
 import os, signal, sys
-from edge_agent.daemon.fast_start import anew
+from edge_agent.daemon.fast_start import reexec
 number = signal.Signals(int(sys.argv[1]))
 if "_AGAIN" not in os.environ:
     os.environ["_AGAIN"] = "1"
     signal.signal(number, lambda *_: print("too early", flush=True))
-    anew.hold()
+    reexec.hold_signals()
     os.kill(os.getpid(), number)
-    anew.start_anew()
+    reexec.restart()
 print("anew", flush=True)
 signal.signal(number, lambda *_: print("heard", flush=True))
-anew.release()
+reexec.release_signals()
 """
 
 

@@ -1,4 +1,4 @@
-"""Memory and disk that run short, from trees of files and from real file systems."""
+"""MemoryUse and disk that run short, from trees of files and from real file systems."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.device.pressure import disk_why, memory, memory_why
+from edge_agent.device.pressure import disk_problems, memory_problems, memory_uses
 from tests.helpers.support import call_cli
 
 MIB = 2**20
@@ -39,13 +39,13 @@ V2 = "0::/system.slice/edge-agent.service\n"
 
 def test_a_roomy_machine_gives_no_reason(tmp_path: Path) -> None:
     """With most of the memory free there is nothing to say."""
-    assert memory_why(proc(tmp_path)) == []
+    assert memory_problems(proc(tmp_path)) == []
 
 
 def test_a_machine_without_memory_left(tmp_path: Path) -> None:
     """With less than a tenth available the reason names how much is used of what."""
     proc(tmp_path, total_mb=1000, available_mb=90)
-    (reason,) = memory_why(tmp_path)
+    (reason,) = memory_problems(tmp_path)
     assert reason.startswith("memory: 910 of 1000 MiB of the machine's memory are used; ")
 
 
@@ -60,7 +60,9 @@ def test_a_cgroup_of_version_2_near_its_limit(tmp_path: Path) -> None:
         memory_current=470 * MIB,
         memory_stat="anon 1\ninactive_file 1048576",
     )
-    assert memory_why(tmp_path)[0].startswith("memory: 469 of 512 MiB of what this service may use")
+    assert memory_problems(tmp_path)[0].startswith(
+        "memory: 469 of 512 MiB of what this service may use"
+    )
 
 
 def test_the_page_cache_is_not_used_memory(tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ def test_the_page_cache_is_not_used_memory(tmp_path: Path) -> None:
         memory_current=510 * MIB,
         memory_stat=f"anon 1\ninactive_file {300 * MIB}",
     )
-    assert memory_why(tmp_path) == []
+    assert memory_problems(tmp_path) == []
 
 
 def test_the_slice_above_counts_too(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_the_slice_above_counts_too(tmp_path: Path) -> None:
         memory_max=512 * MIB,
         memory_current=480 * MIB,
     )
-    assert memory_why(tmp_path)[0].startswith("memory: 99 of 100 MiB")
+    assert memory_problems(tmp_path)[0].startswith("memory: 99 of 100 MiB")
 
 
 def test_a_cgroup_of_version_1(tmp_path: Path) -> None:
@@ -101,29 +103,31 @@ def test_a_cgroup_of_version_1(tmp_path: Path) -> None:
     )
     (tmp_path / "sys/fs/cgroup/memory/memory.limit_in_bytes").write_text("9223372036854771712\n")
     (tmp_path / "sys/fs/cgroup/memory/memory.usage_in_bytes").write_text("1\n")
-    assert [each.limit for each in memory(tmp_path)] == [256 * MIB, 4096 * MIB]
-    assert memory_why(tmp_path)[0].startswith("memory: 250 of 256 MiB")
+    assert [each.limit for each in memory_uses(tmp_path)] == [256 * MIB, 4096 * MIB]
+    assert memory_problems(tmp_path)[0].startswith("memory: 250 of 256 MiB")
 
 
 def test_a_kernel_that_says_nothing(tmp_path: Path) -> None:
     """Without /proc and /sys there is no reason and no error."""
-    assert memory_why(tmp_path) == []
+    assert memory_problems(tmp_path) == []
 
 
 def test_this_machine_can_be_read() -> None:
     """On the machine that runs the tests, every limit is above 0 and use is not negative."""
-    found = memory()
+    found = memory_uses()
     assert found
     assert all(each.limit > 0 and each.used >= 0 for each in found)
 
 
 def test_a_disk_with_room_gives_no_reason(tmp_path: Path) -> None:
     """A folder that is not there is a reason, one on a roomy disk is none."""
-    assert disk_why(tmp_path / "gone") == [f"disk: {tmp_path / 'gone'}: No such file or directory"]
+    assert disk_problems(tmp_path / "gone") == [
+        f"disk: {tmp_path / 'gone'}: No such file or directory"
+    ]
     disk = os.statvfs(tmp_path)
     if disk.f_bavail * disk.f_frsize < 256 * MIB:
         pytest.skip("the disk that the tests run on is nearly full itself")
-    assert disk_why(tmp_path) == []
+    assert disk_problems(tmp_path) == []
 
 
 @pytest.fixture
@@ -143,17 +147,17 @@ def test_a_full_and_a_read_only_disk(small_disk: Path) -> None:
     `edge-agent check` says it too.
     """
     try:
-        assert disk_why(small_disk) == []
+        assert disk_problems(small_disk) == []
         (small_disk / "filler").write_bytes(bytes(3900 * 1024))
         config = small_disk.parent / "config.toml"
         config.write_text(f'state_dir = "{small_disk}"\nbroker.url = "mqtt://127.0.0.1:1"\n')
         words = f"disk: 0 of 4 MiB are free where {small_disk} is; make room"
         assert f"note  {words}" in call_cli("check", "--config", str(config)).out
-        assert disk_why(small_disk) == [
+        assert disk_problems(small_disk) == [
             f"disk: 0 of 4 MiB are free where {small_disk} is; make room"
         ]
         subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-        assert disk_why(small_disk) == [
+        assert disk_problems(small_disk) == [
             f"disk: {small_disk} is read-only: nothing can be kept over a restart"
         ]
     finally:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.device.thermal import EVERY_SECONDS, RECENT_SECONDS, Heat, Thermometer
+from edge_agent.device.thermal import EVERY_SECONDS, RECENT_SECONDS, ThermalState, Thermometer
 
 
 def tree(root: Path, **files: str | int) -> Path:
@@ -39,7 +39,7 @@ def cooling(root: Path, number: int, kind: str, state: int) -> Path:
     return root
 
 
-def read(root: Path) -> Heat:
+def read(root: Path) -> ThermalState:
     """Look at a machine once."""
     return Thermometer(root).read()
 
@@ -48,7 +48,7 @@ def test_a_machine_without_sensors_says_nothing(tmp_path: Path) -> None:
     """Where there is no sysfs, there is no temperature and no reason."""
     heat = read(tmp_path)
     assert heat.celsius is None
-    assert heat.why() == []
+    assert heat.problems() == []
 
 
 def test_a_pc_gives_its_hottest_sensor(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_pc_gives_its_hottest_sensor(tmp_path: Path) -> None:
     )
     heat = read(tmp_path)
     assert heat.celsius == 61.0
-    assert heat.why() == []
+    assert heat.problems() == []
 
 
 def test_near_its_limit_a_sensor_is_hot(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_near_its_limit_a_sensor_is_hot(tmp_path: Path) -> None:
         class__hwmon__hwmon0__temp1_label="Package id 0",
         class__hwmon__hwmon0__temp1_crit=100000,
     )
-    assert read(tmp_path).why() == ["hot: coretemp Package id 0 95.0 °C (switches off at 100)"]
+    assert read(tmp_path).problems() == ["hot: coretemp Package id 0 95.0 °C (switches off at 100)"]
 
 
 def test_a_zone_is_hot_from_its_passive_trip_point(tmp_path: Path) -> None:
@@ -85,14 +85,14 @@ def test_a_zone_is_hot_from_its_passive_trip_point(tmp_path: Path) -> None:
     zone(tmp_path, 0, "cpu-thermal", 80000, active=50000, passive=80000, critical=110000)
     heat = read(tmp_path)
     assert heat.celsius == 80.0
-    assert heat.why() == ["hot: cpu-thermal 80.0 °C (slows down from 80, switches off at 110)"]
+    assert heat.problems() == ["hot: cpu-thermal 80.0 °C (slows down from 80, switches off at 110)"]
 
 
 @pytest.mark.parametrize(("milli", "hot"), [(89999, False), (90000, True)])
 def test_without_a_limit_90_degrees_are_hot(tmp_path: Path, milli: int, hot: bool) -> None:
     """A sensor that names no limit is hot from 90 °C."""
     zone(tmp_path, 0, "soc-thermal", milli)
-    assert bool(read(tmp_path).why()) is hot
+    assert bool(read(tmp_path).problems()) is hot
 
 
 def test_a_zone_and_its_twin_in_hwmon_are_one_sensor(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_zone_and_its_twin_in_hwmon_are_one_sensor(tmp_path: Path) -> None:
     )
     heat = read(tmp_path)
     assert len(heat.sensors) == 1
-    assert heat.why() == ["hot: cpu_thermal 85.0 °C (slows down from 80)"]
+    assert heat.problems() == ["hot: cpu_thermal 85.0 °C (slows down from 80)"]
 
 
 @pytest.mark.parametrize("nonsense", ["", "-273150", "65261850", "N/A", "999999999999999999999"])
@@ -124,7 +124,7 @@ def test_a_cooled_processor_is_throttled(tmp_path: Path) -> None:
         devices__system__cpu__cpufreq__policy0__scaling_max_freq=1200000,
         devices__system__cpu__cpufreq__policy0__cpuinfo_max_freq=1800000,
     )
-    assert read(tmp_path).why() == [
+    assert read(tmp_path).problems() == [
         "throttled: the kernel cools cpufreq-cpu0 (step 2 of 5, at most 1200 of 1800 MHz)"
     ]
 
@@ -133,7 +133,7 @@ def test_a_cooled_processor_is_throttled(tmp_path: Path) -> None:
 def test_a_running_fan_is_no_throttling(tmp_path: Path, kind: str, state: int) -> None:
     """A fan, and a processor that is not held back, are no reason."""
     cooling(tmp_path, 0, kind, state)
-    assert read(tmp_path).why() == []
+    assert read(tmp_path).problems() == []
 
 
 def test_a_frequency_that_the_owner_lowered_is_no_throttling(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_frequency_that_the_owner_lowered_is_no_throttling(tmp_path: Path) -> 
         devices__system__cpu__cpufreq__policy0__scaling_max_freq=600000,
         devices__system__cpu__cpufreq__policy0__cpuinfo_max_freq=1800000,
     )
-    assert read(tmp_path).why() == []
+    assert read(tmp_path).problems() == []
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_frequency_that_the_owner_lowered_is_no_throttling(tmp_path: Path) -> 
 def test_a_raspberry_pi_says_what_slows_it(tmp_path: Path, place: str) -> None:
     """Each bit of get_throttled that holds now becomes words; what is over does not count."""
     tree(tmp_path, **{f"devices__platform__{place}__get_throttled": "d0005"})
-    assert read(tmp_path).why() == [
+    assert read(tmp_path).problems() == [
         "throttled: the voltage is too low: use a stronger power supply",
         "throttled: the firmware slows the processor down",
     ]
@@ -162,7 +162,7 @@ def test_a_raspberry_pi_says_what_slows_it(tmp_path: Path, place: str) -> None:
 def test_a_raspberry_pi_of_the_past_is_well(tmp_path: Path) -> None:
     """Bits that say "has occurred since boot" are no reason now."""
     tree(tmp_path, **{"devices__platform__soc__soc:firmware__get_throttled": "50000"})
-    assert read(tmp_path).why() == []
+    assert read(tmp_path).problems() == []
 
 
 def test_the_kernels_voltage_alarm_counts_too(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_the_kernels_voltage_alarm_counts_too(tmp_path: Path) -> None:
         class__hwmon__hwmon2__name="rpi_volt",
         class__hwmon__hwmon2__in0_lcrit_alarm=1,
     )
-    assert read(tmp_path).why() == [
+    assert read(tmp_path).problems() == [
         "throttled: the voltage is too low: use a stronger power supply"
     ]
 
@@ -182,12 +182,12 @@ def test_counted_throttling_is_spoken_of_for_a_minute(tmp_path: Path) -> None:
     counter = "devices__system__cpu__cpu0__thermal_throttle__core_throttle_count"
     now = 1000.0
     meter = Thermometer(tree(tmp_path, **{counter: 7}), clock=lambda: now)
-    assert meter.read().why() == []  # from before we came
+    assert meter.read().problems() == []  # from before we came
     tree(tmp_path, **{counter: 8})
     now += EVERY_SECONDS
-    assert [why.split(":")[0] for why in meter.read().why()] == ["throttled"]
+    assert [why.split(":")[0] for why in meter.read().problems()] == ["throttled"]
     now += RECENT_SECONDS
-    assert meter.read().why() == []
+    assert meter.read().problems() == []
 
 
 def test_sensors_are_not_asked_at_every_turn(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edge_agent.device.pressure import disk_why
+from edge_agent.device.pressure import disk_problems
 from tests.helpers.small_disk import fill, small_disk
 from tests.helpers.small_models import brightness, plain, write_clip
 from tests.helpers.support import AgentProcess, Listener, Mosquitto, agent_settings
@@ -124,7 +124,7 @@ def test_a_disk_that_the_kernel_has_given_up(tmp_path: Path) -> None:
         if subprocess.run(line, check=False, capture_output=True).returncode:
             pytest.skip("no ext4 can be mounted here")
     try:
-        assert not any("read-only" in why for why in disk_why(place))
+        assert not any("read-only" in why for why in disk_problems(place))
         found = subprocess.run(
             ["findmnt", "-n", "-o", "SOURCE", str(place)],
             capture_output=True,
@@ -133,7 +133,7 @@ def test_a_disk_that_the_kernel_has_given_up(tmp_path: Path) -> None:
         )
         trigger = Path("/sys/fs/ext4", Path(found.stdout.strip()).name, "trigger_fs_error")
         trigger.write_text("a test")
-        assert disk_why(place) == [
+        assert disk_problems(place) == [
             f"disk: {place} is read-only: nothing can be kept over a restart"
         ]
     finally:

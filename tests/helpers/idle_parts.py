@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 from edge_agent.config.settings import Arm, Broker
 from edge_agent.config.settings import Pipeline as PipelineSettings
-from edge_agent.core.timeline import Clock
+from edge_agent.core.timeline import Timeline
 from edge_agent.inference.model import Model
 from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.connection import ReceivedMessage
@@ -67,7 +67,7 @@ def idle_pipeline(
         spec,
         [Serving(Arm("m", None, 1), spec.kind)],
         [],
-        identity=Identity("box", "session", TOPICS, Clock()),
+        identity=Identity("box", "session", TOPICS, Timeline()),
         board=board,
         client=client,
         sinks=sinks,

@@ -15,7 +15,7 @@ import numpy as np
 from ...config.settings import Arm, Broker
 from ...config.settings import Pipeline as PipelineSettings
 from ...core.errors import AgentError
-from ...core.timeline import Clock
+from ...core.timeline import Timeline
 from ...core.types import Array, Detections, Outcome, Request, Sample, Timing
 from ...inference.cost import Cost
 from ...mqtt import payloads
@@ -77,7 +77,7 @@ def overhead(loopback: Loopback) -> float:
         parse_source("dir:none", Path.cwd()),
         [serving],
         [],
-        identity=Identity("bench", "session", topics, Clock()),
+        identity=Identity("bench", "session", topics, Timeline()),
         board=board,
         client=client,
     )

@@ -48,7 +48,7 @@ def main(options: Options) -> int:
     settings = load_settings(options, needed=True)
     from ...config.device_profile import default_dirs, strays
     from ...config.load import find_file
-    from ...runtime.serving.loader import ModelLoader, library_of, match_profile, open_store
+    from ...runtime.serving.loader import ModelLoader, match_profile, open_library, open_store
     from ...runtime.serving.tuning_results import TuningResults
     from .profile import tuned
 
@@ -62,7 +62,8 @@ def main(options: Options) -> int:
     report.line("ok", "profile", f"{match.name} ({match.reason}) on {facts}")
     for line in strays(default_dirs()):
         report.line("note", "profile", line)
-    loader = ModelLoader(match.profile, facts, settings.engine)
+    tuning = TuningResults(settings.state, match.profile, facts)
+    loader = ModelLoader(match.profile, facts, settings.engine, tuning=tuning)
     for choice, why in loader.lineup.absent:
         report.line("note", "engine", f"{choice.engine}:{choice.device} is passed over: {why}")
     for line in loader.lineup.notes:
@@ -71,10 +72,8 @@ def main(options: Options) -> int:
         report.line("ok", "engine", f"{choice.engine}:{choice.device}")
     store = open_store(settings)
     report.line("ok", "state_dir", f"{settings.state}, writable")
-    tuning = TuningResults(settings.state, match.profile, facts)
     for line in tuned(tuning, loader.lineup.choices):
         report.line("note" if tuning.problem else "ok", "tune", line)
-    loader.tuning = tuning
     for why in _device(settings):
         subject, _, text = why.partition(": ")
         report.line("note", subject, text)
@@ -82,7 +81,7 @@ def main(options: Options) -> int:
         mend = "needs prometheus-client: pip install 'edge-agent[metrics]'"
         report.line("FAIL", "health.metrics_port", mend)
     report.tried("broker", lambda: _broker(settings))
-    library = library_of(settings, store)
+    library = open_library(settings, store)
     for name in settings.models_dirs:
         report.tried("models_dirs", partial(_models_dir, Path(name)))
     for pipeline in settings.pipelines:
@@ -97,7 +96,7 @@ def main(options: Options) -> int:
 def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, loader: Any) -> None:
     """Check the source of one pipeline and each of its models."""
     from ...config.device_profile import unlisted
-    from ...config.lint import doubts
+    from ...config.lint import lint_pipeline
     from ...config.settings import parse_route
     from ...inference.golden import compare_golden
     from ...inference.model import outside
@@ -151,7 +150,7 @@ def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, loade
     references = [arm.reference for arm, _, _ in wanted]
     found = [folders.get(reference) for reference in references]
     count = len(pipeline.arms)
-    for line in doubts(pipeline, found[:count], found[count:]):
+    for line in lint_pipeline(pipeline, found[:count], found[count:]):
         report.line("note", subject, line)
 
 
@@ -174,10 +173,10 @@ def _broker(settings: Any) -> str:
 
 def _device(settings: Any) -> list[str]:
     """Print the problems of the machine itself, with the texts that health uses."""
-    from ...device.pressure import disk_why, memory_why
+    from ...device.pressure import disk_problems, memory_problems
     from ...device.thermal import Thermometer
 
-    return [*Thermometer().read().why(), *memory_why(), *disk_why(settings.state)]
+    return [*Thermometer().read().problems(), *memory_problems(), *disk_problems(settings.state)]
 
 
 def _trust(report: _Report, trust: Any) -> None:

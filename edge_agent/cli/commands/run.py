@@ -26,14 +26,14 @@ def main(options: Options) -> int:
     # Before the settings are read: what is changed meanwhile is noticed at the next start.
     origins = digest(config)
     settings = load_settings(options, needed=True)
-    options.clock.take("settings", time.monotonic() - start)
+    options.timeline.record("settings", time.monotonic() - start)
     start = time.monotonic()
     from ...daemon.agent import run
 
-    options.clock.take("imports", time.monotonic() - start)
+    options.timeline.record("imports", time.monotonic() - start)
 
     def reread() -> Settings:
         again: Settings = load_settings(options, needed=True)
         return again
 
-    return run(settings, reread, options.clock, (config, origins))
+    return run(settings, reread, options.timeline, (config, origins))

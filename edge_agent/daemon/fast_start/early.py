@@ -1,4 +1,4 @@
-"""Native work that is under way while the rest of the program is imported."""
+"""Preloading of engines and models while the rest of the program is imported."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from ...core.timeline import Clock
+from ...core.timeline import Timeline
 from ...inference.prepared.artifact import WEIGHTS
 from ...inference.prepared.load import ENGINE, load_folder, prefetch
 from .plan import Plan
-from .readahead import Ahead, ahead, cached
+from .readahead import ReadAhead, cached, start_read_ahead
 
 
-class Early:
-    """What is under way while the rest of the program is imported."""
+class Preload:
+    """The libraries and models of a plan, being loaded in the background."""
 
-    def __init__(self, plan: Plan, clock: Clock) -> None:
-        """Import the libraries that the first result needs, and begin to load its models.
+    def __init__(self, plan: Plan, timeline: Timeline) -> None:
+        """Import the libraries that the first result needs, and start to load its models.
 
         Raises:
             ImportError: a library is not installed any more.
@@ -36,28 +36,29 @@ class Early:
         # Forms of other engines are not begun here: their libraries take longer to import than
         # the forms to load.
         self._models = [
-            Begun(quick.form if quick.choice["engine"] == ENGINE else "") for quick in plan.models
+            PreloadedModel(quick.form if quick.choice["engine"] == ENGINE else "")
+            for quick in plan.models
         ]
         try:
-            self._begin(plan, clock)
+            self._begin(plan, timeline)
         except ImportError:
-            self.over()
+            self.restore_python()
             raise
 
-    def _begin(self, plan: Plan, clock: Clock) -> None:
+    def _begin(self, plan: Plan, timeline: Timeline) -> None:
         formed = [begun for begun in self._models if begun.form]
         others = {quick.choice["engine"] for quick in plan.models} - {ENGINE}
-        reading = ahead(plan.state, plan.origins)
+        reading = start_read_ahead(plan.state, plan.origins)
         if formed and reading is None and not cached(f"{formed[0].form}/{WEIGHTS}", 0):
             # The libraries are in memory, the model is not: the disk need not wait for Python.
             threading.Thread(target=_warm, args=(formed,), daemon=True).start()
         # In this order, one after the other: what the loader waits for comes first. By one thread:
         # two that import NumPy at a time get half of it (seen).
-        _undocumented("numpy", "numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars")
+        _skip_documentation("numpy", "numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars")
         self._need("numpy", reading)
         if formed:
             self._need(ENGINE, reading)
-            loading = threading.Thread(target=_load, args=(formed, reading, clock), daemon=True)
+            loading = threading.Thread(target=_load, args=(formed, reading, timeline), daemon=True)
             loading.start()
         if any(quick.kind == "picture" for quick in plan.models):
             if reading is not None:
@@ -72,7 +73,7 @@ class Early:
             reading.wait()
 
     @staticmethod
-    def _need(package: str, reading: Ahead | None) -> None:
+    def _need(package: str, reading: ReadAhead | None) -> None:
         if reading is not None:
             reading.wait(package)
         import_module(package)
@@ -86,32 +87,37 @@ class Early:
         """
         return self._models[index].result()
 
-    def over(self) -> None:
-        """Let Python be as it is without a start."""
+    def restore_python(self) -> None:
+        """Restore the garbage collector and the switch interval."""
         sys.setswitchinterval(self._interval)
         gc.enable()
 
 
-class Begun:
-    """A model that is to be loaded from its form."""
+class PreloadedModel:
+    """A model that is loaded from its prepared form."""
 
     def __init__(self, form: str) -> None:
         self.form = form
-        """Its folder; empty: there is nothing to be begun."""
+        """Its folder; empty: it is not preloaded."""
         self._result: Any = None
         self._problem: BaseException | None = None
         self._done = threading.Event()
 
     def load(self) -> None:
-        """Load it, or keep what is wrong for whoever asks."""
+        """Load it, or keep the error for `result`."""
         try:
             self._result = load_folder(self.form)
-        except BaseException as problem:  # noqa: BLE001 - raised where the result is asked for
+        except BaseException as problem:  # noqa: BLE001 - raised by `result`
             self._problem = problem
         self._done.set()
 
     def result(self) -> Any:
-        """Wait for it."""
+        """Wait for the load and return it; None: it is not preloaded.
+
+        Raises:
+            FormError: the form cannot be used.
+
+        """
         if not self.form:
             return None
         self._done.wait()
@@ -120,7 +126,7 @@ class Begun:
         return self._result
 
 
-def _undocumented(package: str, *without: str) -> None:
+def _skip_documentation(package: str, *without: str) -> None:
     """Leave out modules of a package that only write its documentation: 4.4 of NumPy's 47 ms.
 
     Where a later version of it has no such modules, nothing changes.
@@ -130,20 +136,20 @@ def _undocumented(package: str, *without: str) -> None:
             sys.modules.setdefault(name, ModuleType(name))
 
 
-def _warm(models: Sequence[Begun]) -> None:
-    """Have the disk read what is loaded later."""
+def _warm(models: Sequence[PreloadedModel]) -> None:
+    """Read the models that are loaded later into the page cache."""
     for begun in models:
         prefetch(begun.form)
 
 
-def _load(models: Sequence[Begun], reading: Ahead | None, clock: Clock) -> None:
+def _load(models: Sequence[PreloadedModel], reading: ReadAhead | None, timeline: Timeline) -> None:
     """Load models one after the other, in the order of the settings."""
     if reading is not None:
         # A slow disk: the libraries first, without which no weight is of any use.
         start = time.monotonic()
         reading.wait()
-        clock.take("read", time.monotonic() - start)
+        timeline.record("read", time.monotonic() - start)
     for begun in models:
         start = time.monotonic()
         begun.load()
-        clock.take("build", time.monotonic() - start)
+        timeline.record("build", time.monotonic() - start)

@@ -1,7 +1,7 @@
-"""What the settings are made from, as one digest: a start may be repeated while it is the same.
+"""Fingerprint of the inputs of a start; a plan is valid while it is the same.
 
-Environment, credentials, file, program and machine. Not cryptographic: who may write to the state
-folder or the settings needs no collision.
+Environment, credentials, file, program and machine. Not cryptographic: an attacker who may write to
+the state folder or the settings needs no collision.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _VARIABLES = ("EDGE_AGENT_", "STATE_DIRECTORY", "CREDENTIALS_DIRECTORY", "HOME="
 
 
 def digest(config: str | None) -> str:
-    """Digest everything that decides what the settings are and how they are carried out here."""
+    """Return a digest of all that decides the settings and how they are applied on this machine."""
     parts = xxhash.xxh3_128()
 
     def add(*words: str | bytes) -> None:
@@ -39,13 +39,13 @@ def digest(config: str | None) -> str:
         for path in sorted(Path(credentials).glob("*")):
             add(path.name, _bytes(str(path)))
     add(os.uname().nodename, _bytes("/etc/machine-id"), os.uname().machine)
-    # In pieces of 16 MiB: what the kernel takes for itself is not the same at every boot.
+    # In steps of 16 MiB: the kernel's own share differs from boot to boot.
     add(instructions(), str(usable_cpus()), str(usable_memory() >> 24))
     return parts.hexdigest()
 
 
 def stamp(path: str) -> list[int] | None:
-    """Give what changes when a file or folder does; None where there is none."""
+    """Return a value that changes with a file or folder; None where there is none."""
     try:
         known = os.stat(path)  # noqa: PTH116 - pathlib's is slower, and there are many
     except OSError:

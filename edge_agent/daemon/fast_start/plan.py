@@ -1,9 +1,9 @@
-"""What the last good start came to, so that the next one need not work it out again.
+"""The plan of a fast start: settings and models as the last good start resolved them.
 
-Kept in the state folder as `start.json`, with a digest of all that it was made from and a stamp of
-every file that was looked at. It is used only while all of these are the same; settings, profile
-and models are checked in full after the first result, and whatever turns out otherwise takes the
-slow way.
+Kept in the state folder as `start.json`, with the fingerprint of its inputs and a stamp of every
+file that it depends on. It is used only while all of these are the same; settings, profile and
+models are checked in full after the first result, and a difference leads to a normal start. No
+`core.state_file`: it is sealed by a checksum and readable by its owner alone.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_128_hexdigest
 
 from ...config.locations import default_state
 from ...runtime.serving.planned_model import PlannedModel
 from .fingerprint import stamp
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +45,10 @@ class Plan(NamedTuple):
     models: list[PlannedModel]
 
 
-def secrets() -> dict[str, str]:
-    """Give what environment and credentials say of the way to the broker, by key of `[broker]`.
+def broker_secrets() -> dict[str, str]:
+    """Return the broker's address and credentials from the environment, by key of `[broker]`.
 
-    It is read from there at every start, and never written down. Read as `config` reads it: the
+    They are read at every start, and never written to the plan. Read as `config` reads it: the
     names of variables in any case, behind their prefix, and the longer name wins.
     """
     found: dict[str, str] = {}
@@ -60,7 +57,7 @@ def secrets() -> dict[str, str]:
         try:
             text = Path(str(folder), f"broker.{key}").read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
-            continue  # of no use to the settings either
+            continue  # the settings ignore or refuse it, too
         found[key] = text.rstrip("\r\n")
     variables = {
         name.removeprefix("EDGE_AGENT_").lower(): name
@@ -77,11 +74,11 @@ def secrets() -> dict[str, str]:
 
 
 def find(config: str | None, origins: str) -> Plan | None:
-    """Read the plan of a start from this settings file; None where there is none that holds.
+    """Read the plan of a start from this settings file; None where there is no valid one.
 
     Args:
         config: the settings file, absolute.
-        origins: digest of what settings are made from, now.
+        origins: fingerprint of the inputs now.
 
     """
     state = _state_folder(config)
@@ -90,13 +87,13 @@ def find(config: str | None, origins: str) -> Plan | None:
             data = file.read()
         body = data[_HEAD:]
         if data[:_HEAD] != _seal(body):
-            return None  # damaged: the slow way needs none, and writes a new one
+            return None  # damaged: a normal start needs none, and writes a new one
         read = json.loads(body)
         if read["schema"] != SCHEMA or read["origins"] != origins:
             return None
         if any(stamp(path) != known for path, known in read["stamps"].items()):
             return None
-        read["settings"]["broker"].update(secrets())
+        read["settings"]["broker"].update(broker_secrets())
         return Plan(
             state,
             origins,
@@ -106,18 +103,18 @@ def find(config: str | None, origins: str) -> Plan | None:
             [PlannedModel(*entry) for entry in read["models"]],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # there is none, or it is of another program
+        return None  # there is none, or another version has written it
 
 
 def write(plan: Plan, looked_at: list[Path]) -> None:
-    """Keep a plan, with a stamp of every file and folder that it depends on."""
+    """Write a plan, with a stamp of every file and folder that it depends on."""
     from ...core.files import replace_file
 
     if _hidden(plan.settings):
         forget(Path(plan.state))
         log.info("starts are not quick: the environment has a camera's password or token")
         return
-    plan.settings["broker"].update(dict.fromkeys(secrets()))
+    plan.settings["broker"].update(dict.fromkeys(broker_secrets()))
     body = json.dumps(
         {
             "schema": SCHEMA,
@@ -141,7 +138,7 @@ def write(plan: Plan, looked_at: list[Path]) -> None:
 
 
 def _hidden(settings: Any) -> bool:
-    """Whether the environment says how to get at a camera: that is never written down either."""
+    """Whether the environment holds a camera's credentials: they are never written down either."""
     if not any(name.upper().startswith("EDGE_AGENT_PIPELINES") for name in os.environ):
         return False
     # A password, or a token behind a "?", of an address; not the options of a file.
@@ -154,12 +151,12 @@ def _seal(body: bytes) -> bytes:
 
 
 def forget(state: Path) -> None:
-    """Remove the plan: something is not as it says."""
+    """Remove the plan: it is not valid any more."""
     (state / FILE).unlink(missing_ok=True)
 
 
 def _state_folder(config: str | None) -> str:
-    """Guess where the state folder is; whoever guesses wrong finds no plan that holds."""
+    """Guess the state folder without parsing the settings; a wrong guess finds no valid plan."""
     given = os.environ.get("EDGE_AGENT_STATE_DIR")
     base = os.path.dirname(config) if config else os.getcwd()  # noqa: PTH109, PTH120 - see origins
     if given is None and config is not None:
@@ -167,7 +164,7 @@ def _state_folder(config: str | None) -> str:
             with open(config, "rb") as file:  # noqa: PTH123
                 found = _STATE.search(file.read())
         except OSError:
-            found = None  # whoever reads the settings in full says what is wrong
+            found = None  # the normal start reports it
         if found:
             given = (found[1] or found[2] or b"").decode("utf-8", "replace")
     given = given or default_state(config, os.environ)

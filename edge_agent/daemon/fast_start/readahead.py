@@ -1,4 +1,4 @@
-"""Which parts of which files a start reads, learned from a good one, and read ahead at the next.
+"""Read-ahead of the file pages that a start needs, as listed by the last good start.
 
 After a cold boot from flash the libraries outweigh the model: some 100 MB are read for a model of
 26 MB, most of it because the kernel reads 128 KiB around each page that is touched. What is read
@@ -26,14 +26,14 @@ _GAP = 4
 """Pages between two ranges that are read along: a request costs more than they do."""
 _PIECE = 256 * 1024
 _NO_LIST = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
-"""What comes of a list that is not there, or damaged."""
+"""Errors of a list that is absent or damaged."""
 
 
-class Ahead:
-    """Reads ahead what the last start has touched, in a thread, package by package.
+class ReadAhead:
+    """Thread that reads the pages that the last start has touched, package by package.
 
-    Whoever touches a page that has not been read makes the kernel read 128 KiB around it; who waits
-    for a package to be read, does not.
+    A touch of a page that has not been read makes the kernel read 128 KiB around it; so a package
+    is imported only after it has been read (`wait`).
     """
 
     def __init__(self, files: Sequence[Any]) -> None:
@@ -62,7 +62,7 @@ class Ahead:
         except (TypeError, ValueError, OverflowError):
             log.warning("%s is damaged; it is of no use to this start", FILE)
         finally:
-            # Whatever becomes of this: nobody is to wait for it in vain.
+            # In any case: no caller of `wait` may be left waiting.
             self._advance(len(self._files))
 
     def _advance(self, to: int) -> None:
@@ -71,15 +71,15 @@ class Ahead:
             self._moved.notify_all()
 
 
-def ahead(state: str, origins: str) -> Ahead | None:
-    """Begin to read ahead.
+def start_read_ahead(state: str, origins: str) -> ReadAhead | None:
+    """Start to read ahead.
 
     Args:
         state: the state folder.
         origins: of the plan; a list of another start is of no use.
 
     Returns:
-        None where there is nothing to be done: no list, or the files are in memory already.
+        None where there is no list, or the files are in memory already.
 
     """
     try:
@@ -87,13 +87,13 @@ def ahead(state: str, origins: str) -> Ahead | None:
             known = json.loads(file.read())
         if (known["schema"], known["origins"]) != (SCHEMA, origins) or cached(*known["probe"]):
             return None
-        return Ahead([(str(path), ranges) for path, ranges in known["files"]])
+        return ReadAhead([(str(path), ranges) for path, ranges in known["files"]])
     except _NO_LIST:
         return None  # it only makes a start quicker
 
 
 def cached(path: str, offset: int) -> bool:
-    """Whether a page of a file is in memory; of one that is not there, nothing can be read."""
+    """Whether a page of a file is in memory; also True for a file that is absent."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -130,7 +130,7 @@ def _read(path: str, ranges: Sequence[Sequence[int]], buffer: memoryview) -> Non
         os.close(handle)
 
 
-def learned(state: str, origins: str) -> bool:
+def is_known(state: str, origins: str) -> bool:
     """Whether there is a list of this start."""
     try:
         with open(f"{state}/{FILE}", "rb") as file:  # noqa: PTH123 - as above
@@ -140,8 +140,8 @@ def learned(state: str, origins: str) -> bool:
         return False
 
 
-def learn(origins: str, without: Sequence[str]) -> bytes | None:
-    """Look at what this process has mapped and imported by now.
+def list_touched(origins: str, without: Sequence[str]) -> bytes | None:
+    """Return the list of pages that this process has mapped or imported by now.
 
     Args:
         origins: of the plan that this start was made from.
@@ -185,7 +185,7 @@ def learn(origins: str, without: Sequence[str]) -> bytes | None:
 
 
 def _package(path: str) -> str:
-    """Give the folder below site-packages; opencv's libraries lie beside it under a longer name."""
+    """Return the folder below site-packages; OpenCV's libraries lie in one of a longer name."""
     _, found, rest = path.partition("/site-packages/")
     top = rest.split("/")[0] if found else ""
     return "cv2.libs" if top.startswith("opencv_python") and top.endswith(".libs") else top
@@ -199,7 +199,7 @@ def _size(path: str) -> int:
 
 
 def _mapped() -> Iterator[tuple[str, list[list[int]]]]:
-    """Give the pages of each mapped file that this process has touched: proc(5), pagemap."""
+    """Yield the pages of each mapped file that this process has touched: proc(5), pagemap."""
     found: dict[str, set[int]] = {}
     pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -82,7 +82,7 @@ class Pipeline:
             board=board,
             sinks=[self.results, self.snapshots, *sinks],
             errors=self.errors,
-            clock=identity.clock,
+            timeline=identity.timeline,
             load=load,
         )
         self.queue: FrameQueue[Model] = FrameQueue(

@@ -8,7 +8,7 @@ from functools import partial
 from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import SecondStage
 from ...core.errors import AgentError, EngineError, ModelError, SampleError
-from ...core.timeline import Clock
+from ...core.timeline import Timeline
 from ...core.types import Detections, Outcome, Request, Sample, Second
 from ...inference.model import Model, Region
 from ..scheduler.board import Board, Job
@@ -29,7 +29,7 @@ class PipelineRoute:
         board: Board[Model],
         sinks: Sequence[ResultSink],
         errors: FrameErrors,
-        clock: Clock,
+        timeline: Timeline,
         load: Callable[[Serving], None],
     ) -> None:
         """Prepare.
@@ -41,7 +41,7 @@ class PipelineRoute:
             board: counts and orders what is completed.
             sinks: take the results, in the order of capture.
             errors: records why frames are dropped.
-            clock: measures the start.
+            timeline: measures the start.
             load: loads a model that is needed now; returns when it is there, or cannot be loaded.
 
         """
@@ -57,7 +57,7 @@ class PipelineRoute:
         self._board = board
         self._sinks = sinks
         self._errors = errors
-        self._clock = clock
+        self._timeline = timeline
         self._load = load
         # Its own: others split their frames between the same models otherwise.
         self._weights = [arm.weight for arm in settings.arms]
@@ -119,7 +119,7 @@ class PipelineRoute:
             self._board.finish(job, None)
             self._shadow(job, None)
             return
-        self._clock.take("first_inference", outcome.timing.infer_ms / 1e3)
+        self._timeline.record("first_inference", outcome.timing.infer_ms / 1e3)
         self._board.finish(job, partial(self._deliver, job.sample, outcome))
         self._shadow(job, outcome)
 

@@ -17,7 +17,7 @@ from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import Settings, parse_route
 from ...core.errors import UsageError
 from ...core.threads import Stops, ThreadGroup
-from ...core.timeline import Clock
+from ...core.timeline import Timeline
 from ...device.wall_clock import WallClock
 from ...inference.model import Model
 from ...mqtt import payloads
@@ -51,7 +51,7 @@ class Runner:
         library: Callable[[], Library],
         loader: Callable[[], ModelLoader],
         stops: Stops,
-        clock: Clock,
+        timeline: Timeline,
         sinks: Sequence[ResultSink] = (),
     ) -> None:
         """Open what can be opened without waiting for others.
@@ -62,7 +62,7 @@ class Runner:
             library: returns what models there are; called when first needed.
             loader: returns how they are loaded; likewise.
             stops: where reasons to stop are left.
-            clock: measures the start.
+            timeline: measures the start.
             sinks: take every result of every pipeline, beside those that a pipeline has itself.
 
         Raises:
@@ -71,7 +71,7 @@ class Runner:
         """
         self.settings = settings
         self._context = SourceContext(hardware_decoding=settings.decode == "auto")
-        self.clock = clock
+        self.timeline = timeline
         self.wall = WallClock(str(settings.state))
         self.session = str(uuid.uuid4())
         self.topics = Topics(settings.broker.topic_root, settings.device_id)
@@ -152,7 +152,7 @@ class Runner:
                 for stage in settings.then
             ],
             identity=Identity(
-                self.settings.device_id, self.session, self.topics, self.clock, self.wall
+                self.settings.device_id, self.session, self.topics, self.timeline, self.wall
             ),
             board=self.board,
             client=self.client,
@@ -225,7 +225,7 @@ class Runner:
 
     def cold_start(self, model: Model) -> dict[str, float] | None:
         """Return the steps of the start for a model that served the first result."""
-        steps = self.clock.steps
+        steps = self.timeline.steps
         if steps is None:
             return None
         if not self._cold:

@@ -74,7 +74,7 @@ class MqttSink:
         """Measure a result that was first handed to a connection."""
         if not replayed:
             self.latency_ms.append((time.monotonic() - since) * 1e3)
-        self._identity.clock.published()
+        self._identity.timeline.mark_published()
 
     def wait_credit(self, closing: threading.Event) -> bool:
         """Wait until a lossless pipeline may give more results; False when it shall not."""

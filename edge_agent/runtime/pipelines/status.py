@@ -6,7 +6,7 @@ import logging
 import time
 
 from ...core.frozen import record
-from ...core.timeline import Clock
+from ...core.timeline import Timeline
 from ...device.wall_clock import WallClock
 from ...mqtt import payloads
 from ...mqtt.client import Client
@@ -22,7 +22,7 @@ class Identity:
     device: str
     session: str
     topics: Topics
-    clock: Clock
+    timeline: Timeline
     wall: WallClock | None = None
     """Judges the times that results bear; None: they are taken as they are."""
 
@@ -58,7 +58,7 @@ class SourceStatus:
 
     def first_frame(self, seconds: float) -> None:
         """Record how long the start took up to the first frame."""
-        self._identity.clock.take("first_frame", seconds)
+        self._identity.timeline.record("first_frame", seconds)
 
 
 class FrameErrors:
