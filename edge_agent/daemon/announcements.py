@@ -64,7 +64,7 @@ class Announcements:
         transfers: Transfers,
         prepared: Callable[[str], str | None],
     ) -> None:
-        """Prepare.
+        """Publish nothing yet.
 
         Args:
             runner: has the pipelines and what serves.

@@ -89,7 +89,7 @@ class Control:
         self._runner.client.publish(self._runner.topics.health, payloads.encode(payload))
 
     def suspend(self) -> None:
-        """Let no probation end because the agent does."""
+        """Suspend probations, so that none ends because the agent does."""
         self._deployer.suspend()
 
     def close(self) -> None:

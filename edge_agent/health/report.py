@@ -45,7 +45,7 @@ class Health:
         root: Path = ROOT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare.
+        """Build the report of these parts.
 
         Args:
             board: has the accounts.
