@@ -61,7 +61,7 @@ class Announcements:
         ledger: Ledger,
         prepared: Callable[[str], str | None],
     ) -> None:
-        """Prepare.
+        """Publish nothing yet.
 
         Args:
             runner: has the pipelines and what serves.

@@ -386,13 +386,13 @@ def test_only_what_was_checked_counts_as_there(tmp_path: Path) -> None:
         assert incoming.reach == offsets[1]
         incoming.put(1, package.block(1))
         assert incoming.reach == offsets[3]
-        incoming.hurry(total - 1000, total)
+        incoming.request_first(total - 1000, total)
         wanted = incoming.missing(4)
         assert wanted[0] > 3, "the end comes first"
-        assert not incoming.hurried
+        assert not incoming.has_requested
         for index in incoming.missing():
             incoming.put(index, package.block(index))
-        assert incoming.hurried
+        assert incoming.has_requested
         assert incoming.reach == total
 
 

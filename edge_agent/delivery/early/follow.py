@@ -39,7 +39,7 @@ class Followed:
     """What was found."""
 
     why: str = ""
-    """Why it could not be followed; empty: it could."""
+    """Why it could not run; empty: it could."""
     label: str = ""
     stages: int = 0
     first_at: float | None = None
@@ -107,18 +107,18 @@ def _follow(
     wish(*file.tail)
     engine = StagedEngine(data, file, EngineChoice(**question["choice"]))
     try:
-        judge = threading.Thread(
+        golden = threading.Thread(
             target=_golden, args=(question, network, engine, found), name="golden", daemon=True
         )
         if question["golden"] and (folder / GOLDEN).is_file():
-            judge.start()
+            golden.start()
         engine.near.wait()
         tensors = frame(engine.inputs)
         if tensors is not None:
             engine.infer(tensors)
             found.first_at = time.monotonic()
-        if judge.ident is not None:
-            judge.join()
+        if golden.ident is not None:
+            golden.join()
         found.label, found.stages = engine.label, engine.stages
         found.runs = list(engine.runs)
     finally:

@@ -37,7 +37,7 @@ class GrowingFile:
 
         Args:
             have: bytes from the beginning.
-            granted: the wish is there, too.
+            granted: the bytes of `wish` are there, too.
 
         """
         with self._changed:

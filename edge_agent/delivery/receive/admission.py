@@ -80,7 +80,7 @@ class Admission:
             ModelError: it has.
 
         """
-        self._store.refuse_older(name, version)
+        self._store.check_not_older(name, version)
         for entry in self._library.versions(name):
             if (
                 entry.accepted

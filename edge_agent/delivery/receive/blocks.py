@@ -16,7 +16,7 @@ from ...models.manifest import ModelFolder
 from ...models.packages.archive import Front
 from ...models.packages.package import PackageHeader
 from ...models.store.catalog import Library
-from ...models.store.incoming import Incoming, arriving, other_transfers
+from ...models.store.incoming import Incoming, interrupted_transfers, other_transfers
 from ...models.store.install import install_incoming
 from ...models.store.local_blocks import plain_folders, stored_versions
 from ...models.store.store import Store
@@ -130,7 +130,7 @@ class BlockReceiver:
             header.size,
             header.blocks,
         )
-        begun = arriving(self._store).get(transfer_id)
+        begun = interrupted_transfers(self._store).get(transfer_id)
         if begun is not None:
             self._begin_blocks(transfer, begun.block_list)
         else:
@@ -210,7 +210,7 @@ class BlockReceiver:
         transfer.candidate.percent = _percent(incoming)
         if transfer.candidate.early_trial is not None:
             transfer.candidate.early_trial.begin(incoming.data)
-            incoming.hurry(transfer.header.size - END_BYTES, transfer.header.size)
+            incoming.request_first(transfer.header.size - END_BYTES, transfer.header.size)
         transfer.update_early_trial()
         if saved:
             log.info(

@@ -14,7 +14,7 @@ from ...core.errors import MalformedError, ModelError
 from ...core.files import disk_errors
 from ...models.packages.package import PackageHeader, transfer_id
 from ...models.store.catalog import Library
-from ...models.store.incoming import arriving
+from ...models.store.incoming import interrupted_transfers
 from ...models.store.store import Store
 from ..protocol import MAX_OFFER_BYTES
 from ..rollout.ledger import Candidate, Ledger
@@ -151,7 +151,7 @@ class Offers:
 
     def resume(self) -> None:
         """Resume, after a start, the transfers that were interrupted."""
-        for transfer, front in arriving(self._store).items():
+        for transfer, front in interrupted_transfers(self._store).items():
             log.info("push %s: was interrupted, is resumed", transfer)
             self._consider(transfer, front.header, front.signature)
             if not (self.is_known(transfer) or transfer in self._waiting):
@@ -163,7 +163,7 @@ class Offers:
             with disk_errors(f"push {transfer}: removing it"), self._store.locked():
                 folder = self._store.incoming / transfer
                 if folder.is_dir():
-                    self._store.take_apart(folder)
+                    self._store.delete_folder(folder)
         except ModelError as problem:
             log.error("push %s: not removed: %s", transfer, problem)  # noqa: TRY400 - one line, no traceback
 

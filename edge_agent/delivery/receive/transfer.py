@@ -149,8 +149,8 @@ class Transfer:
             return
         if early.wish is not None and not self.hurried:
             self.hurried = True
-            incoming.hurry(*early.wish)
-        granted = self.hurried and incoming.hurried
+            incoming.request_first(*early.wish)
+        granted = self.hurried and incoming.has_requested
         early.arrived(incoming.reach, granted=granted, whole=incoming.complete)
 
 

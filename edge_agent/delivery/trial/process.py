@@ -316,7 +316,7 @@ def run_trial(
         "kind": kind,
         "golden": golden,
         "choices": [choice.words() for choice in choices],
-        "oversize": None if oversize is None else oversize.words(),
+        "oversize": None if oversize is None else oversize.to_json(),
     }
     if oversize is not None:
         timeout_s += PREPARE_SECONDS
