@@ -86,8 +86,8 @@ class Announcements:
         """Models whose streaming mode has been logged."""
         self._unlisted: dict[str, str] = {}
         """By reference: why a model serves on an engine that the profile does not list."""
-        self._logged_doubts: set[str] = set()
-        """Settings without effect that have been logged."""
+        self._logged_doubts: set[tuple[str, str]] = set()
+        """Settings without effect that have been logged, by pipeline."""
 
     # The device
 
@@ -232,9 +232,9 @@ class Announcements:
                 [None if model is None else model.folder for model in firsts],
                 [None if model is None else model.folder for model in seconds],
             ):
-                now.add(f"pipeline {pipeline.name}: {line}")
-        for line in sorted(now - self._logged_doubts):
-            log.warning("%s", line)
+                now.add((pipeline.name, line))
+        for name, line in sorted(now - self._logged_doubts):
+            log.warning("pipeline %s: %s", name, line)
         self._logged_doubts = now
 
     def _log_streaming(self, model: Model) -> None:

@@ -112,7 +112,7 @@ class _Way:
         self.passed = [given]
         self.quantizers: dict[int, tuple[str, str]] = {}
         self.back: set[int] | None = set()
-        self._looked_at = False
+        self._shape_is_read = False
         self._graph = graph
         steps: set[tuple[Scalar, Scalar]] = set()
         joined: set[str] = set()
@@ -133,7 +133,7 @@ class _Way:
                     if node.outputs[0] not in self.passed:
                         self.passed.append(node.outputs[0])
                 elif node.operator in _SIZES and node.domain in _ONNX:
-                    self._looked_at = True
+                    self._shape_is_read = True
                 else:
                     raise UnfoldableError(f"{node.operator} takes {name} as it is")
         if joined - set(self.passed):
@@ -144,7 +144,7 @@ class _Way:
 
     def convolved(self) -> bool:
         """Whether the steps are at once convolved, in eight bits, and nothing else is done."""
-        if self._looked_at or len(self.passed) > 1 or len(self.quantizers) != 1:
+        if self._shape_is_read or len(self.passed) > 1 or len(self.quantizers) != 1:
             return False
         ((_, steps),) = self.quantizers.values()
         users = list(self._graph.users(steps))
