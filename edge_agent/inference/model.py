@@ -60,8 +60,8 @@ class PreparedSample:
     region: Region | None = None
 
 
-class Together(Protocol):
-    """Takes several samples at a time; see `batching`."""
+class BatchRunner(Protocol):
+    """Runs several samples at a time; see `batching`."""
 
     def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
         """Return what `Model.infer` returns for each, or the error that it would raise."""
@@ -86,27 +86,27 @@ class Model:
         self.manifest = folder.manifest
         self.engine = engine
         self.users = 0
-        """Frames that are going through it; the board counts."""
+        """Frames in flight through it; counted by the board."""
         self.infer_ms: deque[float] = deque(maxlen=1000)
         self.inferred = 0
         self.errors = 0
         """Frames on which it failed."""
         self.failing = 0
-        """Inferences in a row of which nothing came but an error; a breaker watches them."""
+        """Inferences in a row that failed; a breaker watches the number."""
         self.failure: tuple[str, Sample, Region | None] | None = None
-        """Of the latest: what was said, and what it was given."""
+        """The latest failure: error text, sample and region."""
         self.last: Tensors | None = None
-        """What the network was given last."""
+        """Inputs of the latest inference."""
         self.first_at: float | None = None
         """Monotonic clock at the end of its first inference on a frame."""
         self.used_at = time.monotonic()
-        """Likewise of its latest, or when it was loaded."""
-        self.batch: Together | None = None
-        """Takes several samples at a time; None: they go one by one."""
+        """Monotonic clock at the end of its latest inference, or when it was loaded."""
+        self.batch: BatchRunner | None = None
+        """Runs several samples at a time; None: they go one by one."""
         self.cost = Cost()
-        """What a frame of it takes of a lane; the board learns."""
+        """Lane time of a frame; learned by the board."""
         self.together = 1
-        """How many frames of whatever pipelines go through it together, at most."""
+        """Most frames, of any pipelines, that are inferred together."""
         self._prepare = prepare
         self._decode = decode
         self._id = folder.manifest.id
@@ -132,15 +132,18 @@ class Model:
             EngineError: the engine failed.
 
         """
-        prepared = self.prepare(Request(sample, threshold, region))
+        return self._infer(Request(sample, threshold, region))
+
+    def _infer(self, request: Request) -> Outcome:
+        prepared = self.prepare(request)
         start = time.perf_counter()
         try:
             outputs = self.run(prepared.tensors)
         except EngineError as problem:
-            self.record_failure(problem, sample, region)
+            self.record_failure(problem, request.sample, request.region)
             raise
         took = (time.perf_counter() - start) * 1e3
-        return self.conclude(Request(sample, threshold, region), prepared, outputs, took)
+        return self.conclude(request, prepared, outputs, took)
 
     def prepare(self, request: Request, out: Array | None = None) -> PreparedSample:
         """Make the network's inputs of a sample.
@@ -240,7 +243,7 @@ class Model:
     def answer(self, request: Request) -> Outcome | AgentError:
         """Return what `infer` returns, or the error that it raises."""
         try:
-            return self.infer(request.sample, threshold=request.threshold, region=request.region)
+            return self._infer(request)
         except (SampleError, EngineError, ModelError) as problem:
             return problem
 

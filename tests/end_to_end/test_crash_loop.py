@@ -22,7 +22,7 @@ from edge_agent.core.flight_recorder import (
     mark_starting,
     previous_crash,
 )
-from edge_agent.daemon.hang_watch import SURE_SECONDS, Hangs
+from edge_agent.daemon.hang_watch import SURE_SECONDS, HangWatch
 from edge_agent.runtime.serving.crash_ledger import LIMIT, CrashLedger
 from tests.delivery.test_push_rejections import crash
 from tests.helpers.push import model_folder
@@ -160,7 +160,7 @@ def test_after_three_crashes_in_a_row_a_pair_is_left_alone(tmp_path: Path) -> No
     for number in range(LIMIT):
         assert CrashLedger(tmp_path).barred(FACE) is None
         CrashLedger(tmp_path).add(words())
-        assert bool(CrashLedger(tmp_path).why()) == (number + 1 < LIMIT)
+        assert bool(CrashLedger(tmp_path).problems()) == (number + 1 < LIMIT)
     why = CrashLedger(tmp_path).barred(FACE)
     assert why is not None
     assert "crashed (Aborted) while loading it, 3 times in a row" in why
@@ -176,7 +176,7 @@ def test_a_good_run_forgives_what_has_not_come_to_the_limit(tmp_path: Path) -> N
     crashes.add(words())
     crashes.forgive()
     again = CrashLedger(tmp_path)
-    assert again.why() == []
+    assert again.problems() == []
     assert again.barred("bad@1 openvino:GPU 1-2") is not None
     for _ in range(LIMIT - 1):
         again.add(words())
@@ -205,15 +205,15 @@ def test_another_file_is_another_place(tmp_path: Path) -> None:
 def test_a_hang_is_said_once_and_ends_the_agent_where_nobody_watches() -> None:
     """It must last while we are awake; one that comes back is forgotten."""
     own, ends = Recorder(), list[str]()
-    hangs = Hangs(own, -1.0, ends.append)
+    hangs = HangWatch(own, -1.0, ends.append)
     number = own.enter("infer", FACE)
-    assert not hangs.look(100.0), "a process that was frozen itself has seen nothing"
-    assert not hangs.look(100.0 + SURE_SECONDS / 2)
-    assert hangs.look(100.0 + SURE_SECONDS)
-    assert hangs.look(101.0 + SURE_SECONDS)
+    assert not hangs.check(100.0), "a process that was frozen itself has seen nothing"
+    assert not hangs.check(100.0 + SURE_SECONDS / 2)
+    assert hangs.check(100.0 + SURE_SECONDS)
+    assert hangs.check(101.0 + SURE_SECONDS)
     assert ends == ["model face@3 openvino:GPU: hangs inside the engine (infer)"]
     own.leave(number)
-    assert not hangs.look(102.0 + SURE_SECONDS)
+    assert not hangs.check(102.0 + SURE_SECONDS)
 
 
 def test_a_load_may_take_longer_than_an_inference() -> None:

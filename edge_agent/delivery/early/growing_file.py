@@ -1,22 +1,26 @@
-"""A file that is being filled from its front, by another process: what is there can be read.
+"""A file that another process fills from its front: a read waits until its bytes are there.
 
-Whoever reads what is not there yet waits. Only what the writer has authenticated counts as there.
+Only what the writer has authenticated counts as there; it says how much that is in `PROGRESS`.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import struct
 import threading
 
 from ...core.errors import AgentError
+
+PROGRESS = struct.Struct("<Q?")
+"""Bytes from the beginning that are there, and whether those are there that were wished for."""
 
 
 class UnfitError(AgentError):
     """A model that cannot be run while it arrives; nothing is wrong with it."""
 
 
-class Arriving:
+class GrowingFile:
     """The members of a package, in the file of its transfer."""
 
     def __init__(self, descriptor: int) -> None:
@@ -29,11 +33,11 @@ class Arriving:
         self._changed = threading.Condition()
 
     def grow(self, have: int, *, granted: bool) -> None:
-        """Note how much is there.
+        """Record how much is there.
 
         Args:
             have: bytes from the beginning.
-            granted: the wish is there, too.
+            granted: the bytes of `wish` are there, too.
 
         """
         with self._changed:
@@ -42,7 +46,7 @@ class Arriving:
             self._changed.notify_all()
 
     def wish(self, start: int, stop: int) -> None:
-        """Name the bytes that are to come before their turn; once."""
+        """Record which bytes are to come before their turn; once."""
         self._wish = (start, stop)
 
     def wait(self, start: int, stop: int) -> None:
@@ -61,7 +65,7 @@ class Arriving:
             self._changed.wait_for(lambda: stop <= self._have or (wished and self._granted))
 
     def read(self, start: int, stop: int) -> bytes:
-        """Give some bytes, as soon as they are there."""
+        """Return some bytes, as soon as they are there."""
         self.wait(start, stop)
         return self.buffer[start:stop]
 

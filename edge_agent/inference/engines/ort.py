@@ -164,7 +164,7 @@ def open_network(
     if network.suffix.lower() != ".onnx":
         raise EngineError(f"{where}: reads .onnx files only, found {network.name}")
     provider = _provider(choice.device)
-    words, provider_options = settle(choice, provider)
+    words, provider_options = session_config(choice, provider)
     providers = [(provider, provider_options)] if provider != _CPU else []
     available = ort.get_available_providers()
     fallbacks = [name for name in _HELPERS.get(provider, ()) if name in available]
@@ -211,7 +211,7 @@ def _provider(device: str) -> str:
     )
 
 
-def settle(choice: EngineChoice, provider: str = _CPU) -> tuple[Words, dict[str, str]]:
+def session_config(choice: EngineChoice, provider: str = _CPU) -> tuple[Words, dict[str, str]]:
     """Turn a line of a profile into options of a session, in words, and options of the provider.
 
     Raises:
