@@ -294,7 +294,7 @@ class Agent:
             runner.watch()
             hanging = hangs.look(now)
             if self._control is not None:
-                self._control.tick(now)
+                self._control.tick()
             moves = feed is None or (runner.moves(2 * feed) and not hanging)
             if feed is not None and now >= next_feed and moves:
                 systemd.notify("WATCHDOG=1")

@@ -23,22 +23,17 @@ from ..models.packages.keys import TrustedKeys
 from ..mqtt.requests import ReplyMemory, Requests
 from ..runtime.pipelines.commands import PipelineCommands
 from ..runtime.pipelines.runner import Runner
-from ..runtime.upkeep.batch_setup import BatchSetup
-from ..runtime.upkeep.engine_upgrade import EngineUpgrade
-from ..runtime.upkeep.failover import Failover
-from ..runtime.upkeep.integrity import IntegrityCheck
-from ..runtime.upkeep.memory import MemoryRelease
-from ..runtime.upkeep.prepare_task import PrepareTask
+from ..runtime.upkeep.order import Upkeep
 from ..sources.frame_pool import FRAME_POOL
 from .announcements import Announcements, PushStatus
 from .commands import AgentCommands
 from .control import Control
 from .deployment import Deployment
-from .fast_start.plan_writer import Planner
+from .fast_start.plan_writer import PlanWriter
 from .inventory import Inventory
 from .reload import SettingsReload
 from .request_loop import RequestLoop
-from .services import Service, Services, Worker
+from .services import Service, Services
 
 
 def compose(
@@ -92,35 +87,31 @@ def compose(
     # Upkeep of the models that serve.
 
     form_ready = Listeners()
-    upgrade = EngineUpgrade(active, loader, watched=deployer.watches)
-    preparer = PrepareTask(
-        store,
-        active,
-        loader,
-        budget_mb,
-        lambda: runner.settings.quota_mb * 2**20,
-        form_ready,
-        upgrade.offer,
-    )
-    batcher = BatchSetup(active, loader, runner.board, upgrade.done)
-    failover = Failover(active, loader)
-    integrity = IntegrityCheck(settings.state, active, preparer.wake)
-    memory = MemoryRelease(
-        active, profile.unload_idle_s, present=runner.present, forget=FRAME_POOL.forget
-    )
-    planner = Planner(
+    plan_writer = PlanWriter(
         runner,
         store,
         catalog,
         loader.lanes,
         lazy=lazy,
         origins=origins,
-        quick=preparer.quick,
+        models=lambda: upkeep.planned(),  # noqa: PLW0108 - upkeep calls it, and is made below
+    )
+    upkeep = Upkeep(
+        active,
+        loader,
+        runner.board,
+        store,
+        quota=lambda: runner.settings.quota_mb * 2**20,
+        watched=deployer.watches,
+        present=runner.present,
+        forget=FRAME_POOL.forget,
+        prepared=form_ready,
+        plan=plan_writer,
     )
 
     # What the device publishes of itself.
 
-    announcements = Announcements(runner, inventory, deployer, transfers, preparer.state)
+    announcements = Announcements(runner, inventory, deployer, transfers, upkeep.prepared)
     metrics = MetricsPort(
         settings.health.metrics_port, settings.device_id, __version__, lambda: health.latest
     )
@@ -147,12 +138,7 @@ def compose(
         metrics,
         Deployment(runner, store, deployer, local_requests, stops),
         RequestLoop(runner.inbox, requests, transfers, local_requests, deployer, catalog),
-        Worker("steady", upgrade.run, upgrade.close),
-        Worker("batcher", batcher.run, batcher.close),
-        Worker("demoter", failover.run, failover.close, failover.why),
-        Worker("planner", planner.run, planner.close),
-        Worker("preparer", preparer.run, preparer.close),
-        Worker("scrub", integrity.run, integrity.close, integrity.why),
+        *upkeep.conductors,
     ]
     background = Services(services)
     health = Health(
@@ -163,21 +149,20 @@ def compose(
         settings.state,
         malformed=lambda: requests.malformed + runner.inbox.dropped,
         credible=runner.wall.credible,
-        problems=(recorder.problems, inventory.crashes.why, background.problems),
+        problems=(recorder.problems, inventory.crashes.problems, background.problems),
     )
-    active.on_change.add(announcements.models, preparer.wake, batcher.wake, planner.changed)
-    form_ready.add(planner.keep, announcements.models)
+    active.on_change.add(announcements.models, plan_writer.changed, upkeep.wake)
+    form_ready.add(plan_writer.write, announcements.models)
     return Control(
         runner,
         inventory,
         deployer=deployer,
         transfers=transfers,
         services=background,
-        memory=memory,
         announcements=announcements,
         health=health,
         reload=SettingsReload(
-            runner, planner, announcements, metrics, reread, file=origins[0], lazy=lazy
+            runner, plan_writer, announcements, metrics, reread, file=origins[0], lazy=lazy
         ),
     )
 

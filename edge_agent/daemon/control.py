@@ -15,7 +15,6 @@ from ..health.report import Health
 from ..mqtt import payloads
 from ..runtime.pipelines.runner import Runner
 from ..runtime.serving.crash_ledger import GOOD_SECONDS
-from ..runtime.upkeep.memory import MemoryRelease
 from .announcements import Announcements
 from .inventory import Inventory
 from .reload import SettingsReload
@@ -35,7 +34,6 @@ class Control:
         deployer: Deployer,
         transfers: Transfers,
         services: Services,
-        memory: MemoryRelease,
         announcements: Announcements,
         health: Health,
         reload: SettingsReload,
@@ -45,7 +43,6 @@ class Control:
         self._deployer = deployer
         self._transfers = transfers
         self._services = services
-        self._memory = memory
         self._announcements = announcements
         self._health = health
         self._reload = reload
@@ -65,16 +62,10 @@ class Control:
         """Apply changed settings without touching pipelines that have not changed."""
         self._reload.run()
 
-    def tick(self, now: float) -> None:
-        """Do what is due; called every second or so by the main thread.
-
-        Args:
-            now: monotonic seconds.
-
-        """
+    def tick(self) -> None:
+        """Do what is due; called every second or so by the main thread."""
         if self._runner.timeline.age > GOOD_SECONDS:
             self._inventory.crashes.forgive()
-        self._memory.look(now)
         self._log_first_result()
 
     def _log_first_result(self) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..config.settings import Settings
 from ..runtime.serving.crash_ledger import CrashLedger
-from ..runtime.serving.loader import ModelLoader, library_of, match_profile, open_store
+from ..runtime.serving.loader import ModelLoader, match_profile, open_library, open_store
 
 if TYPE_CHECKING:
     from ..core.flight_recorder import PreviousCrash
@@ -33,7 +33,7 @@ class Inventory:
             batching=settings.batching,
             crashes=self.crashes,
         )
-        self.catalog = library_of(settings, self.store)
+        self.catalog = open_library(settings, self.store)
 
     def blame(self, last: PreviousCrash | None) -> None:
         """Count an abnormal end of the last run against the models in use at that moment.

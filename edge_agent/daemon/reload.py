@@ -20,7 +20,7 @@ from ..mqtt.connection import tls_context
 from ..runtime.pipelines.runner import Runner
 from ..sources.spec import parse_source
 from .announcements import Announcements
-from .fast_start.plan_writer import Planner
+from .fast_start.plan_writer import PlanWriter
 
 if TYPE_CHECKING:
     import ssl
@@ -34,7 +34,7 @@ class SettingsReload:
     def __init__(
         self,
         runner: Runner,
-        planner: Planner,
+        plan_writer: PlanWriter,
         announcements: Announcements,
         metrics: MetricsPort,
         reread: Callable[[], Settings],
@@ -46,7 +46,7 @@ class SettingsReload:
 
         Args:
             runner: whose pipelines, broker and settings change.
-            planner: records what the settings are made from.
+            plan_writer: records what the settings are made from.
             announcements: what the device publishes of itself.
             metrics: the port for Prometheus.
             reread: reads the settings from where they came from.
@@ -55,7 +55,7 @@ class SettingsReload:
 
         """
         self._runner = runner
-        self._planner = planner
+        self._plan_writer = plan_writer
         self._announcements = announcements
         self._metrics = metrics
         self._reread = reread
@@ -70,7 +70,7 @@ class SettingsReload:
         runner = self._runner
         before = runner.settings
         try:
-            self._planner.reread()
+            self._plan_writer.reread()
             settings, tls = self._read()
         except UsageError as problem:
             log.error("the settings stay as they were: %s", problem, extra=ANSWER)  # noqa: TRY400 - one line, no traceback
@@ -103,7 +103,7 @@ class SettingsReload:
         settings, waiting = keep_until_restart(settings, self._runner.settings)
         for key in waiting:
             log.warning("%s: changed, takes effect at the next start", key, extra=ANSWER)
-            self._planner.waits_for_restart = True
+            self._plan_writer.waits_for_restart = True
         return settings, tls
 
     def _arrange(self, settings: Settings) -> None:
@@ -138,7 +138,7 @@ class SettingsReload:
         active = self._runner.active
         active.load_all()
         with self._arranging:
-            gone = active.release({(s.reference, s.kind) for s in self._runner.used()})
+            gone = active.forget({(s.reference, s.kind) for s in self._runner.used()})
         # Not while that is held: frames on their way through them may take long, and the next
         # reload would wait, with all else that the main thread does.
         for model in gone:

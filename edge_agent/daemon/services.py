@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
 
 from ..core.threads import ThreadGroup
@@ -27,16 +26,6 @@ class Service(Protocol):
 
     def problems(self) -> list[str]:
         """Return why the device is degraded, in words for health; empty: nothing is wrong."""
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """A service made of the functions of something that does not know of services."""
-
-    name: str
-    run: Callable[[], object]
-    close: Callable[[], object]
-    problems: Callable[[], list[str]] = list
 
 
 class Services:

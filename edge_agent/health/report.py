@@ -118,7 +118,9 @@ class Health:
         if not counters.connected:
             reasons.append(f"broker: {counters.problem or 'not connected yet'}")
         elif counters.unauthorized:
-            reasons.append("broker: does not take all that we publish")
+            reasons.append(
+                "broker: refuses some of the messages of this device (see its access list)"
+            )
         if counters.disk_problem is not None:
             reasons.append(
                 f"spool: {counters.disk_problem}; until then what waits is in memory only"

@@ -64,7 +64,7 @@ class Batch:
         self._repeated = repeated
 
     def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
-        """Look at several samples; what does not fit, or comes to nothing, fails alone."""
+        """Run the model on several samples; one that does not fit, or fails, fails alone."""
         answers: list[Outcome | AgentError | None] = [None] * len(requests)
         begin = 0
         while begin < len(requests):
@@ -77,7 +77,7 @@ class Batch:
         return [answer for answer in answers if answer is not None]
 
     def _size(self, left: int) -> int:
-        """Say how many go next."""
+        """Return how many samples go together next."""
         if 0 in self._engines:
             return min(left, self.most)
         return max((size for size in self._engines if size <= left), default=1)
@@ -131,7 +131,7 @@ class Batch:
                 answers[index] = problem
 
     def _joined(self, tensors: Tensors, samples: Array) -> dict[str, Array]:
-        """Give the inputs of all: the samples, and the constants as often as they are wanted."""
+        """Return the inputs of all: the samples, and the constants repeated as needed."""
         count = len(samples)
         joined = {
             name: np.repeat(array, count, axis=0) if name in self._repeated else array
@@ -141,7 +141,7 @@ class Batch:
         return joined
 
     def check(self) -> None:
-        """See that samples do not change each other's results: the fewest together, and the most.
+        """Check that samples of the smallest and largest batch do not change each other's results.
 
         Raises:
             EngineError: they do, or several cannot be inferred together at all.
@@ -215,7 +215,7 @@ def _ready(model: Model) -> Tensors:
 
 
 def load_batch(model: Model, kind: Kind, most: int) -> Batch:
-    """Have a model take up to *most* samples at a time.
+    """Load a model for up to *most* samples at a time.
 
     Raises:
         EngineError: its network does not, or its engine cannot.
@@ -252,7 +252,7 @@ def _widened(engine: Engine) -> Engine:
 
 
 def _sized(fix: FixShapes, count: int, opened: set[str]) -> FixShapes:
-    """Give open inputs room for so many samples; adds their names to those *opened*."""
+    """Fix the batch of open inputs at *count*, and add their names to *opened*."""
 
     def decide(inputs: tuple[TensorSpec, ...]) -> Mapping[str, tuple[int, ...]]:
         found = {**fix(inputs)}

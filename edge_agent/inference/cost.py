@@ -28,7 +28,7 @@ class Cost:
         self._seen = 0
 
     def learn(self, seconds: float) -> None:
-        """Take one more frame into account; being held up once must not count for many."""
+        """Add one more frame to the average; one that was held up must not count for many."""
         self._seen += 1
         if self._seen <= _FIRST:
             self.seconds = min(self.seconds or seconds, seconds)

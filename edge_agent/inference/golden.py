@@ -100,7 +100,7 @@ def _arrays(path: Path, where: str) -> dict[str, Array]:
 
 
 def _check_listing(path: Path, where: str) -> None:
-    """See that an archive lists few members, before the listing is read.
+    """Check that an archive lists few members, before the listing is read.
 
     46 bytes list a member, and ten times as many are taken to remember it. Source: PKWARE,
     APPNOTE.TXT, 4.3.16; the end record is looked for where Python's zipfile does.

@@ -60,14 +60,14 @@ class PreparedSample:
     region: Region | None = None
 
 
-class Together(Protocol):
-    """Takes several samples at a time; see `batching`."""
+class BatchRunner(Protocol):
+    """Runs several samples at a time; see `batching`."""
 
     def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
-        """Give what `Model.infer` gives for each, or the error that it would raise."""
+        """Return what `Model.infer` returns for each, or the error that it would raise."""
 
     def close(self) -> None:
-        """Let go of what it needs beside the model's engine."""
+        """Unload what it needs beside the model's engine."""
 
 
 class Model:
@@ -86,27 +86,27 @@ class Model:
         self.manifest = folder.manifest
         self.engine = engine
         self.users = 0
-        """Frames that are going through it; the board counts."""
+        """Frames in flight through it; counted by the board."""
         self.infer_ms: deque[float] = deque(maxlen=1000)
         self.inferred = 0
         self.errors = 0
         """Frames on which it failed."""
         self.failing = 0
-        """Inferences in a row of which nothing came but an error; a breaker watches them."""
+        """Inferences in a row that failed; a breaker watches the number."""
         self.failure: tuple[str, Sample, Region | None] | None = None
-        """Of the latest: what was said, and what it was given."""
+        """The latest failure: error text, sample and region."""
         self.last: Tensors | None = None
-        """What the network was given last."""
+        """Inputs of the latest inference."""
         self.first_at: float | None = None
         """Monotonic clock at the end of its first inference on a frame."""
         self.used_at = time.monotonic()
-        """Likewise of its latest, or when it was loaded."""
-        self.batch: Together | None = None
-        """Takes several samples at a time; None: they go one by one."""
+        """Monotonic clock at the end of its latest inference, or when it was loaded."""
+        self.batch: BatchRunner | None = None
+        """Runs several samples at a time; None: they go one by one."""
         self.cost = Cost()
-        """What a frame of it takes of a lane; the board learns."""
+        """Lane time of a frame; learned by the board."""
         self.together = 1
-        """How many frames of whatever pipelines go through it together, at most."""
+        """Most frames, of any pipelines, that are inferred together."""
         self._prepare = prepare
         self._decode = decode
         self._id = folder.manifest.id
@@ -120,7 +120,7 @@ class Model:
     def infer(
         self, sample: Sample, *, threshold: float | None = None, region: Region | None = None
     ) -> Outcome:
-        """Find what the model finds in *sample*.
+        """Run the model on *sample*.
 
         Args:
             sample: a picture, window or ready input.
@@ -222,12 +222,12 @@ class Model:
         )
 
     def record_failure(self, problem: Exception, sample: Sample, region: Region | None) -> None:
-        """Note that nothing came of a sample that the network was given."""
+        """Record that an inference on a sample failed."""
         self.failure = (str(problem), sample, region)
         self.failing += 1
 
     def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
-        """Look at several samples: together where the network takes them so, else one by one.
+        """Run the model on several samples: together where its network takes a batch.
 
         Returns:
             What `infer` gives for each, or the error that it would raise.
@@ -238,7 +238,7 @@ class Model:
         return [self.answer(request) for request in requests]
 
     def answer(self, request: Request) -> Outcome | AgentError:
-        """Give what `infer` gives, or the error that it raises."""
+        """Return what `infer` returns, or the error that it raises."""
         try:
             return self.infer(request.sample, threshold=request.threshold, region=request.region)
         except (SampleError, EngineError, ModelError) as problem:
@@ -249,11 +249,11 @@ class Model:
         return self.run(tensors)
 
     def ready(self, tensors: Tensors) -> Tensors:
-        """Give inputs of the network as `infer` would hand them to the engine: for timing it."""
+        """Return inputs of the network as `infer` hands them to the engine: for timing it."""
         return tensors if self.engine.fold is None else self.engine.fold.feed(tensors)
 
     def unfolded(self, tensors: Tensors) -> Tensors:
-        """Give what the engine was handed as inputs of the network itself: for other engines."""
+        """Return what the engine was given as inputs of the network: for other engines."""
         return tensors if self.engine.fold is None else self.engine.fold.unfold(tensors)
 
     def run(self, tensors: Tensors, engine: Engine | None = None) -> dict[str, Array]:
@@ -286,14 +286,14 @@ class Model:
 
 
 def default_threshold(folder: ModelFolder) -> float:
-    """Give the manifest's threshold, or its task's usual one."""
+    """Return the manifest's threshold, or its task's usual one."""
     if folder.manifest.output.threshold is not None:
         return folder.manifest.output.threshold
     return 0.5 if folder.manifest.task == "detection" else 0.0
 
 
 def outside(data: Array, region: Region) -> str | None:
-    """Say that nothing of a region lies inside a picture; None: something does."""
+    """Return that nothing of a region lies inside a picture; None: something does."""
     height, width = data.shape[:2]
     x1, y1, x2, y2 = region
     if x1 < width and y1 < height and x2 > 0 and y2 > 0:
@@ -411,7 +411,7 @@ def load_model(
 
 
 def _blame(engine: str, problem: EngineError) -> str:
-    """Say which engine it was, once: most of what engines say begins with their name."""
+    """Return an error's text with the engine's name before it, which most begin with."""
     text = str(problem)
     return text if text.startswith(f"{engine}: ") else f"{engine}: {text}"
 

@@ -1,4 +1,4 @@
-"""Runs amqtt on 127.0.0.1 until told to stop: `python -m edge_agent.mqtt.amqtt_broker PORT`."""
+"""Runs amqtt on 127.0.0.1 until SIGTERM: `python -m edge_agent.mqtt.amqtt_broker PORT`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What has arrived and waits to be looked at, within bounds.
+"""The bounded queue of received messages.
 
-The broker sends as fast as the network goes; what arrives is looked at one after the other, and a
-package takes a while. What would pile up without bound gives way, and is counted.
+The broker sends as fast as the network goes; messages are handled one after the other, and a
+package takes a while. Beyond the bounds messages are dropped and counted.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_MESSAGES = 4096
-"""QoS 0 messages that wait; of those at QoS 1 the broker has only so many under way at a time."""
+"""Of QoS 0 that may wait; of QoS 1 the broker sends only RECEIVE_MAXIMUM at a time."""
 MAX_BYTES = 320 * 2**20
-"""Of all payloads that wait: one of the largest that MQTT can carry, and a window of blocks."""
+"""Of all payloads that may wait: one of the largest that MQTT can carry, and a window of blocks."""
 
 
 class Inbox(SimpleQueue["ReceivedMessage | None"]):
-    """A queue of messages; None tells the one who takes them that there will be no more."""
+    """A queue of messages; None ends it."""
 
     def __init__(self, *, messages: int = MAX_MESSAGES, size: int = MAX_BYTES) -> None:
-        """Prepare.
+        """Begin empty.
 
         Args:
-            messages: how many may wait, of QoS 0.
-            size: how many bytes may.
+            messages: of QoS 0 that may wait.
+            size: bytes that may wait.
 
         """
         super().__init__()
@@ -46,7 +46,7 @@ class Inbox(SimpleQueue["ReceivedMessage | None"]):
     def put(
         self, item: ReceivedMessage | None, block: bool = True, timeout: float | None = None
     ) -> None:
-        """Leave a message; never waits."""
+        """Put a message; never waits. One that does not fit is dropped and acknowledged."""
         if item is None:
             super().put(None)
             return
@@ -59,13 +59,13 @@ class Inbox(SimpleQueue["ReceivedMessage | None"]):
             super().put(item, block, timeout)
             return
         if self._full.begins(True):
-            log.warning("messages come faster than they can be looked at; some are dropped")
+            log.warning("inbox: messages arrive faster than they are handled; some are dropped")
         self.dropped += 1
-        # Else the broker would keep one of its few places for it until the next connection.
+        # Without this the broker would count it as unacknowledged until the next connection.
         item.ack()
 
     def get(self, block: bool = True, timeout: float | None = None) -> ReceivedMessage | None:
-        """Take a message.
+        """Take the next message.
 
         Raises:
             queue.Empty: there is none within *timeout*.

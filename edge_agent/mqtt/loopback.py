@@ -39,14 +39,14 @@ class Loopback:
 
 @contextmanager
 def broker(folder: Path, more: str = "") -> Iterator[Loopback]:
-    """Run a broker as long as it is needed.
+    """Run a broker within a `with` block.
 
     Args:
-        folder: for its settings and log.
-        more: lines of settings, which only mosquitto takes.
+        folder: of its settings and log.
+        more: lines of settings; for mosquitto only.
 
     Raises:
-        UsageError: there is none to run.
+        UsageError: none is installed.
         BrokerError: it does not start.
 
     """
@@ -82,13 +82,18 @@ def broker(folder: Path, more: str = "") -> Iterator[Loopback]:
 
 
 def find_mosquitto() -> str | None:
-    """Find the program; Debian puts it where only root's PATH leads."""
+    """Find the program; Debian installs it where only root's PATH leads."""
     places = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
     return shutil.which("mosquitto", path=places)
 
 
 def free_port(first: int = FIRST_PORT) -> int:
-    """Find a port on loopback that nobody listens on: *first* or one of the next."""
+    """Return a free port on loopback: *first* or one of the next.
+
+    Raises:
+        UsageError: the next 200 are taken.
+
+    """
     for port in range(first, first + 200):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -112,4 +117,4 @@ def _wait_until_listening(process: subprocess.Popen[bytes], made: Loopback, log:
             continue
         return
     words = log.read_text(errors="replace").strip().splitlines()
-    raise BrokerError(f"{made.name} does not start: {words[-1] if words else 'it says nothing'}")
+    raise BrokerError(f"{made.name} does not start: {words[-1] if words else 'no output'}")

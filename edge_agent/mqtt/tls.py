@@ -1,4 +1,4 @@
-"""TLS towards the broker: the certificates that the settings name. Imported where it is used."""
+"""The TLS context of a connection to the broker. Imported only where TLS is used."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ..core.errors import UsageError
 
 
 def make_context(broker: Broker) -> ssl.SSLContext:
-    """Read the certificates of `[broker]`.
+    """Return a TLS context with the certificates of `[broker]`.
 
     Raises:
-        UsageError: a file is missing or is not what it should be.
+        UsageError: a file is missing or malformed.
 
     """
     context = ssl.create_default_context()
@@ -25,7 +25,7 @@ def make_context(broker: Broker) -> ssl.SSLContext:
         if name is None:
             continue
         try:
-            with open(name, "rb"):  # noqa: PTH123 - only to see whether it can be
+            with open(name, "rb"):  # noqa: PTH123 - only to check whether it can be
                 pass
         except OSError as problem:
             raise UsageError(f"broker.{key}: {name}: {problem.strerror}") from None

@@ -45,7 +45,7 @@ class ArrayRows:
     columns: tuple[str, ...] = ()
 
     def __init__(self, file: BinaryIO, name: str, layout: Layout) -> None:
-        """Take over an opened file; *name* is what errors call it."""
+        """Make rows of an opened file, which they own from now on; *name* is for errors."""
         self._file = file
         self._name = name
         self._layout = layout

@@ -42,7 +42,7 @@ class Camera:
     def __init__(
         self, name: str, capture: Any, closing: threading.Event, failures: int = 1
     ) -> None:
-        """Take over an opened cv2.VideoCapture.
+        """Make a source of an opened cv2.VideoCapture, which it owns from now on.
 
         Args:
             name: what errors call it.
@@ -92,7 +92,7 @@ class Camera:
                 self._time_ns, self._since = time.time_ns(), time.monotonic()
                 self._failed, self._ahead = failed, True
                 return True
-            HARDWARE.need_no_doubt(self._name)
+            HARDWARE.check_not_doubted(self._name)
             if self._closing.is_set():
                 return False
             now = time.monotonic()
@@ -152,7 +152,7 @@ def _open_device(spec: SourceSpec, path: Path, closing: threading.Event) -> Came
 
 
 def _why_closed(url: str) -> str:
-    """Say what OpenCV would not: whether there was anybody to refuse us."""
+    """Return why a stream did not open, which OpenCV does not tell: by connecting to its port."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme.lower()]
     try:
@@ -168,7 +168,7 @@ def _why_closed(url: str) -> str:
 
 
 def _check_device(spec: SourceSpec, node: Path) -> None:
-    """Say what OpenCV would not: why a device cannot be opened."""
+    """Raise with the reason why a device cannot be opened, which OpenCV does not tell."""
     try:
         mode = os.stat(node).st_mode  # noqa: PTH116 - os.access below has no pathlib twin
     except OSError as problem:

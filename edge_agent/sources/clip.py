@@ -64,7 +64,7 @@ class Clip:
         if not self._ahead and not self._find():
             if self._closing.is_set():
                 return False
-            self._tell_if_short()
+            self._record_if_short()
             if not self._spec.options["loop"]:
                 return False
             self._rewind()
@@ -93,7 +93,7 @@ class Clip:
 
     @property
     def trouble(self) -> str | None:
-        """Say what was wrong with the file, of which some frames may have come; None: nothing."""
+        """What was wrong with the file, of which some frames may have come; None: nothing."""
         said = []
         if self._damaged:
             said.append(
@@ -160,7 +160,7 @@ class Clip:
         return True
 
     def _damage(self) -> SampleError:
-        """Note a frame that cannot be decoded; the same words for all, so that logs say it once."""
+        """Count a frame that cannot be decoded; one text for all, so that it is logged once."""
         self._damaged += 1
         self._first = self._first or self._count
         return SampleError(
@@ -169,7 +169,7 @@ class Clip:
         )
 
     def _next_due(self) -> float:
-        """Say when the frame just grabbed is due, on the monotonic clock.
+        """Return when the frame just grabbed is due, on the monotonic clock.
 
         A frame that comes late because decoding is slow does not move those after it.
         """
@@ -183,8 +183,8 @@ class Clip:
             self._due += step if 0 < step <= LONGEST_PAUSE else self._period
         return self._due
 
-    def _tell_if_short(self) -> None:
-        """Say when a clip ended well before the number of frames that its header promises."""
+    def _record_if_short(self) -> None:
+        """Record that a clip ended well before the number of frames that its header promises."""
         promised = self._capture.get(self._cv2.CAP_PROP_FRAME_COUNT)
         # Some containers only estimate the number, from their duration.
         if self._count < 0.95 * promised - 2 and self._short is None:
@@ -206,7 +206,7 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Clip:
 
 
 def _check_readable(spec: SourceSpec) -> None:
-    """Say what OpenCV would not: why a file cannot be opened."""
+    """Raise with the reason why a file cannot be opened, which OpenCV does not tell."""
     try:
         with spec.local.open("rb") as file:
             empty = not file.read(1)

@@ -1,6 +1,6 @@
 """Memory for pictures, used again while it is still in the processor's cache.
 
-Whoever is given a picture may keep it, and any part of it: its memory is free again when the last
+The caller may keep a picture, and any part of it: its memory is free again when the last
 array that needs it is gone, and then the first to be used. The allocator would do the same for one
 thread; of many, each would have pictures of its own, and come back to them when they have long left
 the cache (of 16 clips, decoding and resizing took a tenth more).
@@ -44,7 +44,7 @@ class FramePool:
         self._idle: dict[tuple[int, ...], deque[Array]] = {}
 
     def lend(self, shape: tuple[int, ...]) -> Array:
-        """Give a picture, uint8, of whatever content."""
+        """Return an uninitialized picture, uint8, whose memory comes back when it is freed."""
         idle = self._idle.setdefault(shape, deque())
         try:
             memory = idle.pop()
@@ -53,7 +53,7 @@ class FramePool:
         return np.asarray(_Lease(memory, idle))
 
     def forget(self) -> None:
-        """Let go of all that nobody has at the moment."""
+        """Free all memory that is not lent at the moment."""
         for idle in list(self._idle.values()):
             idle.clear()
 

@@ -30,7 +30,7 @@ class Hardware:
     """What is known of hardware decoding in this process."""
 
     def __init__(self, nodes: str = NODES, kind: int = ANY) -> None:
-        """Know nothing yet.
+        """Start with no stream known.
 
         Args:
             nodes: folder of the render nodes.
@@ -70,11 +70,11 @@ class Hardware:
         )
 
     def works(self, name: str) -> None:
-        """Note that a picture of a stream has come."""
+        """Record that a picture of a stream has come."""
         self._trying.pop(name, None)
 
     def failed(self, name: str, why: str) -> None:
-        """Have a stream decoded in software from now on."""
+        """Decode a stream in software from now on."""
         self._trying.pop(name, None)
         if name not in self._failed:
             self._failed.add(name)
@@ -110,7 +110,7 @@ class Hardware:
         shape = self._shapes.get(name)
         good, picture = capture.retrieve(None if shape is None else FRAME_POOL.lend(shape))
         if not good or picture is None or picture.ndim != 3:
-            self.need_no_doubt(name)
+            self.check_not_doubted(name)
             raise SampleError(f"{name}: {problem}")
         self._shapes[name] = picture.shape
         if name in self._trying:
@@ -118,8 +118,8 @@ class Hardware:
         converted: Array = picture
         return converted
 
-    def need_no_doubt(self, name: str) -> None:
-        """See that it is not the hardware decoder that gives nothing of a stream.
+    def check_not_doubted(self, name: str) -> None:
+        """Check that it is not the hardware decoder that gives nothing of a stream.
 
         Raises:
             SourceError: it is.

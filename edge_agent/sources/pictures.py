@@ -42,7 +42,7 @@ class PictureFolder:
         if self._next == len(self._names):
             if not self._spec.options["loop"]:
                 return False
-            # Listed anew, so that a folder that is being filled shows what has come.
+            # Listed again, so that a folder that is being filled shows what has come.
             self._names, self._next = _list(self._spec), 0
         if not self._beat.wait():
             return False

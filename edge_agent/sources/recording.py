@@ -42,7 +42,7 @@ class Rows(Protocol):
         """Go back to the first row."""
 
     def close(self) -> None:
-        """Let go of the file; may be called twice."""
+        """Close the file; may be called twice."""
 
 
 class Recording:
@@ -53,7 +53,7 @@ class Recording:
     trouble = None
 
     def __init__(self, spec: SourceSpec, rows: Rows, closing: threading.Event) -> None:
-        """Take over an opened file."""
+        """Make a source of an opened file, which it owns from now on."""
         self._spec = spec
         self._rows = rows
         self._closing = closing
@@ -88,7 +88,7 @@ class Recording:
         return True
 
     def retrieve(self) -> Reading:
-        """Give the rows that were read."""
+        """Return the rows that were read."""
         if isinstance(self._data, SampleError):
             raise self._data
         return Reading(self._data, self._time_ns, self._since, columns=self._rows.columns)

@@ -1,8 +1,8 @@
 """Which V4L2 device is which: a camera is found again after it came back under another number.
 
-The kernel numbers /dev/videoN as devices come, and a number is only free again when nobody holds
-the old device open any more. What a camera is stands in sysfs, and is remembered from when it ran.
-Knows nothing of pictures.
+The kernel numbers /dev/videoN as devices come, and a number is only free again when no process
+holds the old device open any more. What a camera is stands in sysfs, and is remembered from when it
+ran. Knows nothing of pictures.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Devices:
         self._changing = threading.Lock()
 
     def locate(self, path: Path) -> Path:
-        """Give the node of the camera that was at work as *path*; else *path* itself.
+        """Return the node of the camera that was at work as *path*; else *path* itself.
 
         Raises:
             SourceError: that camera is not there, and *path* is another one now.
@@ -84,7 +84,7 @@ class Devices:
         )
 
     def remember(self, path: Path, node: Path) -> None:
-        """Note that what is meant by *path* is at work as *node*."""
+        """Record that the camera meant by *path* is at work as *node*."""
         device = self._look(self._number(node))
         if device is None:
             return
@@ -97,7 +97,7 @@ class Devices:
 
     @staticmethod
     def _number(node: Path) -> str | None:
-        """Give a device's number, e.g. `81:0`; None where there is no device."""
+        """Return a device's number, e.g. `81:0`; None where there is no device."""
         try:
             known = node.stat()
         except OSError:

@@ -138,7 +138,7 @@ def test_a_streaming_form_that_is_damaged_while_it_runs(small: Box) -> None:
         before = (form / "weights.bin").stat().st_ino
         good = start.results()
         damage(form / "weights.bin", (form / "weights.bin").stat().st_size - 4096 + 3)
-        wait_until(lambda: "it is prepared anew" in start.words(), "the damage to be noticed")
+        wait_until(lambda: "it is prepared again" in start.words(), "the damage to be noticed")
         wait_until(
             lambda: [path.stat().st_ino for path in form.glob("weights.bin")] not in ([], [before]),
             "a new form",

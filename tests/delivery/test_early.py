@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from edge_agent.core.errors import EngineError, ModelError
 from edge_agent.core.types import Tensors, TensorSpec
 from edge_agent.delivery.early.cuts import Cutter
-from edge_agent.delivery.early.growing_file import Arriving, UnfitError
+from edge_agent.delivery.early.growing_file import PROGRESS, Arriving, UnfitError
 from edge_agent.delivery.early.members import model_of, unpack_early
-from edge_agent.delivery.early.news import NEWS
 from edge_agent.delivery.early.onnx_stream import OnnxFile
 from edge_agent.delivery.early.stages import StagedEngine
 from edge_agent.delivery.trial.process import TrialProcess, run_trial
@@ -421,7 +420,7 @@ def following(
     data.unlink()  # as when the package is unpacked before the child has looked
 
     def arrive(have: int) -> None:
-        process.news(NEWS.pack(min(have, package.blocks.total), have >= package.blocks.total))
+        process.news(PROGRESS.pack(min(have, package.blocks.total), have >= package.blocks.total))
 
     return process, model, arrive
 

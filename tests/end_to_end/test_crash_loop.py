@@ -160,7 +160,7 @@ def test_after_three_crashes_in_a_row_a_pair_is_left_alone(tmp_path: Path) -> No
     for number in range(LIMIT):
         assert CrashLedger(tmp_path).barred(FACE) is None
         CrashLedger(tmp_path).add(words())
-        assert bool(CrashLedger(tmp_path).why()) == (number + 1 < LIMIT)
+        assert bool(CrashLedger(tmp_path).problems()) == (number + 1 < LIMIT)
     why = CrashLedger(tmp_path).barred(FACE)
     assert why is not None
     assert "crashed (Aborted) while loading it, 3 times in a row" in why
@@ -176,7 +176,7 @@ def test_a_good_run_forgives_what_has_not_come_to_the_limit(tmp_path: Path) -> N
     crashes.add(words())
     crashes.forgive()
     again = CrashLedger(tmp_path)
-    assert again.why() == []
+    assert again.problems() == []
     assert again.barred("bad@1 openvino:GPU 1-2") is not None
     for _ in range(LIMIT - 1):
         again.add(words())

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edge_agent.inference.engines.protocol import Engine, EngineChoice
 from edge_agent.inference.engines.registry import open_engine
-from edge_agent.inference.prepared.artifact import FILE, Artifact, write
+from edge_agent.inference.prepared.artifact import FILE, Artifact, encode
 from edge_agent.inference.preprocess.inputs import fixed_shapes
 from edge_agent.models.manifest import load
 from tests.helpers.tiny_networks import node, save_onnx
@@ -85,7 +85,7 @@ def noise(seed: int, *shape: int) -> NDArray[np.float32]:
 
 def rewrite(form: Artifact, **changes: Any) -> None:
     """Change a form's table, its checksum included, as another program or machine would write."""
-    Path(form.folder, FILE).write_bytes(write({**form.table, **changes}))
+    Path(form.folder, FILE).write_bytes(encode({**form.table, **changes}))
 
 
 def damage(path: Path, at: int) -> None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from edge_agent.config.settings import Arm
 from edge_agent.core.types import Detections, RawTensors, Sample, TensorSpec
 from edge_agent.delivery.trial.worker import judge
-from edge_agent.inference.engines.ort import settle
+from edge_agent.inference.engines.ort import session_config
 from edge_agent.inference.engines.ort_fold import fitting
 from edge_agent.inference.engines.ort_options import session_options
 from edge_agent.inference.engines.ov import compile_network
@@ -40,7 +40,7 @@ from edge_agent.inference.preprocess.preprocessor import build_preprocessor
 from edge_agent.models.manifest import InputSpec, ModelFolder, load
 from edge_agent.models.store.store import Store
 from edge_agent.runtime.serving.active import Serving
-from edge_agent.runtime.upkeep.engine_upgrade import _Role
+from edge_agent.runtime.upkeep.challenger import ServingIncumbent
 from edge_agent.sources.opencv import open_clip
 from tests.helpers.prepared_models import damage, table_of
 from tests.helpers.quantized_models import (
@@ -240,7 +240,7 @@ def test_colours_last_where_they_are_convolved(built: str, turned: bool, tmp_pat
     """ONNX Runtime gets the colours last where it convolves in eight bits; no node turns them."""
     cut = find(FOLDABLE[built](tmp_path / "model.onnx"))
     assert not isinstance(cut, str), cut
-    words, _ = settle(choice_of("onnxruntime"))
+    words, _ = session_config(choice_of("onnxruntime"))
     fit = fitting(cut, words)
     assert fit is not None
     assert fit.fold.turned == turned
@@ -677,16 +677,16 @@ def test_understudy_gets_inputs_of_the_network_itself(tmp_path: Path) -> None:
     folder = load(model(tmp_path / "small"))
     folded, _ = load_model(folder, [choice_of("onnxruntime")], "picture")
     serving = Serving(Arm("small", None, 1), "picture", folded)
-    servings: Any = None  # is not asked
-    role = _Role(serving, servings)
-    assert role.live() is None
+    active: Any = None  # is not asked
+    incumbent = ServingIncumbent(serving, active)
+    assert incumbent.latest() is None
     expected = tensors_of(folded.infer(sample(FRAME)).findings)
-    found = role.live()
+    found = incumbent.latest()
     assert found is not None
     assert found[0] is folded
     assert found[1]["picture"].dtype == np.float32
     assert found[1]["picture"].shape == (1, 3, SIZE, SIZE)
-    again = role.live()
+    again = incumbent.latest()
     assert again is not None
     assert again[1] is found[1]
     other = unfolded(folder, "onnxruntime")

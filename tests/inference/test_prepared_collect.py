@@ -9,7 +9,7 @@ import pytest
 
 from edge_agent.core.errors import ModelError
 from edge_agent.core.files import size_of
-from edge_agent.inference.prepared.artifact import FILE, FOLDER, read, write
+from edge_agent.inference.prepared.artifact import FILE, FOLDER, encode, read
 from edge_agent.inference.prepared.build import collect
 from edge_agent.inference.prepared.build.collect import collect_artifacts, forms, need_room
 from edge_agent.models.manifest import load
@@ -54,7 +54,7 @@ def form_of(store: Store, model: Path, key: str, engine: str = "onnxruntime") ->
         "version": "1",
         "files": {"weights.bin": [FORM_BYTES, ""]},
     }
-    (place / FILE).write_bytes(write(table))
+    (place / FILE).write_bytes(encode(table))
     return place
 
 
@@ -76,7 +76,7 @@ def test_form_that_cannot_be_used_goes(store: Store) -> None:
     damaged, foreign = form_of(store, model, "a1"), form_of(store, model, "a2", "openvino")
     damage(damaged / FILE, 80)
     form = read(str(foreign))
-    (foreign / FILE).write_bytes(write({**form.table, "cpu": "another"}))
+    (foreign / FILE).write_bytes(encode({**form.table, "cpu": "another"}))
     lines = clean_leftovers(store, derived=collect)
     assert len(lines) == 2
     assert "damaged" in lines[0]

@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 from onnx.numpy_helper import to_array
 
-from edge_agent.inference.engines.ort import settle
+from edge_agent.inference.engines.ort import session_config
 from edge_agent.inference.engines.protocol import EngineChoice
 from edge_agent.inference.prepared.build.mapped_network import MappedNetwork
 from edge_agent.inference.prepared.build.zero_point import FILE, rewrite
@@ -317,7 +317,7 @@ def test_no_network_gives_other_numbers(tmp_path: Path, seed: int) -> None:
     """Whatever its layers are, as long as those that the engine computes in floats are left out."""
     path = grown(tmp_path / "model.onnx", seed)
     outside = MappedNetwork(path)
-    words, _ = settle(EngineChoice("onnxruntime", threads=1, lanes=1))
+    words, _ = session_config(EngineChoice("onnxruntime", threads=1, lanes=1))
     (tmp_path / "aside").mkdir()
     graph = outside.optimize(words, tmp_path / "aside").graph
     floats = {each.input[0] for each in graph.node if each.op_type == "DequantizeLinear"}

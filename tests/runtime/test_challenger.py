@@ -1,9 +1,8 @@
-"""An understudy takes over only if it agrees and is faster; a loser is not built again."""
+"""A challenger takes over only if it agrees and is faster; a loser is not built again."""
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +14,13 @@ from edge_agent.core.types import Tensors
 from edge_agent.inference.engines.protocol import EngineChoice
 from edge_agent.inference.model import Model, load_model
 from edge_agent.models.manifest import load
-from edge_agent.runtime.serving.challenger_results import FILE, Decision, recall, turned
-from edge_agent.runtime.upkeep.challenger import rehearse
+from edge_agent.runtime.serving.challenger_results import (
+    FILE,
+    Decision,
+    read_decision,
+    reversed_decision,
+)
+from edge_agent.runtime.upkeep.challenger import Challenge
 from tests.helpers.prepared_models import noise, raw_manifest
 from tests.helpers.tiny_networks import node, save_onnx
 
@@ -46,20 +50,20 @@ def opened(folder: Path) -> Model:
 
 
 class Stage:
-    """A role, and its latest inputs: a new one each time that somebody looks."""
+    """A model that serves, and its latest inputs: a new one each time that it is asked."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.retired: list[Model] = []
         self.looks = 0
 
-    def live(self) -> tuple[Model, Tensors] | None:
+    def latest(self) -> tuple[Model, Tensors] | None:
         self.looks += 1
         if self.looks == 1:
             return None  # nothing has been inferred yet
         return self.model, {"x0": noise(self.looks, SIZE, SIZE)}
 
-    def exchange(self, old: Model, new: Model) -> bool:
+    def replace(self, old: Model, new: Model) -> bool:
         if self.model is not old:
             return False
         self.model = new
@@ -69,7 +73,7 @@ class Stage:
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Model:
-    """Load the one that plays: 40 products."""
+    """Load the incumbent: 40 products."""
     return opened(products(tmp_path / "slow", 40))
 
 
@@ -78,13 +82,15 @@ Tried = Callable[..., Decision]
 
 @pytest.fixture
 def tried(tmp_path: Path) -> Tried:
-    """Try an understudy; decisions are kept in one folder."""
+    """Try a challenger; decisions are kept in one folder."""
     notes = tmp_path / "form"
     notes.mkdir()
-    stop = threading.Event()
 
-    def attempt(stage: Stage, build: Callable[[], Model], name: str = "other") -> Decision:
-        return rehearse(stage, build, notes, name, tolerance=0.01, stopped=stop.wait)
+    def attempt(stage: Stage, load: Callable[[], Model], name: str = "other") -> Decision:
+        challenge = Challenge(stage, load, notes, name, tolerance=0.01)
+        while (decision := challenge.step()) is None:
+            pass
+        return decision
 
     return attempt
 
@@ -92,21 +98,22 @@ def tried(tmp_path: Path) -> Tried:
 def notes_of(tmp_path: Path) -> dict[str, Decision]:
     """Read what was kept."""
     return {
-        name: Decision(**entry)
-        for name, entry in json.loads((tmp_path / "form" / FILE).read_text()).items()
+        name: known
+        for name in json.loads((tmp_path / "form" / FILE).read_text())
+        if (known := read_decision(tmp_path / "form", name)) is not None
     }
 
 
 def test_the_faster_one_takes_over(slow: Model, tried: Tried, tmp_path: Path) -> None:
-    """One that gives the same and is much faster plays from then on; the other is retired."""
+    """One that gives the same and is much faster serves from then on; the other is retired."""
     stage, quick = Stage(slow), opened(products(tmp_path / "quick", 2))
     decision = tried(stage, lambda: quick)
     assert decision.takes_over
     assert stage.model is quick
     assert stage.retired == [slow]
     assert decision.incumbent_ms is not None
-    assert decision.understudy_ms is not None
-    assert decision.understudy_ms < decision.incumbent_ms
+    assert decision.challenger_ms is not None
+    assert decision.challenger_ms < decision.incumbent_ms
     assert notes_of(tmp_path) == {"other": decision}
 
 
@@ -126,7 +133,7 @@ def test_the_slower_one_does_not(slow: Model, tried: Tried, tmp_path: Path) -> N
 
 
 def test_one_that_disagrees_does_not(slow: Model, tried: Tried, tmp_path: Path) -> None:
-    """However fast it is: one whose numbers are others never plays."""
+    """However fast it is: one whose numbers are others never serves."""
     stage, wrong = Stage(slow), opened(products(tmp_path / "wrong", 2, factor=1.1))
     decision = tried(stage, lambda: wrong)
     assert not decision.takes_over
@@ -157,65 +164,64 @@ def test_one_that_does_not_load_may_try_again(slow: Model, tried: Tried, tmp_pat
     decision = tried(Stage(slow), fails)
     assert not decision.takes_over
     assert "no such device yet" in decision.why
-    assert recall(tmp_path / "form", "other") is None
+    assert read_decision(tmp_path / "form", "other") is None
 
 
 def test_nothing_is_exchanged_for_a_model_that_is_gone(
     slow: Model, tried: Tried, tmp_path: Path
 ) -> None:
-    """Where a push has put another model there meanwhile, the understudy is for nobody."""
+    """Where a push has put another model there meanwhile, the challenger is closed."""
 
     class Pushed(Stage):
-        def exchange(self, old: Model, new: Model) -> bool:
+        def replace(self, old: Model, new: Model) -> bool:
             self.model = pushed
-            return super().exchange(old, new)
+            return super().replace(old, new)
 
     pushed = opened(products(tmp_path / "pushed", 3))
     stage = Pushed(slow)
     decision = tried(stage, lambda: opened(products(tmp_path / "quick", 2)))
     assert not decision.takes_over
     assert stage.model is pushed
-    assert recall(tmp_path / "form", "other") is None
+    assert read_decision(tmp_path / "form", "other") is None
 
 
-def test_stopping_ends_it(slow: Model, tmp_path: Path) -> None:
+def test_a_challenge_can_be_given_up(slow: Model, tmp_path: Path) -> None:
     """An agent that ends does not wait for live inputs that do not come."""
 
     class Idle(Stage):
-        def live(self) -> tuple[Model, Tensors] | None:
-            stop.set()
+        def latest(self) -> tuple[Model, Tensors] | None:
             return None
 
-    stop = threading.Event()
     quick = opened(products(tmp_path / "quick", 2))
-    decision = rehearse(
-        Idle(slow), lambda: quick, tmp_path, "other", tolerance=0.01, stopped=stop.wait
-    )
-    assert not decision.takes_over
+    challenge = Challenge(Idle(slow), lambda: quick, tmp_path, "other", tolerance=0.01)
+    assert challenge.step() is None
+    assert challenge.step() is None
+    challenge.close()
     with pytest.raises(EngineError, match="closed"):
         quick.raw({"x0": noise(0, SIZE, SIZE)})
+    assert read_decision(tmp_path, "other") is None
 
 
-def test_a_decision_can_be_turned(slow: Model, tried: Tried, tmp_path: Path) -> None:
+def test_a_decision_can_be_reversed(slow: Model, tried: Tried, tmp_path: Path) -> None:
     """Who won here would have lost there, by the same times; without times there is nothing."""
     decision = tried(Stage(slow), lambda: opened(products(tmp_path / "quick", 2)))
-    other = turned(decision, "the slow one")
+    other = reversed_decision(decision, "the slow one")
     assert other is not None
     assert not other.takes_over
     assert "not faster" in other.why
-    assert (other.incumbent_ms, other.understudy_ms) == (
-        decision.understudy_ms,
+    assert (other.incumbent_ms, other.challenger_ms) == (
+        decision.challenger_ms,
         decision.incumbent_ms,
     )
-    back = turned(other, decision.engine)
+    back = reversed_decision(other, decision.engine)
     assert back is not None
     assert back.takes_over
-    assert turned(Decision(engine="x", takes_over=False, why="disagrees"), "y") is None
+    assert reversed_decision(Decision(engine="x", takes_over=False, why="disagrees"), "y") is None
 
 
 def test_damaged_notes_count_as_none(slow: Model, tried: Tried, tmp_path: Path) -> None:
     """Notes that cannot be read are found out again."""
     (tmp_path / "form" / FILE).write_text('{"other": {"engine"')
-    assert recall(tmp_path / "form", "other") is None
+    assert read_decision(tmp_path / "form", "other") is None
     assert tried(Stage(slow), lambda: opened(products(tmp_path / "quick", 2))).takes_over
     assert notes_of(tmp_path)["other"].takes_over

@@ -27,8 +27,14 @@ from edge_agent.models.store.store import Store
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.runtime.serving.active import ActiveModels, Serving
 from edge_agent.runtime.serving.loader import ModelLoader
-from edge_agent.runtime.upkeep.breaker import FAILURES, FIRST_PAUSE, MOST_PAUSE, STABLE, Breaker
-from edge_agent.runtime.upkeep.failover import Failover
+from edge_agent.runtime.upkeep.failover import (
+    FAILURES,
+    FIRST_PAUSE,
+    MOST_PAUSE,
+    STABLE,
+    Breaker,
+    Failover,
+)
 from tests.helpers.small_models import plain, write_clip, write_manifest
 from tests.helpers.support import (
     CHECKOUT,
@@ -131,7 +137,7 @@ class Desk:
         self.active = ActiveModels(self.board, lambda: library, lambda: self.loader)
         self.serving: Serving = self.active.serving_for(Arm("picky", None, 1), "picture")
         self.active.load_all()
-        self.demoter = Failover(self.active, self.loader, clock=self.time)
+        self.failover = Failover(self.active, self.loader, clock=self.time)
 
     @property
     def model(self) -> Model:
@@ -176,14 +182,14 @@ def test_an_engine_that_fails_gives_way_to_the_next(
     desk = make("onnxruntime", "openvino")
     assert desk.label == ORT
     assert len(desk.show(250, FAILURES - 1)) == FAILURES - 1
-    desk.demoter.look()
+    desk.failover.step()
     assert desk.label == ORT, "four failures are not enough"
     desk.show(250)
     caplog.set_level("INFO")
-    desk.demoter.look()
+    desk.failover.step()
     assert desk.label == OV
     assert desk.show(250, 3) == []
-    desk.demoter.look()
+    desk.failover.step()
     said = [r.message for r in caplog.records if "serves instead of" in r.message]
     assert len(said) == 1
     assert "onnxruntime:CPU, which failed on 5 frames in a row" in said[0]
@@ -197,7 +203,7 @@ def test_failures_that_are_not_in_a_row_change_nothing(make: Callable[..., Desk]
     for _ in range(3):
         assert len(desk.show(250, FAILURES - 1)) == FAILURES - 1
         assert desk.show(20) == []
-        desk.demoter.look()
+        desk.failover.step()
     assert desk.label == ORT
 
 
@@ -205,11 +211,11 @@ def test_an_engine_that_still_fails_is_not_taken_back(make: Callable[..., Desk])
     """After its pause it must do the frame that it failed on; else it waits twice as long."""
     desk = make("onnxruntime", "openvino")
     desk.show(250, FAILURES)
-    desk.demoter.look()
+    desk.failover.step()
     for pause in (FIRST_PAUSE, 2 * FIRST_PAUSE):
         model = desk.model
         desk.time.now += pause
-        desk.demoter.look()
+        desk.failover.step()
         assert desk.model is model
 
 
@@ -224,21 +230,21 @@ def test_an_engine_that_works_again_is_taken_back(make: Callable[..., Desk]) -> 
     broken = replace(working.choices[0], options={"session.nonsense": 1})
     desk.loader.lineup = replace(working, choices=(broken, working.choices[1]))
     desk.active.exchange({}, "picky")
-    for old in desk.active.park("picky").retired:
+    for old in desk.active.unload(lambda _serving, _model: True):
         desk.active.retire(old)
     desk.active.load_all()
     assert desk.label == OV
     assert "session.nonsense" in desk.serving.passed[0]
-    desk.demoter.look()
+    desk.failover.step()
     desk.time.now += FIRST_PAUSE
-    desk.demoter.look()
+    desk.failover.step()
     assert desk.label == OV
     desk.loader.lineup = working
     desk.time.now += 2 * FIRST_PAUSE - 1
-    desk.demoter.look()
+    desk.failover.step()
     assert desk.label == OV, "not before its time"
     desk.time.now += 1
-    desk.demoter.look()
+    desk.failover.step()
     assert desk.label == ORT
     assert desk.serving.passed == []
 
@@ -248,12 +254,12 @@ def test_a_model_that_fails_everywhere_stays_and_is_told_of(make: Callable[..., 
     desk = make("onnxruntime")
     model = desk.model
     desk.show(250, FAILURES)
-    desk.demoter.look()
+    desk.failover.step()
     assert desk.model is model
-    assert len(desk.demoter.why()) == 1
-    assert "fails on every engine" in desk.demoter.why()[0]
+    assert len(desk.failover.problems()) == 1
+    assert "fails on every engine" in desk.failover.problems()[0]
     desk.show(20)
-    assert desk.demoter.why() == [], "it works again"
+    assert desk.failover.problems() == [], "it works again"
 
 
 def test_numbers_that_are_not_finite_count_as_failures(tmp_path: Path) -> None:
@@ -282,8 +288,8 @@ def test_numbers_that_are_not_finite_count_as_failures(tmp_path: Path) -> None:
         for number in range(FAILURES):
             with pytest.raises(AgentError, match="finite"):
                 model.infer(Sample(data, number, 0, 0.0, picture=False))
-        desk.demoter.look()
-        assert len(desk.demoter.why()) == told
+        desk.failover.step()
+        assert len(desk.failover.problems()) == told
         assert model.infer(Sample(np.ones((4, 1), np.float32), 9, 0, 0.0, picture=False))
     desk.active.close()
 
@@ -298,7 +304,7 @@ def test_a_push_that_is_faster_wins(make: Callable[..., Desk], tmp_path: Path) -
     choice: EngineChoice = new.choice
     desk.active.exchange({"picture": new}, "picky")
     desk.active.retire(old)
-    desk.demoter.look()
+    desk.failover.step()
     assert desk.model is new
     assert choice.engine == "onnxruntime"
 

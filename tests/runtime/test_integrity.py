@@ -19,7 +19,7 @@ from edge_agent.inference.prepared.digests import corrupted_file, corrupted_file
 from edge_agent.inference.prepared.fallback import FallbackEngine, load_prepared
 from edge_agent.models.manifest import load
 from edge_agent.models.store.store import Store
-from edge_agent.runtime.upkeep.integrity import IntegrityCheck
+from edge_agent.runtime.upkeep.integrity import EVERY_SECONDS, IntegrityCheck
 from tests.helpers.prepared_models import damage
 from tests.helpers.small_models import plain
 from tests.helpers.start_box import numbers
@@ -72,25 +72,33 @@ def remembered(store: Store, folder: Path) -> Callable[[], None]:
     return Kept(store.root, folder).stamp_again
 
 
-def pieces() -> None:
-    """Take no pause."""
+def found(pieces: Iterator[str | None]) -> list[str]:
+    """List the files that are damaged, without a pause between pieces."""
+    return [path for path in pieces if path is not None]
+
+
+def check(integrity: IntegrityCheck) -> list[str]:
+    """Check everything once, without waiting for the time of each piece."""
+    while integrity.step() < EVERY_SECONDS:
+        pass
+    return integrity.problems()
 
 
 def test_a_change_that_nobody_has_written_is_found(
     store: Store, folder: Path, remembered: Callable[[], None]
 ) -> None:
     """A byte that is another under the same stamps is damage; a whole model is none."""
-    assert list(corrupted_files(store.root, folder, pieces)) == []
+    assert found(corrupted_files(store.root, folder)) == []
     rot(folder / "model.onnx")
     remembered()
-    assert list(corrupted_files(store.root, folder, pieces)) == [str(folder / "model.onnx")]
+    assert found(corrupted_files(store.root, folder)) == [str(folder / "model.onnx")]
 
 
 def test_what_was_written_is_no_damage(store: Store, folder: Path) -> None:
     """A model that somebody has exchanged since is another model."""
     digests(store.root, folder)
     numbers(folder, seed=2)
-    assert list(corrupted_files(store.root, folder, pieces)) == []
+    assert found(corrupted_files(store.root, folder)) == []
 
 
 @pytest.fixture
@@ -112,21 +120,12 @@ def test_a_damaged_form_is_left_and_the_numbers_stay(store: Store, engine: Any) 
     """Found damaged later on, a form serves no more: the network does, with the same numbers."""
     assert isinstance(engine.engine, FallbackEngine)
     form = engine.engine.inner.artifact
-    checksums = engine.engine.checksums
-    assert corrupted_file(checksums, pieces) is None
+    assert found(corrupted_file(engine.engine.checksums)) == []
     before = engine.infer(sample()).findings.values
     damage(Path(form.folder, "weights.bin"), 4 * 1000 + 3)
-    assert corrupted_file(checksums, pieces) == form.path("weights.bin")
-    told: list[bool] = []
+    assert found(corrupted_file(engine.engine.checksums)) == [form.path("weights.bin")]
     active: Any = SimpleNamespace(all=lambda: [SimpleNamespace(model=engine)])
-
-    def damaged() -> None:
-        told.append(True)
-        scrub.close()
-
-    scrub = IntegrityCheck(store.root, active, damaged, first=0.01)
-    scrub.run()
-    assert told == [True]
+    assert check(IntegrityCheck(store.root, active, first=0.0, clock=lambda: 0.0)) == []
     assert "weights.bin" in str(engine.engine.damaged)
     after = engine.infer(sample()).findings.values
     assert after.keys() == before.keys()
@@ -141,13 +140,27 @@ def test_it_says_what_is_damaged(
     rot(folder / "model.onnx")
     remembered()
     active: Any = SimpleNamespace(all=lambda: [SimpleNamespace(model=engine)])
-    scrub = IntegrityCheck(store.root, active, pieces)
-    (reason,) = scrub.look()
+    now = 0.0
+    integrity = IntegrityCheck(store.root, active, first=0.0, clock=lambda: now)
+    (reason,) = check(integrity)
     assert reason.startswith("model numbers@1: ")
     assert "model.onnx" in reason
     assert "install it again" in reason
-    assert scrub.why() == [reason]
     (folder / "model.onnx").write_bytes(whole)
     remembered()
-    assert scrub.look() == []
-    assert scrub.why() == []
+    assert integrity.problems() == [reason], "until the next check"
+    now += EVERY_SECONDS
+    assert check(integrity) == []
+
+
+def test_it_takes_its_time(store: Store, folder: Path, remembered: Callable[[], None]) -> None:
+    """After each piece it waits nineteen times as long as that took, and other work goes on."""
+    remembered()
+    times = iter([0.0, 0.0, 1.0, 1.0, 5.0])
+    model: Any = SimpleNamespace(
+        id="numbers@1", folder=SimpleNamespace(path=folder), engine=SimpleNamespace(prepared=None)
+    )
+    active: Any = SimpleNamespace(all=lambda: [SimpleNamespace(model=model)])
+    integrity = IntegrityCheck(store.root, active, first=0.0, clock=lambda: next(times))
+    assert integrity.step() == pytest.approx(19.0)
+    assert integrity.step() == pytest.approx(15.0)

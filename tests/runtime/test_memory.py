@@ -1,4 +1,4 @@
-"""What is let go of when memory is short."""
+"""What is unloaded and returned when memory is short."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ def test_models_that_may_go_do_so_early_when_memory_is_short(
     assert first.model is not None
     assert second.model is not None
     words: list[str] = []
-    thrift = MemoryRelease(active, idle_s=3600.0, short=lambda: words)
+    now = 100.0
+    memory = MemoryRelease(active, idle_s=3600.0, short=lambda: words, clock=lambda: now)
     second.model.used_at -= SHORT_IDLE + 1
-    thrift.look(100.0)
+    memory.step()
     assert second.model is not None, "there is room, and its time is not over"
     words.append("memory: 95 of 100 MiB are used")
-    thrift.look(100.0 + EVERY)
-    thrift.look(100.0 + 2 * EVERY)
+    for _ in range(2):
+        now += EVERY
+        memory.step()
     assert second.model is None
     assert first.model is not None
     assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
@@ -57,19 +59,20 @@ def test_what_has_gone_gives_its_memory_back() -> None:
     there: set[object] = set()
     trimmed: list[float] = []
     now = 100.0
-    thrift = MemoryRelease(
+    memory = MemoryRelease(
         active,
         idle_s=0.0,
         present=lambda: frozenset(there),
         short=list,
         forget=lambda: trimmed.append(now),
+        clock=lambda: now,
     )
 
     def wait(seconds: float) -> None:
         nonlocal now
         for _ in range(int(seconds)):
             now += 1.0
-            thrift.look(now)
+            memory.step()
 
     there |= {"a", "b", "c"}
     wait(60)
@@ -87,7 +90,7 @@ def test_what_has_gone_gives_its_memory_back() -> None:
     assert len(trimmed) == 2
 
 
-def test_models_are_let_go_of_without_waiting_for_their_last_frame(tmp_path: Path) -> None:
+def test_models_are_forgotten_without_waiting_for_their_last_frame(tmp_path: Path) -> None:
     """Whoever reads the settings again goes on; a model with a frame in it is not idle either."""
     board: Board[Model] = Board()
     active = ActiveModels(board, lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
@@ -99,9 +102,9 @@ def test_models_are_let_go_of_without_waiting_for_their_last_frame(tmp_path: Pat
     serving.lazy = True
     model.used_at -= 10.0
     with board.using(lambda: [model]):
-        active.unload_idle(5.0)
+        MemoryRelease(active, idle_s=5.0, short=list).step()
         assert serving.model is model
-        assert active.release({("one@1", "picture")}) == []
-        assert active.release(set()) == [model]
+        assert active.forget({("one@1", "picture")}) == []
+        assert active.forget(set()) == [model]
     assert active.all() == []
     active.retire(model)

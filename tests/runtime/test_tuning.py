@@ -70,7 +70,7 @@ def tuning(tmp_path: Path, profile: DeviceProfile = PROFILE, facts: Facts = FACT
 def test_what_is_quickest_comes_first_with_its_threads(tmp_path: Path, model: Path) -> None:
     """The tuned engine is tried first and with the threads that suit it; the others follow."""
     ways = [way("openvino", 100, 2), way("onnxruntime", 150, 1), way("onnxruntime", 300, 2)]
-    tuning(tmp_path).keep(model, "face@1", ways)
+    tuning(tmp_path).write(model, "face@1", ways)
     first, second = tuning(tmp_path).order(model, 2, CHOICES)
     assert first == EngineChoice("onnxruntime", threads=2, lanes=2)
     assert second == EngineChoice("openvino", threads=2, lanes=2)
@@ -79,7 +79,7 @@ def test_what_is_quickest_comes_first_with_its_threads(tmp_path: Path, model: Pa
 def test_a_little_quicker_is_not_enough(tmp_path: Path, model: Path) -> None:
     """The profile's own order stands unless another engine is clearly quicker."""
     slightly = 100 * (1 + 0.8 * MARGIN)
-    tuning(tmp_path).keep(model, "face@1", [way("openvino", 100), way("onnxruntime", slightly)])
+    tuning(tmp_path).write(model, "face@1", [way("openvino", 100), way("onnxruntime", slightly)])
     assert tuning(tmp_path).order(model, 2, CHOICES)[0].engine == "openvino"
 
 
@@ -87,7 +87,7 @@ def test_what_the_profile_sets_stays(tmp_path: Path, model: Path) -> None:
     """Threads and lanes that a profile names are not touched."""
     fixed = replace(PROFILE, threads=3, lanes=1)
     ways = [way("openvino", 10, 1, 1), way("onnxruntime", 500, 4, 1), way("onnxruntime", 900, 1, 4)]
-    tuning(tmp_path, fixed).keep(model, "face@1", ways)
+    tuning(tmp_path, fixed).write(model, "face@1", ways)
     found = tuning(tmp_path, fixed)
     choices = [replace(choice, threads=3, lanes=1) for choice in CHOICES]
     assert found.lanes(1) == 1
@@ -101,9 +101,9 @@ def test_lanes_are_those_that_suit_all_models(tmp_path: Path) -> None:
     usual = tuning(tmp_path)
     one, other = make_model(tmp_path / "one"), make_model(tmp_path / "other", network=b"2")
     assert usual.lanes(2) == 2
-    usual.keep(one, "one@1", [way("openvino", 100, lanes=2), way("openvino", 170, lanes=4)])
+    usual.write(one, "one@1", [way("openvino", 100, lanes=2), way("openvino", 170, lanes=4)])
     assert usual.lanes(2) == 4
-    usual.keep(other, "other@1", [way("openvino", 100, lanes=2), way("openvino", 20, lanes=4)])
+    usual.write(other, "other@1", [way("openvino", 100, lanes=2), way("openvino", 20, lanes=4)])
     assert usual.lanes(2) == 2
 
 
@@ -120,7 +120,7 @@ def test_a_tune_of_another_device_is_not_used(
     tmp_path: Path, model: Path, profile: DeviceProfile, facts: Facts, word: str
 ) -> None:
     """What was measured elsewhere, or before a change, counts for nothing, and that is said."""
-    tuning(tmp_path).keep(model, "face@1", [way("openvino", 1), way("onnxruntime", 900, 2, 4)])
+    tuning(tmp_path).write(model, "face@1", [way("openvino", 1), way("onnxruntime", 900, 2, 4)])
     stale = tuning(tmp_path, profile, facts)
     assert stale.all() == []
     assert stale.best(model, 2, CHOICES) is None
@@ -130,7 +130,7 @@ def test_a_tune_of_another_device_is_not_used(
 
 def test_engines_of_another_version_make_it_stale(tmp_path: Path, model: Path) -> None:
     """After an engine was updated the device is to be tuned anew."""
-    tuning(tmp_path).keep(model, "face@1", [way("onnxruntime", 900)])
+    tuning(tmp_path).write(model, "face@1", [way("onnxruntime", 900)])
     content = json.loads((tmp_path / FILE).read_text())
     content["here"]["engines"]["onnxruntime"] = "0.1"
     (tmp_path / FILE).write_text(json.dumps(content))
@@ -140,7 +140,7 @@ def test_engines_of_another_version_make_it_stale(tmp_path: Path, model: Path) -
 
 def test_another_model_is_not_tuned(tmp_path: Path, model: Path) -> None:
     """A tune holds for the files that were measured, not for a name."""
-    tuning(tmp_path).keep(model, "face@1", [way("onnxruntime", 900)])
+    tuning(tmp_path).write(model, "face@1", [way("onnxruntime", 900)])
     assert tuning(tmp_path).best(model, 2, CHOICES) is not None
     (model / "model.onnx").write_bytes(b"another network")
     assert tuning(tmp_path).best(model, 2, CHOICES) is None
@@ -153,7 +153,7 @@ def test_nothing_is_used_that_the_profile_does_not_list(tmp_path: Path, model: P
         way("onnxruntime", 9999, lanes=3),
         way("openvino", 10),
     ]
-    tuning(tmp_path).keep(model, "face@1", ways)
+    tuning(tmp_path).write(model, "face@1", ways)
     only = [choice for choice in CHOICES if choice.engine == "openvino"]
     found = tuning(tmp_path).order(model, 2, only)
     assert [(choice.engine, choice.device, choice.lanes) for choice in found] == [
@@ -187,7 +187,7 @@ JUNK = st.one_of(
 def test_damage_never_disturbs(tmp_path: Path, model: Path, data: st.DataObject) -> None:
     """Whatever is put anywhere in the file: engines stay the profile's, within the profile's."""
     (tmp_path / FILE).unlink(missing_ok=True)
-    tuning(tmp_path).keep(model, "face@1", [way("openvino", 10), way("onnxruntime", 20, 2)])
+    tuning(tmp_path).write(model, "face@1", [way("openvino", 10), way("onnxruntime", 20, 2)])
     content = json.loads((tmp_path / FILE).read_text())
     spot = data.draw(st.sampled_from(leaves(content)))
     junk = data.draw(JUNK)
@@ -209,13 +209,13 @@ def test_damage_never_disturbs(tmp_path: Path, model: Path, data: st.DataObject)
 
 def test_a_file_that_is_cut_short_is_as_good_as_none(tmp_path: Path, model: Path) -> None:
     """At whatever byte it ends, it is passed over with a word, and can be written anew."""
-    tuning(tmp_path).keep(model, "face@1", [way("onnxruntime", 20)])
+    tuning(tmp_path).write(model, "face@1", [way("onnxruntime", 20)])
     whole = (tmp_path / FILE).read_bytes()
     for length in range(0, len(whole) - 1, 7):
         (tmp_path / FILE).write_bytes(whole[:length])
         assert tuning(tmp_path).all() == []
         assert "damaged" in str(tuning(tmp_path).problem)
-    tuning(tmp_path).keep(model, "face@1", [way("onnxruntime", 20)])
+    tuning(tmp_path).write(model, "face@1", [way("onnxruntime", 20)])
     assert tuning(tmp_path).problem is None
     assert len(tuning(tmp_path).all()) == 1
 
@@ -336,7 +336,7 @@ def test_a_tune_settles_a_quick_start(tmp_path: Path, shared_broker: Mosquitto) 
     box.ready()
     profile = load_profiles(default_dirs())["intel-cpu"]
     ways = [way("openvino", 999, lanes=LANES), way("onnxruntime", 1, lanes=LANES)]
-    TuningResults(box.state, profile, read_facts()).keep(box.models / "numbers", "numbers@1", ways)
+    TuningResults(box.state, profile, read_facts()).write(box.models / "numbers", "numbers@1", ways)
     with box.start() as start:
         assert start.from_plan()
         start.wait("result", "p", engine="openvino:CPU")

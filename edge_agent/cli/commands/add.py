@@ -44,10 +44,10 @@ def main(options: Options) -> int:
         raise UsageError(f"PATH: {options.path!r}: no such file or folder")
     settings = load_settings(options)
     from ...models.store.install import install_folder
-    from ...runtime.serving.loader import ModelLoader, library_of, match_profile, open_store
+    from ...runtime.serving.loader import ModelLoader, match_profile, open_library, open_store
 
     store = open_store(settings)
-    library = library_of(settings, store)
+    library = open_library(settings, store)
     match, facts = match_profile(settings)
     loader = ModelLoader(match.profile, facts, settings.engine)
     with _brought(path, options, store, library) as brought:

@@ -48,7 +48,7 @@ def main(options: Options) -> int:
     settings = load_settings(options, needed=True)
     from ...config.device_profile import default_dirs, unread_files
     from ...config.load import find_file
-    from ...runtime.serving.loader import ModelLoader, library_of, match_profile, open_store
+    from ...runtime.serving.loader import ModelLoader, match_profile, open_library, open_store
     from ...runtime.serving.tuning_results import TuningResults
     from .profile import tuned
 
@@ -62,7 +62,8 @@ def main(options: Options) -> int:
     report.line("ok", "profile", f"{match.name} ({match.reason}) on {facts}")
     for line in unread_files(default_dirs()):
         report.line("note", "profile", line)
-    loader = ModelLoader(match.profile, facts, settings.engine)
+    tuning = TuningResults(settings.state, match.profile, facts)
+    loader = ModelLoader(match.profile, facts, settings.engine, tuning=tuning)
     for choice, why in loader.lineup.absent:
         report.line("note", "engine", f"{choice.engine}:{choice.device} is passed over: {why}")
     for line in loader.lineup.notes:
@@ -71,10 +72,8 @@ def main(options: Options) -> int:
         report.line("ok", "engine", f"{choice.engine}:{choice.device}")
     store = open_store(settings)
     report.line("ok", "state_dir", f"{settings.state}, writable")
-    tuning = TuningResults(settings.state, match.profile, facts)
     for line in tuned(tuning, loader.lineup.choices):
         report.line("note" if tuning.problem else "ok", "tune", line)
-    loader.tuning = tuning
     for why in _device(settings):
         subject, _, text = why.partition(": ")
         report.line("note", subject, text)
@@ -82,7 +81,7 @@ def main(options: Options) -> int:
         mend = "needs prometheus-client: pip install 'edge-agent[metrics]'"
         report.line("FAIL", "health.metrics_port", mend)
     report.tried("broker", lambda: _broker(settings))
-    library = library_of(settings, store)
+    library = open_library(settings, store)
     for name in settings.models_dirs:
         report.tried("models_dirs", partial(_models_dir, Path(name)))
     for pipeline in settings.pipelines:

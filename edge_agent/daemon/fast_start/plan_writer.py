@@ -1,9 +1,11 @@
-"""Background task that keeps the plan of the next start up to date with the active models."""
+"""Writes the plan of the next start whenever what serves has changed."""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,8 +30,8 @@ SETTLE_SECONDS = 1.0
 """Wait after a change: changes come in bunches."""
 
 
-class Planner:
-    """Writes the plan when something has changed that it depends on."""
+class PlanWriter:
+    """Writes the plan when something has changed that it depends on; a task of upkeep."""
 
     def __init__(
         self,
@@ -40,7 +42,7 @@ class Planner:
         *,
         lazy: bool,
         origins: tuple[str | None, str],
-        quick: Callable[[], Sequence[PlannedModel]],
+        models: Callable[[], Sequence[PlannedModel]],
     ) -> None:
         """Write nothing yet.
 
@@ -51,7 +53,7 @@ class Planner:
             lanes: how many frames are inferred at a time.
             lazy: whether models of second stages are loaded when they are needed.
             origins: the settings file and the digest of what the settings in use were made from.
-            quick: lists the models that a start can load at once.
+            models: lists the models that a start can load at once.
 
         """
         self._runner = runner
@@ -62,18 +64,16 @@ class Planner:
         self._config, self._origins = origins
         self._settings, self._pending = runner.settings, self._origins
         self._adopting = threading.Lock()
-        self._quick = quick
+        self._models = models
         self._unchanging = _stamps(_unchanging())
         self._served: dict[Path, Stamps] = {}
         """By folder of what serves: its files, as they were when it began to."""
-        self._looking = threading.Lock()
-        self._changed = threading.Event()
-        self._closing = threading.Event()
+        self._checking = threading.Lock()
         self.waits_for_restart = False
         """Settings have been read that take effect at the next start."""
-        self._due = False
-        """Something has changed since the plan was written."""
-        self._keeping = threading.Lock()
+        self._due: float | None = None
+        """When the plan is to be written again, as something has changed; None: nothing has."""
+        self._writing = threading.Lock()
 
     def reread(self) -> None:
         """Take the fingerprint of the inputs, right before the settings are read again.
@@ -91,31 +91,32 @@ class Planner:
     def changed(self) -> None:
         """Schedule a write of the plan; called as soon as another model serves."""
         self._outdated()
-        self._due = True
-        self._changed.set()
+        if self._due is None:
+            self._due = time.monotonic() + SETTLE_SECONDS
+
+    def step(self) -> float:
+        """Write the plan a moment after a change; return the seconds until then."""
+        due = self._due
+        if due is None:
+            return math.inf
+        wait = due - time.monotonic()
+        if wait > 0:
+            return wait
+        self.write()
+        return math.inf
 
     def close(self) -> None:
-        self._closing.set()
-        self._changed.set()
+        """Write the plan if something has changed."""
+        if self._due is not None:
+            self.write()
 
-    def run(self) -> None:
-        """Write the plan a moment after each change, until closed."""
-        while True:
-            self._changed.wait()
-            closing = self._closing.wait(SETTLE_SECONDS)
-            self._changed.clear()
-            if self._due:
-                self.keep()
-            if closing:
-                return
+    def write(self) -> None:
+        """Write the plan, or remove it where a start must read everything."""
+        with self._writing:
+            self._due = None
+            self._write()
 
-    def keep(self) -> None:
-        """Write the plan, or remove it where the next start must check everything."""
-        with self._keeping:
-            self._due = False
-            self._keep()
-
-    def _keep(self) -> None:
+    def _write(self) -> None:
         state = self._runner.settings.state
         self._adopt()
         try:
@@ -133,13 +134,13 @@ class Planner:
                 self._lanes,
                 self._lazy,
                 pack(self._runner.settings),
-                list(self._quick()),
+                list(self._models()),
             )
-            write(made, self._looked_at())
+            write(made, self._dependencies())
         except OSError as problem:
             log.warning("%s: cannot be written: %s", state / FILE, problem.strerror)
 
-    def _looked_at(self) -> list[Path]:
+    def _dependencies(self) -> list[Path]:
         """List the files and folders that decide which models run, and how."""
         found: list[Path] = [self._store.models]
         for name in self._store.names():
@@ -160,7 +161,7 @@ class Planner:
         """Whether a file has changed since it was read into what runs."""
         models = [serving.model for serving in self._runner.active.all()]
         folders = {model.folder.path for model in models if model is not None}
-        with self._looking:
+        with self._checking:
             now = {folder: _stamps(_files(folder)) for folder in sorted(folders)}
             self._served = {folder: self._served.get(folder, now[folder]) for folder in now}
             return self._served != now or self._unchanging != _stamps(_unchanging())

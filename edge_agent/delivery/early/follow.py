@@ -1,6 +1,6 @@
-"""Follows a model that is arriving, until it has run on a live frame or it is clear that it cannot.
+"""Runs a model that is arriving, until it has run on a live frame or it is clear that it cannot.
 
-In the child process of a trial. What was found counts only if the whole network, when it is there,
+In the child process of a trial. The outcome counts only if the whole network, when it is there,
 gives the same numbers bit for bit: `Followed.same`.
 """
 
@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import AgentError
 from ...core.types import Array, Tensors, TensorSpec
 from ...inference.engines.protocol import EngineChoice
-from .growing_file import Arriving
+from .growing_file import PROGRESS, Arriving
 from .members import model_of, unpack_early
-from .news import NEWS
 from .onnx_stream import OnnxFile
 from .stages import StagedEngine
 
@@ -32,10 +31,10 @@ GOLDEN = "golden.npz"
 
 @dataclass(slots=True, eq=False)
 class Followed:
-    """What came of it."""
+    """How far a model has run before it was whole."""
 
     why: str = ""
-    """Why it could not be followed; empty: it could."""
+    """Why it could not run; empty: it could."""
     label: str = ""
     stages: int = 0
     first_at: float | None = None
@@ -61,7 +60,7 @@ class Followed:
 
 def follow(
     question: Mapping[str, Any],
-    news: socket.socket,
+    reports: socket.socket,
     wish: Callable[[int, int], None],
     frame: Callable[[Sequence[TensorSpec]], Tensors | None],
 ) -> Followed:
@@ -69,15 +68,15 @@ def follow(
 
     Args:
         question: `folder`, for what comes before the network; `choice`; `kind` of sample, or None
-            where nobody gives it any; `golden`.
-        news: brings the file that is being filled, then how far it is, in records of `NEWS`.
+            where no pipeline uses it; `golden`.
+        reports: brings the file that is being filled, then how far it is, in records of `PROGRESS`.
         wish: asks for bytes before their turn.
-        frame: gives the newest frame of a pipeline that uses this model, as inputs of it.
+        frame: returns the newest frame of a pipeline that uses this model, as inputs of it.
 
     """
     found = Followed()
     try:
-        _follow(question, news, wish, frame, found)
+        _follow(question, reports, wish, frame, found)
     except AgentError as problem:
         found.why = str(problem)
     except Exception as problem:  # noqa: BLE001 - whatever it is, the whole model decides
@@ -87,14 +86,14 @@ def follow(
 
 def _follow(
     question: Mapping[str, Any],
-    news: socket.socket,
+    reports: socket.socket,
     wish: Callable[[int, int], None],
     frame: Callable[[Sequence[TensorSpec]], Tensors | None],
     found: Followed,
 ) -> None:
-    _, (descriptor,), _, _ = socket.recv_fds(news, NEWS.size, 1)
+    _, (descriptor,), _, _ = socket.recv_fds(reports, PROGRESS.size, 1)
     data = Arriving(descriptor)
-    threading.Thread(target=_listen, args=(news, data), name="news", daemon=True).start()
+    threading.Thread(target=_listen, args=(reports, data), name="reports", daemon=True).start()
     folder = Path(question["folder"])
     network, begin, end = unpack_early(data, folder)
     file = OnnxFile(data, begin, end)
@@ -102,18 +101,18 @@ def _follow(
     wish(*file.tail)
     engine = StagedEngine(data, file, EngineChoice(**question["choice"]))
     try:
-        judge = threading.Thread(
+        golden = threading.Thread(
             target=_golden, args=(question, network, engine, found), name="golden", daemon=True
         )
         if question["golden"] and (folder / GOLDEN).is_file():
-            judge.start()
+            golden.start()
         engine.near.wait()
         tensors = frame(engine.inputs)
         if tensors is not None:
             engine.infer(tensors)
             found.first_at = time.monotonic()
-        if judge.ident is not None:
-            judge.join()
+        if golden.ident is not None:
+            golden.join()
         found.label, found.stages = engine.label, engine.stages
         found.runs = list(engine.runs)
     finally:
@@ -124,7 +123,7 @@ def _golden(
     question: Mapping[str, Any], network: Path, engine: StagedEngine, found: Followed
 ) -> None:
     """Run the golden inputs; each waits at a stage until it is there."""
-    # Not before: most packages have none, and to import all this takes as long as some stages.
+    # Imported here: most packages have none, and all this takes as long to import as some stages.
     from ...inference.golden import compare_golden
     from ...inference.model import assemble
     from ...inference.preprocess.inputs import fixed_shapes
@@ -137,11 +136,11 @@ def _golden(
         choice = EngineChoice(**question["choice"])
         found.agreement = compare_golden(assemble(folder, choice, engine, kind))
     except AgentError:
-        return  # is said, in the same words, by the judge of the whole model
+        return  # the trial of the whole model reports it, in the same words
 
 
-def _listen(news: socket.socket, data: Arriving) -> None:
-    """Take the news of what has arrived, until there is no more."""
-    while record := news.recv(NEWS.size):
-        have, granted = NEWS.unpack(record)
+def _listen(reports: socket.socket, data: Arriving) -> None:
+    """Read reports of what has arrived, until there are no more."""
+    while report := reports.recv(PROGRESS.size):
+        have, granted = PROGRESS.unpack(report)
         data.grow(have, granted=granted)

@@ -1,15 +1,20 @@
-"""A file that is being filled from its front, by another process: what is there can be read.
+"""A file that another process fills from its front: what is there can be read, the rest waited for.
 
-Whoever reads what is not there yet waits. Only what the writer has authenticated counts as there.
+Only what the writer has authenticated counts as there.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import struct
 import threading
 
 from ...core.errors import AgentError
+
+PROGRESS = struct.Struct("<Q?")
+"""What the writer reports: bytes from the beginning that are there, and whether those that were
+asked for before their turn are."""
 
 
 class UnfitError(AgentError):
@@ -29,11 +34,11 @@ class Arriving:
         self._changed = threading.Condition()
 
     def grow(self, have: int, *, granted: bool) -> None:
-        """Note how much is there.
+        """Record how much is there.
 
         Args:
             have: bytes from the beginning.
-            granted: the wish is there, too.
+            granted: the bytes of `wish` are there, too.
 
         """
         with self._changed:
@@ -42,7 +47,7 @@ class Arriving:
             self._changed.notify_all()
 
     def wish(self, start: int, stop: int) -> None:
-        """Name the bytes that are to come before their turn; once."""
+        """Record the bytes that have been asked for before their turn; once."""
         self._wish = (start, stop)
 
     def wait(self, start: int, stop: int) -> None:
@@ -61,7 +66,7 @@ class Arriving:
             self._changed.wait_for(lambda: stop <= self._have or (wished and self._granted))
 
     def read(self, start: int, stop: int) -> bytes:
-        """Give some bytes, as soon as they are there."""
+        """Return some bytes, as soon as they are there."""
         self.wait(start, stop)
         return self.buffer[start:stop]
 

@@ -1,4 +1,4 @@
-"""What comes before the network in a package: put in a folder, so that it can be read as usual."""
+"""The files that come before the network in a package, unpacked to a folder."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from ...models.manifest import ModelFolder
 
 MAX_EARLY_BYTES = 16 * 2**20
-"""Of labels and golden inputs; with more it is not worth the while."""
+"""Of labels and golden inputs; with more there is nothing to gain."""
 LEAST_NETWORK = 2**20
 
 
 def unpack_early(data: Arriving, folder: Path) -> tuple[Path, int, int]:
-    """Wait until the network begins.
+    """Unpack what comes before the network; wait until the network begins.
 
     Args:
         data: the members of the package.
-        folder: for what comes before; the network is an empty file there.
+        folder: where to; the network is an empty file there.
 
     Returns:
         That file, and where its content begins and ends in *data*.
 
     Raises:
-        UnfitError: it does not come last enough, or is no larger ONNX file.
+        UnfitError: too much comes before it, or it is not a larger ONNX file.
         ModelError: the package is not as it should be.
 
     """
@@ -59,7 +59,7 @@ def unpack_early(data: Arriving, folder: Path) -> tuple[Path, int, int]:
 
 
 def model_of(folder: Path, network: Path) -> ModelFolder:
-    """Read what came before the network.
+    """Read the model folder from what came before the network.
 
     Raises:
         UnfitError: that is not enough.
@@ -72,7 +72,7 @@ def model_of(folder: Path, network: Path) -> ModelFolder:
     try:
         model = load(folder)
     except ModelError as problem:
-        # What it misses may still come.
+        # What is missing may still come.
         raise UnfitError(str(problem)) from None
     if model.network != network:
         raise UnfitError(f"its network is {model.manifest.file}")

@@ -14,7 +14,7 @@ from typing import Any
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
 from ...inference.engines.native_error import native_reason
-from ...inference.engines.ort import label_of, settle
+from ...inference.engines.ort import label_of, session_config
 from ...inference.engines.ort import specs as specs_of
 from ...inference.engines.ort_stages import Stage, open_session, run_stages
 from ...inference.engines.protocol import EngineChoice, FixShapes, check_inputs, fix_inputs
@@ -60,7 +60,7 @@ class StagedEngine:
         self._ends = file.ends()
         self.inputs = tuple(declared(name, value) for name, value in self._ends.inputs.items())
         self.outputs = tuple(declared(name, value) for name, value in self._ends.outputs.items())
-        self._words, _ = settle(choice)
+        self._words, _ = session_config(choice)
         self._changed = threading.Condition()
         self._built: list[Stage] = []
         self._whole = False
@@ -68,12 +68,12 @@ class StagedEngine:
         self.near = threading.Event()
         """Set when little is missing, and when there is no more to wait for."""
         self.runs: list[tuple[Tensors, dict[str, Array]]] = []
-        """What went in and what came out of the first runs."""
+        """Inputs and outputs of the first runs."""
         self._loader = threading.Thread(target=self._load, name="loader", daemon=True)
         self._loader.start()
 
     def fix(self, fix_shapes: FixShapes) -> None:
-        """Settle the sizes that the network leaves open; to be called before the first run.
+        """Set the sizes that the network leaves open; to be called before the first run.
 
         Raises:
             EngineError: some stay open.

@@ -102,7 +102,10 @@ class Swap:
         incumbent = self._library.live(name)
         start = time.perf_counter()
         before = self._active.lost_frames()
-        self.retire(self._active.park(name))
+        for old in self._active.unload(
+            lambda serving, _model: serving.arm.name == name and serving.arm.version is None
+        ):
+            self._active.retire(old)
         models: dict[Kind, Model] = {}
         try:
             models = self.open(folder)

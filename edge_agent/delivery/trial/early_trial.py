@@ -22,7 +22,7 @@ from ...inference.model import Region, cut
 from ...inference.preprocess.inputs import fixed_shapes
 from ...inference.preprocess.preprocessor import build_preprocessor
 from ...models.manifest import load
-from ..early.news import NEWS
+from ..early.growing_file import PROGRESS
 from .process import TrialProcess
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Ahead:
             return
         self._said, self._granted = have, granted
         if self._process is not None:
-            self._process.news(NEWS.pack(have, granted))
+            self._process.news(PROGRESS.pack(have, granted))
 
     def take(self) -> TrialProcess | None:
         """Give the child away, for the trial proper."""

@@ -26,7 +26,7 @@ from ...core.child import kill_group, last_line, signal_name
 from ...core.types import Kind, Tensors, TensorSpec
 from ...inference.engines.protocol import EngineChoice
 from ...runtime.serving.out_of_core import OutOfCore
-from ..early.news import NEWS
+from ..early.growing_file import PROGRESS
 from .worker import Verdict
 
 __all__ = ["TrialProcess", "Verdict", "run_trial"]
@@ -121,7 +121,7 @@ class TrialProcess:
 
         """
         with self._saying, contextlib.suppress(OSError):  # it has ended
-            socket.send_fds(self._news, [NEWS.pack(0, False)], [data])
+            socket.send_fds(self._news, [PROGRESS.pack(0, False)], [data])
         self._tell(**question)
 
     def news(self, record: bytes) -> None:
@@ -317,7 +317,7 @@ def run_trial(
         "kind": kind,
         "golden": golden,
         "choices": [choice.words() for choice in choices],
-        "oversize": None if oversize is None else oversize.words(),
+        "oversize": None if oversize is None else oversize.to_json(),
     }
     if oversize is not None:
         timeout_s += PREPARE_SECONDS

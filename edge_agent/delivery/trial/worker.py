@@ -187,9 +187,9 @@ def judge(question: Mapping[str, Any], followed: Followed | None) -> Verdict:
     if question["oversize"] is None:
         model, _ = load_model(folder, choices, question["kind"])
     else:
-        from ...runtime.serving.out_of_core import from_words
+        from ...runtime.serving.out_of_core import from_json
 
-        model = from_words(question["oversize"]).load(folder, question["kind"], checked=False)
+        model = from_json(question["oversize"]).load(folder, question["kind"], checked=False)
         choices = [model.choice]  # no other engine could load it
     tensors = probe_inputs(model.engine.inputs, seed=7)
     outputs = model.raw(tensors)

@@ -8,7 +8,7 @@ from .decoder import Floats
 
 
 def sigmoid(logits: Floats) -> Floats:
-    """Give each logit's own chance."""
+    """Return the probability of each logit by itself."""
     # By tanh, which does not overflow where exp does.
     half = np.float32(0.5)
     chances: Floats = half + half * np.tanh(logits * half)

@@ -49,7 +49,7 @@ class Output:
     zero_point: float
 
     def read(self, outputs: Tensors) -> Floats:
-        """Take the tensor; integers become (value - zero_point) * scale.
+        """Return the tensor as floats; integers become (value - zero_point) * scale.
 
         Raises:
             SampleError: its shape is none of those the decoder can read.
@@ -63,7 +63,7 @@ class Output:
         return array.astype(np.float32)
 
     def array(self, outputs: Tensors) -> Array:
-        """Take the tensor as it is; a size that the network left open is checked here."""
+        """Return the tensor as it is; a size that the network left open is checked here."""
         array = outputs[self.spec.name]
         if not any(fits(array.shape, pattern) for pattern in self.patterns):
             raise SampleError(
@@ -84,7 +84,7 @@ class Network:
     """Width and height of the picture in the input; None where it takes none."""
 
     def picture_size(self) -> tuple[int, int]:
-        """Give width and height of the input; a detector is nothing without.
+        """Return width and height of the picture in the input, which a detector needs.
 
         Raises:
             ModelError: the network takes no picture.
@@ -100,7 +100,7 @@ class Network:
         return self.size
 
     def check_roles(self, *roles: str) -> None:
-        """See that `output.names` gives only roles that this decoder has, and outputs there are.
+        """Check that `output.names` names only roles of this decoder and outputs there are.
 
         Raises:
             ModelError: it does not; the known ones.
@@ -207,7 +207,7 @@ def count_of(spec: TensorSpec) -> int | None:
 
 
 def check_rows(output: Output, found: int, other: Output, count: int) -> None:
-    """See that two outputs that go together have as many rows.
+    """Check that two outputs that belong together have the same number of rows.
 
     Raises:
         SampleError: sizes that the network left open turned out to differ.
@@ -221,7 +221,7 @@ def check_rows(output: Output, found: int, other: Output, count: int) -> None:
 
 
 def ensure_finite(name: str, *parts: Array) -> None:
-    """See that what was read off an output is finite.
+    """Check that what was read from an output is finite.
 
     One sum for each part: a NaN or an infinity anywhere makes the sum one, and comparing with a
     threshold would drop it silently.
@@ -238,7 +238,7 @@ def ensure_finite(name: str, *parts: Array) -> None:
 
 
 def ensure_finite_columns(name: str, table: Floats, columns: slice) -> None:
-    """See that some columns of a table (n, width) are finite.
+    """Check that some columns of a table (n, width) are finite.
 
     One pass over all of it is several times quicker than over a part of each row, so the part is
     only looked at where the whole is not finite.

@@ -50,7 +50,7 @@ def grid_of(size: tuple[int, int], count: int, choices: tuple[tuple[int, ...], .
 def check_grid(
     output: Output, size: tuple[int, int], count: int | None, choices: tuple[tuple[int, ...], ...]
 ) -> None:
-    """See at load that an output has one row for each cell of the input's picture.
+    """Check at load that an output has one row for each cell of the input's picture.
 
     Raises:
         ModelError: expected and found.
@@ -63,7 +63,7 @@ def check_grid(
 def grid_for(
     output: Output, size: tuple[int, int], count: int, choices: tuple[tuple[int, ...], ...]
 ) -> Grid:
-    """Find the grid of a tensor at hand.
+    """Return the grid of a tensor that an inference gave.
 
     Raises:
         SampleError: a size that the network left open turned out not to fit.

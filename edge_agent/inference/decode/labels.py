@@ -26,13 +26,13 @@ class Labels:
         return len(self.names) + self.first if self.names else None
 
     def is_named(self, indices: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Tell for each class whether it has a label; only those are reported."""
+        """Return for each class whether it has a label; only those are reported."""
         if not self.names:
             return np.ones(indices.shape, np.bool_)
         return indices >= max(self.first, 0)
 
     def of(self, indices: NDArray[np.intp]) -> tuple[str, ...]:
-        """Name classes that have a label.
+        """Return the labels of classes that have one.
 
         Raises:
             SampleError: the network found a class beyond the last label.
@@ -56,7 +56,7 @@ def labels_of(network: Network) -> Labels:
 
 
 def check_classes(labels: Labels, found: int | None, where: str) -> None:
-    """See that there are as many labels as the network has classes.
+    """Check that there are as many labels as the network has classes.
 
     Raises:
         ModelError: expected and found.

@@ -71,7 +71,7 @@ def _find_output(network: Network, fed: TensorSpec) -> Output:
 
 
 def _units(network: Network, total: int) -> tuple[Floats, Floats]:
-    """Give `scale`, and mean / scale, for each number of the flattened input, or once for all."""
+    """Return `scale` and mean / scale of each number of the flattened input, or of all."""
     spec = network.manifest.input
     lengths = [
         len(given) for given in (spec.mean, spec.scale) if not isinstance(given, int | float)

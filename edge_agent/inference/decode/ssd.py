@@ -153,7 +153,7 @@ def _find_boxes(network: Network) -> tuple[Output, bool]:
 
 
 def _width_by_scores(network: Network, boxes: Output) -> int:
-    """Tell from the other outputs how wide boxes are whose rows the network leaves open."""
+    """Infer from the other outputs the width of boxes whose shape is open."""
     if boxes.spec.name == network.manifest.output.names.get("boxes_yxyx"):
         return 4
     patterns = _score_patterns(boxes)

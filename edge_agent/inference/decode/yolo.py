@@ -160,7 +160,7 @@ def _objects(output: Output, table: Floats, threshold: float) -> Hits:
 
 
 def _is_transposed(output: Output, labels: Labels) -> bool:
-    """Tell [1, N, 4 + classes] from the usual [1, 4 + classes, N]."""
+    """Whether the output is [1, N, 4 + classes] and not the usual [1, 4 + classes, N]."""
     _, first, second = output.spec.shape
     sizes = sorted(size for size in (first, second) if size is not None)
     if labels.classes is not None:

@@ -79,7 +79,7 @@ class OrtEngine:
         outputs: tuple[TensorSpec, ...],
         fold: Fold | None = None,
     ) -> None:
-        """Take over a session.
+        """Make an engine of a session, which it owns from now on.
 
         Args:
             session: of the network, or of the folded one.
@@ -101,12 +101,12 @@ class OrtEngine:
         """Run the network; the arrays returned are new ones, made for this call.
 
         Neither way is anything copied: the session reads NumPy's memory, and gives its own away
-        (9 µs a call of 1 MB in and 70 KB out; bound buffers: 7 µs bound once, 13 µs bound anew).
+        (9 µs a call of 1 MB in and 70 KB out; bound buffers: 7 µs bound once, 13 µs each time).
         """
         if self.fold is not None:
             tensors = self.fold.feed(tensors)
         check_inputs(self._taken, tensors)
-        # A local name: whoever closes the engine meanwhile does not pull it from under this call.
+        # A local name: the session stays loaded for this call if the engine is closed meanwhile.
         session = self._session
         if session is None:
             raise EngineError(f"{self.label}: the network has been closed")
@@ -116,7 +116,7 @@ class OrtEngine:
             raise EngineError(f"{self.label}: {native_reason(problem, Path('model'))}") from problem
 
     def widened(self) -> OrtEngine:
-        """Give the same session as an engine that takes any number of samples at a time.
+        """Return the same session as an engine that takes any number of samples at a time.
 
         That is in the first axis of those inputs that leave it open; others are as they were.
 
@@ -136,7 +136,7 @@ class OrtEngine:
         return OrtEngine(session, inputs, self.outputs, self.fold)
 
     def close(self) -> None:
-        """Let go of the session; memory is freed when the last running call returns."""
+        """Unload the network; memory is freed when the last running call returns."""
         self._session = None
 
 
@@ -164,7 +164,7 @@ def open_network(
     if network.suffix.lower() != ".onnx":
         raise EngineError(f"{where}: reads .onnx files only, found {network.name}")
     provider = _provider(choice.device)
-    words, provider_options = settle(choice, provider)
+    words, provider_options = session_config(choice, provider)
     providers = [(provider, provider_options)] if provider != _CPU else []
     available = ort.get_available_providers()
     fallbacks = [name for name in _HELPERS.get(provider, ()) if name in available]
@@ -211,7 +211,7 @@ def _provider(device: str) -> str:
     )
 
 
-def settle(choice: EngineChoice, provider: str = _CPU) -> tuple[Words, dict[str, str]]:
+def session_config(choice: EngineChoice, provider: str = _CPU) -> tuple[Words, dict[str, str]]:
     """Turn a line of a profile into options of a session, in words, and options of the provider.
 
     Raises:
@@ -280,7 +280,7 @@ _TYPES: Mapping[str, str] = {
 
 
 def _dtype(native: str, where: str) -> str:
-    """Give NumPy's name of ONNX Runtime's "tensor(…)"."""
+    """Return NumPy's name of ONNX Runtime's "tensor(…)"."""
     name = _TYPES.get(native, native.removeprefix("tensor(").removesuffix(")"))
     try:
         return np.dtype(name).name

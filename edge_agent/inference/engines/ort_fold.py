@@ -1,6 +1,6 @@
 """The cut at a network's input as ONNX Runtime needs it, and the session of what is left.
 
-By the network's own files: only the graph, some hundred kilobytes at most, is written anew.
+By the network's own files: only the graph, some hundred kilobytes at most, is rewritten.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def fitting(cut: InputCut, words: Words) -> InputCut | None:
-    """Give a cut as ONNX Runtime needs it on this processor, to compute as it did without.
+    """Return a cut as ONNX Runtime needs it on this processor, to compute as without.
 
     On x86 it has no convolution for signed steps in front of what quantises its result: it takes
     the sign off both, if it finds both (`QDQS8ToU8Transformer`; 1.31). Of the first it finds only

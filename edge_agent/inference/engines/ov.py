@@ -64,7 +64,7 @@ class OvEngine:
         outputs: tuple[TensorSpec, ...],
         fold: Fold | None = None,
     ) -> None:
-        """Take over compiled networks.
+        """Make an engine of compiled networks, which it owns from now on.
 
         Args:
             compiled: one for each lane: of the network, or of the folded one.
@@ -126,7 +126,7 @@ class OvEngine:
             self._compiled = cycle(self._networks)
 
     def close(self) -> None:
-        """Let go of the network; memory is freed when the last running call returns."""
+        """Unload the network; memory is freed when the last running call returns."""
         self._compiled = self._networks = None
         self._idle.clear()
 
@@ -272,7 +272,7 @@ def is_cpu(choice: EngineChoice) -> bool:
 
 
 def label_of(choice: EngineChoice, compiled: ov.CompiledModel) -> str:
-    """Name the engine and the device that really serves."""
+    """Return the engine's name and the device that really serves."""
     # A device that only chooses others: the compiled network knows which one serves.
     if not choice.device.upper().startswith(tuple(CAPABILITIES.virtual_devices)):
         return f"{NAME}:{choice.device}"
@@ -287,7 +287,7 @@ def _tensor(array: Array) -> ov.Tensor:
 
 
 def _result_name(port: Any) -> str:
-    """Give the name that the model's author gave to an output.
+    """Return the name that the model's author gave to an output.
 
     Where transformations made several tensors one, it has all their names; the result node still
     carries the declared one, as "<name>/sink_port_0".

@@ -23,7 +23,7 @@ MOST = 64
 
 
 def cut_quantiser(model: ov.Model, fold: Fold) -> bool:
-    """Have a model take bytes, where its graph is as it should be; gives whether it was.
+    """Make a model take bytes if its graph is as expected; return whether it was.
 
     Args:
         model: as it was read; changed in place, or not at all.

@@ -30,7 +30,7 @@ PLACES = 16
 
 
 def join(model: ov.Model) -> int:
-    """Change a model in place; gives in how many places.
+    """Rewrite a model in place; return the number of rewrites.
 
     Args:
         model: as it was read, of settled shapes; for the CPU, in f32.
@@ -59,7 +59,7 @@ class _Rounding(NamedTuple):
 
 
 def _join_rounding(node: Any) -> bool:
-    """Let the convolution before a rounding do it, and the activation behind it."""
+    """Fuse a rounding, and the activation behind it, into the convolution before."""
     rounding = _rounding(node)
     if rounding is None or not _convolved(node.input_value(0)):
         return False
@@ -154,13 +154,13 @@ def _turn_softmax(node: Any) -> bool:
 
 
 def _users(output: Any) -> list[Any]:
-    """List what looks at the numbers, which who asks for their shape does not."""
+    """List the nodes that read an output's values, which ShapeOf does not."""
     nodes = [target.get_node() for target in output.get_target_inputs()]
     return [node for node in nodes if node.get_type_name() != "ShapeOf"]
 
 
 def _only(nodes: Iterable[Any]) -> Any | None:
-    """Give the one node; None: there are none or several."""
+    """Return the only node; None: there are none or several."""
     found = list(nodes)
     return found[0] if len(found) == 1 else None
 

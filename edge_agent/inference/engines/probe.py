@@ -39,7 +39,7 @@ class Probe:
     engines: Mapping[str, EngineFacts]
 
     def lacks(self, engine: str, device: str) -> str | None:
-        """Say why *engine* cannot run on *device*; None when it can, as far as it knows."""
+        """Return why *engine* cannot run on *device*; None when it can, as far as it knows."""
         facts = self.engines[engine]
         wanted = device.lower()
         # "AUTO:GPU,CPU" chooses among devices itself; "GPU" stands for the first of "GPU.0" ….
@@ -55,7 +55,7 @@ class Probe:
 
 
 def installed() -> dict[str, str]:
-    """Give the version of each engine that is installed, without loading it."""
+    """Return the version of each engine that is installed, without loading it."""
     versions = {}
     for engine in ENGINES:
         for name in capabilities(engine).distributions:

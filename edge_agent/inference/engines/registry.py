@@ -98,6 +98,6 @@ def runs_arriving(choice: EngineChoice) -> bool:
 
 
 def titles(kind: PreparedKind) -> str:
-    """Name the engines whose prepared forms are of a kind: for people."""
+    """Return the names, for people, of the engines whose prepared forms are of a kind."""
     found = [capabilities(name) for name in ENGINES]
     return " or ".join(each.title for each in found if each.prepared == kind)

@@ -1,10 +1,10 @@
-"""A prepared form on the disk, read: what it is, whether it belongs here, and its checksums.
+"""The artifact of a prepared form: its files, its table, and whether it can be used here.
 
-On the way to the first result: imports next to nothing, and looks at no more than it must.
+On the way to the first result: imports next to nothing, and reads no more than it must.
 
     state_dir/prepared/<key>/
-      form.json       everything that is known of it, with a checksum of its own
-      graph.onnx      the whole network, as the engine has optimised it, without weights
+      form.json       its table: everything that is known of it, with a checksum
+      graph.onnx      the whole network, as the engine has optimized it, without weights
       stage-<n>.onnx  the same graph cut up
       weights.bin     all weights, in order of execution
 """
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from ..folding.fold import Fold
 
 FORMAT = 4
-"""Of the form: raised with every change of what is written or how it is read."""
+"""Of artifacts: raised with every change of what is written or how it is read."""
 FOLDER = "prepared"
 FILE = "form.json"
 GRAPH = "graph.onnx"
 WEIGHTS = "weights.bin"
 BLOB = "network.blob"
 
-# The table follows on the checksum of its exact bytes.
+# The table follows the checksum of its exact bytes.
 _HEAD = b'{"xxh3": "%s", "form": '
 _HEAD_LENGTH = len(_HEAD) - 2 + 16
 
 
 class ArtifactError(EngineError):
-    """A prepared form that cannot be used: load the model itself, and prepare it anew."""
+    """An artifact that cannot be used: load the model itself, and prepare it again."""
 
 
 class Artifact:
-    """What is written in a form's table."""
+    """An artifact whose table has been read."""
 
     __slots__ = ("folder", "table")
 
@@ -62,13 +62,13 @@ class Artifact:
 
     @property
     def fold(self) -> Fold | None:
-        """How the input of what was made differs from the network's own."""
-        noted = self.table["fold"]
-        if noted is None:
+        """How the input of the prepared network differs from the network's own."""
+        fold = self.table["fold"]
+        if fold is None:
             return None
         from ..folding.fold import Fold
 
-        return Fold(**noted)
+        return Fold(**fold)
 
     @property
     def weights(self) -> str:
@@ -80,7 +80,7 @@ class Artifact:
 
 
 def read(folder: str) -> Artifact:
-    """Read a form's table and see that the form is whole and of this processor.
+    """Read an artifact's table; check that the artifact is whole and of this processor.
 
     The contents of the other files are checked while they are loaded.
 
@@ -96,43 +96,46 @@ def read(folder: str) -> Artifact:
     body = data[_HEAD_LENGTH:-2]
     if data != seal(body):
         raise ArtifactError(f"{folder}/{FILE}: damaged: its checksum is another")
-    form = Artifact(folder, json.loads(body))
-    if form.table["format"] != FORMAT:
-        raise ArtifactError(f"{folder}: form {form.table['format']}, expected {FORMAT}")
-    if form.table["cpu"] != processor():
+    artifact = Artifact(folder, json.loads(body))
+    table = artifact.table
+    if table["format"] != FORMAT:
+        raise ArtifactError(f"{folder}: form {table['format']}, expected {FORMAT}")
+    if table["cpu"] != processor():
         raise ArtifactError(f"{folder}: made on a processor with other instructions")
-    for name, (size, _) in form.table["files"].items():
+    for name, (size, _) in table["files"].items():
         try:
-            found = os.stat(form.path(name)).st_size  # noqa: PTH116 - likewise
+            found = os.stat(artifact.path(name)).st_size  # noqa: PTH116 - likewise
         except OSError as problem:
             raise ArtifactError(f"{folder}/{name}: {problem.strerror}") from None
         if found != size:
             raise ArtifactError(f"{folder}/{name}: {found} bytes, expected {size}; it is damaged")
-    return form
+    return artifact
 
 
 def seal(body: bytes) -> bytes:
-    """Give a table's text with its checksum before it."""
+    """Return a table's text with its checksum before it."""
     return _HEAD % xxh3_64_hexdigest(body).encode() + body + b"}\n"
 
 
-def write(table: Mapping[str, Any]) -> bytes:
-    """Give the content of a form's file."""
+def encode(table: Mapping[str, Any]) -> bytes:
+    """Return the content of an artifact's file."""
     return seal(json.dumps(table, indent=1).encode())
 
 
 def processor() -> str:
-    """Name the instructions that this processor has, in few letters."""
+    """Return a short name of the instructions that this processor has."""
     return xxh3_64_hexdigest(instructions().encode())
 
 
-def need_version(form: Artifact, engine: str, version: str) -> None:
-    """See that a form was made by the engine that is to load it.
+def need_version(artifact: Artifact, engine: str, version: str) -> None:
+    """Check that an artifact was made by the engine that is to load it.
 
     Raises:
         ArtifactError: it was made by another, or another version of it.
 
     """
-    found = (form.table["engine"], form.table["version"])
+    found = (artifact.table["engine"], artifact.table["version"])
     if found != (engine, version):
-        raise ArtifactError(f"{form.folder}: made by {' '.join(found)}, here is {engine} {version}")
+        raise ArtifactError(
+            f"{artifact.folder}: made by {' '.join(found)}, here is {engine} {version}"
+        )

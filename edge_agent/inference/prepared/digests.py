@@ -1,11 +1,11 @@
-"""SHA-256 of the files of models and forms: remembered, and compared with what is there now."""
+"""SHA-256 of the files of models and artifacts: remembered, and compared with the files now."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,9 @@ from .artifact import FOLDER
 FILE = "digests.json"
 _PIECE = 1024 * 1024
 
-Pace = Callable[[], object]
-"""Called after each piece of a file that is read; may wait, or raise to break it off."""
-
 
 def digests(state: Path, folder: Path) -> dict[str, str]:
-    """Give the SHA-256 of each file that decides what a model computes.
+    """Return the SHA-256 of each file that decides what a model computes.
 
     Those of files that have neither changed nor moved since are remembered: 100 MB take 70 ms.
 
@@ -55,7 +52,7 @@ def digests(state: Path, folder: Path) -> dict[str, str]:
 
 
 def model_digest(state: Path, folder: Path) -> str:
-    """Give one digest of all that decides what a model computes; arguments as for `digests`.
+    """Return one digest of all that decides what a model computes; arguments as for `digests`.
 
     Raises:
         ModelError: a file of the model cannot be read.
@@ -65,61 +62,74 @@ def model_digest(state: Path, folder: Path) -> str:
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
-def corrupted_files(state: Path, folder: Path, pace: Pace) -> Iterator[str]:
-    """Read a model's files again; say which are not what they were, though nobody has written them.
+def corrupted_files(state: Path, folder: Path) -> Iterator[str | None]:
+    """Read a model's files again, for those that have changed though they were not written.
+
+    Yields:
+        The path of such a file, and None after each piece of a file that was read.
 
     Raises:
-        OSError: one cannot be read; also from *pace*.
+        OSError: one cannot be read.
 
     """
     memo = _memo(state)
     for path in _files(folder):
         stamp, digest = memo.get(str(path), (None, None))
-        # Between two stamps that are the same nobody has written to it.
-        if stamp == _stamp(path) and sha256(path, pace) != digest and stamp == _stamp(path):
-            yield str(path)
+        # Between two equal stamps the file was not written to.
+        if stamp == _stamp(path):
+            found = yield from _read_again(path)
+            if found != digest and stamp == _stamp(path):
+                yield str(path)
 
 
-def corrupted_file(checksums: Mapping[str, str], pace: Pace) -> str | None:
-    """Read a form's files again; return the path of the first that is not what was written.
+def corrupted_file(checksums: Mapping[str, str]) -> Iterator[str | None]:
+    """Read an artifact's files again, until one is not what was written.
 
     Args:
         checksums: SHA-256 of each when it was written, by path.
-        pace: see `Pace`.
+
+    Yields:
+        The path of such a file, and None after each piece of a file that was read.
 
     Raises:
-        OSError: one cannot be read; also from *pace*.
+        OSError: one cannot be read.
 
     """
     for path, digest in checksums.items():
-        if sha256(Path(path), pace) != digest:
-            return path
-    return None
+        if (yield from _read_again(Path(path))) != digest:
+            yield path
+            return
 
 
-def sha256(path: Path, pace: Pace | None = None) -> str:
-    """Give the SHA-256 of a file, hexadecimal.
-
-    Args:
-        path: of the file.
-        pace: with it, what is read is what is on the disk, not a copy in memory, and none is left.
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, hexadecimal.
 
     Raises:
-        OSError: it cannot be read; also from *pace*.
+        OSError: it cannot be read.
 
     """
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _read_again(path: Path) -> Generator[None, None, str]:
+    """Return the SHA-256 of what is on the disk; pauses after each piece.
+
+    A copy in memory is not read, and none is left.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
         while True:
-            if pace is not None:
-                # Pages that somebody has mapped stay.
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            # Pages that are mapped stay.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             piece = file.read(_PIECE)
             if not piece:
                 return digest.hexdigest()
             digest.update(piece)
-            if pace is not None:
-                pace()
+            yield
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -25,33 +25,33 @@ log = logging.getLogger(__name__)
 
 
 class FallbackEngine:
-    """Runs the form; where that turns out damaged, the network itself, and no frame is lost."""
+    """Runs an artifact; where that turns out damaged, the network itself, and no frame is lost."""
 
     def __init__(
-        self, form: PreparedEngine, folder: ModelFolder, choice: EngineChoice, kind: Kind
+        self, inner: PreparedEngine, folder: ModelFolder, choice: EngineChoice, kind: Kind
     ) -> None:
-        """Begin with the form.
+        """Start with the artifact.
 
         Args:
-            form: the engine that runs the prepared form.
+            inner: the engine that runs the artifact.
             folder: of the model that it was made of.
             choice: how to load the network itself.
             kind: of sample that it is given.
 
         """
-        self.inner = form
+        self.inner = inner
         self.widened = None
         self.damaged: str | None = None
-        """What was wrong with the form."""
-        self._engine: Engine = form
+        """What was found to be wrong with the artifact."""
+        self._engine: Engine = inner
         self._folder = folder
         self._choice = choice
         self._kind = kind
-        self._changing = threading.Lock()
-        self.label = form.label
-        self.inputs = form.inputs
-        self.outputs = form.outputs
-        self.fold = form.fold
+        self._falling_back = threading.Lock()
+        self.label = inner.label
+        self.inputs = inner.inputs
+        self.outputs = inner.outputs
+        self.fold = inner.fold
 
     @property
     def prepared(self) -> PreparedForm:
@@ -71,8 +71,9 @@ class FallbackEngine:
 
     @property
     def checksums(self) -> Mapping[str, str]:
-        form = self.inner.artifact
-        return {form.path(name): digest for name, digest in form.table.get("sha256", {}).items()}
+        artifact = self.inner.artifact
+        known: Mapping[str, str] = artifact.table.get("sha256", {})
+        return {artifact.path(name): digest for name, digest in known.items()}
 
     def finish_load(self, threads: int | None = None) -> bool:
         """Build what runs fastest in the long run; see `PreparedForm`."""
@@ -87,23 +88,23 @@ class FallbackEngine:
 
     def _run(self, engine: Engine, tensors: Tensors) -> dict[str, Array]:
         if self.fold is not None and engine.fold is None:
-            # Frames are prepared for the form; the network itself could not be loaded like that.
+            # Frames are prepared for the artifact; the network could not be loaded like that.
             tensors = self.fold.unfold(tensors)
         return engine.infer(tensors)
 
     def distrust(self, why: str) -> None:
-        """Leave the form, whose files are not what they were."""
+        """Run the network itself from now on: the artifact's files are damaged."""
         with suppress(ArtifactError):
             self._fallback(ArtifactError(why))
 
     def _fallback(self, problem: ArtifactError) -> Engine:
         if self.is_streaming:
-            # The network itself does not fit. `PrepareTask` sees to a new form.
+            # The network itself does not fit in memory. `PrepareTask` makes another artifact.
             if self.damaged is None:
-                log.warning("model %s: %s; it is prepared anew", self._folder.manifest.id, problem)
+                log.warning("model %s: %s; it is prepared again", self._folder.manifest.id, problem)
             self.damaged = str(problem)
             raise problem
-        with self._changing:
+        with self._falling_back:
             if self._engine is self.inner:
                 log.warning(
                     "model %s: the prepared form is not used, the model itself is: %s",
@@ -127,16 +128,16 @@ class FallbackEngine:
 
 
 def load_prepared(
-    folder: ModelFolder, choice: EngineChoice, form: Artifact | Load, kind: Kind
+    folder: ModelFolder, choice: EngineChoice, source: Artifact | Load, kind: Kind
 ) -> Model:
-    """Make a model of a form, or of one whose loading has begun.
+    """Load a model from its artifact, or go on with a load in progress.
 
     Raises:
-        ArtifactError: the form cannot be used.
+        ArtifactError: the artifact cannot be used.
 
     """
     try:
-        engine = open_artifact(choice, form, fixed_shapes(folder.manifest.input, kind))
+        engine = open_artifact(choice, source, fixed_shapes(folder.manifest.input, kind))
         return assemble(folder, choice, FallbackEngine(engine, folder, choice, kind), kind)
     except ModelError as problem:
         raise ArtifactError(str(problem)) from problem

@@ -1,4 +1,4 @@
-"""The weights of a form, mapped: prefetched and checked range by range, and dropped again.
+"""The weights of an artifact, mapped: prefetched and checked range by range, and dropped again.
 
 Reading a range to check it is what brings it into memory: the engine then computes on the very
 bytes that were checked.
@@ -29,14 +29,14 @@ class MappedWeights:
     def __init__(self, path: str) -> None:
         self.path = path
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        # When nobody has it any more: a thread may still be reading for an engine that is closed.
+        # Once it is not referred to any more: a thread may still read for an engine that is closed.
         finalize(self, os.close, self._file)
         size = os.fstat(self._file).st_size
         self._map = mmap.mmap(self._file, size, mmap.MAP_SHARED, mmap.PROT_READ) if size else None
         self.buffer: mmap.mmap | bytes = self._map or b""
 
     def fetch(self, start: int, end: int) -> None:
-        """Ask for a range, without waiting for it where the kernel does not make us."""
+        """Have the kernel read a range ahead, without waiting where the kernel does not make us."""
         os.posix_fadvise(self._file, start, end - start, os.POSIX_FADV_WILLNEED)
 
     def check(self, start: int, end: int, expected: str) -> None:
@@ -56,7 +56,7 @@ class MappedWeights:
             raise ArtifactError(f"{self.path}: bytes {start} to {end} are damaged")
 
     def drop(self, start: int, end: int) -> None:
-        """Give the memory of a range back; it is read again when it is needed."""
+        """Return the memory of a range; it is read again when it is needed."""
         end -= end % _PAGE
         if self._map is not None and end > start:
             self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
@@ -64,10 +64,10 @@ class MappedWeights:
 
 
 class WeightCheck:
-    """Checks all ranges in order, in a thread of its own."""
+    """Checks ranges of the weights in order, in a thread of its own."""
 
     def __init__(self, weights: MappedWeights, ranges: Sequence[tuple[int, int, str]]) -> None:
-        """Begin.
+        """Start the thread.
 
         Args:
             weights: what to check.
@@ -95,7 +95,7 @@ class WeightCheck:
                 event.set()
 
     def wait(self, index: int = -1) -> None:
-        """Wait until the ranges up to this one are known to be good.
+        """Wait until the ranges up to this one have been checked.
 
         Raises:
             ArtifactError: one is not.

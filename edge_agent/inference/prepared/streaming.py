@@ -1,8 +1,8 @@
-"""Running a network of which only some stages are in memory at a time.
+"""Runs a network of which only some stages are in memory at a time.
 
-One thread reads ahead, in order, and checks what it reads; the caller computes, and what has been
-computed on is dropped. As many of the first stages as fit stay where they are: of a sequence that
-is read over and over, keeping a part is the most that memory is good for.
+One thread reads ahead, in order, and checks what it reads; the caller computes, and the weights of
+stages that have run are dropped. As many of the first stages as fit stay in memory: of a sequence
+that is read over and over, keeping a part is the most that memory is good for.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StreamingRunner:
         self._read = 0
         """Stages that have been read and checked, counted over all runs."""
         self._done = 0
-        """Stages that have been computed, likewise."""
+        """Stages that have been run, likewise."""
         self._seen: set[int] = set()
         """Those to be kept that have been read: they are never read again."""
         self._held = 0
@@ -77,7 +77,7 @@ class StreamingRunner:
             self._finished(index)
 
     def _wait(self) -> None:
-        """Wait until the next stage to compute has been read."""
+        """Wait until the next stage to run has been read."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._read > self._done or self._problem is not None or self._closed
@@ -102,7 +102,7 @@ class StreamingRunner:
             self._held -= 1
 
     def _start_over(self) -> None:
-        """After a run that broke off: the next one begins with the first stage again."""
+        """After a run that failed: the next one begins with the first stage again."""
         stages = len(self._ranges)
         with self._changed:
             begin = self._done + -self._done % stages
@@ -116,7 +116,7 @@ class StreamingRunner:
         try:
             while True:
                 with self._changed:
-                    # One stage is computed on while the next is read; no more are here.
+                    # One stage runs while the next is read; no more are in memory.
                     self._changed.wait_for(
                         lambda: (
                             self._closed
@@ -130,9 +130,9 @@ class StreamingRunner:
                         return
                     number = self._read
                     index = number % stages
-                    here = index in self._seen
+                    in_memory = index in self._seen
                     self._held += index >= self._kept
-                if not here:
+                if not in_memory:
                     start, end, expected = self._ranges[index]
                     weights.fetch(start, end)
                     weights.check(start, end, expected)
@@ -142,7 +142,7 @@ class StreamingRunner:
                     if self._read == number:
                         self._read += 1
                     else:
-                        self._drop(index)  # the run has broken off meanwhile
+                        self._drop(index)  # the run has failed meanwhile
                     self._changed.notify_all()
         except BaseException as problem:  # noqa: BLE001 - raised in `run`
             with self._changed:
@@ -150,7 +150,7 @@ class StreamingRunner:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """End the reader."""
+        """Stop the reader."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

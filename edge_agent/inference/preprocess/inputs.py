@@ -67,7 +67,7 @@ def _takes_a_size(tensor: TensorSpec) -> bool:
 
 
 def _needs_a_constant(spec: InputSpec, tensor: TensorSpec, picture: TensorSpec) -> str:
-    """Say that an input's value is missing, and what to write where that can be told."""
+    """Return that an input's value is missing, and what to write where that is known."""
     text = f"input.fixed: input {tensor} needs a constant value"
     if not _takes_a_size(tensor) or len(picture.shape) != 4:
         return text

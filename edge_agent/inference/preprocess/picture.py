@@ -70,7 +70,7 @@ class PicturePreprocessor:
                 f"found {data.dtype.name}{list(data.shape)}"
             )
         if out is None:
-            # A new one for each picture: whoever is given it may keep it. It costs nothing
+            # A new one for each picture: the caller may keep it. It costs nothing
             # (measured): the allocator gives the same memory again.
             out = np.empty(self.shape, np.dtype(self.tensor.dtype))
         elif (out.shape, out.dtype.name) != (self.shape, self.tensor.dtype):
@@ -133,7 +133,7 @@ class PicturePreprocessor:
         )
 
     def _lay_out(self, buffers: _Buffers, out: Array) -> None:
-        """Put the resized BGR picture into a tensor of the network's shape and type."""
+        """Write the resized BGR picture into a tensor of the network's shape and type."""
         import cv2
 
         picture: Array = buffers.picture

@@ -53,7 +53,7 @@ class Placement:
 
 @lru_cache(maxsize=64)
 def _repeated(x: float, y: float, times: int) -> NDArray[np.float64]:
-    """Give x, y, x, y, …: most frames have the size of the one before."""
+    """Return x, y, x, y, …; cached: most frames have the size of the one before."""
     row = np.array([x, y] * times, np.float64)
     row.flags.writeable = False
     return row

@@ -148,7 +148,7 @@ def _channels(spec: InputSpec, tensor: TensorSpec, shape: tuple[int, ...]) -> in
 def _check_layout(
     layout: str, window: tuple[int, int], tensor: TensorSpec, shape: tuple[int, ...]
 ) -> None:
-    """See that the network's axes come in the layout's order; axes of one do not count."""
+    """Check that the network's axes are in the layout's order; axes of one do not count."""
     time, channels = window
     wanted = {
         "ct": (channels, time),
@@ -174,7 +174,7 @@ def _beyond_one(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _ready(
     spec: InputSpec, name: Literal["mean", "scale"], shape: tuple[int, ...]
 ) -> NDArray[np.float32]:
-    """Give mean or scale of ready inputs: one number, or one along the network's last axis."""
+    """Return mean or scale of ready inputs: one number, or one along the last axis."""
     given = getattr(spec, name)
     several = not isinstance(given, int | float) and len(given) > 1
     if several and not spec.is_signal and len(shape) > 2 and len(given) != shape[-1]:

@@ -38,7 +38,7 @@ class Windower:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was pushed: what comes next does not follow on it."""
+        """Drop what was pushed: what comes next does not follow on it."""
         self._skip = 0
         """Samples still to be passed over, before thinning out."""
         self._gap = 0
@@ -55,7 +55,7 @@ class Windower:
         return self._end - self._start - self._shared
 
     def push(self, rows: Array, time_ns: int, since: float) -> list[Window]:
-        """Take further rows, oldest first; give the windows that they complete.
+        """Add further rows, oldest first; return the windows that they complete.
 
         Args:
             rows: (n, channels), or (n, …) of ready model inputs where no window is set.
@@ -122,7 +122,7 @@ class Windower:
             ) from None
 
     def _check(self, rows: Array) -> None:
-        """See on the first rows, and whenever their shape changes, that they fit the manifest."""
+        """Check the first rows, and those whose shape changes, against the manifest."""
         if rows.shape[1:] == self._shape:
             return
         if self._window is not None and rows.ndim != 2:
@@ -168,7 +168,7 @@ class Windower:
         return places[0]
 
     def _blame(self, kept: Array) -> None:
-        """Say which channel is not a number: sources give NaN for text, and for nothing else."""
+        """Raise with the channel that is no number: sources give NaN for text only."""
         place = int(np.argwhere(np.isnan(kept))[0][-1])
         number = place if self._picked is None else self._picked[place]
         name = repr(self._columns[number]) if number < len(self._columns) else str(number)

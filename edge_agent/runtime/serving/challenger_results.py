@@ -1,4 +1,4 @@
-"""What came of challenger engines, kept beside the prepared form."""
+"""Decisions about challenger engines, kept beside the prepared form."""
 
 from __future__ import annotations
 
@@ -11,69 +11,74 @@ from ...inference.engines.probe import installed
 from ...inference.engines.protocol import EngineChoice
 
 FILE = "understudies.json"
+_CHALLENGER_MS = "understudy_ms"
+"""As the file has it: challengers were once called so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What came of an understudy."""
+    """The outcome of a challenge."""
 
     engine: str
-    """Its label, or its name where it was not built."""
+    """The challenger's label, or its name where it was not built."""
     takes_over: bool
     why: str
     incumbent_ms: float | None = None
-    """Median of a run of the engine that played; None: it did not come to that."""
-    understudy_ms: float | None = None
+    """Median of a run of the engine that served; None: it was not measured."""
+    challenger_ms: float | None = None
 
 
 def name_of(choice: EngineChoice) -> str:
-    """Name an understudy, by which it will be known again: engine, options and version."""
+    """Name a challenger, by which it will be known again: engine, options and version."""
     return f"{choice} {installed().get(choice.engine, '?')}"
 
 
 def refused(notes: Path, choice: EngineChoice) -> bool:
-    """Whether an engine is known not to deserve it here."""
-    known = recall(notes, name_of(choice))
+    """Whether an engine is known not to be worth it here."""
+    known = read_decision(notes, name_of(choice))
     return known is not None and not known.takes_over
 
 
-def turned(decision: Decision, engine: str) -> Decision | None:
-    """Give a decision as the one that played would have it, had the two changed their parts.
+def reversed_decision(decision: Decision, engine: str) -> Decision | None:
+    """Return the decision that there would be, had challenger and incumbent changed places.
 
     Args:
-        decision: about an understudy.
-        engine: label of the one that played.
+        decision: about a challenger.
+        engine: label of the incumbent.
 
     Returns:
         None where they were not measured beside each other.
 
     """
-    if decision.incumbent_ms is None or decision.understudy_ms is None:
+    if decision.incumbent_ms is None or decision.challenger_ms is None:
         return None
     lost = "not faster: " if decision.takes_over else ""
     return Decision(
         engine=engine,
         takes_over=not decision.takes_over,
-        why=f"{lost}{decision.incumbent_ms:.2f} ms beside {decision.understudy_ms:.2f} ms of "
+        why=f"{lost}{decision.incumbent_ms:.2f} ms beside {decision.challenger_ms:.2f} ms of "
         f"{decision.engine}",
-        incumbent_ms=decision.understudy_ms,
-        understudy_ms=decision.incumbent_ms,
+        incumbent_ms=decision.challenger_ms,
+        challenger_ms=decision.incumbent_ms,
     )
 
 
-def recall(notes: Path, name: str) -> Decision | None:
-    """Read what came of an understudy before; None where it is not known."""
+def read_decision(notes: Path, name: str) -> Decision | None:
+    """Return the decision about a challenger; None where there is none that can be read."""
     try:
-        return Decision(**_decisions(notes)[name])
-    except (KeyError, TypeError):
-        return None  # not known, or damaged: it is found out again
+        entry = dict(_entries(notes)[name])
+        return Decision(challenger_ms=entry.pop(_CHALLENGER_MS, None), **entry)
+    except (KeyError, TypeError, ValueError):
+        return None  # not known, or damaged: it is measured again
 
 
-def remember(notes: Path, name: str, decision: Decision) -> None:
+def write_decision(notes: Path, name: str, decision: Decision) -> None:
     """Keep a decision with a form; where that has gone meanwhile, it is not needed any more."""
     if notes.is_dir():
-        StateFile(notes / FILE).save({**_decisions(notes), name: asdict(decision)})
+        entry = asdict(decision)
+        entry[_CHALLENGER_MS] = entry.pop("challenger_ms")
+        StateFile(notes / FILE).save({**_entries(notes), name: entry})
 
 
-def _decisions(notes: Path) -> dict[str, Any]:
+def _entries(notes: Path) -> dict[str, Any]:
     return StateFile(notes / FILE).read(dict) or {}

@@ -1,9 +1,9 @@
-"""Models that have taken the whole agent down, and on which engine: counted over restarts.
+"""Ledger of the crashes and hangs that each model has caused on each engine, over restarts.
 
-Without this a model whose engine crashes or hangs at every start would have the service manager
+Without it a model whose engine crashes or hangs at every start would have the service manager
 restart the agent for ever. After LIMIT times in a row the pair is left alone: the next engine of
-the profile serves the model, and where there is none the agent runs without it and says so. A run
-that goes well forgives what has not come to that yet.
+the profile serves the model, and where there is none the agent runs without it and reports why. A
+run that goes well clears the counts below the limit.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ GOOD_SECONDS = 300.0
 
 
 class CrashLedger:
-    """What each model has done on each engine."""
+    """Counts crashes by model and engine."""
 
     def __init__(self, state: Path) -> None:
-        """Read what is known.
+        """Read the counts.
 
         Args:
             state: the state folder.
@@ -40,7 +40,7 @@ class CrashLedger:
         self._known = self._file.read(_parse) or {}
 
     def add(self, last: PreviousCrash) -> None:
-        """Count how the last run ended against whatever it was doing."""
+        """Count an abnormal end of the last run against the models in use at that moment."""
         for each in last.calls:
             times = self._times(each.target) + 1
             verb = "loading" if each.kind == "load" else "running"
@@ -58,10 +58,10 @@ class CrashLedger:
                     "model %s: %s (%d of %d times)", short_name(each.target), why, times, LIMIT
                 )
         if last.calls:
-            self._keep()
+            self._save()
 
     def barred(self, what: str) -> str | None:
-        """Say why a model may not be loaded on an engine; None: it may.
+        """Return why a model may not be loaded on an engine; None: it may.
 
         Args:
             what: model and engine as `core.flight_recorder.call_target` names them.
@@ -75,8 +75,8 @@ class CrashLedger:
             f"or remove {self._file.path} and restart to try it again"
         )
 
-    def why(self) -> list[str]:
-        """Say what has been done and is not forgiven."""
+    def problems(self) -> list[str]:
+        """List the crashes that are counted and below the limit."""
         return [
             f"model {short_name(what)}: {why} ({times} of {LIMIT} times)"
             for what, (times, why) in self._known.items()
@@ -84,22 +84,22 @@ class CrashLedger:
         ]
 
     def forgive(self) -> None:
-        """Forget what has not come to the limit: this run goes well."""
+        """Clear the counts below the limit: this run goes well."""
         kept = {what: entry for what, entry in self._known.items() if entry[0] >= LIMIT}
         if kept != self._known:
             self._known = kept
-            self._keep()
+            self._save()
 
     def _times(self, what: str) -> int:
         return self._known.get(what, (0, ""))[0]
 
-    def _keep(self) -> None:
+    def _save(self) -> None:
         counts = {what: [times, why] for what, (times, why) in self._known.items()}
         self._file.save({"schema": SCHEMA, "agent": __version__, "counts": counts})
 
 
 def _parse(content: Any) -> dict[str, tuple[int, str]]:
-    """Read the counts; another version of this program has a clean slate."""
+    """Parse the counts; those of another version of this program are not used."""
     if content["schema"] != SCHEMA or content["agent"] != __version__:
         return {}
     return {str(what): (int(times), str(why)) for what, (times, why) in content["counts"].items()}

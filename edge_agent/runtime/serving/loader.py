@@ -1,4 +1,4 @@
-"""What models there are for this device, and how they are opened on it."""
+"""Chooses the engine of a model on this device, and loads the model on it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def match_profile(settings: Settings) -> tuple[Match, Facts]:
     return choose(load_profiles(default_dirs()), facts, settings.profile), facts
 
 
-def library_of(settings: Settings, store: Store) -> Library:
+def open_library(settings: Settings, store: Store) -> Library:
     """Open the three places where models are."""
     return Library(store, [Path(folder) for folder in settings.models_dirs], bundled("models"))
 
@@ -71,7 +71,7 @@ def open_store(settings: Settings) -> Store:
 
 
 class ModelLoader:
-    """How models are opened on this device."""
+    """Loads models on the engines of this device."""
 
     def __init__(
         self,
@@ -80,27 +80,31 @@ class ModelLoader:
         wanted: WantedEngine,
         store: Store | None = None,
         *,
+        tuning: TuningResults | None = None,
         batching: Batching | None = None,
         crashes: CrashLedger | None = None,
     ) -> None:
-        """Prepare.
+        """Probe nothing yet.
 
         Args:
             profile: of this device.
             facts: the machine.
             wanted: the engine that the settings insist on.
             store: keeps prepared forms; None: a model is loaded whole, whatever it takes.
+            tuning: what a tune has measured; None: the store's, if there is a store.
             batching: how many frames of several pipelines go through a model at a time.
             crashes: what is known of models that take the agent down; None: nothing.
 
         """
         self._store = store
-        self.tuning = None if store is None else TuningResults(store.root, profile, facts)
-        """What a tune has found out; None: nothing is known, nor to be kept."""
+        if tuning is None and store is not None:
+            tuning = TuningResults(store.root, profile, facts)
+        self.tuning = tuning
+        """What a tune has measured; None: nothing is known, nor to be kept."""
         self._profile = profile
         self._facts = facts
         self._wanted = wanted
-        self.batching = batching or Batching()
+        self.batching = Batching() if batching is None else batching
         self._crashes = crashes
 
     @property
@@ -120,7 +124,7 @@ class ModelLoader:
         return lineup(self._profile, self._facts, probe, self._wanted)
 
     def choices_for(self, folder: ModelFolder) -> list[EngineChoice]:
-        """List the engines to try for a model, in order: what a tune has found best comes first.
+        """List the engines to try for a model, in order: the best one by a tune comes first.
 
         Raises:
             EngineError: as for `allowed`.
@@ -132,10 +136,10 @@ class ModelLoader:
         try:
             return self.tuning.order(folder.path, self.lanes, choices)
         except ModelError:
-            return choices  # what is wrong with its files is said when they are loaded
+            return choices  # what is wrong with its files is reported when they are loaded
 
     def best_way(self, folder: ModelFolder) -> Way | None:
-        """Say how a tune has found a model to run best; None: nothing is known."""
+        """Return how a model runs best, as a tune has measured; None: nothing is known."""
         if self.tuning is None:
             return None
         try:
@@ -144,7 +148,7 @@ class ModelLoader:
             return None
 
     def wants_tune(self, folder: ModelFolder) -> bool:
-        """Whether the profile has models tuned by the agent, and this one is not yet."""
+        """Whether the profile asks the agent to tune its models, and this one is not tuned yet."""
         return (
             self._profile.tune
             and self.tuning is not None
@@ -168,10 +172,10 @@ class ModelLoader:
         return [choice for choice, why in zip(choices, barred, strict=True) if why is None]
 
     def _within_budget(self, choice: EngineChoice) -> EngineChoice:
-        """Give an engine the lanes that there are, and no more threads than cores are left to each.
+        """Return an engine with the lanes of this device, and no more threads than cores for each.
 
-        Whatever number of models takes turns in a lane, and on whichever engines: never more
-        threads compute than there are cores.
+        However many models take turns in a lane, and on whichever engines: never more threads
+        compute than there are cores.
         """
         threads = choice.threads
         if choice.device.upper() == "CPU":
@@ -179,7 +183,7 @@ class ModelLoader:
         return replace(choice, lanes=self.lanes, threads=threads)
 
     def _barred(self, folder: ModelFolder, choice: EngineChoice) -> str | None:
-        """Say why a model is not to be loaded on an engine, for what it has done there."""
+        """Return why a model is not to be loaded on an engine: it has crashed there too often."""
         if self._crashes is None:
             return None
         return self._crashes.barred(
@@ -189,7 +193,10 @@ class ModelLoader:
     def load(
         self, folder: ModelFolder, kind: Kind, *, checked: bool = False
     ) -> tuple[Model, list[str]]:
-        """Load a model on the first engine that can run it; says why others were passed over.
+        """Load a model on the first engine that can run it.
+
+        Returns:
+            The model, and why each engine before its own was passed over.
 
         Raises:
             ModelError: the model is not fit to run.
@@ -213,12 +220,12 @@ class ModelLoader:
     def _known_better(
         self, folder: ModelFolder, kind: Kind, choices: list[EngineChoice], *, checked: bool
     ) -> Model | None:
-        """Load a model from its form, where the engine preferred to it was found to be no faster.
+        """Load a model from its form, where the engine preferred to it was measured as no faster.
 
-        Else a start that is not from a plan would go back on what this device has measured.
+        Else a start that is not from a plan would ignore what this device has measured.
         """
-        quick = self.prepared_choice(folder)
-        if self._store is None or quick is None or not choices or quick.place == choices[0].place:
+        choice = self.prepared_choice(folder)
+        if self._store is None or choice is None or not choices or choice.place == choices[0].place:
             return None
         if self.best_way(folder) is not None:
             return None  # a tune knows better
@@ -236,21 +243,21 @@ class ModelLoader:
     def prepared_form(
         self, folder: ModelFolder, kind: Kind, *, make: bool = False
     ) -> Artifact | None:
-        """Find the prepared form of a model, or have it made; None: there is none.
+        """Find the prepared form of a model, or make it; None: there is none.
 
         Raises:
             ModelError: a file of the model cannot be read.
 
         """
-        quick, budget = self.prepared_choice(folder), self._profile.memory_budget_mb
-        if self._store is None or quick is None:
+        choice, budget = self.prepared_choice(folder), self._profile.memory_budget_mb
+        if self._store is None or choice is None:
             return None
-        form = find(self._store.root, folder.path, quick, kind, budget)
+        form = find(self._store.root, folder.path, choice, kind, budget)
         if form is None and make:
             try:
-                form = prepare(self._store, folder, quick, kind, budget_mb=budget)
+                form = prepare(self._store, folder, choice, kind, budget_mb=budget)
             except ArtifactError as problem:
-                log.warning("%s", problem)
+                log.warning("model %s: no prepared form: %s", folder.manifest.id, problem)
         return form
 
     def load_prepared(
@@ -268,11 +275,11 @@ class ModelLoader:
             EngineError: it cannot be run so.
 
         """
-        quick = self.prepared_choice(folder)
-        if quick is None:
+        choice = self.prepared_choice(folder)
+        if choice is None:
             raise EngineError(f"{folder.manifest.id}: no engine may run its prepared form")
-        own = next((one for one in self.choices_for(folder) if one.place == quick.place), quick)
-        model = load_prepared(folder, quick, form, kind)
+        own = next((one for one in self.choices_for(folder) if one.place == choice.place), choice)
+        model = load_prepared(folder, choice, form, kind)
         try:
             if model.engine.prepared is not None:
                 model.engine.prepared.finish_load(threads or own.threads or None)
@@ -283,7 +290,7 @@ class ModelLoader:
         return model
 
     def max_batch(self, folder: ModelFolder) -> int:
-        """Say how many samples a model is to take at a time, by settings or tune; 1: one by one."""
+        """Return how many samples a model is to infer at a time, by settings or tune."""
         if self.batching.max_batch:
             return self.batching.max_batch
         best = self.best_way(folder)
@@ -311,7 +318,7 @@ class ModelLoader:
         return first if first is not None and prepared_kind(first) is not None else None
 
     def out_of_core(self, folder: ModelFolder) -> OutOfCore | None:
-        """Say how a model is loaded that is larger than all models may take; None: it is not.
+        """Return how a model is loaded that exceeds the memory budget; None: it does not.
 
         Raises:
             EngineError: it is, and nothing here can run it.

@@ -1,4 +1,7 @@
-"""A model larger than all models may take: its weights come and go, slower, but it runs at all."""
+"""Loads a model larger than the memory budget: its weights are read for every frame.
+
+Slower, but it runs at all.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from ...models.store.store import Store
 
 @record
 class OutOfCore:
-    """How such models are loaded here."""
+    """How models beyond the budget are loaded on this device."""
 
     state: Path
     """The state folder, where prepared forms lie."""
@@ -48,8 +51,8 @@ class OutOfCore:
         )
         return load_prepared(folder, self.choice, form, kind)
 
-    def words(self) -> dict[str, Any]:
-        """Give it as JSON, for another process."""
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON, for another process."""
         return {
             "state": str(self.state),
             "choice": self.choice.words(),
@@ -57,6 +60,8 @@ class OutOfCore:
         }
 
 
-def from_words(words: Mapping[str, Any]) -> OutOfCore:
-    """Read what `words` gave."""
-    return OutOfCore(Path(words["state"]), EngineChoice(**words["choice"]), words["budget_mb"])
+def from_json(content: Mapping[str, Any]) -> OutOfCore:
+    """Return what `to_json` was called on."""
+    return OutOfCore(
+        Path(content["state"]), EngineChoice(**content["choice"]), content["budget_mb"]
+    )

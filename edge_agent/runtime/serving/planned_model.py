@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class PlannedModel(NamedTuple):
-    """A model of a start, and the prepared form that it is loaded from."""
+    """A model that a start loads at once, and the prepared form that it is loaded from."""
 
     name: str
     version: str | None

@@ -1,4 +1,4 @@
-"""What a candidate on shadow is given, as a serving sees it."""
+"""What a serving knows of a candidate that infers the same frames."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...inference.model import Region
 
 
 class Shadow(Protocol):
-    """Looks at the frames of an incumbent."""
+    """Infers the frames of the incumbent, and compares."""
 
     def compare(
         self,
@@ -18,4 +18,4 @@ class Shadow(Protocol):
         threshold: float | None,
         region: Region | None,
     ) -> None:
-        """Look at a frame that the incumbent has dealt with; None: has failed on."""
+        """Compare on a frame that the incumbent has inferred; None: it has failed on it."""

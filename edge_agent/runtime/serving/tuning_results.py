@@ -1,10 +1,10 @@
-"""What a tune has found out on this device: engine, threads, lanes and batch that suit a model.
+"""Results of tuning on this device: the engine, threads, lanes and batch that suit each model.
 
 `tuning.json` in the state folder holds measurements, not decisions, and counts only where
-processor, cores, engines and profile are what they were. It never adds anything to what the profile
-allows: it puts one of the profile's engines first, and fills in what the profile leaves open. A
-file that is damaged, or of another device, is as good as none. No `core.state_file`: it is read
-again whenever a tune has changed it, and health gives the reason why it is not used.
+processor, cores, engines and profile are what they were. They never add anything to what the
+profile allows: they put one of the profile's engines first, and fill in what the profile leaves
+open. A file that is damaged, or of another device, is as good as none. No `core.state_file`: it is
+read again whenever a tune has changed it, and health gives the reason why it is not used.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MOST_BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way of running a model, and what it gave."""
+    """One way of running a model, and its throughput."""
 
     engine: str
     device: str
@@ -77,7 +77,7 @@ class Tune:
     ways: tuple[Way, ...]
 
     def best(self, lanes: int, choices: Sequence[EngineChoice]) -> Way | None:
-        """Give the best way with so many lanes, among the engines that are there.
+        """Return the best way with so many lanes, among the engines that are there.
 
         What comes first in the profile is kept unless another is clearly quicker.
         """
@@ -94,7 +94,7 @@ class TuningResults:
     """The file of tunes in a state folder."""
 
     def __init__(self, state: Path, profile: DeviceProfile, facts: Facts) -> None:
-        """Look at nothing yet.
+        """Read nothing yet.
 
         Args:
             state: the state folder.
@@ -124,7 +124,7 @@ class TuningResults:
         return list(self._read()[0].values())
 
     def lanes(self, usual: int) -> int:
-        """Say how many lanes suit the tuned models best together; *usual* where that is not clear.
+        """Return how many lanes suit the tuned models best together; *usual* where it is open.
 
         Lanes are the agent's, not a model's: each number is judged by what it leaves of every
         model's best.
@@ -140,7 +140,7 @@ class TuningResults:
         return max(scores, key=lambda lanes: scores[lanes])
 
     def best(self, folder: Path, lanes: int, choices: Sequence[EngineChoice]) -> Way | None:
-        """Give the best way to run a model; None: nothing is known of it.
+        """Return the best way to run a model; None: nothing is known of it.
 
         Raises:
             ModelError: a file of the model cannot be read.
@@ -174,8 +174,8 @@ class TuningResults:
                 ordered.insert(0 if first else len(ordered), choice)
         return ordered
 
-    def keep(self, folder: Path, model: str, ways: Sequence[Way]) -> None:
-        """Write down what was measured of a model; what counts no more goes.
+    def write(self, folder: Path, model: str, ways: Sequence[Way]) -> None:
+        """Write what was measured of a model; what does not count any more is dropped.
 
         Raises:
             ModelError: a file of the model cannot be read.
@@ -194,7 +194,7 @@ class TuningResults:
         self._seen = None
 
     def _read(self) -> tuple[dict[str, Tune], str | None]:
-        """Read the file, where it has changed since; gives what counts, and why some does not."""
+        """Return what counts, and why some does not; the file is read again if it has changed."""
         try:
             known = self._path.stat()
         except OSError:
@@ -231,7 +231,7 @@ class TuningResults:
 
 
 def _here(profile: DeviceProfile, facts: Facts) -> dict[str, Any]:
-    """Say what a tune depends on besides the model."""
+    """Return what a tune depends on besides the model."""
     flags = " ".join(sorted(facts.flags))
     return {
         "agent": __version__,
@@ -255,7 +255,7 @@ def _stale(there: Any, here: Mapping[str, Any]) -> str:
 
 
 def _score(tunes: Sequence[Tune], lanes: int) -> float:
-    """Give the geometric mean of what is left of each model's best with so many lanes."""
+    """Return the geometric mean of the share of each model's best with so many lanes."""
     logs = []
     for tune in tunes:
         most = max(way.fps for way in tune.ways)
@@ -267,7 +267,7 @@ def _score(tunes: Sequence[Tune], lanes: int) -> float:
 
 
 def _tune(entry: Any) -> Tune | None:
-    """Read one model's entry; None where anything in it is not as `keep` writes it."""
+    """Parse one model's entry; None where anything in it is not as `write` writes it."""
     if not isinstance(entry, dict):
         return None
     model, found = entry.get("model"), entry.get("ways")
@@ -300,6 +300,6 @@ def _count(value: Any, most: int) -> int | None:
 
 
 def _number(value: Any) -> float | None:
-    """Read a number that is no nonsense: a time or a rate."""
+    """Parse a number that can be a time or a rate; None: it is none."""
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if plain and 0 <= value <= _MOST else None

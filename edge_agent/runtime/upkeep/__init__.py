@@ -1,1 +1,1 @@
-"""Background work on serving models: better engines, failover, prepared forms, memory."""
+"""Background work on serving models, in the order that `order` states: engines, forms, failover."""

@@ -1,15 +1,14 @@
-"""Has models take several samples at a time, where that was asked for or pays.
+"""Sets models up to infer several samples at a time, where that was asked for or is faster.
 
 In the background, when a model serves already: an engine with an open batch takes any number as it
-is; other networks are compiled for it; and what was started from a prepared form, which
-takes one sample at a time, is loaded whole and exchanged between two frames.
+is; other networks are compiled for it; and a model that a start has loaded from its prepared form,
+which takes one sample at a time, is loaded whole and exchanged between two frames.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from ...core.errors import AgentError, EngineError
 from ...core.files import size_of
@@ -31,53 +30,25 @@ takes as much memory again, in every lane."""
 
 
 class BatchSetup:
-    """Looks at each model that serves, once."""
+    """Sets each model up once."""
 
-    def __init__(
-        self, active: ActiveModels, loader: ModelLoader, board: Board[Model], after: threading.Event
-    ) -> None:
-        """Prepare.
+    def __init__(self, active: ActiveModels, loader: ModelLoader, board: Board[Model]) -> None:
+        """Set nothing up yet.
 
         Args:
-            active: what serves.
-            loader: how models are opened here, and how many samples are to go together.
+            active: the models that serve.
+            loader: how models are loaded here, and how many samples are to go together.
             board: whose frames go through them.
-            after: set when the models of a start have found the engines that they keep.
 
         """
         self._active = active
         self._loader = loader
         self._board = board
-        self._after = after
-        self._seen: WeakSet[Model] = WeakSet()
-        self._before: WeakKeyDictionary[Model, float] = WeakKeyDictionary()
-        """What a sample took of that in whose place a model was loaded whole, seconds."""
-        self._closing = False
-        self._changed = threading.Event()
+        self._alone: WeakKeyDictionary[Model, float] = WeakKeyDictionary()
+        """Seconds that one sample took of the model in whose place one was loaded whole."""
 
-    def wake(self) -> None:
-        """See whether something new serves."""
-        self._changed.set()
-
-    def close(self) -> None:
-        self._closing = True
-        self._changed.set()
-        self._after.set()
-
-    def run(self) -> None:
-        """See to what serves, until closed."""
-        self._after.wait()
-        while not self._closing:
-            for serving in self._active.all():
-                model = serving.model
-                if model is None or model in self._seen or self._closing:
-                    continue
-                self._seen.add(model)
-                self._equip(serving, model)
-            self._changed.wait()
-            self._changed.clear()
-
-    def _equip(self, serving: Serving, model: Model) -> None:
+    def run(self, serving: Serving, model: Model) -> None:
+        """Set a model up for batches, where that was asked for or is faster."""
         asked = self._loader.max_batch(model.folder)
         most = max(asked, min(serving.crops, MOST_CROPS))
         if most < 2 or (asked < 2 and _costly(model)):
@@ -85,16 +56,16 @@ class BatchSetup:
         try:
             prepared = model.engine.prepared
             if prepared is not None and capabilities(model.choice.engine).load_batch:
-                self._reload(serving, model, prepared)
-                return  # the one that has come in its place is looked at next
+                self._load_whole(serving, model, prepared)
+                return  # the model in its place is set up next
             batch = load_batch(model, serving.kind, most)
         except AgentError as problem:
             if asked > 1:
                 log.info("%s", problem)
             return
         # What a tune has decided is not measured again.
-        settled = asked > 1 and self._loader.batching.max_batch == 0
-        pays = settled or batch.pays(self._before.get(model, float("inf")))
+        tuned = asked > 1 and self._loader.batching.max_batch == 0
+        pays = tuned or batch.pays(self._alone.get(model, float("inf")))
         if asked < 2 and not pays:
             log.info("model %s: crops go one by one, which is faster", model.id)
             batch.close()
@@ -106,11 +77,11 @@ class BatchSetup:
                 model.id,
                 batch.most,
             )
-        self._give(model, batch, asked)
+        self._equip(model, batch, asked)
 
-    def _give(self, model: Model, batch: Batch, asked: int) -> None:
+    def _equip(self, model: Model, batch: Batch, asked: int) -> None:
         with self._board.boundary():
-            serves = any(serving.model is model for serving in self._active.all())
+            serves = self._active.serves(model)
             if serves:
                 model.batch, model.together = batch, max(1, asked)
         if not serves:
@@ -118,8 +89,8 @@ class BatchSetup:
             return
         log.info("model %s: up to %d samples go together", model.id, batch.most)
 
-    def _reload(self, serving: Serving, model: Model, prepared: PreparedForm) -> None:
-        """Load a model whole that was started from its prepared form.
+    def _load_whole(self, serving: Serving, model: Model, prepared: PreparedForm) -> None:
+        """Replace a model that runs from its prepared form by the model itself.
 
         Raises:
             EngineError: its network takes one sample at a time, or it cannot be loaded.
@@ -132,11 +103,11 @@ class BatchSetup:
             raise EngineError(f"{model.id}: is larger than the memory budget")
         choices = self._loader.choices_for(model.folder)
         own = [choice for choice in choices if choice.engine == model.choice.engine]
-        before = seconds_alone(model)
+        alone = seconds_alone(model)
         whole, _ = load_model(model.folder, own, serving.kind, checked=True)
-        self._before[whole] = before
+        self._alone[whole] = alone
         if not self._active.replace(model, whole):
-            whole.close()  # another one has come meanwhile
+            whole.close()  # another model has come meanwhile
 
 
 def _costly(model: Model) -> bool:

@@ -1,12 +1,15 @@
-"""An engine that takes longer to build learns its part behind the one that plays.
+"""Replaces the engine that serves by a faster one, after a comparison on live inputs.
 
-It takes over between two frames, and only if it agrees on live inputs and is faster, as measured
-here beside the other. What came of it is kept with the prepared form, so that one that is not worth
-it is not built again until the model, the engine or the machine is another.
+A challenger is loaded beside the incumbent. It replaces it between two frames, and only if it
+agrees on live inputs and is faster, as measured here in turns with the other. The decision is kept
+with the prepared form, so that an engine that is not worth it is not built again until the model,
+the engine or the machine is another.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +19,10 @@ from ...core.errors import AgentError
 from ...core.types import Tensors
 from ...inference.compare import compare_findings, race
 from ...inference.model import Model, default_threshold
-from ..serving.challenger_results import Decision, recall, remember
+from ..serving.active import ActiveModels, Serving
+from ..serving.challenger_results import Decision, read_decision, write_decision
+
+log = logging.getLogger(__name__)
 
 MARGIN = 0.05
 """Share by which it must be faster: less is not worth the exchange."""
@@ -29,129 +35,273 @@ RUNS = 15
 POLL_SECONDS = 0.05
 
 
-class Role(Protocol):
-    """What is played: a serving, as far as it matters here."""
+class Incumbent(Protocol):
+    """What serves, as a challenge needs it."""
 
-    def live(self) -> tuple[Model, Tensors] | None:
-        """Give who plays and the tensors of its latest inference; None where there was none yet."""
+    def latest(self) -> tuple[Model, Tensors] | None:
+        """Return the model that serves and the tensors of its latest inference; None: no frame."""
 
-    def exchange(self, old: Model, new: Model) -> bool:
-        """Have *new* play from the next frame on, and retire *old* when its last frame is through.
+    def replace(self, old: Model, new: Model) -> bool:
+        """Serve with *new* from the next frame on, and retire *old* when its last frame is through.
 
-        False, and nothing is done, where *old* does not play any more.
+        False, and nothing is done, where *old* does not serve any more.
         """
 
 
-def rehearse(
-    role: Role,
-    build: Callable[[], Model],
-    notes: Path,
-    name: str,
-    *,
-    tolerance: float,
-    stopped: Callable[[float], bool],
-    faster: str | None = None,
-) -> Decision:
-    """Build an understudy, compare it with who plays, and let the better one play.
+class Challenge:
+    """The comparison of one challenger with what serves; frames go on meanwhile."""
 
-    Takes as long as it takes, in a thread of the caller's; frames go on meanwhile.
+    def __init__(
+        self,
+        incumbent: Incumbent,
+        load: Callable[[], Model],
+        notes: Path,
+        name: str,
+        *,
+        tolerance: float,
+        faster: str | None = None,
+    ) -> None:
+        """Load nothing yet.
 
-    Args:
-        role: what is played.
-        build: makes the understudy's model, loaded; raises `AgentError` where it cannot be.
-        notes: folder of the prepared form that decisions are kept with; it may vanish meanwhile.
-        name: of the understudy, by which it will be known again: engine, version and options.
-        tolerance: of numbers, as for golden inputs.
-        stopped: waits for so many seconds; True: stop.
-        faster: how it is known to be the faster one, as from a tune: it need only agree. None: it
-            has to show it.
+        Args:
+            incumbent: what serves.
+            load: loads the challenger's model; raises `AgentError` where it cannot be.
+            notes: folder of the prepared form that decisions are kept with; it may vanish.
+            name: of the challenger, by which it will be known again: engine, version and options.
+            tolerance: of numbers, as for golden inputs.
+            faster: how it is known to be the faster one, as from a tune: it need only agree. None:
+                it has to be measured.
 
-    Returns:
-        What came of it. Where it failed to load, or was stopped, nothing is kept.
+        """
+        self._incumbent = incumbent
+        self._load = load
+        self._notes = notes
+        self._name = name
+        self._tolerance = tolerance
+        self._faster = faster
+        self._known: Decision | None = None
+        self._model: Model | None = None
+        self._compared_with: Model | None = None
+        self._inputs: list[Tensors] = []
 
-    """
-    known = recall(notes, name)
-    # One that was refused for its speed alone has its times noted.
-    refused = known is not None and not known.takes_over
-    if known is not None and refused and (faster is None or known.incumbent_ms is None):
-        return known
-    if known is None or refused:
-        known = None if faster is None else Decision(engine=name, takes_over=True, why=faster)
-    try:
-        model = build()
-    except AgentError as problem:
-        return Decision(engine=name, takes_over=False, why=f"not loaded: {problem}")
-    decision = None
-    try:
-        decision = _audition(role, model, known, tolerance, stopped)
-    except AgentError as problem:
-        decision = Decision(engine=model.engine.label, takes_over=False, why=str(problem))
-    finally:
-        if decision is None or not decision.takes_over:
-            model.close()
-    if decision is None:
-        return Decision(
-            engine=model.engine.label, takes_over=False, why="stopped before it was tried"
-        )
-    if faster is None or not decision.takes_over:
-        # What a tune says is asked of the tune again.
-        remember(notes, name, decision)
-    return decision
+    def step(self) -> Decision | None:
+        """Load the challenger, then compare it on one live input each time; decide at last.
 
+        Returns:
+            The decision; None: to be called again, after `POLL_SECONDS`. Where the challenger
+            failed to load, or another model serves now, nothing is kept.
 
-def _audition(
-    role: Role,
-    model: Model,
-    known: Decision | None,
-    tolerance: float,
-    stopped: Callable[[float], bool],
-) -> Decision | None:
-    """See that it agrees and is faster, and exchange; None: stopped, or another model plays now.
-
-    Raises:
-        AgentError: it fails on a live input.
-
-    """
-    label = model.engine.label
-    incumbent: Model | None = None
-    seen: list[Tensors] = []
-    while len(seen) < INPUTS:
-        playing = role.live()
-        if playing is not None and incumbent is not None and playing[0] is not incumbent:
+        """
+        if self._model is None:
+            decision = self._begin()
+            if decision is not None or self._model is None:
+                return decision
+        model = self._model
+        try:
+            decision = self._compare(model)
+        except AgentError as problem:
+            decision = self._against(str(problem))
+        except BaseException:
+            self.close()
+            raise
+        if decision is None:
             return None
-        if playing is not None and not any(playing[1] is each for each in seen):
-            incumbent, tensors = playing
-            seen.append(tensors)
-            expected = incumbent.decode(incumbent.raw(tensors), tensors)
-            agreement = compare_findings(
-                expected,
-                model.decode(model.raw(tensors), tensors),
-                tolerance,
-                doubt=default_threshold(model.folder) + DOUBT,
-            )
-            if not agreement.passed:
-                return Decision(engine=label, takes_over=False, why=f"disagrees: {agreement.why}")
-        if stopped(POLL_SECONDS if len(seen) < INPUTS else 0):
-            return None
-    assert incumbent is not None  # noqa: S101 - set with the first input
-    if known is not None:
-        why, old_ms, new_ms = known.why, known.incumbent_ms, known.understudy_ms
-    else:
-        old_ms, new_ms = _race(incumbent, model, seen)
-        why = f"{new_ms:.2f} ms beside {old_ms:.2f} ms of {incumbent.engine.label}"
-        if new_ms > old_ms * (1 - MARGIN):
-            return Decision(
-                engine=label,
-                takes_over=False,
-                why=f"not faster: {why}",
-                incumbent_ms=old_ms,
-                understudy_ms=new_ms,
-            )
-    if not role.exchange(incumbent, model):
+        if not decision.takes_over:
+            self.close()
+        # What a tune has measured is the tune's to keep.
+        if self._compared_with is not None and (self._faster is None or not decision.takes_over):
+            write_decision(self._notes, self._name, decision)
+        return decision
+
+    def stopped(self) -> Decision:
+        """Return the decision of a challenge that was not carried to its end."""
+        return self._against("stopped before it was tried")
+
+    def close(self) -> None:
+        """Close the challenger, which does not serve."""
+        if self._model is not None:
+            self._model.close()
+
+    def _begin(self) -> Decision | None:
+        """Load the challenger, unless it is known not to be worth it."""
+        known = read_decision(self._notes, self._name)
+        # One that was refused for its speed alone has its times noted.
+        refused = known is not None and not known.takes_over
+        if known is not None and refused and (self._faster is None or known.incumbent_ms is None):
+            return known
+        if known is None or refused:
+            known = None
+            if self._faster is not None:
+                known = Decision(engine=self._name, takes_over=True, why=self._faster)
+        self._known = known
+        try:
+            self._model = self._load()
+        except AgentError as problem:
+            return Decision(engine=self._name, takes_over=False, why=f"not loaded: {problem}")
         return None
-    return Decision(
-        engine=label, takes_over=True, why=why, incumbent_ms=old_ms, understudy_ms=new_ms
+
+    def _compare(self, model: Model) -> Decision | None:
+        """Compare on the latest input; decide when there were enough.
+
+        Raises:
+            AgentError: it fails on a live input.
+
+        """
+        latest = self._incumbent.latest()
+        if latest is None or any(latest[1] is each for each in self._inputs):
+            return None
+        incumbent, tensors = latest
+        if self._compared_with not in {None, incumbent}:
+            self._compared_with = None
+            return self.stopped()
+        self._compared_with = incumbent
+        self._inputs.append(tensors)
+        agreement = compare_findings(
+            incumbent.decode(incumbent.raw(tensors), tensors),
+            model.decode(model.raw(tensors), tensors),
+            self._tolerance,
+            doubt=default_threshold(model.folder) + DOUBT,
+        )
+        if not agreement.passed:
+            return self._against(f"disagrees: {agreement.why}")
+        return self._decide(incumbent, model) if len(self._inputs) == INPUTS else None
+
+    def _decide(self, incumbent: Model, model: Model) -> Decision:
+        """Measure both, unless that is known, and replace the incumbent by a faster one."""
+        if self._known is not None:
+            why = self._known.why
+            old_ms, new_ms = self._known.incumbent_ms, self._known.challenger_ms
+        else:
+            old_ms, new_ms = _race(incumbent, model, self._inputs)
+            why = f"{new_ms:.2f} ms beside {old_ms:.2f} ms of {incumbent.engine.label}"
+            if new_ms > old_ms * (1 - MARGIN):
+                return self._against(f"not faster: {why}", old_ms, new_ms)
+        if not self._incumbent.replace(incumbent, model):
+            self._compared_with = None
+            return self.stopped()
+        return Decision(
+            engine=model.engine.label,
+            takes_over=True,
+            why=why,
+            incumbent_ms=old_ms,
+            challenger_ms=new_ms,
+        )
+
+    def _against(
+        self, why: str, old_ms: float | None = None, new_ms: float | None = None
+    ) -> Decision:
+        label = self._name if self._model is None else self._model.engine.label
+        return Decision(
+            engine=label, takes_over=False, why=why, incumbent_ms=old_ms, challenger_ms=new_ms
+        )
+
+
+class Challenger:
+    """One challenge at a time: a challenger takes as much memory as what serves."""
+
+    def __init__(self, active: ActiveModels) -> None:
+        """Begin without a challenge.
+
+        Args:
+            active: the models that serve.
+
+        """
+        self._active = active
+        self._challenge: Challenge | None = None
+        self._model: Model | None = None
+        """The incumbent that it was begun for."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is a challenge already."""
+        return self._challenge is not None
+
+    def compares(self, model: Model) -> bool:
+        """Whether there is a challenge of this model."""
+        return self._model is model
+
+    def begin(
+        self,
+        serving: Serving,
+        model: Model,
+        load: Callable[[], Model],
+        notes: Path,
+        name: str,
+        *,
+        faster: str | None = None,
+    ) -> None:
+        """Begin a challenge of the model that serves; the other arguments are those of `Challenge`.
+
+        There must be none, see `busy`.
+        """
+        self._model = model
+        self._challenge = Challenge(
+            ServingIncumbent(serving, self._active),
+            load,
+            notes,
+            name,
+            tolerance=model.manifest.trial.tolerance,
+            faster=faster,
+        )
+
+    def compare(self) -> Decision | None:
+        """Go on with the challenge; the decision, or None: call again after `POLL_SECONDS`."""
+        decision = None if self._challenge is None else self._challenge.step()
+        if decision is not None:
+            self._challenge = self._model = None
+        return decision
+
+    def give_up(self) -> Decision | None:
+        """End the challenge before its decision; None: there is none."""
+        decision = None if self._challenge is None else self._challenge.stopped()
+        self.close()
+        return decision
+
+    def step(self) -> float:
+        """End a challenge whose incumbent does not serve any more."""
+        if self._model is not None and not self._active.serves(self._model):
+            self.close()
+        return math.inf
+
+    def close(self) -> None:
+        """End the challenge."""
+        if self._challenge is not None:
+            self._challenge.close()
+        self._challenge = self._model = None
+
+
+def log_decision(model: Model, who: str, decision: Decision) -> None:
+    """Log the decision about a challenger of a model."""
+    log.info(
+        "model %s: %s %s: %s",
+        model.id,
+        who,
+        "takes over" if decision.takes_over else "does not take over",
+        decision.why,
     )
+
+
+class ServingIncumbent:
+    """A serving, as a challenge needs it."""
+
+    def __init__(self, serving: Serving, active: ActiveModels) -> None:
+        self._serving = serving
+        self._active = active
+        self._last: Tensors | None = None
+        self._seen: Tensors = {}
+
+    def latest(self) -> tuple[Model, Tensors] | None:
+        model = self._serving.model
+        last = None if model is None else model.last
+        if model is None or last is None:
+            return None
+        if last is not self._last:
+            # As any engine takes it, for one that is not folded, or otherwise.
+            self._last, self._seen = last, model.unfolded(last)
+        return model, self._seen
+
+    def replace(self, old: Model, new: Model) -> bool:
+        return self._active.replace(old, new)
 
 
 def _race(one: Model, other: Model, inputs: list[Tensors]) -> tuple[float, float]:

@@ -1,18 +1,18 @@
-"""Has a model leave an engine that fails, for the next one of the profile, and come back later.
+"""Moves a model off an engine that fails, to the next one of the profile, and back later.
 
-Looks twice a second at what the lanes count: nothing of it is on the way of a frame. An engine that
+Checks twice a second what the lanes count: nothing of it is on the way of a frame. An engine that
 fails on FAILURES frames in a row, with an error or with numbers that are not finite, is left when
-another one, loaded beside it, does better on the very frame that it failed on. Where every engine
+another one, loaded beside it, succeeds on the very frame that it failed on. Where every engine
 fails on that frame it is the model's fault, or the frame's, and no exchange would help.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -22,20 +22,80 @@ from ...inference.engines.protocol import EngineChoice
 from ...inference.model import Model, Region, load_model
 from ..serving.active import ActiveModels, Serving
 from ..serving.loader import ModelLoader
-from .breaker import FAILURES, Breaker
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
+FAILURES = 5
+"""Frames in a row that an engine may fail on. One that fails now and then is counted, and kept."""
+FIRST_PAUSE = 60.0
+"""Seconds until an engine is tried again; each time it fails again, twice as long."""
+MOST_PAUSE = 6 * 3600.0
+STABLE = 300.0
+"""Seconds for which an engine that has been taken back must work to be as good as new."""
+
+State = Literal["closed", "open", "half-open"]
 
 Key = tuple[Path, str]
 """The model's folder, and the engine with its device."""
 Failure = tuple[str, Sample, Region | None]
-"""What was said, and what it was given."""
+"""Error text, and the sample and region that caused it."""
+
+
+class Breaker:
+    """When one model leaves one engine that fails, and when that is tried again.
+
+    Closed while the engine may serve, open while it may not, and half-open when it has been taken
+    back and has yet to prove itself. Each failure keeps it away for longer.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Begin closed.
+
+        Args:
+            clock: monotonic seconds.
+
+        """
+        self._clock = clock
+        self._state: State = "closed"
+        self._since = clock()
+        self._pause = 0.0
+        self.why = ""
+        """What went wrong, the last time that it did."""
+
+    @property
+    def state(self) -> State:
+        """Whether the engine may serve now."""
+        if self._state == "half-open" and self._clock() - self._since >= STABLE:
+            self._state, self._pause = "closed", 0.0
+        return self._state
+
+    def trip(self, why: str) -> None:
+        """Open: the engine has failed as often as it may, or failed to load."""
+        # Asked first: what has worked for long enough begins with the shortest pause again.
+        known = self.state != "closed"
+        self._pause = min(MOST_PAUSE, 2 * self._pause if known and self._pause else FIRST_PAUSE)
+        self._state, self._since, self.why = "open", self._clock(), why
+
+    @property
+    def wait(self) -> float:
+        """Seconds until the engine is to be tried again; 0 where it need not wait."""
+        if self.state != "open":
+            return 0.0
+        return max(0.0, self._since + self._pause - self._clock())
+
+    @property
+    def due(self) -> bool:
+        """Whether the engine is to be tried again now."""
+        return self.state == "open" and self.wait == 0.0
+
+    def close(self) -> None:
+        """Half-open: the engine serves again, for now."""
+        self._state, self._since = "half-open", self._clock()
 
 
 class Failover:
-    """Watches what serves."""
+    """Watches the models that serve."""
 
     def __init__(
         self,
@@ -44,11 +104,11 @@ class Failover:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare.
+        """Begin with every breaker closed.
 
         Args:
-            active: what serves.
-            loader: how models are opened here.
+            active: the models that serve.
+            loader: how models are loaded here.
             clock: monotonic seconds.
 
         """
@@ -60,30 +120,22 @@ class Failover:
         """What an engine must do better to be taken back."""
         self._hopeless: dict[Path, Breaker] = {}
         """Models that fail on every engine."""
-        self._closing = threading.Event()
 
-    def close(self) -> None:
-        self._closing.set()
-
-    def run(self) -> None:
-        """Look until closed."""
-        while not self._closing.wait(POLL_SECONDS):
-            self.look()
-
-    def look(self) -> None:
-        """See to what fails, and to what may be tried again."""
+    def step(self) -> float:
+        """Replace what fails, and try again what may be tried again."""
         for serving in self._active.all():
             model = serving.model
-            if model is None or self._closing.is_set():
+            if model is None:
                 continue
-            self._notice_passed(serving, model)
+            self._retry_passed(serving, model)
             if model.failing >= FAILURES:
-                self._demote(serving, model)
+                self._fail_over(serving, model)
             else:
-                self._promote(serving, model)
+                self._fall_back(serving, model)
+        return POLL_SECONDS
 
-    def why(self) -> list[str]:
-        """Say which models fail whatever runs them; demotions are told of by what serves."""
+    def problems(self) -> list[str]:
+        """List the models that fail on every engine; what has failed over is part of `passed`."""
         served = {s.model.folder.path: s.model for s in self._active.all() if s.model}
         return [
             f"model {served[path].id}: {breaker.why}"
@@ -93,11 +145,11 @@ class Failover:
 
     # Away from an engine
 
-    def _demote(self, serving: Serving, model: Model) -> None:
+    def _fail_over(self, serving: Serving, model: Model) -> None:
         failure = model.failure
-        if failure is None or self._waits(model):
+        if failure is None or self._backs_off(model):
             return
-        words, sample, _ = failure
+        error, sample, _ = failure
         if sample.data.dtype.kind == "f" and not np.isfinite(sample.data).all():
             model.failing = 0  # what goes in is not finite either: no engine is to blame
             return
@@ -108,24 +160,24 @@ class Failover:
                 continue
             better = self._better(serving, model, choice, failure)
             if better is not None:
-                breaker = self._trip(model, here, words, failure)
+                breaker = self._trip(model, here, error, failure)
                 log.warning(
                     "model %s: %s serves instead of %s, which failed on %d frames in a row: %s; "
                     "that is tried again in %.0f s",
-                    *(model.id, better.engine.label, here, model.failing, words, breaker.wait),
+                    *(model.id, better.engine.label, here, model.failing, error, breaker.wait),
                 )
-                passed = [f"{here}: {words}", *_without(serving.passed, here)]
+                passed = [f"{here}: {error}", *_without(serving.passed, here)]
                 self._exchange(model, better, passed)
                 return
-        if self._anew(serving, model, choices, failure):
+        if self._reload(serving, model, choices, failure):
             return
         known = model.folder.path in self._hopeless
         hopeless = self._hopeless.setdefault(model.folder.path, Breaker(self._clock))
-        hopeless.trip(f"fails on every engine: {words}")
+        hopeless.trip(f"fails on every engine: {error}")
         if not known:
             log.error("model %s: %s", model.id, hopeless.why)
 
-    def _anew(
+    def _reload(
         self, serving: Serving, model: Model, choices: list[EngineChoice], failure: Failure
     ) -> bool:
         """Load it once more on the engine it is on: a device that was reset takes new networks."""
@@ -138,19 +190,19 @@ class Failover:
         if better is None:
             return False
         self._trip(model, here, failure[0], failure).close()
-        log.warning("model %s: loaded anew on %s, which failed: %s", model.id, here, failure[0])
+        log.warning("model %s: loaded again on %s, which failed: %s", model.id, here, failure[0])
         self._exchange(model, better, serving.passed)
         return True
 
-    def _waits(self, model: Model) -> bool:
-        """Whether every engine has failed on it, not long ago."""
+    def _backs_off(self, model: Model) -> bool:
+        """Whether every engine has failed on it, and it is too early to try again."""
         hopeless = self._hopeless.get(model.folder.path)
         return hopeless is not None and hopeless.state == "open" and not hopeless.due
 
-    def _trip(self, model: Model, here: str, words: str, failure: Failure | None) -> Breaker:
+    def _trip(self, model: Model, here: str, error: str, failure: Failure | None) -> Breaker:
         key = (model.folder.path, here)
         breaker = self._breakers.setdefault(key, Breaker(self._clock))
-        breaker.trip(words)
+        breaker.trip(error)
         self._failures[key] = failure
         return breaker
 
@@ -160,26 +212,26 @@ class Failover:
 
     # Back to it
 
-    def _notice_passed(self, serving: Serving, model: Model) -> None:
-        """Have what was passed over when the model was loaded tried again too."""
+    def _retry_passed(self, serving: Serving, model: Model) -> None:
+        """Count what was passed over when the model was loaded as failed, to be tried again."""
         if not serving.passed or model.engine.prepared is not None:
             return
-        for choice in self._before(model):
+        for choice in self._preferred(model):
             key = (model.folder.path, _name(choice))
             why = next((w for w in serving.passed if w.startswith(f"{key[1]}: ")), None)
             if why is not None and key not in self._breakers:
                 self._trip(model, key[1], why.partition(": ")[2], None)
 
-    def _promote(self, serving: Serving, model: Model) -> None:
-        """Take an engine back that the profile prefers, if it works again."""
-        for choice in self._before(model):
+    def _fall_back(self, serving: Serving, model: Model) -> None:
+        """Return to an engine that the profile prefers, if it works again."""
+        for choice in self._preferred(model):
             key = (model.folder.path, _name(choice))
             breaker = self._breakers.get(key)
             if breaker is None or not breaker.due:
                 continue
             better = self._better(serving, model, choice, self._failures.get(key))
             if better is None:
-                # As long again and longer; said when it failed first, and in health all along.
+                # Twice as long; logged when it failed first, and published in health all along.
                 breaker.trip(breaker.why)
                 continue
             breaker.close()
@@ -187,7 +239,7 @@ class Failover:
             self._exchange(model, better, _without(serving.passed, key[1]))
             return
 
-    def _before(self, model: Model) -> list[EngineChoice]:
+    def _preferred(self, model: Model) -> list[EngineChoice]:
         """List the engines that the profile prefers to the one that serves."""
         choices = self._choices(model)
         names = [_name(choice) for choice in choices]
@@ -205,7 +257,7 @@ class Failover:
     def _better(
         self, serving: Serving, model: Model, choice: EngineChoice, failure: Failure | None
     ) -> Model | None:
-        """Load a model on an engine and have it do what another could not; None: it cannot."""
+        """Load a model on an engine that succeeds where another failed; None: it does not."""
         if self._loader.exceeds_budget(model.folder):
             return None  # there is no room for the whole of it
         try:
@@ -224,7 +276,7 @@ class Failover:
         return better
 
     def _exchange(self, old: Model, new: Model, passed: list[str]) -> None:
-        """Put one in the other's place between two frames, unless a push was faster."""
+        """Replace one by the other between two frames, unless a push was faster."""
         self._hopeless.pop(old.folder.path, None)
         for serving in self._active.all():
             if serving.model is old:

@@ -1,17 +1,17 @@
 """Reads what serves again from the disk, slowly, and compares it with what was written.
 
-A start trusts quick checksums of what it loads, and time stamps for the rest. Flash forgets: what
-has changed without being written is said, and a damaged form is made anew.
+A start trusts quick checksums of what it loads, and time stamps for the rest. Flash forgets: a
+file that has changed without being written is reported, and a damaged form is left for its model.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ...inference.model import Model
 from ...inference.prepared.digests import corrupted_file, corrupted_files
 from ..serving.active import ActiveModels
 
@@ -24,89 +24,83 @@ SHARE = 0.05
 """Of one core, and of the disk, while it reads."""
 
 
-class Stopped(OSError):
-    """The agent ends."""
-
-
 class IntegrityCheck:
-    """Looks at the models that serve and at their forms."""
+    """Checks the models that serve and their forms, one piece of a file at a time."""
 
     def __init__(
         self,
         state: Path,
         active: ActiveModels,
-        damaged: Callable[[], None],
         *,
         first: float = FIRST_SECONDS,
         every: float = EVERY_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Look at nothing yet.
+        """Check nothing yet.
 
         Args:
             state: the state folder.
-            active: what serves.
-            damaged: told when a form has turned out damaged, and its engine knows.
-            first: seconds until the first look.
-            every: seconds from one look to the next.
+            active: the models that serve.
+            first: seconds until the first check.
+            every: seconds from one check to the next.
+            clock: monotonic seconds.
 
         """
         self._state = state
         self._active = active
-        self._damaged = damaged
-        self._first = first
         self._every = every
-        self._closing = threading.Event()
-        self._why: list[str] = []
-        self._resumed = 0.0
+        self._clock = clock
+        self._due = clock() + first
+        self._pieces: Iterator[None] | None = None
+        """The check that is under way."""
+        self._found: list[str] = []
+        self._problems: list[str] = []
 
-    def why(self) -> list[str]:
-        """Say which models are not what they were."""
-        return list(self._why)
+    def problems(self) -> list[str]:
+        """List the models whose files have changed, as of the latest check."""
+        return list(self._problems)
 
-    def close(self) -> None:
-        self._closing.set()
-
-    def run(self) -> None:
-        """Look now and then, until closed."""
-        pause = self._first
-        while not self._closing.wait(pause):
-            try:
-                self.look()
-            except Stopped:
-                return
+    def step(self) -> float:
+        """Read one piece, if it is time; return the seconds until the next one."""
+        now = self._clock()
+        if now < self._due:
+            return self._due - now
+        if self._pieces is None:
+            self._found = []
+            self._pieces = self._check()
+        if next(self._pieces, self._pieces) is None:
+            took = self._clock() - now
+            pause = took * (1 / SHARE - 1)
+        else:
+            self._pieces, self._problems = None, self._found
             pause = self._every
+        self._due = self._clock() + pause
+        return pause
 
-    def look(self) -> list[str]:
-        """Look at all of it once; gives what `why` says from now on."""
-        found = []
-        self._resumed = time.monotonic()
-        for model in {id(s.model): s.model for s in self._active.all()}.values():
-            if model is None:
-                continue
+    def _check(self) -> Iterator[None]:
+        """Read all files again; pauses after each piece."""
+        for model in {id(s.model): s.model for s in self._active.all() if s.model}.values():
             try:
-                for name in corrupted_files(self._state, model.folder.path, self._pace):
-                    found.append(
-                        f"model {model.id}: {name} has changed on the disk without being written; "
-                        "install it again, and mind the disk"
-                    )
-                    log.error("%s", found[-1])
-                prepared = model.engine.prepared
-                if prepared is not None and prepared.damaged is None:
-                    path = corrupted_file(prepared.checksums, self._pace)
-                    if path is not None:
-                        prepared.distrust(f"{path} has changed on the disk")
-                        self._damaged()
-            except Stopped:
-                raise
+                yield from self._check_model(model)
             except OSError as problem:
-                # Deleted or exchanged meanwhile, or the disk is broken: the next look tells.
+                # Deleted or exchanged meanwhile, or the disk is broken: the next check shows.
                 log.info("model %s: cannot be read again: %s", model.id, problem)
-        self._why = found
-        return list(found)
 
-    def _pace(self) -> None:
-        """Wait as long as it takes to keep to the share."""
-        took = time.monotonic() - self._resumed
-        if self._closing.wait(took * (1 / SHARE - 1)):
-            raise Stopped
-        self._resumed = time.monotonic()
+    def _check_model(self, model: Model) -> Iterator[None]:
+        for name in corrupted_files(self._state, model.folder.path):
+            if name is None:
+                yield
+                continue
+            self._found.append(
+                f"model {model.id}: {name} has changed on the disk without being written; "
+                "install it again, and mind the disk"
+            )
+            log.error("integrity: %s", self._found[-1])
+        prepared = model.engine.prepared
+        if prepared is not None and prepared.damaged is None:
+            for path in corrupted_file(prepared.checksums):
+                if path is None:
+                    yield
+                    continue
+                prepared.distrust(f"{path} has changed on the disk")
+                return

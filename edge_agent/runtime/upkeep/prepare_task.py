@@ -1,4 +1,4 @@
-"""Has a prepared form made of every model that serves, so that the next start is a quick one."""
+"""Makes a prepared form of every model that serves, so that the next start is a quick one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...core.codec import pack
 from ...core.errors import EngineError, ModelError
 from ...core.types import Kind
 from ...inference.engines.probe import installed
-from ...inference.engines.protocol import EngineChoice
+from ...inference.engines.protocol import EngineChoice, PreparedForm
 from ...inference.engines.registry import titles
 from ...inference.model import Model
 from ...inference.prepared.artifact import Artifact, ArtifactError
@@ -27,84 +27,73 @@ from ..serving.planned_model import PlannedModel
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 2.0
-"""How long a form may be damaged before somebody sees to it."""
+DAMAGE_SECONDS = 2.0
+"""Between two checks for forms that have turned out damaged while they run."""
 
 
 class PrepareTask:
-    """Prepares one model after the other, in the background."""
+    """Prepares each model that serves, and again where its form turns out damaged."""
 
     def __init__(
         self,
         store: Store,
         active: ActiveModels,
         loader: ModelLoader,
-        memory_budget_mb: int,
         quota: Callable[[], int],
         changed: Callable[[], None],
-        offer: Callable[[Serving, Model, Artifact], None],
+        closing: threading.Event,
     ) -> None:
         """Prepare nothing yet.
 
         Args:
             store: in whose folder the forms lie.
-            active: what serves.
-            loader: how models are opened here.
-            memory_budget_mb: what models may take; 0: no bound.
-            quota: gives what the store may take, bytes.
+            active: the models that serve.
+            loader: how models are loaded here.
+            quota: returns what the store may take, bytes.
             changed: called when a form is ready, or cannot be made.
-            offer: takes the form of what serves without it.
+            closing: set when the agent ends.
 
         """
         self._store = store
         self._active = active
         self._loader = loader
-        self._budget_mb = memory_budget_mb
+        self._budget_mb = loader.profile.memory_budget_mb
         self._quota = quota
         self._changed = changed
-        self._offer = offer
+        self._closing = closing
         self._forms: dict[Path, Artifact | str] = {}
         """By folder of the model: its form, or why there is none."""
-        self._closing = threading.Event()
-        self._wake = threading.Event()
 
-    def wake(self) -> None:
-        """See whether something new serves."""
-        self._wake.set()
+    def run(self, serving: Serving, model: Model) -> None:
+        """Find or make the form of a model; one that has turned out damaged is made again."""
+        damaged = _damaged(model)
+        if damaged is not None:
+            self._discard(model, damaged)
+        if serving.model is model and model.folder.path not in self._forms:
+            self._prepare(model, serving)
+            self._changed()
 
-    def close(self) -> None:
-        self._closing.set()
-        self._wake.set()
+    def step(self) -> float:
+        """Make the forms again that have turned out damaged."""
+        for serving in self._active.all():
+            model = serving.model
+            if model is not None and _damaged(model) is not None:
+                self.run(serving, model)
+        return DAMAGE_SECONDS
 
-    def run(self) -> None:
-        """Prepare what serves, until closed."""
-        while True:
-            self._wake.wait(LOOK_SECONDS)
-            self._wake.clear()
-            if self._closing.is_set():
-                return
-            for serving in self._active.all():
-                # Making a form, or looking for one, takes its time: nothing more is begun.
-                if self._closing.is_set():
-                    return
-                if serving.model is not None:
-                    self._discard_damaged(serving.model)
-                model = serving.model
-                if model is not None and model.folder.path not in self._forms:
-                    self._prepare(model, serving)
-                    self._changed()
-
-    def _discard_damaged(self, model: Model) -> None:
-        """Throw away a form that turned out damaged, so that it is made anew."""
-        prepared = model.engine.prepared
-        if prepared is None or prepared.damaged is None:
-            return
-        prepared.damaged = None
-        discard(prepared.folder, self._store)
+    def _discard(self, model: Model, damaged: PreparedForm) -> None:
+        """Delete the form that a model runs from."""
+        damaged.damaged = None
+        discard(damaged.folder, self._store)
         self._forms.pop(model.folder.path, None)
-        if prepared.is_streaming:
-            # Nothing else can run it: it is opened as at first, which makes a form.
-            self._active.reopen(model)
+        if not damaged.is_streaming:
+            return
+        # Nothing else can run it: it is loaded as at first, which makes a form.
+        servings = [each for each in self._active.all() if each.model is model]
+        for old in self._active.unload(lambda _serving, one: one is model):
+            self._active.retire(old)
+        for each in servings:
+            self._active.load(each)
 
     def _prepare(self, model: Model, serving: Serving) -> None:
         choice = self._choice(model)
@@ -131,22 +120,20 @@ class PrepareTask:
             keep = [form.key for form in self._forms.values() if isinstance(form, Artifact)]
             for line in collect_artifacts(self._store, keep):
                 log.info("%s", line)
-            if model.engine.prepared is None:
-                self._offer(serving, model, form)
 
     def _found(self, model: Model, choice: EngineChoice, kind: Kind) -> Artifact | None:
-        """Find the form of a model; one that is not whole is thrown away.
+        """Find the form of a model; one that is not whole is deleted.
 
-        What was not loaded from its form may have been refused it: it is looked at in full, or
-        it would be refused at every start.
+        A model that was not loaded from its form may have been refused it: the form is checked in
+        full, or it would be refused at every start.
         """
         form = find(self._store.root, model.folder.path, choice, kind, self._budget_mb)
         if form is None or model.engine.prepared is not None:
             return form
         try:
-            _see_whole(form)
+            _check_whole(form)
         except ArtifactError as problem:
-            log.warning("model %s: the prepared form is made anew: %s", model.id, problem)
+            log.warning("model %s: the prepared form is made again: %s", model.id, problem)
             discard(form.folder, self._store)
             return None
         return form
@@ -160,7 +147,7 @@ class PrepareTask:
         return self._loader.prepared_choice(model.folder)
 
     def state(self, name: str) -> str | None:
-        """Say how far the form of what serves under a name is; None: nothing serves."""
+        """Return how far the form of what serves under a name is; None: nothing serves."""
         for serving in self._active.all():
             if serving.reference == name and serving.model is not None:
                 form = self._forms.get(serving.model.folder.path)
@@ -169,8 +156,8 @@ class PrepareTask:
                 return "ready" if isinstance(form, Artifact) else f"no: {form}"
         return None
 
-    def quick(self) -> list[PlannedModel]:
-        """List what serves, as a start can load it at once."""
+    def planned(self) -> list[PlannedModel]:
+        """List what serves, as the next start can load it at once."""
         found = []
         for serving in self._active.all():
             model = serving.model
@@ -181,7 +168,7 @@ class PrepareTask:
             if isinstance(form, Artifact):
                 choice, folder = self._choice(model) or choice, form.folder
             elif serving.passed:
-                continue  # the next start shall see whether the engine that it prefers is back
+                continue  # the next start shall try whether the engine that it prefers is back
             found.append(
                 PlannedModel(
                     serving.arm.name,
@@ -195,8 +182,14 @@ class PrepareTask:
         return found
 
 
-def _see_whole(form: Artifact) -> None:
-    """Compare every checksum of a form, and the version of the engine that made it.
+def _damaged(model: Model) -> PreparedForm | None:
+    """Return the form that a model was loaded from, if it has turned out damaged."""
+    prepared = model.engine.prepared
+    return prepared if prepared is not None and prepared.damaged is not None else None
+
+
+def _check_whole(form: Artifact) -> None:
+    """Check every checksum of a form, and the version of the engine that made it.
 
     Raises:
         ArtifactError: something is not as it was when the form was made.

@@ -1,7 +1,7 @@
-"""Lets the ways of running a model compete, in a process of its own.
+"""Measures the ways of running a model beside each other, in a child process.
 
 Run as a module by `tuner`. Ways take turns in several rounds and the best round of each counts, so
-that what disturbs for a moment disturbs nobody's figure.
+that what disturbs for a moment disturbs no figure.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def measure(question: Question) -> list[Way]:
     found: dict[_Key, Way] = {}
     for group in groups:
         running = _open(folder, question.kind, group, problems)
-        for way in _race(running, question):
+        for way in _measure_in_turns(running, question):
             # The agent, too, takes the better of a network and its form.
             key = (way.engine, way.device, way.threads, way.lanes, way.batch)
             if key not in found or way.fps > found[key].fps:
@@ -103,7 +103,7 @@ class _Entry:
 def _open(
     folder: ModelFolder, kind: Kind, entries: Sequence[_Entry], problems: list[str]
 ) -> list[_Running]:
-    """Load a model in every way; says why some cannot be."""
+    """Load a model in every way; why some cannot be is added to *problems*."""
     running: list[_Running] = []
     cut = cut_for(folder, kind)
     for entry in entries:
@@ -138,8 +138,8 @@ def _engine(entry: _Entry, folder: ModelFolder, fix: FixShapes, cut: InputCut | 
     return engine
 
 
-def _race(running: Sequence[_Running], question: Question) -> list[Way]:
-    """Let all take turns; gives the best round of each.
+def _measure_in_turns(running: Sequence[_Running], question: Question) -> list[Way]:
+    """Measure all in turns; return the best round of each.
 
     Where the cores were free, what counts is what came out. Where others were at work it is what
     each would give with the cores for itself, by the processor time that it took: that holds also
@@ -165,13 +165,13 @@ def _race(running: Sequence[_Running], question: Question) -> list[Way]:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What came of one turn; times in seconds."""
+    """What was measured in one turn; times in seconds."""
 
     runs: int
     wall: float
     cpu: float
     others: float
-    """Processor time that others took meanwhile."""
+    """Processor time that other processes took meanwhile."""
 
     @property
     def quiet(self) -> bool:
@@ -179,14 +179,14 @@ class _Round:
 
 
 def _busy_seconds() -> float:
-    """Give the processor time that all cores have spent on anything so far."""
+    """Return the processor time that all cores have spent on anything so far."""
     fields = text(Path("/proc/stat")).partition("\n")[0].split()[1:9]
     idle = sum(int(field) for field in fields[3:5])  # idle, iowait: proc(5)
     return (sum(int(field) for field in fields) - idle) / os.sysconf("SC_CLK_TCK")
 
 
 def _batches(folder: ModelFolder, kind: Kind) -> Iterator[tuple[int, FixShapes]]:
-    """Give single frames and, where the network's batch is open, several; with the shapes."""
+    """Yield single frames and, where the network's batch is open, several; with the shapes."""
     fix = fixed_shapes(folder.manifest.input, kind)
     seen: list[bool] = []
 
@@ -226,7 +226,7 @@ class _Runner:
         self._engine.close()
 
     def run(self, seconds: float) -> _Round:
-        """Let all lanes run for so long."""
+        """Run all lanes for so long."""
         counts = [0] * self._lanes
         problems: list[EngineError] = []
         deadline = time.perf_counter() + seconds

@@ -1,4 +1,4 @@
-"""Has the device find out which engine, threads, lanes and batch run a model best on it.
+"""Measures which engine, threads, lanes and batch run a model best on this device.
 
 The measuring is done in a process of its own (`tune_worker`), because engines may crash, and keep
 for ever what they have once taken.
@@ -28,7 +28,7 @@ SHORT_SECONDS = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be tuned."""
+    """What is to be measured."""
 
     model: str
     """Its folder."""
@@ -38,7 +38,7 @@ class Question:
     seconds: float
     """Of each way, in all rounds together."""
     polite: bool
-    """The device has other work to do, which is not to be held up."""
+    """The agent is at work: measure with low priority."""
     form: str | None
     """Folder of the prepared form, which is what a start runs; None: there is none."""
 
@@ -51,18 +51,18 @@ def tune_model(
     live: bool = False,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[Way]:
-    """Measure a model on this device and write down what came of it.
+    """Measure a model on this device and write the results.
 
     Args:
         loader: of the device, with a place for the tune.
         folder: of the model.
         kind: of sample that it is given.
         live: the agent is at work: only its own number of lanes is tried, with low priority.
-        stopped: whether to give up.
+        stopped: whether to stop.
 
     Raises:
         AgentError: no engine can run it, it was stopped, or its files cannot be read.
-        OSError: what came of it cannot be written.
+        OSError: the results cannot be written.
 
     """
     if loader.tuning is None:
@@ -81,7 +81,7 @@ def tune_model(
         form=None if form is None else form.folder,
     )
     found = ask(question, stopped)
-    loader.tuning.keep(folder.path, folder.manifest.id, found)
+    loader.tuning.write(folder.path, folder.manifest.id, found)
     return found
 
 
@@ -131,7 +131,7 @@ def ask(
 
     Args:
         question: what to measure.
-        stopped: whether to give up.
+        stopped: whether to stop.
         patience: the longest that it may take, seconds.
 
     Raises:

@@ -1,8 +1,9 @@
-"""Finds the prepared form of a model, and has one made where there is none.
+"""The cache of artifacts: finds that of a model, and has one made where there is none.
 
-Forms lie in the state folder, each under the digest of all that it was made of: the model's files,
-the engine and its version, the processor's instructions, and how the engine is to run. Making one
-is work of a child process with low priority; a crash of it leaves a folder that nobody reads.
+Artifacts lie in the state folder, each under the digest of all that it was made of: the model's
+files, the engine and its version, the processor's instructions, and how the engine is to run.
+Making one is work of a child process with low priority; a crash of it leaves a folder that is not
+read.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from .collect import need_room
 
 
 class StoppedError(ArtifactError):
-    """Making a form was broken off because it need not go on: nothing is wrong."""
+    """Making an artifact was stopped because it need not go on: nothing is wrong."""
 
 
 def key_of(state: Path, folder: Path, choice: EngineChoice, kind: str, budget_mb: int = 0) -> str:
-    """Give the key of the form that fits a model here and now.
+    """Return the key of the artifact that fits a model here and now.
 
     Args:
         state: the state folder; digests of files that have not changed are remembered there.
@@ -60,7 +61,7 @@ def key_of(state: Path, folder: Path, choice: EngineChoice, kind: str, budget_mb
 def find(
     state: Path, folder: Path, choice: EngineChoice, kind: str, budget_mb: int = 0
 ) -> Artifact | None:
-    """Find the form of a model; None where there is none that can be used.
+    """Find the artifact of a model; None where there is none that can be used.
 
     Raises:
         ModelError: a file of the model cannot be read.
@@ -84,22 +85,22 @@ def prepare(
     timeout_s: float = 600.0,
     stopped: Callable[[], str | None] = lambda: None,
 ) -> Artifact:
-    """Make the form of a model and put it in its place. Takes seconds to minutes.
+    """Make the artifact of a model and move it to its place. Takes seconds to minutes.
 
     Args:
-        store: in whose state folder it comes.
+        store: in whose state folder it is kept.
         model: to prepare; it has been checked before.
         choice: the engine that it is for, on the CPU.
         kind: of sample that the model will be given.
-        head_ms: how long a start takes from the begin of loading until there is a frame; None:
+        head_ms: how long a start takes from the start of loading until there is a frame; None:
             it is estimated.
         budget_mb: what the model may take; 0: no bound.
-        quota: bytes that the store may take, forms included; 0: no bound.
+        quota: bytes that the store may take, artifacts included; 0: no bound.
         timeout_s: after which making it counts as hung.
-        stopped: says why it need not go on; None: it shall.
+        stopped: returns why it need not go on; None: it shall.
 
     Raises:
-        StoppedError: it was told not to go on; nothing has changed.
+        StoppedError: *stopped* gave a reason; nothing has changed.
         ArtifactError: it cannot be made; nothing has changed.
 
     """
@@ -117,7 +118,7 @@ def prepare(
         with store.stage() as staged:
             made = staged / key
             made.mkdir()
-            # Not begun where the files have only just been read for the key.
+            # Asked again: reading the files for the key has taken its time.
             why = stopped()
             if why is not None:
                 raise StoppedError(f"{model.manifest.id}: cannot be prepared: {why}")
@@ -137,21 +138,21 @@ def prepare(
         raise ArtifactError(f"{model.manifest.id}: cannot be prepared: {problem}") from problem
 
 
-def discard(form: str, store: Store) -> None:
-    """Remove a form that turned out to be damaged; gone already is as good.
+def discard(artifact: str, store: Store) -> None:
+    """Remove an artifact that turned out to be damaged, if it is still there.
 
     Raises:
         ModelError: the disk is broken.
 
     """
-    folder = Path(form)
+    folder = Path(artifact)
     with disk_errors(f"{folder}: removing it"), store.locked():
         if folder.is_dir():
             store.take_apart(folder)
 
 
 def _commit(store: Store, made: Path, key: str) -> Path:
-    """Put a form in its place, in one step; one of the same key makes room."""
+    """Move an artifact to its place, in one step; it replaces one of the same key."""
     place = store.root / FOLDER / key
     with disk_errors(f"{place}: storing it"):
         sync_tree(made)

@@ -1,7 +1,6 @@
-"""The prepared forms in a store: whose they are, which are worth nothing, and room for one more.
+"""The artifacts in a store: of which models they are, which are useless, and room for one more.
 
-A form is worth nothing without its model, and can be made again from it. What is in a form is the
-business of `forms`.
+An artifact is useless without its model, and can be made again from it.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ _WHILE_MADE = 3
 
 
 def folder(store: Store) -> Path:
-    """Give the folder of all forms."""
+    """Return the folder of all artifacts."""
     return store.root / FOLDER
 
 
 def forms(store: Store) -> list[Path]:
-    """List the folders of all forms."""
+    """List the folders of all artifacts."""
     return subfolders(folder(store))
 
 
 def forms_of(store: Store, model: Path) -> list[Path]:
-    """List the forms of the model in a folder."""
+    """List the artifacts of the model in a folder."""
     return [form for form in forms(store) if model_of(form) == model]
 
 
 def model_of(form: Path) -> Path | None:
-    """Give the folder of the model that a form is of; None where the form cannot be used."""
+    """Return the folder of an artifact's model; None where the artifact cannot be used."""
     try:
         return Path(read(str(form)).table["model"])
     except ArtifactError:
@@ -43,7 +42,7 @@ def model_of(form: Path) -> Path | None:
 
 
 def useless(store: Store, keep: Collection[str] = ()) -> list[tuple[Path, str]]:
-    """List forms that nobody will use, and why; those in *keep*, by their keys, are used."""
+    """List artifacts that will not be used, and why; those in *keep*, by their keys, are used."""
     found: list[tuple[Path, str]] = []
     newest: dict[tuple[str, str, str], tuple[float, Path]] = {}
     for path in forms(store):
@@ -70,7 +69,7 @@ def useless(store: Store, keep: Collection[str] = ()) -> list[tuple[Path, str]]:
 
 
 def collect_artifacts(store: Store, keep: Collection[str] = ()) -> tuple[str, ...]:
-    """Remove forms that nobody will use; gives a line for each.
+    """Remove artifacts that will not be used; return a line for each.
 
     Args:
         store: where they are.
@@ -89,12 +88,12 @@ def collect_artifacts(store: Store, keep: Collection[str] = ()) -> tuple[str, ..
 
 
 def need_room(store: Store, model: Path, quota: int) -> None:
-    """See that a form of a model can be made and kept.
+    """Check that an artifact of a model can be made and kept.
 
-    No version gives way to a form: whoever rolls back wants the version, not the speed.
+    No version is removed for an artifact: a rollback needs the version, not the speed.
 
     Args:
-        store: where it comes.
+        store: where it is kept.
         model: folder of the model.
         quota: bytes that the store may take; 0: not bounded.
 

@@ -11,7 +11,7 @@ from ....core.types import Kind, TensorSpec
 from ....device.allocator import return_freed_memory
 from ....device.resources import usable_cpus
 from ....models.manifest import ModelFolder
-from ...engines.ort import OrtEngine, settle, specs
+from ...engines.ort import OrtEngine, session_config, specs
 from ...engines.ort_options import NAME, Words
 from ...engines.ort_stages import open_session
 from ...engines.protocol import EngineChoice, fix_inputs
@@ -64,7 +64,7 @@ def make_artifact(
         AgentError: the network cannot be prepared, or the result has not its numbers.
 
     """
-    words, _ = settle(choice)
+    words, _ = session_config(choice)
     network = MappedNetwork(model.network)
     weights_mb = sum(len(data) for data in network.files.values()) / _MIB
     resident = not budget_mb or weights_mb * RESIDENT <= budget_mb

@@ -38,7 +38,7 @@ def make_artifact(
     """
     if not is_cpu(choice):
         raise EngineError(f"{choice.device}: only networks for the CPU are kept")
-    begin = time.perf_counter()
+    start = time.perf_counter()
     made = compile_network(
         choice,
         model.network,
@@ -47,7 +47,7 @@ def make_artifact(
         cut_for(model, kind),
     )
     (compiled,), declared, inputs, outputs, fold = made
-    compile_ms = (time.perf_counter() - begin) * 1e3
+    compile_ms = (time.perf_counter() - start) * 1e3
     label = label_of(choice, compiled)
     exported = compiled.export_model()
     # A stream in 2026.4, though its annotation says bytes.
@@ -92,7 +92,7 @@ def _measure(
     distance = 0.0
     sample = reference.timed_sample(artifact)
     for _ in range(_RUNS):
-        begin = time.perf_counter()
+        start = time.perf_counter()
         engine = OvPreparedEngine(choice, artifact)
         built = time.perf_counter()
         engine.infer(sample)
@@ -103,7 +103,7 @@ def _measure(
             steady.append((time.perf_counter() - again) * 1e3)
         distance = max(distance, reference.distance_from(engine))
         engine.close()
-        builds.append((built - begin) * 1e3)
+        builds.append((built - start) * 1e3)
         firsts.append((first - built) * 1e3)
     figures = {
         "build_ms": round(min(builds), 2),

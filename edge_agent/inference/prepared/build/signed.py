@@ -1,4 +1,4 @@
-"""Weights of eight bits without a sign, given one: the same numbers, convolved more quickly on x86.
+"""Pass: eight-bit weights without a sign are given one; the same numbers, faster on x86.
 
 Some converters write uint8 weights with a zero point about 128. What ONNX Runtime has fast kernels
 for on x86 is steps without a sign times weights with one (MobileNetV2 of TensorFlow Lite: 4.9

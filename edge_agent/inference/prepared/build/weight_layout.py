@@ -34,12 +34,12 @@ class Layout(NamedTuple):
 
 
 def lay_out(graph: GraphProto, source: mmap.mmap, folder: Path, places: Sequence[int]) -> Layout:
-    """Write the weights of a graph in order of execution, and have the graph refer to them there.
+    """Write the weights of a graph in order of execution; the graph refers to them there.
 
     Args:
         graph: of which every large tensor lies in *source*; changed in place.
         source: the weights as the engine has written them.
-        folder: where the file comes.
+        folder: where to write the file.
         places: numbers of the nodes before which it may be cut.
 
     """

@@ -1,4 +1,4 @@
-"""Makes the prepared form of a model, in a process of its own: run as a module by `cache`.
+"""Makes the artifact of a model, in a process of its own: run as a module by `cache`.
 
 What comes out of it gives the network's own numbers bit for bit, or is not used.
 """
@@ -15,16 +15,16 @@ from xxhash import xxh3_64_hexdigest
 from ....core.child import answer_question
 from ...engines.protocol import EngineChoice
 from ...engines.registry import capabilities
-from ..artifact import FILE, write
+from ..artifact import FILE, encode
 from ..digests import sha256
 
 
 def make(question: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a form to a folder that is there and empty.
+    """Write an artifact to a folder that is there and empty.
 
     Args:
         question: `model`: folder of the model; `choice`: the engine's, as a mapping; `kind` of
-            sample; `key` of the form; `head_ms`; `budget_mb`; `folder`: where it comes.
+            sample; `key` of the artifact; `head_ms`; `budget_mb`; `folder`: where to write it.
 
     Returns:
         The strategy it will be loaded by, and why.
@@ -52,12 +52,12 @@ def make(question: Mapping[str, Any]) -> dict[str, Any]:
     table["kind"] = question["kind"]
     table["files"] = _files(folder)
     table["sha256"] = {path.name: sha256(path) for path in sorted(folder.iterdir())}
-    (folder / FILE).write_bytes(write(table))
+    (folder / FILE).write_bytes(encode(table))
     return {"strategy": table["decision"], "why": table["why"]}
 
 
 def _files(folder: Path) -> dict[str, tuple[int, str]]:
-    """Give size and checksum of every file; of the weights the checksums are by stage."""
+    """Return size and checksum of every file; of the weights the checksums are by stage."""
     files = {}
     for path in sorted(folder.iterdir()):
         digest = xxh3_64_hexdigest(path.read_bytes()) if path.suffix == ".onnx" else ""

@@ -1,10 +1,10 @@
-"""Weights of eight bits about a zero point, put about zero: the same sums, computed more quickly.
+"""Pass: eight-bit weights about a zero point are put about zero; the same sums, computed faster.
 
 A converter that spreads 256 steps over the range of a layer's weights leaves them with a zero
 point (TensorFlow's, and ONNX Runtime's own with weights of type uint8). ONNX Runtime has its quick
 kernels for weights without one. With its zero point taken off, a layer has one or two weights, at
 the end of the range, that eight bits do not hold any more. The channel which such a weight
-multiplies is given twice, and the weight is shared out between the two: every sum stays as it is,
+multiplies is repeated, and the weight is shared out between the two: every sum stays as it is,
 to the last bit. The second of the channels is made by the layer before, of which a row is repeated,
 and comes the same way as the first.
 
@@ -53,12 +53,12 @@ class _Space:
 
     tensors: set[str] = field(default_factory=set)
     repeated: list[int] = field(default_factory=list)
-    """The channels that are given again, behind the others, in this order."""
+    """The channels that are repeated, behind the others, in this order."""
     idle: int = 0
     """How many more there are behind them, for the sake of their number alone."""
 
     def repeat(self, channels: list[int], of: int) -> bool:
-        """Have channels repeated, if they do not become too many.
+        """Repeat channels, if they do not become too many; return whether they are.
 
         Args:
             channels: which.
@@ -79,7 +79,7 @@ class _Layer:
 
     node: NodeProto
     weights: NodeProto
-    """What makes numbers of the steps."""
+    """The node that makes numbers of the steps."""
     bias: NodeProto | None
     """Likewise; None: it has no bias, or one of numbers."""
     steps: Array
@@ -109,13 +109,13 @@ class _Layer:
 def rewrite(
     network: MappedNetwork, folder: Path, in_floats: Callable[[], Container[str]]
 ) -> ModelProto | None:
-    """Give a network's graph with weights about zero; None: they are already, or cannot be put.
+    """Return a network's graph with weights about zero; None: they are already, or cannot be.
 
     Args:
         network: to rewrite; gets one more file, with the changed weights.
         folder: where that file is written.
-        in_floats: names the weights of layers that the engine computes in floats all the same, of
-            which one more to add up may round otherwise.
+        in_floats: returns the weights of layers that the engine computes in floats all the same,
+            where one more number to add up may round otherwise.
 
     """
     from onnx import ModelProto
@@ -127,12 +127,12 @@ def rewrite(
     constants = Constants(network, model.graph, folder / FILE)
     channels = _Channels(model, constants)
     if any(layer.zero.any() for layer in channels.layers.values()):
-        channels.leave(in_floats())
+        channels.ignore(in_floats())
     for layer in channels.layers.values():
         if layer.zero.any():
             layer.without_zero = channels.make_room(layer)
     for layer in channels.layers.values():
-        _rewrite(layer, channels, constants)
+        _rewrite_layer(layer, channels, constants)
     changed = {name for space in channels.spaces if space.repeated for name in space.tensors}
     for index in reversed(range(len(model.graph.value_info))):
         if model.graph.value_info[index].name in changed:
@@ -152,14 +152,14 @@ class _Channels:
                 self._users[name].append((node, index))
         self._constants = constants
         self.layers: dict[str, _Layer] = {}
-        """By the name of what they give."""
+        """By the name of their output."""
         for node in model.graph.node:
             if node.op_type == "Conv" and (layer := self._layer(node)) is not None:
                 self.layers[node.output[0]] = layer
         self._found: dict[str, _Space | None] = {}
 
-    def leave(self, weights: Container[str]) -> None:
-        """Take some layers for what nothing is known of."""
+    def ignore(self, weights: Container[str]) -> None:
+        """Treat the layers of these weights as unknown operations."""
         self.layers = {
             name: layer
             for name, layer in self.layers.items()
@@ -168,15 +168,15 @@ class _Channels:
 
     @property
     def spaces(self) -> list[_Space]:
-        """Those that have been looked at."""
+        """Those that have been found so far."""
         return [space for space in self._found.values() if space is not None]
 
-    def of(self, name: str) -> _Space:
-        """Give what has the channels of a tensor, if it has been looked at."""
+    def space_of(self, name: str) -> _Space:
+        """Return the space of a tensor; one with nothing repeated where none has been found."""
         return self._found.get(name) or _Space()
 
     def make_room(self, layer: _Layer) -> bool:
-        """Have the channels repeated that large weights need; gives whether that can be."""
+        """Repeat the channels that large weights need; return whether that can be."""
         excess = layer.excess
         if not excess.any():
             return True
@@ -187,7 +187,7 @@ class _Channels:
         return space is not None and space.repeat(channels, excess.shape[1])
 
     def _space(self, name: str) -> _Space | None:
-        """Give all that has the channels of a tensor; None: somebody else looks at them."""
+        """Find all that has the channels of a tensor; None: something else depends on them."""
         if name not in self._found:
             space = _Space()
             found = space if self._fill(space, name) else None
@@ -196,7 +196,7 @@ class _Channels:
         return self._found[name]
 
     def _fill(self, space: _Space, name: str) -> bool:
-        """Follow the channels both ways; gives whether all who touch them can be changed."""
+        """Follow the channels both ways; return whether all that touches them can be changed."""
         waiting = [name]
         while waiting:
             name = waiting.pop()
@@ -228,13 +228,13 @@ class _Channels:
         )
 
     def _layer(self, node: NodeProto) -> _Layer | None:
-        """Take a convolution to pieces, if it is one of steps whose constants it has for itself."""
-        weights = self._alone(node.input[1])
+        """Return a convolution of steps whose constants no other node uses; None: it is none."""
+        weights = self._own_dequantizer(node.input[1])
         if weights is None or len(weights.input) < 3:
             return None
         bias = None
         if len(node.input) > 2 and node.input[2] and node.input[2] not in self._constants:
-            bias = self._alone(node.input[2])
+            bias = self._own_dequantizer(node.input[2])
             if bias is None:
                 return None
         if self._constants.kind(weights.input[0]) not in _EIGHT_BITS:
@@ -246,8 +246,8 @@ class _Channels:
             return None
         return _Layer(node, weights, bias, steps, zero)
 
-    def _alone(self, name: str) -> NodeProto | None:
-        """Give the node that makes numbers of constant steps for one user only."""
+    def _own_dequantizer(self, name: str) -> NodeProto | None:
+        """Return the node that makes numbers of constant steps for one user only."""
         maker: NodeProto | None = self._makers.get(name)
         if maker is None or maker.op_type != "DequantizeLinear" or name in self._ends:
             return None
@@ -256,10 +256,10 @@ class _Channels:
         return maker
 
 
-def _rewrite(layer: _Layer, channels: _Channels, constants: Constants) -> None:
-    """Give a layer the weights that are meant for it, and the rows and columns that are needed."""
-    given, taken = channels.of(layer.node.output[0]), channels.of(layer.node.input[0])
-    rows = [*given.repeated, *[0] * given.idle]
+def _rewrite_layer(layer: _Layer, channels: _Channels, constants: Constants) -> None:
+    """Replace a layer's weights by those about zero, with the rows and columns that are needed."""
+    made_by, taken = channels.space_of(layer.node.output[0]), channels.space_of(layer.node.input[0])
+    rows = [*made_by.repeated, *[0] * made_by.idle]
     if not (rows or taken.repeated or layer.without_zero):
         return
     exact, excess = layer.exact, layer.excess
@@ -270,26 +270,26 @@ def _rewrite(layer: _Layer, channels: _Channels, constants: Constants) -> None:
     exact = np.concatenate([exact, more, nothing], axis=1)
     exact = np.concatenate([exact, exact[rows]])
     kind = np.dtype(np.int8) if layer.without_zero else layer.steps.dtype
-    zero = _again(np.zeros_like(layer.zero, kind) if layer.without_zero else layer.zero, rows)
+    zero = _repeat_rows(np.zeros_like(layer.zero, kind) if layer.without_zero else layer.zero, rows)
     steps = exact + zero.astype(np.int16).reshape(-1, *[1] * (exact.ndim - 1))
-    made = [steps.astype(kind), _again(constants.array(layer.weights.input[1]), rows), zero]
+    made = [steps.astype(kind), _repeat_rows(constants.array(layer.weights.input[1]), rows), zero]
     for index, data in enumerate(made):
-        _exchange(layer.weights, index, data, constants)
+        _replace_input(layer.weights, index, data, constants)
     if layer.bias is not None:
         for index, name in enumerate(layer.bias.input):
-            _exchange(layer.bias, index, _again(constants.array(name), rows), constants)
+            _replace_input(layer.bias, index, _repeat_rows(constants.array(name), rows), constants)
     elif len(layer.node.input) > 2 and layer.node.input[2]:
-        bias = _again(constants.array(layer.node.input[2]), rows)
-        _exchange(layer.node, 2, bias, constants)
+        bias = _repeat_rows(constants.array(layer.node.input[2]), rows)
+        _replace_input(layer.node, 2, bias, constants)
 
 
-def _again(array: Array, rows: list[int]) -> Array:
-    """Repeat rows of what has one for each of them."""
+def _repeat_rows(array: Array, rows: list[int]) -> Array:
+    """Repeat rows of an array that has one for each channel."""
     return array if array.size == 1 else np.concatenate([array, array[rows]])
 
 
-def _exchange(node: NodeProto, index: int, data: Array, constants: Constants) -> None:
-    """Give a node a constant of its own."""
+def _replace_input(node: NodeProto, index: int, data: Array, constants: Constants) -> None:
+    """Replace an input of a node by a constant of its own."""
     name = node.input[index]
     made = f"zero_point/{node.output[0]}/{index}"
     constants.replace(name, made, data)

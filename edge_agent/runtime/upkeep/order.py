@@ -1,0 +1,112 @@
+"""All upkeep of the models that serve, in its order: two threads.
+
+"upkeep" does what may take long: it builds engines and makes prepared forms, one after the other.
+"failover" does what must not wait for that. Within a sequence a task waits until the one before it
+is done with the model; a new task is one line here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+
+from ...inference.model import Model
+from ...models.store.store import Store
+from ..scheduler.board import Board
+from ..serving.active import ActiveModels
+from ..serving.loader import ModelLoader
+from ..serving.planned_model import PlannedModel
+from .batch_setup import BatchSetup
+from .challenger import Challenger
+from .conductor import ClosedTask, Conductor
+from .engine_upgrade import EngineUpgrade
+from .failover import Failover
+from .form_upgrade import FormUpgrade
+from .integrity import IntegrityCheck
+from .memory import MemoryRelease
+from .prepare_task import PrepareTask
+
+
+class Upkeep:
+    """Every task, and what stands before what."""
+
+    def __init__(
+        self,
+        active: ActiveModels,
+        loader: ModelLoader,
+        board: Board[Model],
+        store: Store,
+        *,
+        quota: Callable[[], int],
+        watched: Callable[[str], bool],
+        present: Callable[[], AbstractSet[object]],
+        forget: Callable[[], None],
+        prepared: Callable[[], None],
+        plan: ClosedTask,
+    ) -> None:
+        """Begin with the models that serve now.
+
+        Args:
+            active: the models that serve.
+            loader: how models are loaded here.
+            board: whose frames go through them.
+            store: in whose folder the prepared forms lie.
+            quota: returns what the store may take, bytes.
+            watched: whether a model of that name is on trial or on probation.
+            present: names what takes memory as long as it is there.
+            forget: releases what is only kept to be used again.
+            prepared: called when a prepared form is ready, or cannot be made.
+            plan: writes the plan of the next start.
+
+        """
+        closing = threading.Event()
+        challenger = Challenger(active)
+        self._prepare = PrepareTask(store, active, loader, quota, prepared, closing)
+        failover, integrity = Failover(active, loader), IntegrityCheck(store.root, active)
+        self._slow = Conductor(
+            "upkeep",
+            active,
+            models=(
+                # How it serves.
+                (
+                    EngineUpgrade(active, loader, challenger, closing),
+                    BatchSetup(active, loader, board),
+                ),
+                # How the next start loads it; that may be the better way to serve, too.
+                (
+                    self._prepare,
+                    FormUpgrade(loader, challenger, watched),
+                ),
+            ),
+            tasks=(challenger, self._prepare, plan, integrity),
+            problems=(integrity.problems,),
+            at_end=(challenger.close, plan.close),
+            closing=closing,
+        )
+        self._prompt = Conductor(
+            "failover",
+            active,
+            tasks=(
+                failover,
+                MemoryRelease(active, loader.profile.unload_idle_s, present=present, forget=forget),
+            ),
+            problems=(failover.problems,),
+        )
+
+    @property
+    def conductors(self) -> tuple[Conductor, Conductor]:
+        """Those that run until they are closed, each in a thread of its own."""
+        return self._prompt, self._slow
+
+    def wake(self) -> None:
+        """Begin with another model that serves."""
+        self._slow.wake()
+
+    def prepared(self, name: str) -> str | None:
+        """Return how far the prepared form of what serves under a name is; None: nothing serves."""
+        return self._prepare.state(name)
+
+    def planned(self) -> list[PlannedModel]:
+        """List what serves, as the next start can load it at once."""
+        return self._prepare.planned()
