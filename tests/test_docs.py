@@ -341,7 +341,7 @@ def _words(line: str) -> list[str]:
 def test_the_bounds_in_the_threat_model_are_those_of_the_code() -> None:
     """Numbers that the page on security states are the ones that the code has."""
     from edge_agent.core import schema
-    from edge_agent.delivery.receive import offers, single_message
+    from edge_agent.delivery import protocol
     from edge_agent.inference import golden
     from edge_agent.models import manifest
     from edge_agent.models.files import check_ir, check_onnx, strip_weights
@@ -356,8 +356,8 @@ def test_the_bounds_in_the_threat_model_are_those_of_the_code() -> None:
         f"| settings, manifest, profile | {schema.MAX_TOML_BYTES // kib} KiB, ",
         f"KiB, keys of {schema.MAX_KEY_PARTS} parts |",
         f"| command | {MAX_COMMAND_BYTES // kib} KiB |",
-        f"| {offers.MAX_OFFER_BYTES // kib} KiB, {package.MAX_HEADER // kib} KiB |",
-        f"| {single_message.MAX_WHOLE_BYTES // mib} MiB; {inbox.MAX_BYTES // mib} MiB and ",
+        f"| {protocol.MAX_OFFER_BYTES // kib} KiB, {package.MAX_HEADER // kib} KiB |",
+        f"| {protocol.MAX_SINGLE_MESSAGE_BYTES // mib} MiB; {inbox.MAX_BYTES // mib} MiB and ",
         f" and {inbox.MAX_MESSAGES} messages |",
         f"| {ustar.MAX_MEMBERS:,} members, {ustar.MAX_DEPTH} levels, ",
         f"{check_onnx.MAX_NODES:,} nodes, {strip_weights.MAX_PARTS:,} parts |",

@@ -30,12 +30,12 @@ from ..core.timeline import Timeline
 from ..inference.model import Model, load_model
 from ..inference.prepared.artifact import read
 from ..inference.prepared.fallback import load_prepared
-from ..models.store.agent_lock import claim
+from ..models.store.agent_lock import hold_agent_lock
 from ..runtime.pipelines.runner import Runner
 from .fast_start import readahead
 from .fast_start.plan import forget
 from .fast_start.reexec import hold_signals, restart
-from .hang_watch import HANG_SECONDS, Hangs
+from .hang_watch import HANG_SECONDS, HangWatch
 
 if TYPE_CHECKING:
     from ..core.flight_recorder import PreviousCrash
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST_RESULT_SECONDS = 10.0
-"""How long orders, pushes and health wait for a first result that is to be expected."""
+"""How long requests, pushes and health wait for a first result that is to be expected."""
 
 
 class Restart(Exception):
-    """The agent shall be started anew in the same place."""
+    """The agent is to be started again in the same place."""
 
 
 class Agent:
@@ -75,7 +75,7 @@ class Agent:
             reread: reads them again from where they came from.
             timeline: measures the start.
             origins: the settings file and the digest of what the settings were made from.
-            planned: a start from a plan, and what has been begun of it.
+            planned: a start from a plan, and what of it runs already.
 
         Raises:
             UsageError: something the settings name is not as it should be.
@@ -102,9 +102,9 @@ class Agent:
         self._last: PreviousCrash | None = None
         """How the last run ended, if not by itself."""
         self._reload_missed = False
-        """The settings were to be read again when there was nobody yet to do it."""
+        """SIGHUP came before there was a control to reload."""
         self._changing = threading.Lock()
-        """Held while the control comes to life or is closed."""
+        """Held while the control is started or closed."""
 
     @property
     def left_behind(self) -> bool:
@@ -126,10 +126,10 @@ class Agent:
         stop_on_signals(self._stops, self._reload)
         stop_on_dead_threads(self._stops)
         with ExitStack() as stack:
-            stack.enter_context(claim(runner.settings.state))
+            stack.enter_context(hold_agent_lock(runner.settings.state))
             self._take_over(stack)
             stack.callback(runner.active.close)
-            # Outlives the workers, who publish; on the way out it says goodbye.
+            # Outlives the workers, who publish; its end publishes that the device is offline.
             stack.callback(runner.client.close)
             stack.callback(self._close_transfers)
             stack.enter_context(runner.threads)
@@ -158,7 +158,7 @@ class Agent:
         return stop
 
     def _take_over(self, stack: ExitStack) -> None:
-        """Read how the last run of this folder ended, and write down how this one goes."""
+        """Read how the last run of this folder ended, and record how this one goes."""
         state = str(self._runner.settings.state)
         self._last = previous_crash(state)
         if self._last is not None:
@@ -179,7 +179,7 @@ class Agent:
     # A start from a plan
 
     def _begin_quick(self, plan: Plan, early: Preload) -> None:
-        """Load what the plan names, wait for the first result, then bring the rest to life."""
+        """Load what the plan names, wait for the first result, then start the rest."""
         self._runner.lazy(wanted=plan.lazy)
         for index, quick in enumerate(plan.models):
             try:
@@ -203,7 +203,7 @@ class Agent:
         self._stops.put(Stop(why, asked=True, restart=True))
 
     def _learn(self, plan: Plan) -> None:
-        """Note which pages this start has touched, before anything else is imported."""
+        """Record which pages this start has touched, before anything else is imported."""
         if not self._timeline.first.is_set() or readahead.is_known(plan.state, plan.origins):
             return
         content = readahead.list_touched(
@@ -224,7 +224,7 @@ class Agent:
         return load_model(folder, [choice], quick.kind, checked=True)[0]
 
     def _holds(self, plan: Plan) -> bool:
-        """Look at all that the plan took for granted.
+        """Check all that the plan took for granted.
 
         Raises:
             UsageError: the settings are wrong.
@@ -286,13 +286,13 @@ class Agent:
         next_feed = 0.0
         fed = 0
         limit = 2 * feed if feed is not None else HANG_SECONDS
-        hangs = Hangs(recorder, limit, self._end_for_hang if feed is None else None)
+        hangs = HangWatch(recorder, limit, self._end_for_hang if feed is None else None)
 
         def tick() -> float:
             nonlocal next_health, next_feed, fed
             now = time.monotonic()
             runner.watch()
-            hanging = hangs.look(now)
+            hanging = hangs.check(now)
             if self._control is not None:
                 self._control.tick()
             moves = feed is None or (runner.moves(2 * feed) and not hanging)
@@ -309,7 +309,7 @@ class Agent:
 
 
 def _place(quick: PlannedModel) -> str:
-    """Name what a plan's model is loaded on, as the recorder does."""
+    """Return the name of a plan's model and engine, as the flight recorder has it."""
     manifest, choice = quick.folder["manifest"], quick.choice
     return f"{manifest['name']}@{manifest['version']} {choice['engine']}:{choice['device']} form"
 

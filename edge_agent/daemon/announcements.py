@@ -15,11 +15,11 @@ from ..config.lint import lint_pipeline
 from ..core.errors import ModelError
 from ..inference.engines.probe import installed
 from ..inference.prepared.fallback import is_streaming
+from ..models.packages.blocks import MAX_BLOCK
 from ..mqtt import payloads
 
 if TYPE_CHECKING:
-    from ..delivery.receive.router import Transfers
-    from ..delivery.rollout.deployer import Deployer
+    from ..delivery.rollout.ledger import Ledger
     from ..inference.model import Model
     from ..models.store.catalog import Library
     from ..mqtt.client import Client
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from .inventory import Inventory
 
 log = logging.getLogger(__name__)
-
-MAX_BLOCK_BYTES = 64 * 1024
 
 
 class PushStatus:
@@ -60,17 +58,15 @@ class Announcements:
         self,
         runner: Runner,
         inventory: Inventory,
-        deployer: Deployer,
-        transfers: Transfers,
+        ledger: Ledger,
         prepared: Callable[[str], str | None],
     ) -> None:
-        """Prepare.
+        """Publish nothing yet.
 
         Args:
             runner: has the pipelines and what serves.
             inventory: the device and its models.
-            deployer: knows candidates and how the last one ended.
-            transfers: knows what is being received.
+            ledger: of candidates, from their transfer to their end.
             prepared: gives how far the prepared form of a model's live version is.
 
         """
@@ -79,8 +75,7 @@ class Announcements:
         self._facts = inventory.facts
         self._store = inventory.store
         self._library = inventory.catalog
-        self._deployer = deployer
-        self._transfers = transfers
+        self._ledger = ledger
         self._prepared = prepared
         self._retained = runner.client.retained
         self._model_topics: list[str] | None = None
@@ -91,8 +86,8 @@ class Announcements:
         """Models whose streaming mode has been logged."""
         self._unlisted: dict[str, str] = {}
         """By reference: why a model serves on an engine that the profile does not list."""
-        self._logged_doubts: set[str] = set()
-        """Settings without effect that have been logged."""
+        self._logged_doubts: set[tuple[str, str]] = set()
+        """Settings without effect that have been logged, by pipeline."""
 
     # The device
 
@@ -145,7 +140,7 @@ class Announcements:
                 }
                 for serving in runner.active.all()
             ],
-            "limits": {"max_block_bytes": MAX_BLOCK_BYTES},
+            "limits": {"max_block_bytes": MAX_BLOCK},
         }
 
     # Models
@@ -158,7 +153,7 @@ class Announcements:
                 self._check_engine(serving)
             self._log_doubts()
             names = {serving.arm.name for serving in runner.active.all()}
-            names |= {*self._store.names(), *self._transfers.progress(), *self._deployer.names()}
+            names |= {*self._store.names(), *self._ledger.names()}
             library = self._library.now()
             now = {
                 runner.topics.model(name): self._model_state(name, library)
@@ -204,11 +199,7 @@ class Announcements:
         )
         if problem is not None:
             state["error"] = problem
-        receiving = self._transfers.progress().get(name)
-        if receiving is not None:
-            candidate, percent = receiving
-            state["candidate"] = {"version": candidate, "phase": "receiving", "percent": percent}
-        state |= self._deployer.state(name)
+        state |= self._ledger.describe(name)
         return state
 
     def _check_engine(self, serving: Serving) -> None:
@@ -241,9 +232,9 @@ class Announcements:
                 [None if model is None else model.folder for model in firsts],
                 [None if model is None else model.folder for model in seconds],
             ):
-                now.add(f"pipeline {pipeline.name}: {line}")
-        for line in sorted(now - self._logged_doubts):
-            log.warning("%s", line)
+                now.add((pipeline.name, line))
+        for name, line in sorted(now - self._logged_doubts):
+            log.warning("pipeline %s: %s", name, line)
         self._logged_doubts = now
 
     def _log_streaming(self, model: Model) -> None:

@@ -14,9 +14,10 @@ from ..config.settings import Settings
 from ..core.flight_recorder import recorder
 from ..core.listeners import Listeners
 from ..core.threads import Stops
-from ..delivery.local_requests import Added
-from ..delivery.receive.router import Receiver, Transfers
+from ..delivery.local_requests import LocalRequests
+from ..delivery.receive.router import Recipient, Router
 from ..delivery.rollout.deployer import Deployer
+from ..delivery.rollout.ledger import Ledger
 from ..health.prometheus import MetricsPort
 from ..health.report import Health
 from ..models.packages.keys import TrustedKeys
@@ -62,25 +63,23 @@ def compose(
     # Versions: how they arrive, and which serves.
 
     push_status = PushStatus(client, runner.topics, settings.device_id)
-    local_requests = Added(store)
+    local_requests = LocalRequests(store)
+    ledger = Ledger(store, catalog, push_status.publish, active.on_change)
     deployer = Deployer(
         store,
         catalog,
         active,
+        ledger,
         trial=lambda: runner.settings.trial,
         swap=profile.swap,
         memory_budget_mb=budget_mb,
-        say_push=push_status.publish,
-        on_change=active.on_change,
     )
-    transfers = Transfers(
+    transfers = Router(
         store,
         catalog,
-        _receiver(runner, inventory),
-        push_status.publish,
-        deployer.submit,
-        deployer.standing,
-        active.on_change,
+        _recipient(runner, inventory),
+        ledger,
+        submit=deployer.submit,
         expect=deployer.expect,
     )
 
@@ -102,7 +101,7 @@ def compose(
         runner.board,
         store,
         quota=lambda: runner.settings.quota_mb * 2**20,
-        watched=deployer.watches,
+        watched=ledger.has_complete,
         present=runner.present,
         forget=FRAME_POOL.forget,
         prepared=form_ready,
@@ -111,7 +110,7 @@ def compose(
 
     # What the device publishes of itself.
 
-    announcements = Announcements(runner, inventory, deployer, transfers, upkeep.prepared)
+    announcements = Announcements(runner, inventory, ledger, upkeep.prepared)
     metrics = MetricsPort(
         settings.health.metrics_port, settings.device_id, __version__, lambda: health.latest
     )
@@ -167,9 +166,9 @@ def compose(
     )
 
 
-def _receiver(runner: Runner, inventory: Inventory) -> Receiver:
-    """Return who this device is for a sender, by the settings of the moment."""
-    return Receiver(
+def _recipient(runner: Runner, inventory: Inventory) -> Recipient:
+    """Return what packages are checked against, by the settings of the moment."""
+    return Recipient(
         device=runner.settings.device_id,
         profile=inventory.match.name,
         groups=lambda: runner.settings.groups,

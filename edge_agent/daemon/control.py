@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ..delivery.receive.router import Transfers
+from ..delivery.receive.router import Router
 from ..delivery.rollout.deployer import Deployer
 from ..device.allocator import return_large_blocks
 from ..health.report import Health
@@ -32,7 +32,7 @@ class Control:
         inventory: Inventory,
         *,
         deployer: Deployer,
-        transfers: Transfers,
+        transfers: Router,
         services: Services,
         announcements: Announcements,
         health: Health,
@@ -89,7 +89,7 @@ class Control:
         self._runner.client.publish(self._runner.topics.health, payloads.encode(payload))
 
     def suspend(self) -> None:
-        """Let no probation end because the agent does."""
+        """Suspend probations, so that none ends because the agent does."""
         self._deployer.suspend()
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import logging
 
 from ..core.errors import ModelError, UsageError
 from ..core.threads import Stop, Stops
-from ..delivery.local_requests import Added
+from ..delivery.local_requests import LocalRequests
 from ..delivery.rollout.deployer import Deployer
 from ..inference.prepared.build import collect
 from ..models.store.housekeeping import clean_leftovers
@@ -28,7 +28,7 @@ class Deployment:
         runner: Runner,
         store: Store,
         deployer: Deployer,
-        local_requests: Added,
+        local_requests: LocalRequests,
         stops: Stops,
     ) -> None:
         self._runner = runner

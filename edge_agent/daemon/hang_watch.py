@@ -1,4 +1,4 @@
-"""Calls into an engine that do not come back: seen, said once, and ended by a restart.
+"""Calls into an engine that do not return: detected, logged once, and ended by a restart.
 
 Nothing within a process can end such a call. The service manager ends the process once it is not
 fed any more; where there is none, the process ends itself.
@@ -16,19 +16,19 @@ log = logging.getLogger(__name__)
 HANG_SECONDS = 120.0
 """How long an inference may take where no service manager watches."""
 SURE_SECONDS = 5.0
-"""For so long we must have been awake to see it: who was frozen itself has not seen a hang."""
+"""The process must have been awake for so long: one that was frozen itself sees no hang."""
 
 
-class Hangs:
-    """Looks, once a second or so."""
+class HangWatch:
+    """Checks once a second or so."""
 
     def __init__(self, recorder: Recorder, limit: float, end: Callable[[str], None] | None) -> None:
-        """Prepare.
+        """Watch the calls of a recorder.
 
         Args:
-            recorder: knows which calls are under way.
+            recorder: knows which calls are in progress.
             limit: seconds that an inference may take.
-            end: ends the agent, and is told why; None: somebody else does.
+            end: ends the agent, given the reason; None: the service manager does.
 
         """
         self._recorder = recorder
@@ -37,8 +37,8 @@ class Hangs:
         self._since: float | None = None
         self._hanging = False
 
-    def look(self, now: float) -> bool:
-        """Tell whether something hangs.
+    def check(self, now: float) -> bool:
+        """Return whether a call hangs.
 
         Args:
             now: monotonic seconds.

@@ -42,7 +42,7 @@ class SettingsReload:
         file: str | None,
         lazy: bool,
     ) -> None:
-        """Prepare.
+        """Read nothing yet.
 
         Args:
             runner: whose pipelines, broker and settings change.

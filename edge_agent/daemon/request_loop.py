@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from ..delivery.local_requests import Added
-from ..delivery.receive.router import Transfers
-from ..delivery.rollout.candidate import Candidate
+from ..delivery.local_requests import LocalRequests
+from ..delivery.receive.router import Router
 from ..delivery.rollout.deployer import Deployer
+from ..delivery.rollout.ledger import Candidate
 from ..models.store.catalog import Library
 from ..mqtt.inbox import Inbox
 from ..mqtt.requests import Requests
@@ -23,8 +23,8 @@ class RequestLoop:
         self,
         inbox: Inbox,
         requests: Requests,
-        transfers: Transfers,
-        local_requests: Added,
+        transfers: Router,
+        local_requests: LocalRequests,
         deployer: Deployer,
         catalog: Library,
     ) -> None:
@@ -44,14 +44,14 @@ class RequestLoop:
     def _tick(self) -> None:
         """Do what is due between two messages."""
         self._transfers.tick(time.monotonic())
-        for name, version, request in self._local_requests.requests():
+        for name, version, request in self._local_requests.take():
             self._deployer.submit(
                 Candidate(
                     name,
                     version,
                     None,
                     partial(self._catalog.find, name, version),
-                    told=partial(self._local_requests.answer, request),
+                    on_state=partial(self._local_requests.answer, request),
                 )
             )
 

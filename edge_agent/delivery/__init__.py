@@ -1,31 +1,30 @@
-"""A model's way from the broker to the frames, and back.
+"""Delivery: a model's way from the broker to the pipelines, and back.
 
-What arrives, in the thread that takes orders:
+protocol        what sender and receiver agree on, and the topic of a transfer's status
+sender          the sending side, used by `edge-agent push`
+local_requests  how `edge-agent add` asks a running agent to try a version
 
-transfers   whatever comes under `in/` for models, and to whom of these it goes
-offers      a package is offered: refused, begun, or kept until the clock is set
-admission   which packages may come in
-receiving   lists and blocks, until all of a package is durable on the disk
-transfer    one package on its way, and what is asked for next
-flusher     makes blocks durable, then acknowledges them
-whole       a package in one message
-handover    what is complete goes to the deployer
-replies     what the sender is told meanwhile
+receive         packages as they arrive, in the thread that takes requests:
+  router          what arrives under `in/` for models, by topic
+  offers          a package is offered: begun, answered, rejected, or kept until the clock is set
+  admission       which packages may come in
+  blocks          block lists and blocks, until all of a package is durable on the disk
+  transfer        the state of one transfer, and what is requested next
+  flusher         makes blocks durable, then acknowledges them
+  single_message  a package in one message
 
-What becomes of it, in the deployer's thread:
+rollout         from a complete package to the version that serves, in the deployer's thread:
+  deployer        the steps and their order, one candidate after the other
+  ledger          every candidate, its phase, the table of phases, and how the last one ended
+  trial           step 1: loaded and run in a child process
+  shadow          step 2: run beside the version that serves, on its frames
+  swap            step 3: exchanged for the version that serves
+  probation       step 4: watched while it serves
+  acceptance      the bounds that a candidate must keep, and the watch of one on probation
+  rollback        back to the version before
+  commands        rollback, activate, delete
+  recovery        what the next start makes of candidates after a kill or an orderly end
 
-deployer    one candidate after the other, all the way: the steps and their order
-candidate   a version on its way to being live
-underway    which these are, and how far
-bounds      what is asked of a candidate, and whether it gives it
-proving     its trial: apart in a child (trial, judge, shadow), then beside the incumbent
-expecting   whether that begins while the package is arriving (ahead, arriving)
-memory      whether there is room for one more model
-swap        one version in another's place
-probation   versions that serve and are still watched
-retreat     back to the version before
-commands    rollback, activate, delete
-recovery    what an end of the agent leaves under way
-marks       what the store holds of a version on trial
-reports     what is said of candidates, and how the last ones ended
+trial           the trial in a child process: the agent's side, the child, the early trial
+early           a model that runs in that child while it arrives
 """

@@ -1,7 +1,7 @@
-"""How `edge-agent add` and an agent at work on the same state_dir speak: by small files.
+"""Requests of `edge-agent add` to the agent that runs on the same state_dir, as small files.
 
-`add` puts the version into the store and leaves a request; the agent tries the version as if it
-had been pushed, and leaves the answer beside the request.
+`add` puts the version into the store and writes a request; the agent tries the version as if it
+had been pushed, and writes its state beside the request.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from ..core.files import copy_owner
 from ..core.names import is_name, is_version
 from ..core.state_file import StateFile
 from ..models.store.store import Store
+from .protocol import ENDED
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
-ENDED = frozenset({"live", "probation", "rejected"})
-"""After one of these nobody listens any more."""
 
 
-class Added:
+class LocalRequests:
     """The folder of requests; both sides have one."""
 
     def __init__(self, store: Store) -> None:
@@ -35,8 +34,8 @@ class Added:
 
     # In `add`
 
-    def ask(self, name: str, version: str) -> Path:
-        """Leave a request."""
+    def request(self, name: str, version: str) -> Path:
+        """Write a request; return its path."""
         if not self._folder.is_dir():
             self._folder.mkdir(exist_ok=True)
             copy_owner(self._folder, self._store.root)
@@ -46,22 +45,27 @@ class Added:
         copy_owner(request, self._store.root)
         return request
 
-    def wait(self, request: Path, say: Callable[[str], None], timeout: float) -> None:
+    def wait(self, request: Path, on_state: Callable[[str], None], timeout: float) -> None:
         """Wait until the version serves.
+
+        Args:
+            request: its path.
+            on_state: called with each new state of the version.
+            timeout: s, without a new state.
 
         Raises:
             ModelError: it was rejected, or the agent has gone.
 
         """
         deadline = time.monotonic() + timeout
-        said = ""
+        last = ""
         while time.monotonic() < deadline:
             answer = self._read(self._answer_of(request))
             state = str(answer.get("state", ""))
-            if state and state != said:
-                said = state
+            if state and state != last:
+                last = state
                 deadline = time.monotonic() + timeout
-                say(state)
+                on_state(state)
             if state in {"live", "probation"}:
                 return
             if state == "rejected":
@@ -72,20 +76,20 @@ class Added:
         raise ModelError(f"the agent has said nothing for {timeout:.0f} s")
 
     def forget(self, request: Path) -> None:
-        """Clean up after oneself."""
+        """Remove a request and its answer."""
         request.unlink(missing_ok=True)
         self._answer_of(request).unlink(missing_ok=True)
 
     # In the agent
 
-    def requests(self) -> list[tuple[str, str, Path]]:
-        """Take the requests there are: name, version and where."""
+    def take(self) -> list[tuple[str, str, Path]]:
+        """Remove the requests that are there, and return name, version and path of each."""
         found = []
         if not self._folder.is_dir():
             return []
         for request in sorted(self._folder.glob("*.request")):
-            asked = self._read(request)
-            name, version = str(asked.get("name", "")), str(asked.get("version", ""))
+            content = self._read(request)
+            name, version = str(content.get("name", "")), str(content.get("version", ""))
             request.unlink(missing_ok=True)
             if is_name(name) and is_version(version):
                 found.append((name, version, request))
@@ -93,7 +97,7 @@ class Added:
         return found
 
     def answer(self, request: Path, state: str, why: str | None) -> None:
-        """Say how far it is, until it has ended."""
+        """Write the state of a version, until its trial has ended."""
         if request not in self._open:
             return
         if state in ENDED:
@@ -101,10 +105,10 @@ class Added:
         try:
             StateFile(self._answer_of(request)).write({"state": state, "why": why})
         except OSError as problem:
-            log.warning("%s: cannot be answered: %s", request, problem.strerror)
+            log.warning("%s: answer cannot be written: %s", request, problem.strerror)
 
     def clear(self) -> None:
-        """Remove answers that nobody has waited for until an agent before us gave them."""
+        """Remove the answers that an earlier agent wrote too late to be read."""
         for answer in self._folder.glob("*.answer"):
             answer.unlink(missing_ok=True)
 

@@ -1,6 +1,6 @@
 """The sending side of a push: offers a package and gives what devices ask for. Section 5.
 
-Knows no terminal: who wants to show progress looks at `Sender.progress` and what `step` returns.
+Knows no terminal: progress is in `Sender.progress`, and `step` returns whose it is.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from ..models.packages.build import Package
 from ..mqtt.connection import ReceivedMessage
 from ..mqtt.one_shot import OneShotClient
 from ..mqtt.payloads import SCHEMA
+from .protocol import ENDED, LIST_PART_BYTES, numbers_in
 
-LIST_PART = 64 * 1024
 OFFER_AGAIN_SECONDS = 3.0
 RECENT_SECONDS = 1.5
-"""A block that went out so recently is on its way: to every member of a group, and to a device
-that asks twice within that time because it was offered the package and asked by itself."""
-ENDED = frozenset({"live", "probation", "rejected"})
+"""A block that was sent so recently is on its way: to every member of a group, and to a device
+that requests it twice, after an offer and by itself."""
 
 
 @dataclass(slots=True)
@@ -52,13 +51,13 @@ class Sender:
         devices: Iterable[str],
         package: Package,
     ) -> None:
-        """Prepare.
+        """Send nothing yet.
 
         Args:
             client: listens to `<root>/+/push/<transfer>`.
             root: first topic level.
             target: the device's id, or @group.
-            devices: who is expected to answer.
+            devices: that are expected to answer.
             package: what is sent.
 
         """
@@ -78,7 +77,7 @@ class Sender:
         return all(progress.ended for progress in self.progress.values())
 
     def offer(self) -> None:
-        """Say what there is."""
+        """Publish the offer of the package."""
         offer: dict[str, Any] = {
             "schema": SCHEMA,
             "package": base64.b64encode(self._package.front.header).decode(),
@@ -90,7 +89,7 @@ class Sender:
         self._client.publish(f"{self._prefix}/offer", json.dumps(offer).encode())
 
     def step(self, timeout: float) -> str | None:
-        """Deal with one message, or with the silence; gives the device that was heard.
+        """Answer one message, or offer again after a silence; return the device that was heard.
 
         Raises:
             BrokerError: the broker is gone, or does not take blocks of this size.
@@ -112,10 +111,10 @@ class Sender:
             return None
         device = levels[0]
         try:
-            says = heard.body or {}
-            state = str(says["state"])
-            percent = float(says.get("percent") or 0.0)
-            parts, blocks = _numbers(says.get("list")), _numbers(says.get("need"))
+            status = heard.body or {}
+            state = str(status["state"])
+            percent = float(status.get("percent") or 0.0)
+            parts, blocks = numbers_in(status.get("list")), numbers_in(status.get("need"))
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
         progress = self.progress.get(device)
@@ -125,10 +124,10 @@ class Sender:
             progress = self.progress[device] = Progress()
         progress.state, progress.heard_at = state, time.monotonic()
         progress.percent = percent
-        progress.why = says.get("why")
-        progress.details = says
+        progress.why = status.get("why")
+        progress.details = status
         for number in parts:
-            data = self._list[number * LIST_PART : (number + 1) * LIST_PART]
+            data = self._list[number * LIST_PART_BYTES : (number + 1) * LIST_PART_BYTES]
             if data:
                 self._send("list", number, data)
         for number in blocks:
@@ -137,7 +136,7 @@ class Sender:
         return device
 
     def _send(self, kind: str, number: int, data: bytes | None) -> None:
-        """Send a part once for all who asked for it at about the same time."""
+        """Send a part once to all devices that requested it at about the same time."""
         now = time.monotonic()
         if now - self._sent.get((kind, number), -RECENT_SECONDS) < RECENT_SECONDS:
             return
@@ -152,15 +151,3 @@ class Sender:
             )
         self.bytes_sent += len(payload)
         self._client.publish(topic, payload)
-
-
-def _numbers(ranges: Any) -> list[int]:
-    """List the numbers in [[first, last], …]; at most a few windows' worth."""
-    numbers: list[int] = []
-    for first, last in ranges or []:
-        if not (isinstance(first, int) and isinstance(last, int) and 0 <= first <= last):
-            raise ValueError(ranges)
-        numbers.extend(range(first, min(last, first + 255) + 1))
-        if len(numbers) > 256:
-            break
-    return numbers

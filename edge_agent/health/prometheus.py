@@ -33,7 +33,7 @@ class MetricsServer:
     def __init__(
         self, port: int, device: str, version: str, latest: Callable[[], Health | None]
     ) -> None:
-        """Prepare.
+        """Build the server; it listens from `start` on.
 
         Args:
             port: of loopback; 0: any free one, for tests.

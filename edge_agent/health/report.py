@@ -45,7 +45,7 @@ class Health:
         root: Path = ROOT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare.
+        """Build the report of these parts.
 
         Args:
             board: has the accounts.
@@ -80,7 +80,7 @@ class Health:
         self.latest: dict[str, Any] | None = None
         """The latest payload."""
 
-    def why(self) -> list[str]:
+    def problems(self) -> list[str]:
         """Return why the device is degraded, in words; empty: all is well."""
         reasons = [problem for problems in self._problems for problem in problems()]
         if not self._credible():
@@ -171,7 +171,7 @@ class Health:
         states = [(p, p.state, p.channel.published, p.channel.lost) for p in self._pipelines()]
         accounts = self._board.accounts()
         counters = self._client.counters()
-        why = self.why()
+        why = self.problems()
         process = psutil.Process()
         payload: dict[str, Any] = {
             "schema": payloads.SCHEMA,

@@ -132,15 +132,18 @@ class Model:
             EngineError: the engine failed.
 
         """
-        prepared = self.prepare(Request(sample, threshold, region))
+        return self._infer(Request(sample, threshold, region))
+
+    def _infer(self, request: Request) -> Outcome:
+        prepared = self.prepare(request)
         start = time.perf_counter()
         try:
             outputs = self.run(prepared.tensors)
         except EngineError as problem:
-            self.record_failure(problem, sample, region)
+            self.record_failure(problem, request.sample, request.region)
             raise
         took = (time.perf_counter() - start) * 1e3
-        return self.conclude(Request(sample, threshold, region), prepared, outputs, took)
+        return self.conclude(request, prepared, outputs, took)
 
     def prepare(self, request: Request, out: Array | None = None) -> PreparedSample:
         """Make the network's inputs of a sample.
@@ -240,7 +243,7 @@ class Model:
     def answer(self, request: Request) -> Outcome | AgentError:
         """Return what `infer` returns, or the error that it raises."""
         try:
-            return self.infer(request.sample, threshold=request.threshold, region=request.region)
+            return self._infer(request)
         except (SampleError, EngineError, ModelError) as problem:
             return problem
 

@@ -1,4 +1,4 @@
-"""Models as people bring them: a folder, a bare .onnx or .xml, as a folder that can be loaded."""
+"""Import of models: a folder, a tar, or a bare .onnx or .xml, as a folder that can be loaded."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ BARE = frozenset({".onnx", ".xml"})
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
-    """A model and what had to be assumed about it."""
+class ImportedModel:
+    """A model, and what had to be assumed about it."""
 
     folder: ModelFolder
     assumptions: tuple[str, ...]
 
 
 @contextmanager
-def bring(path: Path, name: str | None = None, version: str | None = None) -> Iterator[Brought]:
-    """Make a loadable folder of *path*, for as long as the context lasts.
+def import_model(
+    path: Path, name: str | None = None, version: str | None = None
+) -> Iterator[ImportedModel]:
+    """Import *path* as a loadable folder, for as long as the context lasts.
 
     Args:
         path: a model folder, a packed .tar, or a bare .onnx or .xml whose metadata says what it
@@ -37,8 +39,8 @@ def bring(path: Path, name: str | None = None, version: str | None = None) -> It
         version: instead of its own; of a bare file "1" otherwise.
 
     Raises:
-        UsageError: there is nothing at *path*, or name or version are none.
-        ModelError: it is not a model, or does not say enough of itself.
+        UsageError: there is nothing at *path*, or name or version are not valid.
+        ModelError: it is not a model, or its metadata does not say enough.
 
     """
     if name is not None and not is_name(name):
@@ -48,13 +50,16 @@ def bring(path: Path, name: str | None = None, version: str | None = None) -> It
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
     if path.is_dir() and name is None and version is None:
-        yield Brought(load(path), ())
+        yield ImportedModel(load(path), ())
         return
     if path.suffix == ".tar":
-        with unpacked(path) as inside, bring(inside.folder.path, name, version) as brought:
-            yield brought
+        with (
+            import_tar(path) as inside,
+            import_model(inside.folder.path, name, version) as imported,
+        ):
+            yield imported
         return
-    with TemporaryDirectory(prefix="edge-agent-model-") as place, _told_of(Path(place), path):
+    with TemporaryDirectory(prefix="edge-agent-model-") as place, _naming_origin(Path(place), path):
         made = Path(place)
         if path.is_dir():
             source = load(path)
@@ -77,27 +82,27 @@ def bring(path: Path, name: str | None = None, version: str | None = None) -> It
         else:
             raise ModelError(f"{path}: neither a folder with {MANIFEST}, nor .tar, .onnx or .xml")
         write_manifest(manifest, made)
-        yield Brought(load(made), assumptions)
+        yield ImportedModel(load(made), assumptions)
 
 
 @contextmanager
-def _told_of(place: Path, path: Path) -> Iterator[None]:
-    """Let errors name what the user brought, not where it was put for a while."""
+def _naming_origin(place: Path, path: Path) -> Iterator[None]:
+    """Rewrite errors to name the user's path instead of the temporary folder."""
     try:
         yield
     except AgentError as problem:
-        text, brought = str(problem), str(path)
+        text, origin = str(problem), str(path)
         if path.suffix in BARE:
             # Its manifest is made of its own metadata; other files lie beside it.
-            text, brought = text.replace(f"{place}/{MANIFEST}", brought), str(path.parent)
-        text = text.replace(str(place), brought)
+            text, origin = text.replace(f"{place}/{MANIFEST}", origin), str(path.parent)
+        text = text.replace(str(place), origin)
         if text == str(problem):
             raise
         raise type(problem)(text) from None
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:
-    """Write `model.toml`, leaving out what is as it would be anyway."""
+    """Write `model.toml` without what is the default."""
     import tomli_w
 
     table = _table(manifest)
@@ -108,7 +113,7 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
 
 
 def _table(record: Any) -> dict[str, Any]:
-    """Turn a record into what TOML has."""
+    """Return a record as a TOML table."""
     table: dict[str, Any] = {}
     for item in fields(record):
         value = getattr(record, item.name)
@@ -135,21 +140,21 @@ def _is_default(item: Any, value: Any) -> bool:
 
 
 @contextmanager
-def unpacked(path: Path) -> Iterator[Brought]:
+def import_tar(path: Path) -> Iterator[ImportedModel]:
     """Unpack a tar that lies on this disk, hence trusted, for as long as the context lasts.
 
     Raises:
         ModelError: it is damaged or no model.
 
     """
-    with TemporaryDirectory(prefix="edge-agent-model-") as place, _told_of(Path(place), path):
+    with TemporaryDirectory(prefix="edge-agent-model-") as place, _naming_origin(Path(place), path):
         try:
             _unpack(path, Path(place))
         except ModelError as problem:
             # A block knows its number alone.
             text = str(problem)
             raise ModelError(text if str(path) in text else f"{path}: {text}") from None
-        yield Brought(load(Path(place)), ())
+        yield ImportedModel(load(Path(place)), ())
 
 
 def _unpack(path: Path, place: Path) -> None:

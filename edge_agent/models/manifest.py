@@ -1,6 +1,6 @@
-"""What a model says of itself: `model.toml`, section 4 of the public interface.
+"""The manifest of a model: `model.toml`, section 4 of the public interface.
 
-Knows no engine and no weights; whether the network fits its manifest is seen when both are loaded.
+Knows no engine and no weights; whether the network fits it is checked when both are loaded.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class InputSpec:
         return bool(self.channels) or self.window is not None or self.layout in SIGNAL_LAYOUTS
 
     def per_channel(self, name: Literal["mean", "scale"], count: int) -> tuple[float, ...]:
-        """Give `mean` or `scale` once for each of *count* channels.
+        """Return `mean` or `scale` once for each of *count* channels.
 
         Raises:
             ModelError: they are given for another number of channels, or a scale is 0.
@@ -200,7 +200,7 @@ def load(folder: Path) -> ModelFolder:
 
 
 def parse(data: Mapping[str, Any], where: str) -> Manifest:
-    """Make a manifest of what a TOML file or a model's own metadata says."""
+    """Parse a manifest from the content of a TOML file or from a model's own metadata."""
     from ..core.schema import build
 
     manifest = build(Manifest, data, where, ModelError)
@@ -249,14 +249,14 @@ def parse(data: Mapping[str, Any], where: str) -> Manifest:
 
 
 def threshold_trouble(task: Task, threshold: float) -> str | None:
-    """Say why a threshold can never part anything; None: it may. Settings and `set` ask too."""
+    """Return why a threshold makes no sense for a task; None: it does. `set` asks too."""
     if task not in SCORED or 0 <= threshold <= 1:
         return None
     return f"expected a number from 0 to 1, as the scores of task {task} are, found {threshold:g}"
 
 
 def check(manifest: Manifest, folder: Path) -> ModelFolder:
-    """See that the files a manifest names are there and inside its folder; read the labels."""
+    """Check that the files a manifest names are there and inside its folder; read the labels."""
     where = folder / MANIFEST
     network = path_inside(folder, manifest.file, f"{where}: file")
     if network.suffix not in {".onnx", ".xml"}:

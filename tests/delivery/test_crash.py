@@ -13,7 +13,7 @@ import pytest
 from edge_agent.core.files import FAULT_POINTS
 from edge_agent.models.manifest import load
 from edge_agent.models.packages.build import Package, make
-from edge_agent.models.store.agent_lock import claim
+from edge_agent.models.store.agent_lock import hold_agent_lock
 from edge_agent.models.store.incoming import Incoming
 from edge_agent.models.store.pointers import Trial
 from edge_agent.models.store.store import Store
@@ -117,6 +117,6 @@ def test_half_written_files_of_the_agent_go_with_its_next_start(tmp_path: Path) 
     store = Store(tmp_path / "state")
     (store.root / "deployments.json").write_text("{}")
     (store.root / ".deployments.json.0123abcd").write_text("{")
-    with claim(store.root):
+    with hold_agent_lock(store.root):
         names = {path.name for path in store.root.iterdir() if path.is_file()}
     assert names == {"deployments.json", "store.lock", "agent.lock"}

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from edge_agent.core.errors import EngineError, ModelError
 from edge_agent.core.types import Tensors, TensorSpec
 from edge_agent.delivery.early.cuts import Cutter
-from edge_agent.delivery.early.growing_file import PROGRESS, Arriving, UnfitError
-from edge_agent.delivery.early.members import model_of, unpack_early
+from edge_agent.delivery.early.follow import model_of, unpack_early
+from edge_agent.delivery.early.growing_file import PROGRESS, GrowingFile, UnfitError
 from edge_agent.delivery.early.onnx_stream import OnnxFile
 from edge_agent.delivery.early.stages import StagedEngine
 from edge_agent.delivery.trial.process import TrialProcess, run_trial
@@ -112,7 +112,7 @@ class Filling:
         self.content = content
         self._file = os.open(place, os.O_RDWR | os.O_CREAT)
         os.truncate(self._file, len(content))
-        self.data = Arriving(self._file)
+        self.data = GrowingFile(self._file)
         self._at = 0
 
     def bring(self, stop: int, *, tail: int | None = None) -> None:
@@ -386,13 +386,13 @@ def test_only_what_was_checked_counts_as_there(tmp_path: Path) -> None:
         assert incoming.reach == offsets[1]
         incoming.put(1, package.block(1))
         assert incoming.reach == offsets[3]
-        incoming.hurry(total - 1000, total)
+        incoming.request_first(total - 1000, total)
         wanted = incoming.missing(4)
         assert wanted[0] > 3, "the end comes first"
-        assert not incoming.hurried
+        assert not incoming.has_requested
         for index in incoming.missing():
             incoming.put(index, package.block(index))
-        assert incoming.hurried
+        assert incoming.has_requested
         assert incoming.reach == total
 
 
@@ -420,7 +420,9 @@ def following(
     data.unlink()  # as when the package is unpacked before the child has looked
 
     def arrive(have: int) -> None:
-        process.news(PROGRESS.pack(min(have, package.blocks.total), have >= package.blocks.total))
+        process.send_progress(
+            PROGRESS.pack(min(have, package.blocks.total), have >= package.blocks.total)
+        )
 
     return process, model, arrive
 

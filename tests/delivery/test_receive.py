@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from edge_agent.core.errors import MalformedError
+from edge_agent.delivery.protocol import MAX_OFFER_BYTES
 from edge_agent.delivery.receive import admission
 from edge_agent.delivery.receive.blocks import MAX_TRANSFERS
-from edge_agent.delivery.receive.offers import MAX_OFFER_BYTES
-from edge_agent.delivery.receive.router import Receiver, Transfers
-from edge_agent.delivery.rollout.candidate import Candidate
+from edge_agent.delivery.receive.router import Recipient, Router
+from edge_agent.delivery.rollout.ledger import Candidate, Ledger
 from edge_agent.models.packages.keys import TrustedKeys
 from edge_agent.models.store.catalog import Library
 from edge_agent.models.store.store import Store
@@ -34,7 +34,7 @@ class Receiving:
         self.store = Store(folder / "state")
         self.said: list[tuple[str, Mapping[str, Any]]] = []
         self.handed: list[Candidate] = []
-        receiver = Receiver(
+        recipient = Recipient(
             device="edge-01",
             profile="generic",
             groups=tuple,
@@ -43,14 +43,9 @@ class Receiving:
             quota_bytes=lambda: 2**24,
             pinned=tuple,
         )
-        self.transfers = Transfers(
-            self.store,
-            Library(self.store),
-            receiver,
-            self._hear,
-            self.handed.append,
-            lambda _name, _version: None,
-        )
+        library = Library(self.store)
+        self.ledger = Ledger(self.store, library, self._hear, lambda: None)
+        self.router = Router(self.store, library, recipient, self.ledger, submit=self.handed.append)
 
     def _hear(self, transfer: str, payload: Mapping[str, Any]) -> bool:
         self.said.append((transfer, payload))
@@ -66,7 +61,7 @@ class Receiving:
         levels = ("push", package.transfer, *rest)
         message = ReceivedMessage("/".join(levels), payload, retained=False, response_topic=None,
                           correlation=None, ack=lambda: None)  # fmt: skip
-        return self.transfers.message(levels, message)
+        return self.router.message(levels, message)
 
     def states(self, package: PlainPackage) -> list[str]:
         """List the states of a transfer that were said, in order."""
@@ -78,7 +73,7 @@ def receiving(tmp_path: Path) -> Iterator[Receiving]:
     """Give a receiving side that takes unsigned packages."""
     receiving = Receiving(tmp_path)
     yield receiving
-    receiving.transfers.close()
+    receiving.router.close()
 
 
 def offered(tmp_path: Path, version: str, **says: Any) -> PlainPackage:
@@ -97,10 +92,10 @@ def test_an_offer_that_waited_for_the_clock_is_rejected_once(
     with monkeypatch.context() as unset:
         unset.setattr(admission, "BUILD_DATE", datetime.now(UTC) + timedelta(days=1))
         receiving.offer(package)
-        receiving.transfers.tick(time.monotonic() + 10)
+        receiving.router.tick(time.monotonic() + 10)
         assert receiving.states(package) == ["need"]
     for seconds in (20, 30, 40):
-        receiving.transfers.tick(time.monotonic() + seconds)
+        receiving.router.tick(time.monotonic() + seconds)
     assert receiving.states(package) == ["need", "rejected"]
     assert "expired" in receiving.said[-1][1]["why"]
 
@@ -146,16 +141,21 @@ def test_a_package_is_asked_for_and_handed_over(tmp_path: Path, receiving: Recei
     assert receiving.said[-1][1]["list"] == [[0, 0]]
     receiving.message(package, "list", "0", payload=package.block_list)
     assert receiving.said[-1][1]["need"] == [[0, len(package.blocks) - 1]]
-    assert receiving.transfers.progress() == {"level": ("2", 0.0)}
+    assert receiving.ledger.describe("level") == {
+        "candidate": {"version": "2", "phase": "receiving", "percent": 0.0}
+    }
     for number, block in enumerate(package.blocks):
         assert receiving.message(package, "block", str(number), payload=block)
     assert receiving.states(package) == ["need", "need", "verifying"]
-    assert receiving.transfers.progress() == {}
+    assert receiving.ledger.describe("level") == {}
     (candidate,) = receiving.handed
     assert candidate.install().path == receiving.store.path("level", "2")
     receiving.offer(package)
     assert receiving.states(package)[3:] == ["verifying"]
-    candidate.finished("live", None)
+    # As after its rollback by command: it is tried once more, and not "verifying" for ever.
+    receiving.ledger.remove(candidate)
+    receiving.offer(package)
+    assert len(receiving.handed) == 2
 
 
 @pytest.mark.parametrize(

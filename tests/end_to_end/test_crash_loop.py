@@ -22,7 +22,7 @@ from edge_agent.core.flight_recorder import (
     mark_starting,
     previous_crash,
 )
-from edge_agent.daemon.hang_watch import SURE_SECONDS, Hangs
+from edge_agent.daemon.hang_watch import SURE_SECONDS, HangWatch
 from edge_agent.runtime.serving.crash_ledger import LIMIT, CrashLedger
 from tests.delivery.test_push_rejections import crash
 from tests.helpers.push import model_folder
@@ -205,15 +205,15 @@ def test_another_file_is_another_place(tmp_path: Path) -> None:
 def test_a_hang_is_said_once_and_ends_the_agent_where_nobody_watches() -> None:
     """It must last while we are awake; one that comes back is forgotten."""
     own, ends = Recorder(), list[str]()
-    hangs = Hangs(own, -1.0, ends.append)
+    hangs = HangWatch(own, -1.0, ends.append)
     number = own.enter("infer", FACE)
-    assert not hangs.look(100.0), "a process that was frozen itself has seen nothing"
-    assert not hangs.look(100.0 + SURE_SECONDS / 2)
-    assert hangs.look(100.0 + SURE_SECONDS)
-    assert hangs.look(101.0 + SURE_SECONDS)
+    assert not hangs.check(100.0), "a process that was frozen itself has seen nothing"
+    assert not hangs.check(100.0 + SURE_SECONDS / 2)
+    assert hangs.check(100.0 + SURE_SECONDS)
+    assert hangs.check(101.0 + SURE_SECONDS)
     assert ends == ["model face@3 openvino:GPU: hangs inside the engine (infer)"]
     own.leave(number)
-    assert not hangs.look(102.0 + SURE_SECONDS)
+    assert not hangs.check(102.0 + SURE_SECONDS)
 
 
 def test_a_load_may_take_longer_than_an_inference() -> None:

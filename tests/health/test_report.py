@@ -41,7 +41,7 @@ class Device:
 
     def why(self, *about: str) -> list[str]:
         """Give the reasons that begin with one of some words."""
-        return [why for why in self.health.why() if why.startswith(about)]
+        return [why for why in self.health.problems() if why.startswith(about)]
 
 
 @pytest.fixture

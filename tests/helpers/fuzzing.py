@@ -43,8 +43,9 @@ from edge_agent.core.types import (
     Values,
 )
 from edge_agent.daemon.commands import Ping
-from edge_agent.delivery.receive.router import Receiver, Transfers
+from edge_agent.delivery.receive.router import Recipient, Router
 from edge_agent.delivery.rollout.commands import Activate
+from edge_agent.delivery.rollout.ledger import Ledger
 from edge_agent.delivery.sender import Sender
 from edge_agent.inference.decode.registry import build_decoder
 from edge_agent.models.files.check_onnx import check_network
@@ -316,9 +317,9 @@ def _place() -> Path:
 
 
 @functools.cache
-def _transfers(*, allow_unsigned: bool) -> Transfers:
+def _router(*, allow_unsigned: bool) -> Router:
     store = Store(_place() / str(allow_unsigned))
-    receiver = Receiver(
+    recipient = Recipient(
         device="box",
         profile="generic",
         groups=lambda: ("lab",),
@@ -334,9 +335,8 @@ def _transfers(*, allow_unsigned: bool) -> Transfers:
         return True
 
     library = Library(store, [], bundled("models"))
-    return Transfers(
-        store, library, receiver, publish, lambda _candidate: None, lambda _name, _version: None
-    )
+    ledger = Ledger(store, library, publish, lambda: None)
+    return Router(store, library, recipient, ledger, submit=lambda _candidate: None)
 
 
 def check_topics(given: tuple[list[tuple[str, str, bytes, bool, str | None]], bool]) -> None:
@@ -346,7 +346,7 @@ def check_topics(given: tuple[list[tuple[str, str, bytes, bool, str | None]], bo
     inbox = Inbox()
     client = offline_client(inbox)
     taken: list[str] = []
-    transfers = _transfers(allow_unsigned=allow_unsigned)
+    router = _router(allow_unsigned=allow_unsigned)
     requests = Requests(
         inbox,
         client,
@@ -358,7 +358,7 @@ def check_topics(given: tuple[list[tuple[str, str, bytes, bool, str | None]], bo
             Command("set", Set, lambda request: {"pipeline": request.pipeline, **request.changes}),
             Command("activate", Activate, lambda request: {"model": request.model}),
         ],
-        deliveries=transfers.message,
+        deliveries=router.message,
     )
     for prefix, rest, payload, retained, response in sent:
         topic = prefix + rest

@@ -61,7 +61,7 @@ ENGINES: tuple[EngineName, ...] = ("onnxruntime", "openvino")
 PIXELS = np.random.default_rng(1).integers(0, 256, (1, 3, SIZE, SIZE), np.uint8)
 FRAME = np.random.default_rng(2).integers(0, 256, (48, 64, 3), np.uint8)
 
-quantise = node("QuantizeLinear", ["picture", "step", "zero"], ["q"])
+quantize = node("QuantizeLinear", ["picture", "step", "zero"], ["q"])
 
 
 def choice_of(engine: EngineName) -> EngineChoice:
@@ -102,17 +102,17 @@ FOLDABLE: dict[str, Callable[[Path], Path]] = {
         ],
         taken=("picture", "float32", (1, SIZE, SIZE, 3)),
     ),
-    "quantised twice alike": lambda path: save(
+    "quantized twice alike": lambda path: save(
         path,
         [
-            quantise,
+            quantize,
             node("QuantizeLinear", ["picture", "step", "zero"], ["q2"]),
             node("DequantizeLinear", ["q2", "step", "zero"], ["again"]),
         ],
         outputs=[("again", "float32", (1, 3, SIZE, SIZE))],
     ),
     "its size is looked at": lambda path: save(
-        path, [node("Shape", ["picture"], ["size"]), quantise], outputs=[("size", "int64", (4,))]
+        path, [node("Shape", ["picture"], ["size"]), quantize], outputs=[("size", "int64", (4,))]
     ),
     "weights are inputs": lambda path: save(path, weights_are_inputs=True),
     "weights in another file": lambda path: outside(save(path)),
@@ -153,7 +153,7 @@ def qlinear(path: Path, zero: Any = ZERO) -> Path:
     return save_onnx(
         path,
         [
-            quantise,
+            quantize,
             node("QLinearConv", takes, ["c"], kernel_shape=[3, 3]),
             node("DequantizeLinear", ["c", "out_step", "out_zero"], ["y"]),
         ],
@@ -232,12 +232,12 @@ def test_any_floats_give_the_same_numbers(built: str, tmp_path: Path) -> None:
         ("an open batch", True),
         ("taken apart before", False),
         ("transposed before", False),
-        ("quantised twice alike", False),
+        ("quantized twice alike", False),
         ("its size is looked at", False),
     ],
 )
-def test_colours_last_where_they_are_convolved(built: str, turned: bool, tmp_path: Path) -> None:
-    """ONNX Runtime gets the colours last where it convolves in eight bits; no node turns them."""
+def test_colors_last_where_they_are_convolved(built: str, turned: bool, tmp_path: Path) -> None:
+    """ONNX Runtime gets the colors last where it convolves in eight bits; no node turns them."""
     cut = find(FOLDABLE[built](tmp_path / "model.onnx"))
     assert not isinstance(cut, str), cut
     words, _ = session_config(choice_of("onnxruntime"))
@@ -262,7 +262,7 @@ def test_colours_last_where_they_are_convolved(built: str, turned: bool, tmp_pat
 
 
 @pytest.mark.parametrize("built", FOLDABLE)
-def test_openvino_gets_the_colours_last_too(built: str, tmp_path: Path) -> None:
+def test_openvino_gets_the_colors_last_too(built: str, tmp_path: Path) -> None:
     """Where it convolves the steps at once, in eight bits; it still does so then."""
     cut = find(FOLDABLE[built](tmp_path / "model.onnx"))
     assert not isinstance(cut, str), cut
@@ -304,7 +304,7 @@ LEFT_ALONE: dict[str, tuple[Callable[[Path], Path], str]] = {
     "used as it is, too": (
         lambda path: save(
             path,
-            [quantise, node("ReduceMax", ["picture"], ["most"], axes=[1, 2, 3], keepdims=0)],
+            [quantize, node("ReduceMax", ["picture"], ["most"], axes=[1, 2, 3], keepdims=0)],
             outputs=[("most", "float32", (1,))],
         ),
         "ReduceMax takes picture as it is",
@@ -320,19 +320,19 @@ LEFT_ALONE: dict[str, tuple[Callable[[Path], Path], str]] = {
         ),
         "steps is not one number for the whole input",
     ),
-    "quantised in two ways": (
+    "quantized in two ways": (
         lambda path: save(
             path,
             [
-                quantise,
+                quantize,
                 node("QuantizeLinear", ["picture", "out_step", "zero"], ["q2"]),
                 node("DequantizeLinear", ["q2", "out_step", "zero"], ["again"]),
             ],
             outputs=[("again", "float32", (1, 3, SIZE, SIZE))],
         ),
-        "is quantised in several ways",
+        "is quantized in several ways",
     ),
-    "quantised again at once": (
+    "quantized again at once": (
         lambda path: save(
             path,
             [
@@ -341,7 +341,7 @@ LEFT_ALONE: dict[str, tuple[Callable[[Path], Path], str]] = {
                 node("QuantizeLinear", ["f1", "step", "zero"], ["q"]),
             ],
         ),
-        "it is quantised twice",
+        "it is quantized twice",
     ),
     "its steps are an output": (
         lambda path: save(path, outputs=[("q", "uint8", (1, 3, SIZE, SIZE))]),
@@ -363,7 +363,7 @@ LEFT_ALONE: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda path: save(
             path,
             [
-                quantise,
+                quantize,
                 node("If", ["yes"], ["most"], then_branch=branch(), else_branch=branch()),
             ],
             weights={"yes": np.array(True)},
@@ -391,7 +391,7 @@ LEFT_ALONE: dict[str, tuple[Callable[[Path], Path], str]] = {
         ),
         "Mul takes picture as it is",
     ),
-    "not quantised": (
+    "not quantized": (
         lambda path: save_onnx(
             path,
             [node("Reshape", ["picture", "flat"], ["y"])],
@@ -412,7 +412,7 @@ LEFT_ALONE: dict[str, tuple[Callable[[Path], Path], str]] = {
     "two inputs": (
         lambda path: save(
             path,
-            [quantise, node("Identity", ["info"], ["said"])],
+            [quantize, node("Identity", ["info"], ["said"])],
             more=[("info", "float32", (1, 2))],
             outputs=[("said", "float32", (1, 2))],
         ),
@@ -467,8 +467,8 @@ def test_decoder_that_looks_at_the_input_keeps_it(tmp_path: Path) -> None:
 _SESSIONS: dict[str, Any] = {}
 
 
-def quantised_by_engine(values: NDArray[np.float32], scale: float, zero: Any) -> NDArray[Any]:
-    """Quantise as ONNX Runtime does."""
+def quantized_by_engine(values: NDArray[np.float32], scale: float, zero: Any) -> NDArray[Any]:
+    """Quantize as ONNX Runtime does."""
     kind = zero.dtype.name
     if kind not in _SESSIONS:
         from onnx import TensorProto, helper
@@ -508,7 +508,7 @@ def test_steps_are_the_engines_own(scale: float, zero: Any, seed: int) -> None:
     steps[:16] = np.rint(steps[:16]) + np.float32(0.5)
     steps[16:24] *= 1e20
     values = np.clip(steps.astype(np.float64) * scale, -3e38, 3e38).astype(np.float32)
-    np.testing.assert_array_equal(fold.quantise(values), quantised_by_engine(values, scale, zero))
+    np.testing.assert_array_equal(fold.quantize(values), quantized_by_engine(values, scale, zero))
 
 
 @settings(max_examples=200, deadline=None)
@@ -519,8 +519,8 @@ def test_restored_steps_are_the_same_steps(scale: float, zero: Any) -> None:
     steps = np.arange(256).astype(np.uint8).view(fold.dtype)
     floats = fold.restore(steps)
     assert floats.dtype == np.float32
-    np.testing.assert_array_equal(fold.quantise(floats), steps)
-    np.testing.assert_array_equal(quantised_by_engine(floats, scale, zero), steps)
+    np.testing.assert_array_equal(fold.quantize(floats), steps)
+    np.testing.assert_array_equal(quantized_by_engine(floats, scale, zero), steps)
 
 
 # --- pictures
@@ -530,8 +530,8 @@ SPECS = {
     "as most do": InputSpec(mean=(127.0,) * 3, scale=(128.0,) * 3),
     "each channel its own": InputSpec(mean=(123.7, 116.3, 103.5), scale=(58.4, 57.1, 57.4)),
     "blue first": InputSpec(color="bgr", mean=(1.0, 2.0, 3.0), scale=(255.0,) * 3),
-    "colours last": InputSpec(layout="nhwc", mean=(127.0,) * 3, scale=(128.0,) * 3),
-    "colours last, blue first": InputSpec(layout="nhwc", color="bgr", scale=(2.0, 3.0, 4.0)),
+    "colors last": InputSpec(layout="nhwc", mean=(127.0,) * 3, scale=(128.0,) * 3),
+    "colors last, blue first": InputSpec(layout="nhwc", color="bgr", scale=(2.0, 3.0, 4.0)),
     "letterbox": InputSpec(resize="letterbox", mean=(3.0, 5.0, 7.0)),
     "letterbox at the corner": InputSpec(resize="letterbox", anchor="top-left", color="bgr"),
     "cut": InputSpec(resize="crop", crop_ratio=0.875, interpolation="cubic"),
@@ -556,7 +556,7 @@ def spec_of(spec: InputSpec, dtype: str = "float32", batch: int = 1) -> TensorSp
 
 @pytest.mark.parametrize("how", FOLDS)
 @pytest.mark.parametrize("name", SPECS)
-def test_folded_pictures_are_the_quantised_ones(name: str, how: str) -> None:
+def test_folded_pictures_are_the_quantized_ones(name: str, how: str) -> None:
     """Looking bytes up gives exactly the steps of the floats that there were before."""
     spec, fold = SPECS[name], FOLDS[how]
     if fold.turned and spec.layout == "nhwc":

@@ -22,10 +22,10 @@ from edge_agent.inference.prepared.build import collect
 from edge_agent.models.manifest import load
 from edge_agent.models.packages.archive import open_archive
 from edge_agent.models.packages.build import Package, make, open_package, pack
-from edge_agent.models.store.agent_lock import claim
+from edge_agent.models.store.agent_lock import hold_agent_lock
 from edge_agent.models.store.catalog import Library
 from edge_agent.models.store.housekeeping import clean_leftovers, make_room
-from edge_agent.models.store.incoming import Incoming, arriving, other_transfers
+from edge_agent.models.store.incoming import Incoming, interrupted_transfers, other_transfers
 from edge_agent.models.store.install import (
     install_folder,
     install_handmade,
@@ -205,10 +205,10 @@ def test_highest_never_falls(store: Store) -> None:
     store.rollback("face")
     store.delete("face", "3")
     with pytest.raises(ModelError, match=r"face@2.9 is older than 3, which was accepted before"):
-        store.refuse_older("face", "2.9")
-    store.refuse_older("face", "3.0")
-    store.refuse_older("face", "4")
-    store.refuse_older("other", "0")
+        store.check_not_older("face", "2.9")
+    store.check_not_older("face", "3.0")
+    store.check_not_older("face", "4")
+    store.check_not_older("other", "0")
 
 
 def test_trial_survives_reopening_and_ends_with_activation(store: Store) -> None:
@@ -331,8 +331,8 @@ def test_transfer_goes_on_where_it_was(store: Store, tmp_path: Path) -> None:
         assert incoming.put(1, package.block(1))
         assert not incoming.put(1, package.block(1))
         incoming.flush()
-    assert list(arriving(store)) == [package.transfer]
-    assert arriving(store)[package.transfer] == package.front
+    assert list(interrupted_transfers(store)) == [package.transfer]
+    assert interrupted_transfers(store)[package.transfer] == package.front
     with receive(store, package) as incoming:
         assert incoming.have == 2
         assert 1 not in incoming.missing()
@@ -461,7 +461,7 @@ def test_oldest_unused_goes_first(store: Store) -> None:
     for version in "123456":
         put_in(store, version, seed=int(version))
         store.activate("face", version)
-    store.note_use("face", "1")
+    store.record_use("face", "1")
     taken = sum(path.stat().st_size for path in store.models.rglob("*") if path.is_file())
     assert make_room(store, 1000, BIG, derived=collect) == ()
     assert make_room(store, 300_000, taken, derived=collect) == ("face@2", "face@3")
@@ -688,12 +688,15 @@ def test_strange_things_are_said_not_removed(store: Store) -> None:
 def test_one_agent_on_a_store(store: Store) -> None:
     """A second agent is refused; whether one runs can be asked; the lock ends with it."""
     assert not store.has_agent()
-    with claim(store.root):
+    with hold_agent_lock(store.root):
         assert Store(store.root).has_agent()
-        with pytest.raises(UsageError, match="another agent runs on it"), claim(store.root):
+        with (
+            pytest.raises(UsageError, match="another agent runs on it"),
+            hold_agent_lock(store.root),
+        ):
             pytest.fail("two agents on one store")
     assert not store.has_agent()
-    with claim(store.root):
+    with hold_agent_lock(store.root):
         pass
 
 
@@ -703,7 +706,7 @@ def test_writers_do_not_lose_each_others_changes(store: Store) -> None:
     def note(first: int) -> None:
         mine = Store(store.root)
         for number in range(first, first + 10):
-            mine.note_use("face", str(number))
+            mine.record_use("face", str(number))
 
     threads = [threading.Thread(target=note, args=(first,)) for first in range(0, 80, 10)]
     for thread in threads:
@@ -730,7 +733,7 @@ def test_root_leaves_files_to_the_stores_owner(tmp_path: Path, service_user: int
     put_in(store, "1")
     store.activate("face", "1")
     receive(store, package_of(tmp_path / "new")).close()
-    with claim(store.root):
+    with hold_agent_lock(store.root):
         owners = {path.stat().st_uid for path in state.rglob("*")}
     assert owners == {service_user}
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...core.errors import ModelError
 from ...models.files.tensor_ranges import tensor_ranges
-from ...models.importing import bring
+from ...models.importing import import_model
 from ...models.manifest import load
 from ...models.packages.build import Package, make, model_files
 from .network import write_network
@@ -24,14 +24,14 @@ LARGE = 4096
 def versions(model: Path, place: Path) -> Iterator[Package]:
     """Yield packages of rising versions that share no block; each is valid until the next."""
     chance = np.random.default_rng(7)
-    with bring(model) as brought:
-        name = f"{OURS}{brought.folder.manifest.name}"[:64]
+    with import_model(model) as imported:
+        name = f"{OURS}{imported.folder.manifest.name}"[:64]
     version = 0
     while True:
         version += 1
         folder = place / "versions" / str(version)
-        with bring(model, name, str(version)) as brought:
-            shutil.copytree(brought.folder.path, folder)
+        with import_model(model, name, str(version)) as imported:
+            shutil.copytree(imported.folder.path, folder)
         # Its answers are those of the weights as they were.
         (folder / "golden.npz").unlink(missing_ok=True)
         for path, ranges in tensors(folder):

@@ -50,10 +50,10 @@ def main(options: Options) -> int:
     library = open_library(settings, store)
     match, facts = match_profile(settings)
     loader = ModelLoader(match.profile, facts, settings.engine)
-    with _brought(path, options, store, library) as brought:
-        for assumption in brought.assumptions:
+    with _imported(path, options, store, library) as imported:
+        for assumption in imported.assumptions:
             print(f"assumed  {assumption}")
-        folder = brought.folder
+        folder = imported.folder
         name, version = folder.manifest.name, folder.manifest.version
         if not options.allow_older:
             _refuse_older(store, name, version)
@@ -67,19 +67,19 @@ def main(options: Options) -> int:
     return 0
 
 
-def _brought(path: Path, options: Options, store: Store, library: Library) -> Any:
+def _imported(path: Path, options: Options, store: Store, library: Library) -> Any:
     """Make a folder of what the user names: a context."""
-    from ...models.importing import BARE, bring
+    from ...models.importing import BARE, import_model
 
     name, version = options.name, options.model_version
     if path.suffix in BARE and version is None and (name is None or is_name(name)):
         version = _next_version(store, library, name or safe_name(path.stem))
-    return bring(path, name, version)
+    return import_model(path, name, version)
 
 
 def _refuse_older(store: Store, name: str, version: str) -> None:
     try:
-        store.refuse_older(name, version)
+        store.check_not_older(name, version)
     except ModelError as problem:
         raise ModelError(f"{problem}; --allow-older installs it all the same") from None
 
@@ -98,16 +98,16 @@ def _try_out(loader: ModelLoader, folder: ModelFolder) -> None:
 
 def _hand_over(store: Store, name: str, version: str) -> None:
     """Ask the agent that runs on this store to try the model as it tries a pushed one."""
-    from ...delivery.local_requests import Added
+    from ...delivery.local_requests import LocalRequests
 
-    added = Added(store)
-    request = added.ask(name, version)
+    requests = LocalRequests(store)
+    request = requests.request(name, version)
     try:
-        added.wait(request, lambda state: print(f"agent: {state}", flush=True), AGENT_SECONDS)
+        requests.wait(request, lambda state: print(f"agent: {state}", flush=True), AGENT_SECONDS)
     except ModelError as problem:
         raise ModelError(f"{name}@{version}: {problem}") from None
     finally:
-        added.forget(request)
+        requests.forget(request)
 
 
 def _next_version(store: Store, library: Library, name: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ModelError, UsageError
-from ...models.importing import bring
+from ...models.importing import import_model
 from ...models.packages.build import pack
 from ...models.packages.keys import load_private
 from ...models.packages.package import check_target_form
@@ -41,11 +41,11 @@ def main(options: Options) -> int:
             check_target_form(target, "--target")
         except ModelError as problem:
             raise UsageError(str(problem)) from None
-    with bring(Path(options.path)) as brought:
-        for assumption in brought.assumptions:
+    with import_model(Path(options.path)) as imported:
+        for assumption in imported.assumptions:
             print(f"assumed  {assumption}")
         package = pack(
-            brought.folder.path,
+            imported.folder.path,
             out,
             key=key,
             expires=expiry(options.expires),

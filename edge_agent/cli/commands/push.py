@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ...core.errors import AgentError, BrokerError, UsageError
 from ...core.names import NAME_RULE, is_name, version_key
 from ...delivery.sender import Progress, Sender
-from ...models.importing import BARE, bring, unpacked
+from ...models.importing import BARE, import_model, import_tar
 from ...models.packages.build import Package, make, open_package
 from ...models.packages.keys import load_private
 from ...mqtt.connection import parse_object
@@ -55,8 +55,8 @@ def main(options: Options) -> int:
     with ExitStack() as stack:
         # First, so that what cannot be pushed is told without a broker or a device.
         if path.suffix in BARE:
-            with bring(path) as brought:
-                name, package = brought.folder.manifest.name, None
+            with import_model(path) as imported:
+                name, package = imported.folder.manifest.name, None
         else:
             package = stack.enter_context(_package(path, key))
         filters = [f"{root}/+/{kind}" for kind in ("status", "info", "model/+")]
@@ -160,8 +160,8 @@ def _package(path: Path, key: PrivateKey | None, version: str | None = None) -> 
         package = open_package(path)
         if package is None:
             # Made by hand: packed anew, so that it can be signed and sent in blocks.
-            with unpacked(path) as brought:
-                yield make(brought.folder, key=key)
+            with import_tar(path) as imported:
+                yield make(imported.folder, key=key)
             return
         if key is not None:
             raise UsageError(
@@ -169,10 +169,10 @@ def _package(path: Path, key: PrivateKey | None, version: str | None = None) -> 
             )
         yield package
         return
-    with bring(path, None, version) as brought:
-        for assumption in brought.assumptions:
+    with import_model(path, None, version) as imported:
+        for assumption in imported.assumptions:
             print(f"assumed  {assumption}")
-        yield make(brought.folder, key=key)
+        yield make(imported.folder, key=key)
 
 
 def _next(world: World, devices: list[str], name: str) -> str:

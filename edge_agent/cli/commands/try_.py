@@ -17,7 +17,7 @@ from ...config.settings import Broker
 from ...core.errors import AgentError, EngineError, SampleError, SourceError, UsageError
 from ...core.types import Array, Outcome, Sample
 from ...inference.model import Model, load_model
-from ...models.importing import BARE, Brought, bring
+from ...models.importing import BARE, ImportedModel, import_model
 from ...models.manifest import load as load_manifest
 from ...mqtt import payloads
 from ...sources.spec import SourceSpec, guess_source, parse_source
@@ -57,19 +57,19 @@ def main(options: Options) -> int:
     if not options.model or not path.exists():
         raise UsageError(f"MODEL: {options.model!r}: no such file or folder")
     save = _new_folder(options.save)
-    with bring(path) as brought:
-        _print_model(brought, path)
-        with Samples(spec, brought.folder.manifest.input) as samples:
+    with import_model(path) as imported:
+        _print_model(imported, path)
+        with Samples(spec, imported.folder.manifest.input) as samples:
             first = samples.first()
             if first is None:
                 raise SourceError(f"{spec.redacted}: ended before it gave anything to look at")
-            best = _compare_engines(brought, spec, first, _bench_seconds(options.seconds))
+            best = _compare_engines(imported, spec, first, _bench_seconds(options.seconds))
             try:
                 count = _watch(options, best, samples, first, spec)
             finally:
                 best.close()
         if save is not None:
-            _save(save, brought, spec)
+            _save(save, imported, spec)
     if count == 0:
         raise AgentError("no result: every frame was dropped by an error")
     return 0
@@ -99,15 +99,15 @@ def _new_folder(name: str | None) -> Path | None:
     return folder
 
 
-def _print_model(brought: Brought, path: Path) -> None:
+def _print_model(imported: ImportedModel, path: Path) -> None:
     """Print what the model is and what had to be assumed."""
-    manifest = brought.folder.manifest
+    manifest = imported.folder.manifest
     told = " as its own metadata tells" if path.suffix in BARE else ""
     print(
         f"model    {manifest.id}: {manifest.task}, decoder {manifest.decoder}, "
-        f"{len(brought.folder.labels)} labels{told}"
+        f"{len(imported.folder.labels)} labels{told}"
     )
-    for assumption in brought.assumptions:
+    for assumption in imported.assumptions:
         print(f"assumed  {assumption}")
 
 
@@ -116,15 +116,17 @@ def _bench_seconds(wanted: float | None) -> float:
     return BENCH_SECONDS if wanted is None else min(BENCH_SECONDS, wanted / 4)
 
 
-def _compare_engines(brought: Brought, spec: SourceSpec, sample: Sample, seconds: float) -> Model:
+def _compare_engines(
+    imported: ImportedModel, spec: SourceSpec, sample: Sample, seconds: float
+) -> Model:
     """Time every engine of this box on the first sample; give the fastest, open."""
     best: Model | None = None
     best_rate = 0.0
     refusals: list[str] = []
-    for choice in _choices(brought):
+    for choice in _choices(imported):
         name = f"{choice.engine}:{choice.device}"
         try:
-            model, _ = load_model(brought.folder, [choice], spec.kind)
+            model, _ = load_model(imported.folder, [choice], spec.kind)
         except EngineError as problem:
             reason = str(problem).rpartition(f"{name}: ")[2]
             refusals.append(f"{name}: {reason}")
@@ -147,7 +149,7 @@ def _compare_engines(brought: Brought, spec: SourceSpec, sample: Sample, seconds
     return best
 
 
-def _choices(brought: Brought) -> list[Any]:
+def _choices(imported: ImportedModel) -> list[Any]:
     from ...config.device_profile import choose, default_dirs, lineup, load_profiles
     from ...device.hardware import read_facts
     from ...inference.engines.probe import probe
@@ -155,7 +157,9 @@ def _choices(brought: Brought) -> list[Any]:
 
     facts = read_facts()
     match = choose(load_profiles(default_dirs()), facts)
-    return engine_order(lineup(match.profile, facts, probe).choices, "auto", brought.folder.network)
+    return engine_order(
+        lineup(match.profile, facts, probe).choices, "auto", imported.folder.network
+    )
 
 
 def _rate(model: Model, sample: Sample, lanes: int, seconds: float) -> tuple[float, float]:
@@ -269,11 +273,11 @@ def _absolute(spec: SourceSpec) -> str:
     return f"{spec.form.scheme}:{quote(str(spec.path.absolute()))}{mark}{query}"
 
 
-def _save(place: Path, brought: Brought, spec: SourceSpec) -> None:
+def _save(place: Path, imported: ImportedModel, spec: SourceSpec) -> None:
     """Write what `run` takes: the model folder and the settings."""
     import tomli_w
 
-    manifest = brought.folder.manifest
+    manifest = imported.folder.manifest
     folder = place / "models" / manifest.name
     settings = place / "edge-agent.toml"
     pipeline = {"name": manifest.name, "source": _absolute(spec), "model": manifest.name}
@@ -283,7 +287,7 @@ def _save(place: Path, brought: Brought, spec: SourceSpec) -> None:
         "broker": {"url": Broker().url},
         "pipelines": [pipeline],
     }
-    shutil.copytree(brought.folder.path, folder)
+    shutil.copytree(imported.folder.path, folder)
     settings.write_text(tomli_w.dumps(table), encoding="utf-8")
     try:
         load_manifest(folder)

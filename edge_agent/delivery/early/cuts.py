@@ -1,7 +1,7 @@
-"""Where a network that is arriving can be cut into stages that give its own numbers.
+"""Cuts of a network that is arriving, into stages whose results are bit for bit its own.
 
 An engine fuses operations that follow each other, and fused ones round differently. So a cut goes
-only where nothing would be fused; whether this held is checked when the network is whole.
+only where nothing would be fused; this is checked when the network is complete.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from ...inference.dataflow import Dataflow
 from ...models.files.onnx_reader import Node
 
 WIDEST = 3
-"""Tensors that may be handed over at a cut."""
+"""Tensors that may cross a cut."""
 LEAST_BYTES = 512 * 1024
 """A smaller stage costs more to set up than it saves."""
 STAGES = 8
 
-# Nothing is fused to the end of these …
+# Nothing is fused to the output of these …
 _CLOSED = frozenset(
     {
         "Add",
@@ -33,7 +33,7 @@ _CLOSED = frozenset(
         "Sum",
     }
 )
-# … but what is at the beginning of these.
+# … unless it is one of these.
 _JOINS = frozenset(
     {
         "AveragePool",
@@ -85,7 +85,7 @@ class _Needs(NamedTuple):
 
 
 class Cutter:
-    """Cuts one network, stage by stage, as its weights come."""
+    """Cuts one network, stage by stage, as its weights arrive."""
 
     def __init__(
         self, nodes: Sequence[Node], inputs: Iterable[str], outputs: Iterable[str]
@@ -124,7 +124,7 @@ class Cutter:
     def _find_folded(self) -> set[int]:
         """Find the nodes that go with those that need them: constants, and what undoes eight bits.
 
-        An engine works the first out beforehand; the second it takes into the operation itself.
+        An engine computes the first at load; the second it takes into the operation itself.
         """
         varies = set(self._inputs)
         folded = set()
@@ -167,7 +167,7 @@ class Cutter:
         }
 
     def _is_open(self, name: str, place: int) -> bool:
-        """Whether what makes a tensor, and what will use it, are apart for the engine."""
+        """Whether the engine fuses nothing across a tensor."""
         if name in self._inputs:
             return True
         maker = self._nodes[self._maker[name]].operator
@@ -179,7 +179,7 @@ class Cutter:
         )
 
     def _adds_to_convolution(self, node: Node) -> bool:
-        """Whether a node is done within a convolution, where both are in the same stage."""
+        """Whether the engine fuses a node into a convolution, where both are in one stage."""
         return node.operator in {"Add", "Sum"} and any(
             self._nodes[self._maker[name]].operator == "Conv"
             for name in node.inputs
@@ -195,12 +195,12 @@ class Cutter:
         """Cut off the next stage, if enough for one is here.
 
         Args:
-            here: the weights that have come, and their bytes.
-            left: bytes of the file that have not come yet.
+            here: the weights that have arrived, and their bytes.
+            left: bytes of the file that have not arrived yet.
             total: bytes of the file.
 
         """
-        # Towards the end ever smaller: that is what remains to be done when the last byte is in.
+        # Ever smaller towards the end: what is left to build when the last byte arrives is short.
         wanted = max(LEAST_BYTES, min(total // STAGES, left // 2))
         while self._next < self._end:
             index = self._next

@@ -1,7 +1,8 @@
-"""Runs a model that is arriving, until it has run on a live frame or it is clear that it cannot.
+"""Runs a model while it arrives, in the child process of its trial.
 
-In the child process of a trial. The outcome counts only if the whole network, when it is there,
-gives the same numbers bit for bit: `Followed.same`.
+What comes before the network in the package is unpacked into a folder, so that it is read as usual.
+What the stages give counts only if the complete network gives the same numbers bit for bit:
+`Followed.same`.
 """
 
 from __future__ import annotations
@@ -14,24 +15,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...core.errors import AgentError
+from ...core.errors import AgentError, ModelError
 from ...core.types import Array, Tensors, TensorSpec
 from ...inference.engines.protocol import EngineChoice
-from .growing_file import PROGRESS, Arriving
-from .members import model_of, unpack_early
+from ...models.packages.ustar import TarReader
+from .growing_file import PROGRESS, GrowingFile, UnfitError
 from .onnx_stream import OnnxFile
 from .stages import StagedEngine
 
 if TYPE_CHECKING:
     from ...core.types import Kind
     from ...inference.compare import Agreement
+    from ...models.manifest import ModelFolder
 
 GOLDEN = "golden.npz"
+MAX_EARLY_BYTES = 16 * 2**20
+"""Of labels and golden inputs before the network; with more, following it is not worth it."""
+LEAST_NETWORK = 2**20
 
 
 @dataclass(slots=True, eq=False)
 class Followed:
-    """How far a model has run before it was whole."""
+    """What was found."""
 
     why: str = ""
     """Why it could not run; empty: it could."""
@@ -60,40 +65,41 @@ class Followed:
 
 def follow(
     question: Mapping[str, Any],
-    reports: socket.socket,
+    progress: socket.socket,
     wish: Callable[[int, int], None],
     frame: Callable[[Sequence[TensorSpec]], Tensors | None],
 ) -> Followed:
-    """Run the model as its stages come.
+    """Run the model as its stages are built.
 
     Args:
         question: `folder`, for what comes before the network; `choice`; `kind` of sample, or None
-            where no pipeline uses it; `golden`.
-        reports: brings the file that is being filled, then how far it is, in records of `PROGRESS`.
-        wish: asks for bytes before their turn.
-        frame: returns the newest frame of a pipeline that uses this model, as inputs of it.
+            where no pipeline gives it any; `golden`.
+        progress: brings the file that is being filled, then how far it is, in records of
+            `PROGRESS`.
+        wish: requests bytes before their turn.
+        frame: returns the newest frame of a pipeline that uses this model, as its inputs.
 
     """
     found = Followed()
     try:
-        _follow(question, reports, wish, frame, found)
+        _follow(question, progress, wish, frame, found)
     except AgentError as problem:
         found.why = str(problem)
-    except Exception as problem:  # noqa: BLE001 - whatever it is, the whole model decides
+    except Exception as problem:  # noqa: BLE001 - whatever it is, the complete model decides
         found.why = f"{type(problem).__name__}: {problem}"
     return found
 
 
 def _follow(
     question: Mapping[str, Any],
-    reports: socket.socket,
+    progress: socket.socket,
     wish: Callable[[int, int], None],
     frame: Callable[[Sequence[TensorSpec]], Tensors | None],
     found: Followed,
 ) -> None:
-    _, (descriptor,), _, _ = socket.recv_fds(reports, PROGRESS.size, 1)
-    data = Arriving(descriptor)
-    threading.Thread(target=_listen, args=(reports, data), name="reports", daemon=True).start()
+    _, (descriptor,), _, _ = socket.recv_fds(progress, PROGRESS.size, 1)
+    data = GrowingFile(descriptor)
+    threading.Thread(target=_listen, args=(progress, data), name="progress", daemon=True).start()
     folder = Path(question["folder"])
     network, begin, end = unpack_early(data, folder)
     file = OnnxFile(data, begin, end)
@@ -122,8 +128,8 @@ def _follow(
 def _golden(
     question: Mapping[str, Any], network: Path, engine: StagedEngine, found: Followed
 ) -> None:
-    """Run the golden inputs; each waits at a stage until it is there."""
-    # Imported here: most packages have none, and all this takes as long to import as some stages.
+    """Run the golden inputs; each run waits for the stages."""
+    # Imported only now: most packages have no golden inputs, and this takes as long as some stages.
     from ...inference.golden import compare_golden
     from ...inference.model import assemble
     from ...inference.preprocess.inputs import fixed_shapes
@@ -136,11 +142,76 @@ def _golden(
         choice = EngineChoice(**question["choice"])
         found.agreement = compare_golden(assemble(folder, choice, engine, kind))
     except AgentError:
-        return  # the trial of the whole model reports it, in the same words
+        return  # the trial of the complete model reports it, in the same words
 
 
-def _listen(reports: socket.socket, data: Arriving) -> None:
-    """Read reports of what has arrived, until there are no more."""
-    while report := reports.recv(PROGRESS.size):
-        have, granted = PROGRESS.unpack(report)
+def _listen(progress: socket.socket, data: GrowingFile) -> None:
+    """Read how far the file is, until the agent closes its end."""
+    while record := progress.recv(PROGRESS.size):
+        have, granted = PROGRESS.unpack(record)
         data.grow(have, granted=granted)
+
+
+# What comes before the network
+
+
+def unpack_early(data: GrowingFile, folder: Path) -> tuple[Path, int, int]:
+    """Wait until the network begins.
+
+    Args:
+        data: the members of the package.
+        folder: for what comes before; the network is an empty file there.
+
+    Returns:
+        That file, and where its content begins and ends in *data*.
+
+    Raises:
+        UnfitError: it does not come last enough, or is no larger ONNX file.
+        ModelError: the package is not as it should be.
+
+    """
+    at = 0
+
+    def read(count: int) -> bytes:
+        nonlocal at
+        found = data.read(at, at + count)
+        at += len(found)
+        return found
+
+    reader = TarReader(read, data.length, "package")
+    while (member := reader.next()) is not None:
+        if member.kind == "folder":
+            continue
+        place = folder / member.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if place.suffix == ".onnx":
+            if member.size < LEAST_NETWORK:
+                raise UnfitError(f"{member.name} has {member.size} bytes only")
+            place.touch()
+            return place, at, at + member.size
+        if at + member.size > MAX_EARLY_BYTES:
+            raise UnfitError(f"{member.name} comes before the network and is large")
+        with place.open("wb") as file:
+            file.writelines(reader.content())
+    raise UnfitError("there is no ONNX file")
+
+
+def model_of(folder: Path, network: Path) -> ModelFolder:
+    """Load the model folder of what came before the network.
+
+    Raises:
+        UnfitError: that is not enough.
+
+    """
+    from ...models.manifest import MANIFEST, load
+
+    if not (folder / MANIFEST).is_file():
+        raise UnfitError(f"{MANIFEST} comes after the network")
+    try:
+        model = load(folder)
+    except ModelError as problem:
+        # What it misses may still come.
+        raise UnfitError(str(problem)) from None
+    if model.network != network:
+        raise UnfitError(f"its network is {model.manifest.file}")
+    return model

@@ -1,6 +1,6 @@
-"""A file that another process fills from its front: what is there can be read, the rest waited for.
+"""A file that another process fills from its front: a read waits until its bytes are there.
 
-Only what the writer has authenticated counts as there.
+Only what the writer has authenticated counts as there; it says how much that is in `PROGRESS`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import threading
 from ...core.errors import AgentError
 
 PROGRESS = struct.Struct("<Q?")
-"""What the writer reports: bytes from the beginning that are there, and whether those that were
-asked for before their turn are."""
+"""Bytes from the beginning that are there, and whether those are there that were wished for."""
 
 
 class UnfitError(AgentError):
     """A model that cannot be run while it arrives; nothing is wrong with it."""
 
 
-class Arriving:
+class GrowingFile:
     """The members of a package, in the file of its transfer."""
 
     def __init__(self, descriptor: int) -> None:
@@ -47,7 +46,7 @@ class Arriving:
             self._changed.notify_all()
 
     def wish(self, start: int, stop: int) -> None:
-        """Record the bytes that have been asked for before their turn; once."""
+        """Record which bytes are to come before their turn; once."""
         self._wish = (start, stop)
 
     def wait(self, start: int, stop: int) -> None:

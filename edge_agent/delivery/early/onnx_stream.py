@@ -28,7 +28,7 @@ from ...models.files.onnx_reader import (
     read_value,
 )
 from ...models.files.protobuf import DamagedError, Field, fields
-from .growing_file import Arriving, UnfitError
+from .growing_file import GrowingFile, UnfitError
 
 MAX_GRAPH_BYTES = 4 * 2**20
 """Of all nodes: what an engine's parser makes of them is 40 times as much at the worst."""
@@ -62,7 +62,7 @@ class OnnxFile:
     """A file on its way; to be read in this order: nodes, ends, tensors."""
 
     @_unfit_if_damaged()
-    def __init__(self, data: Arriving, begin: int, end: int) -> None:
+    def __init__(self, data: GrowingFile, begin: int, end: int) -> None:
         """Wait for the first bytes.
 
         Args:
@@ -156,7 +156,7 @@ class OnnxFile:
         raise UnfitError("what it takes and gives is not among its last bytes")
 
     def tensors(self, ends: Ends) -> Iterator[Tensor]:
-        """Give the weights, each when it is there.
+        """Iterate over the weights, each when it has arrived.
 
         Raises:
             UnfitError: something else is among them, or *ends* was no more than a resemblance.
@@ -179,7 +179,7 @@ class OnnxFile:
 
 @_unfit_if_damaged()
 def declared(name: str, field: bytes) -> TensorSpec:
-    """Read what a network says of something that it takes or gives.
+    """Read the declaration of an input or output of a network.
 
     Raises:
         UnfitError: it is no tensor of numbers, or has no shape.

@@ -1,6 +1,6 @@
-"""A network as stages that are built while its weights arrive; to its callers, an engine.
+"""An engine that builds a network in stages while its weights arrive.
 
-`infer` may be called before anything is built: a run waits at each stage until it is there.
+`infer` may be called before any stage is built: a run waits for each.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from ...models.files.external_weights import externalized
 from ...models.files.onnx_reader import Tensor
 from ...models.files.protobuf import message, numeral
 from .cuts import CutStage, Cutter
-from .growing_file import Arriving, UnfitError
+from .growing_file import GrowingFile, UnfitError
 from .onnx_stream import OnnxFile, declared
 
 _DATA = "arriving"
-"""By which name the graphs call the file that arrives."""
+"""The name of the arriving file in the graphs."""
 NEAR = 8
-"""It is nearly there when no more than this part of it is missing."""
+"""`near` is set when no more than this part of the file, one in 8, is missing."""
 _KEPT_RUNS = 2
 
 
 class StagedEngine:
     """ONNX Runtime on the CPU, a session for each stage."""
 
-    def __init__(self, data: Arriving, file: OnnxFile, choice: EngineChoice) -> None:
+    def __init__(self, data: GrowingFile, file: OnnxFile, choice: EngineChoice) -> None:
         """Wait for the graph, then start to build.
 
         Args:
@@ -66,14 +66,14 @@ class StagedEngine:
         self._whole = False
         self._problem: BaseException | None = None
         self.near = threading.Event()
-        """Set when little is missing, and when there is no more to wait for."""
+        """Set when little is missing, and when there is nothing more to wait for."""
         self.runs: list[tuple[Tensors, dict[str, Array]]] = []
         """Inputs and outputs of the first runs."""
         self._loader = threading.Thread(target=self._load, name="loader", daemon=True)
         self._loader.start()
 
     def fix(self, fix_shapes: FixShapes) -> None:
-        """Set the sizes that the network leaves open; to be called before the first run.
+        """Fix the sizes that the network leaves open; to be called before the first run.
 
         Raises:
             EngineError: some stay open.
@@ -83,7 +83,7 @@ class StagedEngine:
 
     @property
     def stages(self) -> int:
-        """How many have been built."""
+        """How many stages have been built."""
         return len(self._built)
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
@@ -138,7 +138,7 @@ class StagedEngine:
     # The loader
 
     def _load(self) -> None:
-        """Build each stage as soon as its weights are here."""
+        """Build each stage as soon as its weights have arrived."""
         try:
             cutter = Cutter(self._nodes, self._ends.inputs, self._ends.outputs)
             known = dict(self._ends.inputs)
@@ -202,7 +202,7 @@ class StagedEngine:
 
 
 def _value(spec: TensorSpec) -> bytes:
-    """Describe a tensor as a graph's input."""
+    """Encode a tensor as an input of a graph."""
     sizes = b"".join(
         message(proto.SHAPE_SIZE, b"" if size is None else numeral(proto.SIZE_NUMBER, size))
         for size in spec.shape

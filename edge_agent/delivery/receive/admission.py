@@ -1,6 +1,6 @@
-"""Which packages may come in, by signature, targets, expiry, version and room. Section 5.
+"""Admission of packages, by signature, targets, expiry, version and room. Section 5.
 
-Asked by the thread that receives, and once more by the deployer's before anything is unpacked.
+Checked by the thread that receives, and once more by the deployer's before anything is unpacked.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ...models.store.store import NOTES, Store
 
 
 @dataclass(frozen=True, slots=True)
-class Receiver:
-    """Who receives: what packages are judged by."""
+class Recipient:
+    """The device, as far as packages are checked against it."""
 
     device: str
     profile: str
@@ -36,51 +36,51 @@ class Receiver:
 
 
 class Admission:
-    """Refuses by ModelError, in words that the sender is told."""
+    """Refuses by ModelError, whose text is published to the sender."""
 
-    def __init__(self, store: Store, library: Library, receiver: Receiver) -> None:
+    def __init__(self, store: Store, library: Library, recipient: Recipient) -> None:
         self._store = store
         self._library = library
-        self._receiver = receiver
+        self._recipient = recipient
 
-    def judge(self, header_bytes: bytes, signature: bytes | None) -> PackageHeader | None:
-        """Decide whether a package may come in; None: not before the clock is set.
+    def check(self, header_bytes: bytes, signature: bytes | None) -> PackageHeader | None:
+        """Check that a package may come in; None: not before the clock is set.
 
         Raises:
             ModelError: it may not.
 
         """
-        receiver = self._receiver
+        recipient = self._recipient
         verify_header(
-            header_bytes, signature, receiver.trusted(), allow_unsigned=receiver.allow_unsigned()
+            header_bytes, signature, recipient.trusted(), allow_unsigned=recipient.allow_unsigned()
         )
         header = PackageHeader.parse(header_bytes)
         check_targets(
-            header, device=receiver.device, profile=receiver.profile, groups=receiver.groups()
+            header, device=recipient.device, profile=recipient.profile, groups=recipient.groups()
         )
         if check_expiry(header, now=datetime.now(UTC), build_date=BUILD_DATE) == "wait":
             return None
-        self.refuse_older(header.name, header.version)
+        self.check_not_older(header.name, header.version)
         return header
 
-    def refuse_unsigned(self) -> None:
-        """See that a package without a header may come in.
+    def check_unsigned(self) -> None:
+        """Check that a package without a header may come in.
 
         Raises:
             ModelError: it may not.
 
         """
-        if not self._receiver.allow_unsigned():
-            verify_header(b"", None, self._receiver.trusted(), allow_unsigned=False)
+        if not self._recipient.allow_unsigned():
+            verify_header(b"", None, self._recipient.trusted(), allow_unsigned=False)
 
-    def refuse_older(self, name: str, version: str) -> None:
-        """See that nothing higher has been accepted, in the store or elsewhere.
+    def check_not_older(self, name: str, version: str) -> None:
+        """Check that nothing higher has been accepted, in the store or elsewhere.
 
         Raises:
             ModelError: it has.
 
         """
-        self._store.refuse_older(name, version)
+        self._store.check_not_older(name, version)
         for entry in self._library.versions(name):
             if (
                 entry.accepted
@@ -92,8 +92,8 @@ class Admission:
                     "give it a higher version, or use rollback or activate"
                 )
 
-    def refuse_foreign(self, name: str, version: str) -> None:
-        """See that no other place has this version: two models of one name would be mixed up.
+    def check_not_elsewhere(self, name: str, version: str) -> None:
+        """Check that no other place has this version: models of one name would be mixed up.
 
         Raises:
             ModelError: one has.
@@ -109,13 +109,13 @@ class Admission:
                     f"{name}@{version} comes with this device already; give it a higher version"
                 )
 
-    def is_here(self, transfer: str, header: PackageHeader, *, standing: str | None) -> bool:
-        """Whether the store has this very package; what was never accepted gives way to it.
+    def is_here(self, transfer: str, header: PackageHeader, *, phase: str | None) -> bool:
+        """Whether the store has this very package; another one that was never accepted is removed.
 
         Args:
             transfer: what it comes by.
             header: of the package.
-            standing: how far a version of this number is on its way to serve, if it is.
+            phase: of a version of this number that is live or on its way there.
 
         Raises:
             ModelError: its version is on this device with other content.
@@ -123,11 +123,11 @@ class Admission:
         """
         name, version = header.name, header.version
         if self._store.path(name, version) is None:
-            self.refuse_foreign(name, version)
+            self.check_not_elsewhere(name, version)
             return False
         if self._store.transfer(name, version) == transfer or self._is_same(header):
             return True
-        if standing is not None or self._store.accepted(name, version):
+        if phase is not None or self._store.accepted(name, version):
             raise ModelError(
                 f"{header.id} is on this device already, with other content;"
                 " give it a higher version"
@@ -148,18 +148,18 @@ class Admission:
         return known.blocks_sha256 == header.blocks_sha256
 
     def make_room(self, size: int, transfer: str | None = None) -> None:
-        """See that *size* bytes more find room in the store, if need be of what nobody uses.
+        """Make room in the store for *size* bytes more, if need be of what is not used.
 
         Raises:
-            ModelError: they do not.
+            ModelError: there is not enough that may go.
 
         """
         make_room(
             self._store,
             size,
-            self._receiver.quota_bytes(),
+            self._recipient.quota_bytes(),
             derived=collect,
-            keep=self._receiver.pinned(),
+            keep=self._recipient.pinned(),
             transfer=transfer,
         )
 

@@ -1,6 +1,6 @@
-"""Lists and blocks as they arrive, until all of a package is durable on the disk.
+"""Block lists and blocks as they arrive, until all of a package is durable on the disk.
 
-A message is acknowledged after what it brought is durable. Used by the thread that takes orders.
+A message is acknowledged after what it brought is durable. Used by the thread that takes requests.
 """
 
 from __future__ import annotations
@@ -16,62 +16,59 @@ from ...models.manifest import ModelFolder
 from ...models.packages.archive import Front
 from ...models.packages.package import PackageHeader
 from ...models.store.catalog import Library
-from ...models.store.incoming import Incoming, arriving, other_transfers
+from ...models.store.incoming import Incoming, interrupted_transfers, other_transfers
 from ...models.store.install import install_incoming
 from ...models.store.local_blocks import plain_folders, stored_versions
 from ...models.store.store import Store
 from ...mqtt.connection import ReceivedMessage
-from ..rollout.candidate import Candidate
-from ..trial.early_trial import Ahead
+from ..protocol import WINDOW
+from ..rollout.ledger import Candidate, Ledger
+from ..trial.early_trial import EarlyTrial
 from .admission import Admission
 from .flusher import Flusher
-from .handover import Handover
-from .progress import Replies
-from .transfer import TELL_SECONDS, WINDOW, Transfer
+from .transfer import STATUS_SECONDS, Transfer
 
 log = logging.getLogger(__name__)
 
 END_BYTES = 64 * 1024
 """Of a package, which its trial will wish for: mostly the end of the network."""
-PATIENCE_SECONDS = 120.0
-"""After so long without a word from the sender, the transfer rests; what has arrived stays."""
+SENDER_SECONDS = 120.0
+"""Without a message from the sender, after which a transfer is suspended; what has come stays."""
 MAX_TRANSFERS = 16
-SAY_SECONDS = 1.0
-"""Progress is said no more often."""
+CHANGE_SECONDS = 1.0
+"""At least between two publications of the progress."""
 
 
-class Receiving:
-    """The transfers that are under way."""
+class BlockReceiver:
+    """The transfers that are being received."""
 
     def __init__(
         self,
         store: Store,
         library: Library,
+        ledger: Ledger,
         *,
         admission: Admission,
-        handover: Handover,
-        replies: Replies,
-        on_change: Callable[[], None],
-        expect: Callable[[PackageHeader], Ahead | None],
+        submit: Callable[[Candidate, int], None],
+        expect: Callable[[PackageHeader], EarlyTrial | None],
     ) -> None:
-        """Prepare.
+        """Receive nothing yet.
 
         Args:
             store: where packages go.
             library: knows all versions.
-            admission: says whether a package may still come in when it is complete.
-            handover: takes complete packages.
-            replies: to the sender.
-            on_change: called as a transfer makes progress, at most once a second.
+            ledger: of candidates.
+            admission: checks whether a package may still come in when it is complete.
+            submit: takes a candidate whose package is complete, and the number of its blocks.
             expect: begins the trial of a package that is about to arrive, where that is worth it.
 
         """
         self._store = store
         self._library = library
+        self._ledger = ledger
+        self._status = ledger.status
         self._admission = admission
-        self._handover = handover
-        self._replies = replies
-        self._on_change = on_change
+        self._submit = submit
         self._expect = expect
         self._changed_at = 0.0
         self._active: dict[str, Transfer] = {}
@@ -80,17 +77,10 @@ class Receiving:
     def __contains__(self, transfer: str) -> bool:
         return transfer in self._active
 
-    def progress(self) -> dict[str, tuple[str, float]]:
-        """Give the version that is being received of each model, and percent."""
-        return {
-            transfer.header.name: (transfer.header.version, round(transfer.percent, 1))
-            for transfer in list(self._active.values())
-        }
-
     # What arrives
 
     def check_free(self) -> None:
-        """See that one more transfer may begin.
+        """Check that one more transfer may begin.
 
         Raises:
             ModelError: there are too many.
@@ -101,79 +91,107 @@ class Receiving:
                 f"{len(self._active)} transfers are under way already; try again later"
             )
 
-    def begin(self, transfer: Transfer) -> None:
-        """Ask for a package that may come in; what has come of it before is not asked for."""
-        transfer.ahead = self._expect(transfer.header)
-        self._active[transfer.id] = transfer
-        self._changed_at = 0.0  # that it begins is said at once
+    def begin(
+        self,
+        transfer_id: str,
+        header_bytes: bytes,
+        signature: bytes | None,
+        header: PackageHeader,
+        *,
+        began: float,
+    ) -> None:
+        """Request a package that was offered; what has come of it before is not requested.
+
+        Args:
+            transfer_id: of the package.
+            header_bytes: its header, as it was signed.
+            signature: of that.
+            header: the same, parsed and admitted.
+            began: monotonic clock when the offer came.
+
+        """
+        candidate = Candidate(
+            header.name,
+            header.version,
+            transfer_id,
+            phase="receiving",
+            percent=0.0,
+            began=began,
+        )
+        transfer = Transfer(transfer_id, header_bytes, signature, header, candidate, began)
+        candidate.early_trial = self._expect(header)
+        self._ledger.add(candidate)
+        self._active[transfer_id] = transfer
+        self._changed_at = 0.0  # that it begins is published at once
         log.info(
             "push %s: %s is offered, %d bytes in %d blocks",
-            transfer.id,
-            transfer.header.id,
-            transfer.header.size,
-            transfer.header.blocks,
+            transfer_id,
+            header.id,
+            header.size,
+            header.blocks,
         )
-        begun = arriving(self._store).get(transfer.id)
+        begun = interrupted_transfers(self._store).get(transfer_id)
         if begun is not None:
             self._begin_blocks(transfer, begun.block_list)
         else:
-            transfer.ask(self._replies)
+            transfer.request(self._status)
 
-    def offered_again(self, transfer: str) -> None:
-        """Answer: its sender has begun anew, is another one, or has not heard of us for long."""
-        going_on = self._active[transfer]
-        going_on.heard_at = time.monotonic()
-        going_on.answer(self._replies)
+    def answer_offer(self, transfer: str) -> None:
+        """Answer a repeated offer: its sender was restarted, or has not heard of us for long."""
+        active = self._active[transfer]
+        active.heard_at = time.monotonic()
+        active.answer_offer(self._status)
 
     def list_part(self, transfer: str, number: int, payload: bytes) -> None:
-        """Take a part of a list, if it is wanted.
+        """Store a part of a block list, if it is wanted.
 
         Raises:
             MalformedError: that is no part.
 
         """
-        going_on = self._active.get(transfer)
-        if going_on is None or going_on.incoming is not None or number >= going_on.list_parts:
+        active = self._active.get(transfer)
+        if active is None or active.incoming is not None or number >= active.list_parts:
             return
-        block_list = going_on.take_part(number, payload)
+        block_list = active.add_part(number, payload)
         if block_list is not None:
-            self._begin_blocks(going_on, block_list)
-        elif not going_on.asked:
-            going_on.ask(self._replies)
+            self._begin_blocks(active, block_list)
+        elif not active.requested:
+            active.request(self._status)
 
     def block(self, transfer: str, number: int, message: ReceivedMessage) -> bool:
-        """Take a block, if it is wanted; True when it is acknowledged later."""
-        going_on = self._active.get(transfer)
-        if going_on is None or going_on.incoming is None:
+        """Store a block, if it is wanted; return True if it is acknowledged later."""
+        active = self._active.get(transfer)
+        if active is None or active.incoming is None:
             return False
-        going_on.came()
+        active.arrived()
         try:
-            going_on.incoming.put(number, message.payload)
+            active.incoming.put(number, message.payload)
         except ModelError as problem:
-            self._give_up(going_on, str(problem))
+            self._reject(active, str(problem))
             return False
-        going_on.tell_trial()
-        going_on.asked.discard(number)
-        self._flusher.put(going_on.incoming, message)
-        if len(going_on.asked) <= WINDOW // 2:
-            self._go_on(going_on)
+        active.update_early_trial()
+        active.requested.discard(number)
+        active.candidate.percent = _percent(active.incoming)
+        self._flusher.put(active.incoming, message)
+        if len(active.requested) <= WINDOW // 2:
+            self._continue(active)
         return True
 
     def abort(self, transfer: str) -> None:
-        """Give a transfer up, as its sender wishes."""
-        going_on = self._active.get(transfer)
-        if going_on is not None:
-            self._give_up(going_on, "aborted by the sender")
+        """End a transfer that its sender aborts."""
+        active = self._active.get(transfer)
+        if active is not None:
+            self._reject(active, "aborted by the sender")
 
     # From one step to the next
 
     def _begin_blocks(self, transfer: Transfer, block_list: bytes) -> None:
-        """Begin to receive blocks, with those that are on the device already."""
+        """Begin to receive blocks; those that are on the device already are copied."""
         front = Front(transfer.header_bytes, transfer.signature, block_list)
         try:
             blocks = transfer.header.block_list(block_list)
             incoming = Incoming(self._store, front, transfer.header, blocks)
-            transfer.begin(incoming)
+            transfer.begin_blocks(incoming)
             # Its folder is made durable while the first blocks are on their way.
             self._flusher.put(incoming, None)
             folders = [
@@ -187,95 +205,94 @@ class Receiving:
                 )
             )
         except ModelError as problem:
-            self._give_up(transfer, str(problem))
+            self._reject(transfer, str(problem))
             return
-        if transfer.ahead is not None:
-            transfer.ahead.begin(incoming.data)
-            incoming.hurry(transfer.header.size - END_BYTES, transfer.header.size)
-        transfer.tell_trial()
+        transfer.candidate.percent = _percent(incoming)
+        if transfer.candidate.early_trial is not None:
+            transfer.candidate.early_trial.begin(incoming.data)
+            incoming.request_first(transfer.header.size - END_BYTES, transfer.header.size)
+        transfer.update_early_trial()
         if saved:
             log.info(
                 "push %s: %d of %d bytes are here already", transfer.id, saved, transfer.header.size
             )
-        self._go_on(transfer)
+        self._continue(transfer)
 
-    def _go_on(self, transfer: Transfer) -> None:
-        """Ask for more, or hand the complete package over."""
+    def _continue(self, transfer: Transfer) -> None:
+        """Request more, or submit the complete package."""
         incoming = transfer.incoming
         if incoming is None or not incoming.complete:
-            transfer.ask(self._replies)
+            transfer.request(self._status)
             return
         self._flusher.wait()
         problem = self._flusher.failed(incoming)
         if problem is not None:
-            self._give_up(transfer, problem)
+            self._reject(transfer, problem)
             return
         del self._active[transfer.id]
-        header = transfer.header
-        candidate = Candidate(
-            header.name,
-            header.version,
-            transfer.id,
-            partial(self._install, transfer, incoming),
-            ahead=transfer.ahead,
-            began=transfer.began,
-        )
-        self._handover.give(transfer.id, candidate, header.blocks)
+        candidate = transfer.candidate
+        candidate.percent, candidate.install = 100.0, partial(self._install, transfer, incoming)
+        self._submit(candidate, transfer.header.blocks)
 
     def _install(self, transfer: Transfer, incoming: Incoming) -> ModelFolder:
-        """Unpack a complete transfer; in the deployer's thread."""
+        """Install a complete transfer; in the deployer's thread."""
         try:
             # A key that was removed meanwhile is not trusted any more.
-            self._admission.judge(transfer.header_bytes, transfer.signature)
+            self._admission.check(transfer.header_bytes, transfer.signature)
             return install_incoming(self._store, incoming)
         except ModelError:
             incoming.discard()
             raise
 
-    def _give_up(self, transfer: Transfer, why: str) -> None:
-        """End a transfer, leave nothing of it, and say why."""
+    def _reject(self, transfer: Transfer, why: str) -> None:
+        """End a transfer, remove what has come of it, and publish the reason."""
         self._active.pop(transfer.id, None)
-        transfer.end_trial()
+        transfer.candidate.close_early_trial()
+        self._ledger.remove(transfer.candidate)
         if transfer.incoming is not None:
             self._flusher.wait()
             try:
                 transfer.incoming.discard()
             except ModelError as problem:
-                log.error("push %s: %s", transfer.id, problem)  # noqa: TRY400 - one line, no traceback
-        self._replies.reject(transfer.id, why)
-        self._on_change()
+                log.error("push %s: not removed: %s", transfer.id, problem)  # noqa: TRY400 - one line, no traceback
+        self._status.reject(transfer.id, why)
+        self._ledger.changed()
 
-    # As time goes by
+    # As time passes
 
     def tick(self, now: float) -> None:
-        """Repeat what was asked for in vain; let go of senders that have gone."""
-        if self._active and now - self._changed_at >= SAY_SECONDS:
+        """Repeat requests that were not answered; suspend transfers whose sender has gone."""
+        if self._active and now - self._changed_at >= CHANGE_SECONDS:
             self._changed_at = now
-            self._on_change()
+            self._ledger.changed()
         for transfer in list(self._active.values()):
             problem = self._flusher.failed(transfer.incoming) if transfer.incoming else None
             if problem is not None:
-                self._give_up(transfer, problem)
-            elif now - transfer.heard_at > PATIENCE_SECONDS:
+                self._reject(transfer, problem)
+            elif now - transfer.heard_at > SENDER_SECONDS:
                 log.info("push %s: the sender has gone; what has arrived stays", transfer.id)
                 del self._active[transfer.id]
                 self._flusher.wait()
-                _rest(transfer)
-                self._on_change()
-            elif transfer.waits_in_vain(now):
-                transfer.ask_again(self._replies)
-            elif now - transfer.told_at >= TELL_SECONDS:
-                transfer.tell(self._replies)
+                self._suspend(transfer)
+                self._ledger.changed()
+            elif transfer.request_timed_out(now):
+                transfer.request_again(self._status)
+            elif now - transfer.published_at >= STATUS_SECONDS:
+                transfer.publish_progress(self._status)
 
     def close(self) -> None:
-        """Let go of everything; what has arrived stays."""
+        """Suspend all transfers; what has come stays."""
         self._flusher.wait()
         for transfer in self._active.values():
-            _rest(transfer)
+            self._suspend(transfer)
+
+    def _suspend(self, transfer: Transfer) -> None:
+        """Close a transfer until it is offered again; nothing of it is being written any more."""
+        transfer.candidate.close_early_trial()
+        self._ledger.remove(transfer.candidate)
+        if transfer.incoming is not None:
+            transfer.incoming.close()
 
 
-def _rest(transfer: Transfer) -> None:
-    """Let go of a transfer until it is offered again; nothing of it is being written any more."""
-    transfer.end_trial()
-    if transfer.incoming is not None:
-        transfer.incoming.close()
+def _percent(incoming: Incoming) -> float:
+    return 100.0 * incoming.have / max(incoming.total, 1)

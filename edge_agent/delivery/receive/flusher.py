@@ -1,4 +1,4 @@
-"""Makes blocks durable beside the thread that takes them in, and acknowledges them then.
+"""Makes blocks durable in a thread of its own, and acknowledges them then.
 
 While the disk is busy with some, the next ones arrive: they are made durable together. So a slow
 disk makes larger groups, not a slower transfer.
@@ -15,15 +15,15 @@ from ...models.store.incoming import Incoming
 from ...mqtt.connection import ReceivedMessage
 
 GATHER_SECONDS = 0.0015
-"""How long a quick disk waits for company: a write for each few blocks costs more processor time
-than receiving them (measured)."""
+"""How long a quick disk waits for more blocks: a write for each few of them costs more processor
+time than receiving them (measured)."""
 ENOUGH = 8
 
 Work = tuple[Incoming, ReceivedMessage | None] | threading.Event
 
 
 class Flusher:
-    """One thread; begun with the first block."""
+    """One thread; started with the first block."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Work] = SimpleQueue()
@@ -31,15 +31,15 @@ class Flusher:
         self._failed: dict[Incoming, str] = {}
 
     def put(self, incoming: Incoming, message: ReceivedMessage | None) -> None:
-        """Have what *incoming* was given so far made durable, then *message* acknowledged."""
+        """Make what *incoming* was given so far durable, then acknowledge *message*."""
         if self._thread is None:
-            # That it dies is noticed by the excepthook, as of every thread.
+            # Should it die, the excepthook ends the agent, as for every thread.
             self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
             self._thread.start()
         self._queue.put((incoming, message))
 
     def wait(self) -> None:
-        """Wait until all that was put is dealt with: before anything is closed or handed on."""
+        """Wait until all that was put is durable: before anything is closed or installed."""
         if self._thread is not None:
             done = threading.Event()
             self._queue.put(done)
@@ -47,7 +47,7 @@ class Flusher:
                 pass
 
     def failed(self, incoming: Incoming) -> str | None:
-        """Say, once, what the disk has said of a transfer."""
+        """Return, once, the error of the disk for a transfer; None: there was none."""
         return self._failed.pop(incoming, None)
 
     def _run(self) -> None:
@@ -63,7 +63,7 @@ class Flusher:
             self._flush(group)
 
     def _flush(self, group: list[Work]) -> None:
-        """Deal with all that came while the group before it was being written."""
+        """Write all that came while the group before it was being written."""
         for incoming in {work[0] for work in group if not isinstance(work, threading.Event)}:
             try:
                 incoming.flush()

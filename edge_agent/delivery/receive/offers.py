@@ -1,4 +1,4 @@
-"""Offers of packages: taken apart, judged, and begun, answered or kept until the clock is set."""
+"""Offers of packages: parsed, checked, then begun, answered or kept until the clock is set."""
 
 from __future__ import annotations
 
@@ -7,89 +7,129 @@ import binascii
 import json
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
 
 from ...core.errors import MalformedError, ModelError
 from ...core.files import disk_errors
 from ...models.packages.package import PackageHeader, transfer_id
-from ...models.store.incoming import arriving
+from ...models.store.catalog import Library
+from ...models.store.incoming import interrupted_transfers
 from ...models.store.store import Store
+from ..protocol import MAX_OFFER_BYTES
+from ..rollout.ledger import Candidate, Ledger
 from .admission import Admission, clock_is_set
-from .blocks import MAX_TRANSFERS, Receiving
-from .handover import Handover
-from .progress import Replies
-from .transfer import SILENCE_SECONDS, Transfer
+from .blocks import MAX_TRANSFERS, BlockReceiver
 
 log = logging.getLogger(__name__)
 
-MAX_OFFER_BYTES = 64 * 1024
+CLOCK_SECONDS = 2.0
+"""Between two looks at the clock, while offers wait for it."""
 
 
 class Offers:
-    """Decides what becomes of each. Used by the thread that takes orders."""
+    """Used by the thread that takes requests."""
 
     def __init__(
         self,
         store: Store,
+        library: Library,
+        ledger: Ledger,
+        *,
         admission: Admission,
-        receiving: Receiving,
-        handover: Handover,
-        replies: Replies,
+        blocks: BlockReceiver,
+        submit: Callable[[Candidate, int], None],
     ) -> None:
+        """Begin without offers.
+
+        Args:
+            store: where packages go.
+            library: knows all versions.
+            ledger: of candidates.
+            admission: checks which packages may come in.
+            blocks: receives them.
+            submit: takes a candidate that is on the device, and the number of its blocks.
+
+        """
         self._store = store
+        self._library = library
+        self._ledger = ledger
+        self._status = ledger.status
         self._admission = admission
-        self._receiving = receiving
-        self._handover = handover
-        self._replies = replies
+        self._blocks = blocks
+        self._submit = submit
         self._waiting: dict[str, tuple[bytes, bytes | None]] = {}
         """Header and signature of those that wait for a credible clock."""
         self._clock_checked = 0.0
 
-    def take(self, transfer: str, payload: bytes) -> None:
-        """Take an offer as it arrives.
+    def message(self, transfer: str, payload: bytes) -> None:
+        """Handle an offer as it arrives.
 
         Raises:
-            MalformedError: it is not one; its sender has been told.
+            MalformedError: it is not one; that has been published to its sender.
 
         """
         try:
-            header, signature = _read(transfer, payload)
+            header, signature = _parse(transfer, payload)
         except ModelError as problem:
-            self._replies.reject(transfer, str(problem))
+            self._status.reject(transfer, str(problem))
             raise MalformedError(str(problem)) from None
         self._consider(transfer, header, signature)
 
     def forget(self, transfer: str) -> None:
-        """Do not wait for the clock with this one."""
+        """Forget an offer that waits for the clock."""
         self._waiting.pop(transfer, None)
 
+    def is_known(self, transfer: str) -> bool:
+        """Whether a package is being received, or is in the deployer's hands."""
+        return self._ledger.by_transfer(transfer) is not None
+
+    def answer_present(self, transfer: str, header: PackageHeader) -> bool:
+        """Answer the offer of a package that is on the device; return False if it is not.
+
+        Raises:
+            ModelError: its version is on this device with other content.
+
+        """
+        name, version = header.name, header.version
+        phase = self._ledger.phase(name, version)
+        if not self._admission.is_here(transfer, header, phase=phase):
+            return False
+        if phase is not None:
+            self._status.publish(transfer, phase, have=header.blocks, total=header.blocks)
+            return True
+        log.info("push %s: %s is here already", transfer, header.id)
+        found = partial(self._library.find, name, version)
+        self._submit(Candidate(name, version, transfer, found), header.blocks)
+        return True
+
     def _consider(self, transfer: str, header_bytes: bytes, signature: bytes | None) -> None:
-        """Take an offer, go on with it, or say why not."""
+        """Begin to receive a package, continue, or publish why not."""
         began = time.monotonic()
-        if transfer in self._receiving:
-            self._receiving.offered_again(transfer)
+        if transfer in self._blocks:
+            self._blocks.answer_offer(transfer)
             return
-        if transfer in self._handover:
-            self._handover.repeat(transfer, PackageHeader.parse(header_bytes))
+        candidate = self._ledger.by_transfer(transfer)
+        if candidate is not None:
+            self._status.publish(transfer, candidate.phase, have=1, total=1)
             return
         self.forget(transfer)
         try:
-            header = self._admission.judge(header_bytes, signature)
+            header = self._admission.check(header_bytes, signature)
             if header is None:
                 self._wait(transfer, header_bytes, signature)
                 return
-            if self._handover.needs_nothing(transfer, header):
+            if self.answer_present(transfer, header):
                 return
-            self._receiving.check_free()
+            self._blocks.check_free()
             self._admission.make_room(header.size, transfer)
         except ModelError as problem:
-            self._replies.reject(transfer, str(problem))
+            self._status.reject(transfer, str(problem))
             return
-        self._receiving.begin(
-            Transfer(transfer, header_bytes, signature, header, began, heard_at=began)
-        )
+        self._blocks.begin(transfer, header_bytes, signature, header, began=began)
 
     def _wait(self, transfer: str, header_bytes: bytes, signature: bytes | None) -> None:
-        """Keep an offer until it can be told whether it has expired.
+        """Keep an offer until the clock says whether it has expired.
 
         Raises:
             ModelError: there are too many.
@@ -99,38 +139,37 @@ class Offers:
             raise ModelError(f"{len(self._waiting)} pushes wait for the clock already")
         self._waiting[transfer] = (header_bytes, signature)
         why = "the clock of this device is not set yet; waits until it is"
-        self._replies.say(transfer, "need", why=why)
+        self._status.publish(transfer, "need", why=why)
 
     def tick(self, now: float) -> None:
-        """Look again at those that wait, once the clock is set."""
-        if self._waiting and now - self._clock_checked > SILENCE_SECONDS:
+        """Consider again the offers that wait, once the clock is set."""
+        if self._waiting and now - self._clock_checked > CLOCK_SECONDS:
             self._clock_checked = now
             if clock_is_set():
                 for transfer, (header, signature) in list(self._waiting.items()):
                     self._consider(transfer, header, signature)
 
     def resume(self) -> None:
-        """After a start: go on with the transfers that were interrupted."""
-        for transfer, front in arriving(self._store).items():
-            log.info("push %s: was interrupted, goes on", transfer)
+        """Resume, after a start, the transfers that were interrupted."""
+        for transfer, front in interrupted_transfers(self._store).items():
+            log.info("push %s: was interrupted, is resumed", transfer)
             self._consider(transfer, front.header, front.signature)
-            wanted = transfer in self._receiving or transfer in self._waiting
-            if not (wanted or transfer in self._handover):
-                self._drop(transfer)
+            if not (self.is_known(transfer) or transfer in self._waiting):
+                self._remove(transfer)
 
-    def _drop(self, transfer: str) -> None:
+    def _remove(self, transfer: str) -> None:
         """Remove what has arrived of a package that may not come in any more, or is here."""
         try:
             with disk_errors(f"push {transfer}: removing it"), self._store.locked():
                 folder = self._store.incoming / transfer
                 if folder.is_dir():
-                    self._store.take_apart(folder)
+                    self._store.delete_folder(folder)
         except ModelError as problem:
-            log.error("%s", problem)  # noqa: TRY400 - one line, no traceback
+            log.error("push %s: not removed: %s", transfer, problem)  # noqa: TRY400 - one line, no traceback
 
 
-def _read(transfer: str, payload: bytes) -> tuple[bytes, bytes | None]:
-    """Take an offer apart; nothing in it is believed yet.
+def _parse(transfer: str, payload: bytes) -> tuple[bytes, bytes | None]:
+    """Return header and signature of an offer; nothing in it is trusted yet.
 
     Raises:
         ModelError: it is not an offer.

@@ -1,13 +1,12 @@
-"""What arrives under `in/` for models, and to whom it goes. Section 5 of the interface.
+"""Routes what arrives under `in/` for models. Section 5 of the interface.
 
-Offers are judged (`offers`, `admission`), blocks received (`receiving`, `transfer`), whole packages
-taken (`whole`); what is complete goes to the deployer (`handover`).
+An offer goes to `offers`, lists and blocks to `blocks`, a package in one message to
+`single_message`; what is complete goes to the deployer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from ...core.errors import MalformedError
 from ...core.names import is_name
@@ -15,62 +14,55 @@ from ...models.packages.package import PackageHeader
 from ...models.store.catalog import Library
 from ...models.store.store import Store
 from ...mqtt.connection import ReceivedMessage
-from ..rollout.candidate import Candidate
-from ..trial.early_trial import Ahead
-from .admission import Admission, Receiver
-from .blocks import Receiving
-from .handover import Handover
+from ..rollout.ledger import Candidate, Ledger
+from ..trial.early_trial import EarlyTrial
+from .admission import Admission, Recipient
+from .blocks import BlockReceiver
 from .offers import Offers
-from .progress import Replies
-from .single_message import Whole
+from .single_message import SingleMessages
 
-__all__ = ["Receiver", "Transfers"]
+__all__ = ["Recipient", "Router"]
 
 
-class Transfers:
-    """All transfers of this device; used by one thread."""
+class Router:
+    """The receiving side of this device; used by one thread."""
 
     def __init__(
         self,
         store: Store,
         library: Library,
-        receiver: Receiver,
-        publish: Callable[[str, Mapping[str, Any]], bool],
+        recipient: Recipient,
+        ledger: Ledger,
+        *,
         submit: Callable[[Candidate], None],
-        standing: Callable[[str, str], str | None],
-        on_change: Callable[[], None] = lambda: None,
-        expect: Callable[[PackageHeader], Ahead | None] = lambda _header: None,
+        expect: Callable[[PackageHeader], EarlyTrial | None] = lambda _header: None,
     ) -> None:
-        """Prepare.
+        """Make the parts; nothing is received yet.
 
         Args:
             store: where packages go.
             library: knows all versions.
-            receiver: who we are.
-            publish: says something on the topic of a transfer; False without a connection.
-            submit: takes a candidate whose package has arrived.
-            standing: how far a version is that is here already: a state of section 5, or None.
-            on_change: called as a transfer makes progress, at most once a second.
+            recipient: what packages are checked against.
+            ledger: of candidates.
+            submit: takes a candidate whose package is complete.
             expect: begins the trial of a package that is about to arrive, where that is worth it.
 
         """
-        replies = Replies(receiver.device, publish)
-        admission = Admission(store, library, receiver)
-        handover = Handover(library, admission, replies, submit, standing)
-        self._receiving = receiving = Receiving(
-            store,
-            library,
-            admission=admission,
-            handover=handover,
-            replies=replies,
-            on_change=on_change,
-            expect=expect,
+        self._ledger = ledger
+        self._deploy = submit
+        admission = Admission(store, library, recipient)
+        self._blocks = BlockReceiver(
+            store, library, ledger, admission=admission, submit=self._submit, expect=expect
         )
-        self._offers = Offers(store, admission, receiving, handover, replies)
-        self._whole = Whole(store, admission, receiving, handover, replies)
+        self._offers = Offers(
+            store, library, ledger, admission=admission, blocks=self._blocks, submit=self._submit
+        )
+        self._single_messages = SingleMessages(
+            store, ledger, admission=admission, offers=self._offers, submit=self._submit
+        )
 
     def message(self, levels: tuple[str, ...], message: ReceivedMessage) -> bool:
-        """Take a message under `in/`; True when it is acknowledged later.
+        """Handle a message under `in/`; return True if it is acknowledged later.
 
         Raises:
             MalformedError: it is nothing that is expected here.
@@ -80,38 +72,43 @@ class Transfers:
             case ("model",) | ("push", _, "offer") if not message.payload:
                 return False  # how a retained message is cleared; nothing is sent like this
             case ("model",):
-                return self._whole.take(message)
+                return self._single_messages.message(message)
             case ("push", transfer, "offer") if is_name(transfer):
-                self._offers.take(transfer, message.payload)
+                self._offers.message(transfer, message.payload)
                 return False
             case ("push", transfer, "abort") if is_name(transfer):
                 self._offers.forget(transfer)
-                self._receiving.abort(transfer)
+                self._blocks.abort(transfer)
                 return False
             case ("push", transfer, "list", number) if _is_number(number):
-                self._receiving.list_part(transfer, int(number), message.payload)
+                self._blocks.list_part(transfer, int(number), message.payload)
                 return False
             case ("push", transfer, "block", number) if _is_number(number):
-                return self._receiving.block(transfer, int(number), message)
+                return self._blocks.block(transfer, int(number), message)
             case _:
                 raise MalformedError("nothing is expected here")
 
+    def _submit(self, candidate: Candidate, blocks: int) -> None:
+        """Submit a candidate to the deployer; all its *blocks* are on the device."""
+        self._ledger.add(candidate)
+        if candidate.phase == "receiving":
+            self._ledger.advance(candidate, "verifying")
+        if candidate.transfer is not None:
+            self._ledger.status.publish(candidate.transfer, "verifying", have=blocks, total=blocks)
+        self._deploy(candidate)
+
     def resume(self) -> None:
-        """After a start: go on with the transfers that were interrupted."""
+        """Resume, after a start, the transfers that were interrupted."""
         self._offers.resume()
 
     def tick(self, now: float) -> None:
         """Do what is due, by the monotonic clock."""
-        self._receiving.tick(now)
+        self._blocks.tick(now)
         self._offers.tick(now)
 
-    def progress(self) -> dict[str, tuple[str, float]]:
-        """Give the version that is being received of each model, and percent."""
-        return self._receiving.progress()
-
     def close(self) -> None:
-        """Let go of everything; what has arrived stays."""
-        self._receiving.close()
+        """Suspend all transfers; what has come stays."""
+        self._blocks.close()
 
 
 def _is_number(level: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from ...core.errors import MalformedError, ModelError
@@ -11,61 +12,61 @@ from ...models.packages.package import transfer_id
 from ...models.store.install import install_handmade, install_package
 from ...models.store.store import Store
 from ...mqtt.connection import ReceivedMessage
-from ..rollout.candidate import Candidate
+from ..protocol import MAX_SINGLE_MESSAGE_BYTES
+from ..rollout.ledger import Candidate, Ledger
 from .admission import Admission
-from .blocks import Receiving
-from .handover import Handover
-from .progress import Replies
-
-MAX_WHOLE_BYTES = 256 * 2**20
+from .offers import Offers
 
 
-class Whole:
-    """Takes what arrives on `in/model`. Used by the thread that takes orders."""
+class SingleMessages:
+    """Takes what arrives on `in/model`. Used by the thread that takes requests."""
 
     def __init__(
         self,
         store: Store,
+        ledger: Ledger,
+        *,
         admission: Admission,
-        receiving: Receiving,
-        handover: Handover,
-        replies: Replies,
+        offers: Offers,
+        submit: Callable[[Candidate, int], None],
     ) -> None:
         self._store = store
+        self._status = ledger.status
         self._admission = admission
-        self._receiving = receiving
-        self._handover = handover
-        self._replies = replies
+        self._offers = offers
+        self._submit = submit
 
-    def take(self, message: ReceivedMessage) -> bool:
-        """Take a package; True when its message is acknowledged later: when it is in the store.
+    def message(self, message: ReceivedMessage) -> bool:
+        """Submit a package; return True: its message is acknowledged when it is in the store.
 
         Raises:
-            MalformedError: it is not one; its sender has been told, if that could be.
+            MalformedError: it is not one; that has been published, if it could be.
 
         """
         payload = message.payload
-        if len(payload) > MAX_WHOLE_BYTES:
-            raise MalformedError(f"in/model: larger than {MAX_WHOLE_BYTES >> 20} MiB; use push")
+        if len(payload) > MAX_SINGLE_MESSAGE_BYTES:
+            raise MalformedError(
+                f"in/model: larger than {MAX_SINGLE_MESSAGE_BYTES >> 20} MiB; use push"
+            )
         transfer = transfer_id(payload)
         try:
             archive = open_archive(payload, "in/model")
         except ModelError as problem:
-            self._replies.reject(transfer, str(problem))
+            self._status.reject(transfer, str(problem))
             raise MalformedError(str(problem)) from None
         if archive.front is not None:
             transfer = archive.front.transfer
-            if transfer in self._handover or transfer in self._receiving:
+            if self._offers.is_known(transfer):
                 return False
         try:
             candidate = self._candidate(archive, transfer, len(payload))
         except ModelError as problem:
-            self._replies.reject(transfer, str(problem))
+            self._status.reject(transfer, str(problem))
             return False
         if candidate is None:
             return False
-        candidate.durable = message.ack
-        self._handover.give(transfer, candidate, 1)
+        candidate.on_installed = message.ack
+        self._submit(candidate, 1)
         return True
 
     def _candidate(self, archive: Archive, transfer: str, size: int) -> Candidate | None:
@@ -77,32 +78,32 @@ class Whole:
         """
         front = archive.front
         if front is None:
-            self._admission.refuse_unsigned()
+            self._admission.check_unsigned()
             self._admission.make_room(size)
             # What it is called is known when it is unpacked.
             return Candidate("?", "0", transfer, partial(self._install_handmade, archive))
-        header = self._admission.judge(front.header, front.signature)
+        header = self._admission.check(front.header, front.signature)
         if header is None:
             raise ModelError("the clock of this device is not set yet; use push, which waits")
         blocks = header.block_list(front.block_list)
         members = archive.members(header)
-        if self._handover.needs_nothing(transfer, header):
+        if self._offers.answer_present(transfer, header):
             return None
         self._admission.make_room(header.size)
 
         def install() -> ModelFolder:
-            self._admission.judge(front.header, front.signature)
+            self._admission.check(front.header, front.signature)
             return install_package(self._store, front, header, blocks, members)
 
         return Candidate(header.name, header.version, transfer, install)
 
     def _install_handmade(self, archive: Archive) -> ModelFolder:
-        """Unpack a tar without a header: what it is shows only then."""
+        """Install a tar without a header; its name and version are known only then."""
         folder = install_handmade(self._store, archive)
         name, version = folder.manifest.name, folder.manifest.version
         try:
-            self._admission.refuse_older(name, version)
-            self._admission.refuse_foreign(name, version)
+            self._admission.check_not_older(name, version)
+            self._admission.check_not_elsewhere(name, version)
         except ModelError:
             with self._store.locked():
                 if not self._store.accepted(name, version):

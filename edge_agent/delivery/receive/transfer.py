@@ -1,7 +1,6 @@
-"""One package on its way: what has come of it, and what is asked for next.
+"""One transfer: what has come of a package, and what is requested next.
 
-The device asks, a window at a time; the sender never runs ahead, because a broker silently drops
-what piles up behind a slow receiver (mosquitto's queue holds 1,000).
+The device requests a window at a time; the sender never runs ahead.
 """
 
 from __future__ import annotations
@@ -14,20 +13,17 @@ from ...core.errors import MalformedError
 from ...models.packages.blocks import ranges
 from ...models.packages.package import PackageHeader
 from ...models.store.incoming import Incoming
-from ..trial.early_trial import Ahead
-from .progress import Replies
+from ..protocol import LIST_PART_BYTES, WINDOW, StatusTopic
+from ..rollout.ledger import Candidate
 
-WINDOW = 32
-"""Blocks that are asked for at a time."""
-LIST_PART = 64 * 1024
 SILENCE_SECONDS = 2.0
-"""Without a block, after which those that were asked for are asked for again; on a slow link so
-much longer as four blocks take. What is on its way there must not be sent twice."""
+"""Without a block, after which those that were requested are requested again; on a slow link
+longer by the time that four blocks take. What is on its way there must not be sent twice."""
 FIRST_SECONDS = 10.0
-"""The same while nobody knows how slow the link is."""
+"""The same while the speed of the link is not known."""
 LONGEST_SECONDS = 30.0
-TELL_SECONDS = 2.0
-"""At most between two words to the sender, who else offers again."""
+STATUS_SECONDS = 2.0
+"""At most between two messages to the sender, which else offers again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,137 +34,124 @@ class Transfer:
     header_bytes: bytes
     signature: bytes | None
     header: PackageHeader
-    began: float
+    candidate: Candidate
     heard_at: float
-    """When its sender was last heard of; like all times here by the monotonic clock."""
+    """When its sender was last heard; like all times here by the monotonic clock."""
     parts: dict[int, bytes] = field(default_factory=dict)
-    """Of the list, until that is whole."""
+    """Of the block list, until that is complete."""
     incoming: Incoming | None = None
-    """Its blocks, since the list is whole."""
-    ahead: Ahead | None = None
-    """Its trial, if that has begun."""
-    asked: set[int] = field(default_factory=set)
-    """Parts or blocks that have been asked for and have not come."""
-    asked_at: float = 0.0
-    came_at: float = 0.0
+    """Its blocks, since the list is complete."""
+    requested: set[int] = field(default_factory=set)
+    """Parts or blocks that have been requested and have not come."""
+    requested_at: float = 0.0
+    arrived_at: float = 0.0
     """When a part or a block came last."""
-    pace: float = 0.0
-    """Seconds from one to the next, of late; 0: not known yet."""
-    told_at: float = 0.0
+    interval: float = 0.0
+    """Seconds from one to the next, lately; 0: not known yet."""
+    published_at: float = 0.0
     hurried: bool = False
-    """What the trial wished for is being asked for."""
-    unsaid: bool = False
-    """There was no connection to ask over."""
+    """What the trial wished for is being requested."""
+    unpublished: bool = False
+    """There was no connection for the last request."""
 
     @property
     def list_parts(self) -> int:
-        return max(1, math.ceil(self.header.list_bytes / LIST_PART))
+        return max(1, math.ceil(self.header.list_bytes / LIST_PART_BYTES))
 
-    @property
-    def percent(self) -> float:
-        incoming = self.incoming
-        return 100.0 * incoming.have / max(incoming.total, 1) if incoming is not None else 0.0
-
-    def take_part(self, number: int, payload: bytes) -> bytes | None:
-        """Take a part of the list; gives the list once it is whole.
+    def add_part(self, number: int, payload: bytes) -> bytes | None:
+        """Add a part of the block list; return the list once it is complete.
 
         Raises:
             MalformedError: that is no part.
 
         """
-        if len(payload) > LIST_PART:
-            raise MalformedError(f"larger than the {LIST_PART} bytes of a part")
-        self.came()
+        if len(payload) > LIST_PART_BYTES:
+            raise MalformedError(f"larger than the {LIST_PART_BYTES} bytes of a part")
+        self.arrived()
         self.parts[number] = payload
-        self.asked.discard(number)
+        self.requested.discard(number)
         if len(self.parts) < self.list_parts:
             return None
         return b"".join(self.parts[n] for n in range(self.list_parts))
 
-    def came(self) -> None:
-        """Note that a part or a block has come."""
+    def arrived(self) -> None:
+        """Record that a part or a block has come."""
         now = time.monotonic()
-        if self.came_at:
+        if self.arrived_at:
             # A break of the connection says nothing about its speed.
-            gap = min(now - self.came_at, FIRST_SECONDS)
-            self.pace = gap if not self.pace else 0.8 * self.pace + 0.2 * gap
-        self.came_at = self.heard_at = now
+            gap = min(now - self.arrived_at, FIRST_SECONDS)
+            self.interval = gap if not self.interval else 0.8 * self.interval + 0.2 * gap
+        self.arrived_at = self.heard_at = now
 
-    def begin(self, incoming: Incoming) -> None:
-        """Have blocks come from now on."""
+    def begin_blocks(self, incoming: Incoming) -> None:
+        """Receive blocks from now on."""
         self.incoming = incoming
         self.parts.clear()
-        self.asked.clear()
+        self.requested.clear()
 
-    # Asking
+    # Requests to the sender
 
-    def ask(self, replies: Replies) -> None:
-        """Ask for what is missing and not asked for yet, up to a window."""
-        self.asked_at = time.monotonic()
+    def request(self, status: StatusTopic) -> None:
+        """Request what is missing and not requested yet, up to a window."""
+        self.requested_at = time.monotonic()
         if self.incoming is None:
             missing = [n for n in range(self.list_parts) if n not in self.parts][:WINDOW]
-            self.asked = set(missing)
-            self.told_at = self.asked_at
-            self.unsaid = not replies.say(
+            self.requested = set(missing)
+            self.published_at = self.requested_at
+            self.unpublished = not status.publish(
                 self.id, "need", have=0, total=self.header.blocks, list=_pairs(missing)
             )
             return
         incoming = self.incoming
-        self.tell_trial()  # what it wishes for is asked for now
-        missing = incoming.missing(WINDOW + len(self.asked))
-        wanted = [n for n in missing if n not in self.asked][: WINDOW - len(self.asked)]
+        self.update_early_trial()  # what it wishes for is requested now
+        missing = incoming.missing(WINDOW + len(self.requested))
+        wanted = [n for n in missing if n not in self.requested][: WINDOW - len(self.requested)]
         if not wanted:
             return
-        self.asked.update(wanted)
-        self.told_at = self.asked_at
-        self.unsaid = not replies.say(
+        self.requested.update(wanted)
+        self.published_at = self.requested_at
+        self.unpublished = not status.publish(
             self.id, "need", have=incoming.have, total=incoming.total, need=_pairs(wanted)
         )
 
-    def ask_again(self, replies: Replies) -> None:
-        """Ask as if nothing had been asked for."""
-        self.asked.clear()
-        self.ask(replies)
+    def request_again(self, status: StatusTopic) -> None:
+        """Request as if nothing had been requested."""
+        self.requested.clear()
+        self.request(status)
 
-    def answer(self, replies: Replies) -> None:
-        """Answer an offer of what is under way: what is on its way already is not asked for."""
-        if self.asked and not self.waits_in_vain(time.monotonic()):
-            self.tell(replies)
+    def answer_offer(self, status: StatusTopic) -> None:
+        """Answer a repeated offer: what is on its way already is not requested."""
+        if self.requested and not self.request_timed_out(time.monotonic()):
+            self.publish_progress(status)
         else:
-            self.ask_again(replies)
+            self.request_again(status)
 
-    def tell(self, replies: Replies) -> None:
-        """Say how far it is, and ask for nothing."""
-        self.told_at = time.monotonic()
+    def publish_progress(self, status: StatusTopic) -> None:
+        """Publish how far it is, and request nothing."""
+        self.published_at = time.monotonic()
         incoming = self.incoming
         have, total = (incoming.have, incoming.total) if incoming else (0, self.header.blocks)
-        replies.say(self.id, "need", have=have, total=total)
+        status.publish(self.id, "need", have=have, total=total)
 
-    def waits_in_vain(self, now: float) -> bool:
-        """Whether it is time to ask again."""
+    def request_timed_out(self, now: float) -> bool:
+        """Whether it is time to request again."""
         patience = FIRST_SECONDS
-        if self.pace:
-            patience = min(SILENCE_SECONDS + 4 * self.pace, LONGEST_SECONDS)
-        return self.unsaid or now - max(self.asked_at, self.came_at) >= patience
+        if self.interval:
+            patience = min(SILENCE_SECONDS + 4 * self.interval, LONGEST_SECONDS)
+        return self.unpublished or now - max(self.requested_at, self.arrived_at) >= patience
 
     # Its trial
 
-    def tell_trial(self) -> None:
-        """Tell the trial what is there."""
-        incoming, ahead = self.incoming, self.ahead
-        if ahead is None or incoming is None:
+    def update_early_trial(self) -> None:
+        """Send the early trial what has arrived, and request early what it wishes for."""
+        incoming, early = self.incoming, self.candidate.early_trial
+        if early is None or incoming is None:
             return
-        if ahead.wish is not None and not self.hurried:
+        if early.wish is not None and not self.hurried:
             self.hurried = True
-            incoming.hurry(*ahead.wish)
-        granted = self.hurried and incoming.hurried
-        ahead.arrived(incoming.reach, granted=granted, whole=incoming.complete)
-
-    def end_trial(self) -> None:
-        """Let the trial go; it has been for nothing."""
-        if self.ahead is not None:
-            self.ahead.close()
-            self.ahead = None
+            incoming.request_first(*early.wish)
+        granted = self.hurried and incoming.has_requested
+        early.arrived(incoming.reach, granted=granted, whole=incoming.complete)
 
 
 def _pairs(numbers: list[int]) -> list[list[int]]:

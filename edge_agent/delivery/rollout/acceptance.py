@@ -1,16 +1,13 @@
-"""What is asked of a candidate, and whether it gives it. Judges only, and changes nothing."""
+"""Acceptance: the bounds that a candidate must keep, and the watch of one that serves already."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from dataclasses import dataclass
 
 from ...config.settings import Trial
-from ...core.errors import ModelError
 from ...inference.model import Model
 from ...models.manifest import ModelFolder
-from ..trial.process import Verdict
-from .candidate import Candidate
-from .shadow import Comparison
 
 MOST_ERRORS = 3
 """Frames that a version may not fail on while it is on probation."""
@@ -19,7 +16,7 @@ RECENT, FEWEST = 100, 10
 
 
 def bounds_of(folder: ModelFolder, device: Trial) -> Trial:
-    """Lay the manifest's bounds over the device's: the stricter of the two."""
+    """Return the stricter of the manifest's bounds and the device's, each by itself."""
     own = folder.manifest.trial
     limits = [limit for limit in (device.max_infer_ms, own.max_infer_ms or 0.0) if limit > 0]
     return Trial(
@@ -32,57 +29,41 @@ def bounds_of(folder: ModelFolder, device: Trial) -> Trial:
     )
 
 
-def check_verdict(candidate: Candidate, verdict: Verdict, bounds: Trial) -> None:
-    """Judge what its child has found.
+@dataclass(slots=True, eq=False)
+class Watch:
+    """What a version on probation is judged by."""
 
-    Raises:
-        ModelError: it has not passed.
+    models: list[Model]
+    until: float
+    """By the monotonic clock."""
+    bounds: Trial
+    inferred_before: int = 0
+    """Frames that it had inferred when this began."""
 
-    """
-    if not verdict.passed:
-        raise ModelError(candidate.blamed(verdict.why))
-    if bounds.max_infer_ms and verdict.infer_ms > bounds.max_infer_ms:
-        raise ModelError(
-            f"{candidate.id}: too slow: {verdict.infer_ms:.1f} ms an inference, "
-            f"at most {bounds.max_infer_ms:g} ms are allowed"
-        )
+    def __post_init__(self) -> None:
+        self.inferred_before = sum(model.inferred for model in self.models)
 
+    @property
+    def over(self) -> bool:
+        """Whether its time has passed."""
+        return time.monotonic() >= self.until
 
-def check_shadow(candidate: Candidate, shadow: Comparison, bounds: Trial) -> None:
-    """Judge what it did beside the incumbent.
+    @property
+    def stuck(self) -> bool:
+        """Whether frames have gone in and none has come out."""
+        waiting = any(model.users for model in self.models)
+        return waiting and sum(model.inferred for model in self.models) == self.inferred_before
 
-    Raises:
-        ModelError: it has failed, does not agree or is too slow.
-
-    """
-    if shadow.errors:
-        raise ModelError(f"{candidate.id}: shadow: failed on a live frame: {shadow.error}")
-    if bounds.min_agreement > 0:
-        if shadow.frames < shadow.wanted:
-            raise ModelError(
-                f"{candidate.id}: shadow: only {shadow.frames} of {shadow.wanted} frames came"
-                f" within {bounds.timeout_s:g} s, too few to judge its agreement"
-            )
-        if shadow.agreement < bounds.min_agreement:
-            raise ModelError(
-                f"{candidate.id}: shadow: agrees on {shadow.agreement:.0%} of {shadow.frames}"
-                f" frames, {bounds.min_agreement:.0%} wanted ({shadow.disagreement})"
-            )
-    p95 = shadow.payload()["infer_ms"]["p95"]
-    if bounds.max_infer_ms and p95 > bounds.max_infer_ms:
-        raise ModelError(
-            f"{candidate.id}: shadow: too slow: p95 {p95:.1f} ms,"
-            f" at most {bounds.max_infer_ms:g} ms are allowed"
-        )
-
-
-def fault_of(models: Sequence[Model], bounds: Trial) -> str | None:
-    """Say what is wrong with a version on probation; None: nothing."""
-    for model in models:
-        if model.errors >= MOST_ERRORS:
-            return f"failed on {model.errors} frames during its probation"
-        recent = sorted(list(model.infer_ms)[-RECENT:])
-        limit = bounds.max_infer_ms
-        if limit and len(recent) >= FEWEST and recent[len(recent) // 2] > limit:
-            return f"too slow: {recent[len(recent) // 2]:.1f} ms, at most {limit:g} ms are allowed"
-    return None
+    @property
+    def fault(self) -> str | None:
+        """What is wrong with it by now; None: nothing."""
+        limit = self.bounds.max_infer_ms
+        for model in self.models:
+            if model.errors >= MOST_ERRORS:
+                return f"failed on {model.errors} frames during its probation"
+            recent = sorted(list(model.infer_ms)[-RECENT:])
+            if limit and len(recent) >= FEWEST and recent[len(recent) // 2] > limit:
+                return (
+                    f"too slow: {recent[len(recent) // 2]:.1f} ms, at most {limit:g} ms are allowed"
+                )
+        return None

@@ -13,10 +13,9 @@ from ...models.store.pointers import same_version
 from ...models.store.store import Store
 from ...mqtt.requests import Command
 from ...runtime.serving.active import ActiveModels
-from .candidates import Underway
+from .ledger import Ledger
 from .probation import Probations
-from .reports import Reports
-from .rollback import Retreat
+from .rollback import Rollbacks
 from .swap import Swap
 
 
@@ -44,28 +43,26 @@ class Delete:
 
 
 class VersionCommands:
-    """Carried out by the thread of requests; a candidate of the same model gives way."""
+    """Carried out by the thread of requests; a candidate of the same model is canceled."""
 
     def __init__(
         self,
         store: Store,
         library: Library,
         active: ActiveModels,
+        ledger: Ledger,
         *,
-        underway: Underway,
         swap: Swap,
         probations: Probations,
-        retreat: Retreat,
-        reports: Reports,
+        rollbacks: Rollbacks,
     ) -> None:
         self._store = store
         self._library = library
         self._active = active
-        self._underway = underway
+        self._ledger = ledger
         self._swap = swap
         self._probations = probations
-        self._retreat = retreat
-        self._reports = reports
+        self._rollbacks = rollbacks
         self.commands: tuple[Command[Any], ...] = (
             Command("rollback", Rollback, self.rollback),
             Command("activate", Activate, self.activate),
@@ -76,22 +73,22 @@ class VersionCommands:
         """Go back to the version before."""
         name = request.model
         with self._swap.changing:
-            self._underway.abort(name, "rolled back by command")
-            version = self._retreat.roll_back(name, "by command")
+            self._ledger.cancel(name, "rolled back by command")
+            version = self._rollbacks.roll_back(name, "by command")
         return {"model": name, "version": version}
 
     def activate(self, request: Activate) -> Mapping[str, Any]:
         """Make a version live that has been accepted before."""
         name, version = request.model, request.version
         with self._swap.changing:
-            self._underway.abort(name, f"{version} was activated by command")
+            self._ledger.cancel(name, f"{version} was activated by command")
             folder = self._library.find(name, version)
             accepted = next(e.accepted for e in self._library.versions(name) if e.folder == folder)
             if not accepted:
                 raise ModelError(f"{name}@{version} has not passed its trial; push it again")
             self._probations.end(name)
             self._swap.activate(name, folder)
-            self._reports.changed()
+            self._ledger.changed()
         return {"model": name, "version": folder.manifest.version}
 
     def delete(self, request: Delete) -> Mapping[str, Any]:
@@ -103,10 +100,10 @@ class VersionCommands:
                     f"{name}@{version} is named by a pipeline; change the settings first"
                 )
         with self._swap.changing:
-            if self._underway.standing(name, version) is not None:
+            if self._ledger.phase(name, version) is not None:
                 raise ModelError(
                     f"{name}@{version} is live or on its way there; activate another one first"
                 )
             self._store.delete(name, version)
-        self._reports.changed()
+        self._ledger.changed()
         return {"model": name, "version": version}

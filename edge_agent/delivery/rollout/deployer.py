@@ -1,14 +1,14 @@
-"""From "it has arrived" to "it serves", and back if it does not hold what it promised.
+"""From a complete package to the version that serves, and back if it fails on probation.
 
-One thread takes candidates one after the other, all the way; commands come from another. This
-module knows the steps and their order; each step has a module of its own.
+One thread takes candidates one after the other through all steps; commands come from another. This
+module has the steps and their order; each step has a module of its own.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -23,25 +23,22 @@ from ...models.store.catalog import Library
 from ...models.store.pointers import same_version
 from ...models.store.store import Store
 from ...runtime.serving.active import ActiveModels
-from ..trial.early_policy import Expecting
-from ..trial.early_trial import Ahead
-from . import trial_marks
+from ..trial.early_trial import EarlyTrial, EarlyTrials
 from .acceptance import bounds_of
-from .candidate import Candidate, Interrupted
-from .candidates import Underway
 from .commands import VersionCommands
+from .ledger import Candidate, Interrupted, Ledger
 from .probation import Probations
-from .proving import Proving
 from .recovery import Recovery
-from .reports import Reports
-from .rollback import Retreat
-from .swap import Swap, told
+from .rollback import Rollbacks
+from .shadow import Shadowing
+from .swap import Swap, exchange_details
+from .trial import Trials
 
 POLL_SECONDS = 0.25
 WATCH_SECONDS = 0.05
 """While a version is on probation: each frame that it fails on is one lost."""
 FIRST_SECONDS = 1.0
-"""That a live source has to show a new model a frame, before it is reported without."""
+"""That a live source has to give a new model a frame, before it is reported without."""
 
 
 class Deployer:
@@ -52,179 +49,149 @@ class Deployer:
         store: Store,
         library: Library,
         active: ActiveModels,
+        ledger: Ledger,
         *,
         trial: Callable[[], Trial],
         swap: str,
         memory_budget_mb: int,
-        say_push: Callable[[str, Mapping[str, Any]], object],
-        on_change: Callable[[], None],
     ) -> None:
-        """Prepare.
+        """Make the steps; nothing runs yet.
 
         Args:
             store: of versions.
             library: of all versions.
             active: what serves.
+            ledger: of candidates.
             trial: the device's bounds, which may be reloaded.
             swap: the profile's "overlap" or "replace".
             memory_budget_mb: what models may take; 0: no bound.
-            say_push: says something on the topic of a transfer.
-            on_change: the state of a model has changed.
 
         """
         overlap = swap != "replace"
         self._store = store
         self._active = active
-        self._trial = trial
+        self._ledger = ledger
+        self._bounds = trial
         self._queue: SimpleQueue[Candidate | None] = SimpleQueue()
         self._closing = threading.Event()
-        self._reports = reports = Reports(store.root, say_push, on_change)
-        self._probations = probations = Probations(store, reports)
-        self._underway = underway = Underway(library, probations)
+        self._trials = Trials(active, ledger, self._closing, memory_budget_mb)
+        self._shadowing = Shadowing(active, ledger, self._closing)
         self._swap = Swap(store, library, active, overlap=overlap)
-        self._retreat = retreat = Retreat(store, library, self._swap, probations, reports)
-        self._proving = Proving(active, reports, self._closing, memory_budget_mb)
-        self._recovery = Recovery(store, library, underway, probations, reports, retreat)
-        self._expecting = Expecting(
+        rollbacks = Rollbacks(store, library, ledger, self._swap)
+        self._probations = Probations(ledger, self._swap, rollbacks)
+        self._recovery = Recovery(store, library, ledger, self._probations, rollbacks)
+        self._early_trials = EarlyTrials(
             store, active, trial, overlap=overlap, budget_mb=memory_budget_mb
         )
         self.commands = VersionCommands(
             store,
             library,
             active,
-            underway=underway,
+            ledger,
             swap=self._swap,
-            probations=probations,
-            retreat=retreat,
-            reports=reports,
+            probations=self._probations,
+            rollbacks=rollbacks,
         )
         """What operators decide about versions."""
 
-    # What others ask
-
-    def expect(self, header: PackageHeader) -> Ahead | None:
+    def expect(self, header: PackageHeader) -> EarlyTrial | None:
         """Begin the trial of a package that is about to arrive, where that is worth it."""
-        return self._expecting.begin(header)
+        return self._early_trials.begin(header)
 
     def submit(self, candidate: Candidate) -> None:
-        """Take a candidate; its trial may have to wait for another's."""
-        self._underway.submit(candidate)
+        """Queue a complete candidate; it is deployed after those before it."""
+        self._ledger.add(candidate)
         self._queue.put(candidate)
-
-    def watches(self, name: str) -> bool:
-        """Whether a version of a model is on its way to serve, or on probation."""
-        return self._underway.watches(name)
-
-    def standing(self, name: str, version: str) -> str | None:
-        """Say how far a version is that is here already, as section 5 has it."""
-        return self._underway.standing(name, version)
-
-    def state(self, name: str) -> dict[str, Any]:
-        """Give what the model's topic says of candidate and last."""
-        last = self._reports.last(name)
-        return self._underway.state(name) | ({} if last is None else {"last": last})
-
-    def names(self) -> set[str]:
-        """Name the models of which `state` has something to say."""
-        return self._underway.names() | (self._reports.names() & set(self._store.names()))
 
     # Life
 
     def recover(self) -> None:
-        """See what was under way when the agent ended; before anybody asks how far it is."""
-        for candidate in self._recovery.look_back():
+        """Find what was on its way when the agent ended; before the ledger is asked anything."""
+        for candidate in self._recovery.find_candidates():
             self.submit(candidate)
 
     def run(self) -> None:
-        """Take candidates and watch those on probation, until closed."""
+        """Deploy candidates and check those on probation, until closed."""
         with self._swap.changing:
-            self._recovery.resume(self._active, self._trial())
+            self._recovery.resume_probations(self._active, self._bounds())
         while not self._closing.is_set():
+            watching = bool(self._ledger.on_probation())
             try:
-                candidate = self._queue.get(
-                    timeout=WATCH_SECONDS if self._probations.names() else POLL_SECONDS
-                )
+                candidate = self._queue.get(timeout=WATCH_SECONDS if watching else POLL_SECONDS)
             except Empty:
                 candidate = None
             if candidate is not None:
                 try:
-                    self._process(candidate)
+                    self._deploy(candidate)
                 finally:
-                    candidate.leave()
-            self._retreat.watch()
+                    candidate.close_early_trial()
+            self._probations.check_all()
 
     def suspend(self) -> None:
-        """Note, at an orderly end, that those under way are not to blame for it."""
+        """Record, at an orderly end, that the candidates are not to blame for it."""
         self._closing.set()
         with self._swap.changing:  # after this nothing goes live any more
-            self._recovery.suspend()
+            self._ledger.suspend()
 
     def close(self) -> None:
-        """Have the thread end."""
+        """Ask the thread to end."""
         self._closing.set()
         self._queue.put(None)
 
     # One candidate, in the thread
 
-    def _process(self, candidate: Candidate) -> None:
-        """Take one candidate all the way."""
+    def _deploy(self, candidate: Candidate) -> None:
+        """Take a candidate through all steps: install, trial, shadow, swap, probation."""
         folder = self._install(candidate)
         if folder is None or self._serves_already(candidate):
             return
-        self._underway.installed(candidate)
         models: dict[Kind, Model] = {}
-        """Loaded, and not yet in anybody's hands but ours."""
+        """Loaded, and not serving yet."""
         try:
-            self._reports.phase(candidate, "preparing")
-            trial_marks.begin(self._store, candidate)
-            bounds = bounds_of(folder, self._trial())
-            details = self._proving.apart(candidate, folder, bounds)
+            self._ledger.enter(candidate, "preparing")
+            bounds = bounds_of(folder, self._bounds())
+            details = self._trials.run(candidate, folder, bounds)
             fault("trial.passed")
             if self._swap.must_replace(folder):
                 self._replace(candidate, folder, details, bounds)
                 return
             models = self._swap.open(folder)
-            details |= self._proving.beside(candidate, models, bounds, self._retreat.watch)
+            details |= self._shadowing.run(candidate, models, bounds, self._probations.check_all)
             with self._swap.changing:
                 candidate.check_wanted(self._closing)
                 self._go_live(candidate, models, details, bounds)
                 models = {}
         except Interrupted:
-            for model in models.values():
-                self._active.retire(model)
+            self._retire(models)
         except AgentError as problem:
-            for model in models.values():
-                self._active.retire(model)
+            self._retire(models)
             self._reject(candidate, str(problem))
 
     def _install(self, candidate: Candidate) -> ModelFolder | None:
-        """Have it in the store, under the name that its manifest gives; None: it is rejected."""
-        self._underway.begin(candidate)
-        self._reports.changed()
+        """Install it, under the name that its manifest has; None: it is rejected."""
+        self._ledger.start(candidate)
         try:
             folder = candidate.install()
         except AgentError as problem:
-            self._underway.leave(candidate)
-            candidate.durable()
-            self._reports.finish(candidate, "rejected", str(problem))
+            candidate.on_installed()
+            self._ledger.finish(candidate, "rejected", str(problem))
             return None
         candidate.name, candidate.version = folder.manifest.name, folder.manifest.version
-        candidate.durable()
+        candidate.on_installed()
         return folder
 
     def _serves_already(self, candidate: Candidate) -> bool:
-        """Deal with one that is asked for twice, as by a push that was repeated.
+        """Whether this version is live or on probation, as after a push that was repeated.
 
-        It need not prove itself again.
+        It is not tried again then, and leaves the ledger.
         """
-        standing = self._underway.serves(candidate.name, candidate.version)
+        phase = self._ledger.serving_phase(candidate.name, candidate.version)
         pointed = self._store.pointers(candidate.name).live
-        if not (standing and pointed and same_version(pointed, candidate.version)):
+        if phase is None or pointed is None or not same_version(pointed, candidate.version):
             return False
-        self._underway.leave(candidate)
-        self._reports.say(candidate, standing)
-        candidate.finished("live", None)
-        self._reports.changed()
+        self._ledger.remove(candidate)
+        self._ledger.publish(candidate, phase)
+        self._ledger.changed()
         return True
 
     def _go_live(
@@ -234,44 +201,46 @@ class Deployer:
         details: dict[str, Any],
         bounds: Trial,
     ) -> None:
-        """Put it in the incumbent's place; the caller has the lock."""
+        """Exchange the incumbent for it; the caller has the lock."""
         self._probations.end(candidate.name)
         exchange = self._swap.go_live(candidate, models, bounds)
-        self._lived(candidate, list(models.values()), details | told(exchange), bounds)
+        details = details | exchange_details(exchange)
+        self._record_live(candidate, list(models.values()), details, bounds)
         self._swap.retire(exchange)
 
     def _replace(
         self, candidate: Candidate, folder: ModelFolder, details: dict[str, Any], bounds: Trial
     ) -> None:
-        """Put it in the incumbent's place where memory does not hold two."""
+        """Exchange the incumbent for it where memory does not hold both."""
         with self._swap.changing:
             candidate.check_wanted(self._closing)
             self._probations.end(candidate.name)
             models, exchange = self._swap.replace(candidate, folder, bounds)
-            details |= {"mode": "replace", **told(exchange)}
-            self._lived(candidate, list(models.values()), details, bounds)
+            details |= {"mode": "replace", **exchange_details(exchange)}
+            self._record_live(candidate, list(models.values()), details, bounds)
             self._swap.retire(exchange)
 
-    def _lived(
+    def _record_live(
         self, candidate: Candidate, models: list[Model], details: dict[str, Any], bounds: Trial
     ) -> None:
-        """Say that it serves, and watch it; the caller has the lock."""
-        self._underway.leave(candidate)
+        """Record and publish that it serves, and begin its probation; the caller has the lock."""
         if bounds.probation_s > 0:
             self._probations.begin(candidate, models, bounds)
+        else:
+            self._ledger.remove(candidate)
         # Pipelines that name this very version may have waited for it.
         self._active.load_all()
         self._wait_for_first(models)
         details |= _first_inference(candidate, models)
-        self._reports.record(candidate, "live", None, details)
+        self._ledger.record_last(candidate.name, candidate.version, "live", None, details)
         if bounds.probation_s > 0:
-            self._reports.say(candidate, "probation", **details)
-            self._reports.changed()
+            self._ledger.publish(candidate, "probation", **details)
+            self._ledger.changed()
         else:
-            self._reports.finish(candidate, "live", None, **details)
+            self._ledger.finish(candidate, "live", None, **details)
 
     def _wait_for_first(self, models: list[Model]) -> None:
-        """Give a live source a moment to show the new model a frame."""
+        """Wait a moment for the first frame of a live source."""
         deadline = time.monotonic() + FIRST_SECONDS
         while (
             models
@@ -281,18 +250,24 @@ class Deployer:
             self._closing.wait(0.005)
 
     def _reject(self, candidate: Candidate, why: str) -> None:
-        """Leave nothing of it but the report."""
+        """Remove a candidate from the store, and record and publish the reason."""
         with self._swap.changing:
-            self._underway.leave(candidate)
-            trial_marks.discard_rejected(self._store, candidate.name, candidate.version, why)
+            self._ledger.remove(candidate)
+            self._ledger.discard(candidate.name, candidate.version, why)
         # It may have hidden the same version of another place.
         self._active.load_all()
-        self._reports.finish(candidate, "rejected", why)
+        self._ledger.finish(candidate, "rejected", why)
+
+    def _retire(self, models: dict[Kind, Model]) -> None:
+        for model in models.values():
+            self._active.retire(model)
 
 
 def _first_inference(candidate: Candidate, models: list[Model]) -> dict[str, Any]:
     firsts = [
-        at for at in (candidate.first_at, *(model.first_at for model in models)) if at is not None
+        at
+        for at in (candidate.first_result_at, *(model.first_at for model in models))
+        if at is not None
     ]
     if not firsts:
         return {"first_inference_ms": None}

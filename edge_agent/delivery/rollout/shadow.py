@@ -1,30 +1,36 @@
-"""A candidate beside the incumbent, on the same live frames; nobody sees what it finds."""
+"""Shadow: the candidate runs beside the incumbent on the same live frames, its results unseen."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from ...config.settings import Trial
 from ...core.errors import EngineError, ModelError, SampleError
-from ...core.types import Outcome, Sample
+from ...core.files import fault
+from ...core.types import Kind, Outcome, Sample
 from ...inference.compare import compare_findings
 from ...inference.model import Model, Region
 from ...mqtt.payloads import percentiles
+from ...runtime.serving.active import ActiveModels
+from .ledger import Candidate, Ledger
 
 SHARE = 0.5
 """Of one lane's time, at most: the incumbent's frames come first."""
+POLL_SECONDS = 0.02
 
 
 class Comparison:
     """Counts how far a candidate agrees with the incumbent."""
 
     def __init__(self, model: Model, wanted: int) -> None:
-        """Prepare.
+        """Begin with no frames.
 
         Args:
             model: the candidate.
-            wanted: how many frames to look at.
+            wanted: how many frames to compare.
 
         """
         self.model = model
@@ -38,7 +44,7 @@ class Comparison:
         self.infer_ms: list[float] = []
         self.done = threading.Event()
         self._busy = threading.Lock()
-        self._rest_until = 0.0
+        self._pause_until = 0.0
 
     def compare(
         self,
@@ -48,10 +54,10 @@ class Comparison:
         region: Region | None,
     ) -> None:
         """Run the candidate on the same frame."""
-        if self.done.is_set() or time.monotonic() < self._rest_until:
+        if self.done.is_set() or time.monotonic() < self._pause_until:
             return
         if not self._busy.acquire(blocking=False):
-            return  # another lane is at it
+            return  # another lane is comparing
         try:
             if self.done.is_set():
                 return
@@ -59,7 +65,7 @@ class Comparison:
             self._compare(sample, incumbent, threshold, region)
             self.frames += 1
             now = time.monotonic()
-            self._rest_until = now + (now - start) * (1 / SHARE - 1)
+            self._pause_until = now + (now - start) * (1 / SHARE - 1)
             if self.frames >= self.wanted or self.errors:
                 self.done.set()
         finally:
@@ -90,14 +96,14 @@ class Comparison:
             self.disagreement = agreement.why
 
     def stop(self) -> None:
-        """End it; after this no lane is inside the candidate."""
+        """Stop it; after this no lane is inside the candidate."""
         self.done.set()
         with self._busy:
             pass
 
     @property
     def agreement(self) -> float:
-        """Share of the frames that both dealt with, on which they found the same."""
+        """Share of the frames that both inferred, on which they found the same."""
         return self.agreed / self.compared if self.compared else 1.0
 
     def payload(self) -> dict[str, Any]:
@@ -107,3 +113,97 @@ class Comparison:
             "errors": self.errors,
             "infer_ms": percentiles(self.infer_ms),
         }
+
+
+class Shadowing:
+    """Runs candidates in shadow, in the deployer's thread."""
+
+    def __init__(self, active: ActiveModels, ledger: Ledger, closing: threading.Event) -> None:
+        """Keep what is needed.
+
+        Args:
+            active: what serves.
+            ledger: of candidates.
+            closing: set when the agent ends.
+
+        """
+        self._active = active
+        self._ledger = ledger
+        self._closing = closing
+
+    def run(
+        self,
+        candidate: Candidate,
+        models: Mapping[Kind, Model],
+        bounds: Trial,
+        meanwhile: Callable[[], None],
+    ) -> dict[str, Any]:
+        """Run a candidate in shadow, where there is an incumbent; return the result for its topic.
+
+        Args:
+            candidate: that is tried.
+            models: the candidate, loaded.
+            bounds: what it must keep to.
+            meanwhile: called again and again until it has seen its frames.
+
+        Raises:
+            ModelError: it fails, is too slow or does not agree, or shall not go on.
+
+        """
+        servings = [
+            s
+            for s in self._active.servings_of(candidate.name)
+            if s.model is not None and s.kind in models
+        ]
+        if not servings or bounds.shadow_frames == 0:
+            return {}
+        self._ledger.enter(candidate, "shadow")
+        serving = servings[0]
+        shadow = Comparison(models[serving.kind], bounds.shadow_frames)
+        serving.shadow = shadow
+        fault("shadow.begun")
+        deadline = time.monotonic() + bounds.timeout_s
+        try:
+            while not shadow.done.wait(POLL_SECONDS):
+                if (
+                    time.monotonic() > deadline
+                    or self._closing.is_set()
+                    or candidate.canceled is not None
+                    or not self._active.flows(candidate.name)
+                ):
+                    break
+                meanwhile()
+        finally:
+            serving.shadow = None
+            shadow.stop()
+        candidate.check_wanted(self._closing)
+        _check(candidate, shadow, bounds)
+        return {"shadow": shadow.payload()}
+
+
+def _check(candidate: Candidate, shadow: Comparison, bounds: Trial) -> None:
+    """Check what it did in shadow of the incumbent.
+
+    Raises:
+        ModelError: it has failed, does not agree or is too slow.
+
+    """
+    if shadow.errors:
+        raise ModelError(f"{candidate.id}: shadow: failed on a live frame: {shadow.error}")
+    if bounds.min_agreement > 0:
+        if shadow.frames < shadow.wanted:
+            raise ModelError(
+                f"{candidate.id}: shadow: only {shadow.frames} of {shadow.wanted} frames came"
+                f" within {bounds.timeout_s:g} s, too few to judge its agreement"
+            )
+        if shadow.agreement < bounds.min_agreement:
+            raise ModelError(
+                f"{candidate.id}: shadow: agrees on {shadow.agreement:.0%} of {shadow.frames}"
+                f" frames, {bounds.min_agreement:.0%} wanted ({shadow.disagreement})"
+            )
+    p95 = shadow.payload()["infer_ms"]["p95"]
+    if bounds.max_infer_ms and p95 > bounds.max_infer_ms:
+        raise ModelError(
+            f"{candidate.id}: shadow: too slow: p95 {p95:.1f} ms,"
+            f" at most {bounds.max_infer_ms:g} ms are allowed"
+        )

@@ -1,7 +1,7 @@
-"""One version in another's place: first on disk, then in what serves, between two frames.
+"""Swap: one version in another's place, first on disk, then in what serves, between two frames.
 
 The pointer changes before what serves does: after a crash the device runs the old version or the
-new one. Knows nothing of trials, probations and reports.
+new one.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from ...device.headroom import has_room
 from ...inference.model import Model
 from ...models.manifest import ModelFolder
 from ...models.store.catalog import Library
+from ...models.store.pointers import Trial as Mark
 from ...models.store.pointers import same_version
 from ...models.store.store import Store
 from ...runtime.serving.active import ActiveModels, Exchange
-from . import trial_marks
-from .candidate import Candidate
+from .ledger import Candidate
 
 Models = Mapping[Kind, Model]
-"""One version, loaded for each kind of sample that it is given here."""
+"""One version, loaded for each kind of sample that its pipelines give it."""
 
 
 class Swap:
-    """Changes which version serves. Whoever calls a method that does holds `changing`."""
+    """Changes which version serves; a method that does so needs the lock `changing`."""
 
     def __init__(
         self, store: Store, library: Library, active: ActiveModels, *, overlap: bool
     ) -> None:
-        """Prepare.
+        """Keep what is needed; nothing is changed yet.
 
         Args:
             store: of versions.
@@ -49,12 +49,14 @@ class Swap:
         self._active = active
         self._overlap = overlap
         self.changing = threading.RLock()
-        """Held for every change of what is live: the deployer's thread makes them, and commands."""
+        """Held for every change of what is live, by the deployer's thread and by commands."""
 
     def open(self, folder: ModelFolder, *, checked: bool = True) -> dict[Kind, Model]:
-        """Load it for every kind of sample that its pipelines give it; needs no lock.
+        """Load a version for every kind of sample that its pipelines give it; needs no lock.
 
-        What comes here has been through a trial, unless a command names what never needed one.
+        Args:
+            folder: of the version.
+            checked: it has been through a trial; False for one that a command names.
 
         Raises:
             AgentError: it does not load.
@@ -73,14 +75,14 @@ class Swap:
         return opened
 
     def must_replace(self, folder: ModelFolder) -> bool:
-        """Whether there is no room in memory for the old and the new one at once; needs no lock."""
+        """Whether memory has no room for the old and the new version at once; needs no lock."""
         if not any(s.model for s in self._active.servings_of(folder.manifest.name)):
             return False
         size = sum(path.stat().st_size for path in folder.path.rglob("*") if path.is_file())
         return not self._overlap or not has_room(size)
 
     def go_live(self, candidate: Candidate, models: Models, bounds: Trial) -> Exchange:
-        """Put a candidate that is loaded in the incumbent's place; what it retires still runs."""
+        """Exchange the incumbent for a loaded candidate; the caller retires what served."""
         name, version = candidate.name, candidate.version
         self._activate(candidate, self._running(name, version), bounds)
         exchange = self._active.exchange(models, name)
@@ -90,9 +92,9 @@ class Swap:
     def replace(
         self, candidate: Candidate, folder: ModelFolder, bounds: Trial
     ) -> tuple[dict[Kind, Model], Exchange]:
-        """Exchange where memory does not hold two: the old one goes before the new one comes.
+        """Unload the incumbent, then load the candidate, where memory does not hold both.
 
-        Frames wait, or give way to newer ones, meanwhile; how long and how many is told.
+        Meanwhile frames wait or are superseded; the exchange returned says how long and how many.
 
         Raises:
             ModelError: the new one does not load, or the disk is full; the old one serves again.
@@ -120,7 +122,7 @@ class Swap:
         return models, Exchange(exchange.retired, took, self._active.lost_frames() - before)
 
     def activate(self, name: str, folder: ModelFolder) -> None:
-        """Put a version that has been accepted before in the place of the one that serves.
+        """Load a version that has been accepted before, and exchange the one that serves for it.
 
         Raises:
             AgentError: it does not load, or the disk is full; nothing has changed then.
@@ -135,23 +137,23 @@ class Swap:
         self.exchange(name, models)
 
     def exchange(self, name: str, models: Models) -> None:
-        """Have these serve, and let go of what did."""
+        """Exchange what serves for these models, and retire it."""
         self.retire(self._active.exchange(models, name))
 
     def retire(self, exchange: Exchange) -> None:
-        """Close what serves nothing any more, when the last frame has left it; needs no lock."""
+        """Close models that serve nothing any more, after their last frame; needs no lock."""
         for old in exchange.retired:
             self._active.retire(old)
 
     def _activate(self, candidate: Candidate, before: str | None, bounds: Trial) -> None:
-        """Make a candidate live on disk, and note that it is watched from now on."""
+        """Make a candidate live on disk; the mark of its probation is in the same write."""
         version = candidate.version
-        watched = trial_marks.of_probation(version, bounds)
+        watched = Mark(version, "probation", time.time()) if bounds.probation_s > 0 else None
         self._store.activate(candidate.name, version, before=before, watched=watched)
         fault("swap.activated")
 
     def _running(self, name: str, candidate: str) -> str | None:
-        """Name what ran until now, for when no pointer does."""
+        """Return the version that ran until now, for where no pointer names it."""
         try:
             version = self._library.live(name).manifest.version
         except ModelError:
@@ -160,13 +162,13 @@ class Swap:
 
 
 def close_all(models: Models) -> None:
-    """Let go of models that have never served."""
+    """Close models that have never served."""
     for model in models.values():
         model.close()
 
 
-def told(exchange: Exchange) -> dict[str, Any]:
-    """Give what a model's topic says of an exchange."""
+def exchange_details(exchange: Exchange) -> dict[str, Any]:
+    """Return an exchange as it is on a model's topic."""
     return {
         "swap_ms": round(exchange.swap_ms, 3),
         "frames_dropped": exchange.frames_dropped,

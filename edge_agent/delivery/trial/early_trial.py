@@ -1,43 +1,50 @@
-"""A trial that begins while its model is still arriving: what was authenticated goes to its child.
+"""Early trials: a candidate is loaded and run in a child while it is still arriving.
 
-Whatever comes of it, the trial proper follows, in the same child, when the model is whole.
+The child reads what has been authenticated. Whatever it finds, the trial itself follows, in the
+same child, when the package is complete.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...config.settings import Trial
 from ...core.errors import AgentError
 from ...core.types import Kind, Outcome, Sample, Tensors, TensorSpec
+from ...device.headroom import free_mb, has_room
 from ...inference.engines.protocol import EngineChoice, fix_inputs
 from ...inference.engines.registry import runs_arriving
 from ...inference.model import Region, cut
 from ...inference.preprocess.inputs import fixed_shapes
 from ...inference.preprocess.preprocessor import build_preprocessor
 from ...models.manifest import load
+from ...models.packages.package import PackageHeader
+from ...models.store.store import Store
 from ..early.growing_file import PROGRESS
 from .process import TrialProcess
 
 if TYPE_CHECKING:
-    from ...runtime.serving.active import Serving
+    from ...runtime.serving.active import ActiveModels, Serving
 
 log = logging.getLogger(__name__)
 
+WORTH_BYTES = 2**20
+"""A smaller package is complete before a child could be started."""
 MAX_NUMBERS = 8 * 2**20
 """In the inputs of a network that has not been tried; a picture of 2 megapixels has 6 million."""
 STEP_BYTES = 128 * 1024
-"""How much must have come before the child hears of it: each word wakes it up."""
+"""How much must have arrived before the child is told: each message wakes it up."""
 
 
-class Newest:
-    """Stands where a candidate's shadow would, and keeps the newest frame."""
+class NewestFrame:
+    """Stands where a candidate in shadow would, and keeps the newest frame."""
 
     def __init__(self) -> None:
         self.sample: Sample | None = None
@@ -50,12 +57,12 @@ class Newest:
         threshold: float | None,
         region: Region | None,
     ) -> None:
-        """Take a frame that the incumbent has dealt with; what it found is not needed."""
+        """Keep a frame that the incumbent has inferred; what it found is not needed."""
         del incumbent, threshold
         self.sample, self.region = sample, region
 
 
-class Ahead:
+class EarlyTrial:
     """The child of one transfer."""
 
     def __init__(
@@ -81,18 +88,18 @@ class Ahead:
         folder = self._stack.enter_context(stage)
         self._serving = serving
         self._golden = golden
-        self._newest = Newest()
+        self._newest = NewestFrame()
         self.over = False
-        """Whether nothing is left of it."""
-        self._said = 0
+        """Whether the child has been taken over or ended, and its folder is gone."""
+        self._announced = 0
         self._granted = False
         if serving is not None and serving.shadow is None:
             serving.shadow = self._newest
         self.kind: Kind | None = serving.kind if serving is not None else None
-        self._quick = next((choice for choice in choices if runs_arriving(choice)), None)
+        self._choice = next((choice for choice in choices if runs_arriving(choice)), None)
         engines = [choice.engine for choice in choices]
-        if self._quick is not None:
-            first = self._quick.engine
+        if self._choice is not None:
+            first = self._choice.engine
             engines = sorted(engines, key=lambda engine: engine != first)
         self._folder = folder
         try:
@@ -103,8 +110,8 @@ class Ahead:
             raise
 
     def begin(self, data: Path) -> None:
-        """Have a model followed, in the file that its package's members are written to."""
-        if self._process is None or self._quick is None:
+        """Ask the child to follow a model, in the file that its members are written to."""
+        if self._process is None or self._choice is None:
             return
         try:
             descriptor = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
@@ -115,7 +122,7 @@ class Ahead:
             self._process.follow(
                 {
                     "folder": str(self._folder),
-                    "choice": asdict(self._quick),
+                    "choice": asdict(self._choice),
                     "kind": self.kind,
                     "golden": self._golden,
                 },
@@ -125,7 +132,7 @@ class Ahead:
             os.close(descriptor)
 
     def _frame(self, specs: tuple[TensorSpec, ...]) -> Tensors | None:
-        """Make inputs of the network of the newest frame; None where that cannot be done."""
+        """Return the newest frame as inputs of the network; None where that cannot be done."""
         sample, kind = self._newest.sample, self.kind
         if sample is None or kind is None:
             return None
@@ -139,42 +146,99 @@ class Ahead:
                 data, _, _ = cut(data, self._newest.region)
             return build_preprocessor(spec, settled, kind)(data)[0]
         except AgentError:
-            return None  # is said by the judge of the whole model
+            return None  # the trial of the complete model reports it
 
     @property
     def wish(self) -> tuple[int, int] | None:
-        """Bytes of the package that should come before their turn."""
+        """Bytes of the package that should be sent before their turn."""
         return self._process.wish if self._process is not None else None
 
     def arrived(self, have: int, *, granted: bool, whole: bool = False) -> None:
-        """Say what is there and authenticated.
+        """Send the child what has arrived and is authenticated.
 
         Args:
             have: bytes of the package, from the beginning.
-            granted: the wish is among what is there.
+            granted: the wish has arrived, too.
             whole: nothing is missing.
 
         """
-        if have - self._said < STEP_BYTES and granted == self._granted and not whole:
+        if have - self._announced < STEP_BYTES and granted == self._granted and not whole:
             return
-        self._said, self._granted = have, granted
+        self._announced, self._granted = have, granted
         if self._process is not None:
-            self._process.news(PROGRESS.pack(have, granted))
+            self._process.send_progress(PROGRESS.pack(have, granted))
 
     def take(self) -> TrialProcess | None:
-        """Give the child away, for the trial proper."""
-        self._look_away()
+        """Hand the child over, for the trial itself."""
+        self._stop_watching()
         process, self._process = self._process, None
         return process
 
     def close(self) -> None:
-        """End the child, if nobody has taken it, and leave nothing; may be called twice."""
+        """End the child, unless it was taken, and remove its folder; may be called twice."""
         process = self.take()
         if process is not None:
             process.close()
         self._stack.close()
         self.over = True
 
-    def _look_away(self) -> None:
+    def _stop_watching(self) -> None:
         if self._serving is not None and self._serving.shadow is self._newest:
             self._serving.shadow = None
+
+
+class EarlyTrials:
+    """Starts them: one at a time, and only where there is room in memory for it beside all else."""
+
+    def __init__(
+        self,
+        store: Store,
+        active: ActiveModels,
+        trial: Callable[[], Trial],
+        *,
+        overlap: bool,
+        budget_mb: int,
+    ) -> None:
+        """Keep what is needed.
+
+        Args:
+            store: of versions.
+            active: what serves.
+            trial: the device's bounds, which may be reloaded.
+            overlap: whether two models may be in memory at once.
+            budget_mb: what models may take; 0: no bound.
+
+        """
+        self._store = store
+        self._active = active
+        self._bounds = trial
+        self._overlap = overlap
+        self._budget_mb = budget_mb
+        self._latest: EarlyTrial | None = None
+
+    def begin(self, header: PackageHeader) -> EarlyTrial | None:
+        """Begin the trial of a package that is about to arrive, where that is worth it."""
+        if (
+            header.size < WORTH_BYTES
+            or not self._overlap
+            or (self._latest is not None and not self._latest.over)
+            or not has_room(header.size)
+        ):
+            return None
+        loader = self._active.loader
+        serving = next(
+            (s for s in self._active.servings_of(header.name) if s.model is not None), None
+        )
+        try:
+            self._latest = EarlyTrial(
+                [replace(choice, lanes=loader.lanes) for choice in loader.lineup.choices],
+                serving,
+                golden=self._bounds().golden,
+                memory_mb=self._budget_mb or free_mb(),
+                stage=self._store.stage(),
+            )
+        except (AgentError, OSError) as problem:
+            # It is tried when it is complete; if that fails too, the trial reports it.
+            log.warning("%s: not tried while it arrives: %s", header.id, problem)
+            return None
+        return self._latest

@@ -2,8 +2,7 @@
 
 A native crash, a hang or too much memory ends the child, never the agent. The child runs
 `python -m edge_agent.delivery.trial.worker`: requests are lines of JSON on its stdin, the verdict
-is
-the last line of its stdout.
+is the last line of its stdout.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from .worker import Verdict
 
 __all__ = ["TrialProcess", "Verdict", "run_trial"]
 
-Frame = Callable[[tuple[TensorSpec, ...]], Tensors | None]
+FrameSource = Callable[[tuple[TensorSpec, ...]], Tensors | None]
 
 POLL_SECONDS = 0.05
 PREPARE_SECONDS = 600.0
 """To prepare a model that cannot be loaded whole."""
-_WORDS = 4096
-"""Of what the child says before it dies, at most."""
-_LONGEST = 1 << 20
+_STDERR_BYTES = 4096
+"""Of the child's stderr, its end, for the reason of its death."""
+_LINE_BYTES = 1 << 20
 """Of a line."""
 
 CHECK_MB = 64
@@ -50,90 +49,90 @@ log = logging.getLogger(__name__)
 class TrialProcess:
     """A child that is ready for one candidate."""
 
-    def __init__(self, engines: Sequence[str], memory_mb: int, frame: Frame) -> None:
-        """Start it; it loads its libraries.
+    def __init__(self, engines: Sequence[str], memory_mb: int, frame: FrameSource) -> None:
+        """Start the child; it loads its libraries.
 
         Args:
             engines: that it may need.
             memory_mb: what it may take beyond what it takes with no model; 0: no bound.
-            frame: gives a live frame, as inputs of a network, or None.
+            frame: returns a live frame, as inputs of a network, or None.
 
         """
-        self._saying = threading.Lock()
-        stdin, self._questions = os.pipe2(os.O_CLOEXEC)
+        self._sending = threading.Lock()
+        stdin, self._requests = os.pipe2(os.O_CLOEXEC)
         self._answers, stdout = os.pipe2(os.O_CLOEXEC)
         self._errors, stderr = os.pipe2(os.O_CLOEXEC)
         # Keeps records apart, and takes a file along.
-        self._news, news = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._place = os.memfd_create("frame", os.MFD_CLOEXEC)
+        self._progress, progress = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._frames = os.memfd_create("frame", os.MFD_CLOEXEC)
         try:
             self._child = subprocess.Popen(
                 [
                     sys.executable,
                     "-m",
                     "edge_agent.delivery.trial.worker",
-                    str(news.fileno()),
-                    str(self._place),
+                    str(progress.fileno()),
+                    str(self._frames),
                 ],
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
-                pass_fds=(news.fileno(), self._place),
-                # Else NumPy's library starts threads that wait by spinning; nobody here needs them.
+                pass_fds=(progress.fileno(), self._frames),
+                # Else NumPy's library starts threads that wait by spinning, and are not needed.
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             )
         except BaseException:
             self._close()
             raise
         finally:
-            news.close()
+            progress.close()
             for descriptor in (stdin, stdout, stderr):
                 os.close(descriptor)
-        # Whoever has news goes on, whatever the child does.
-        self._news.setblocking(False)
+        # The thread that receives blocks never waits for the child.
+        self._progress.setblocking(False)
         self._memory_mb = memory_mb
         self._frame = frame
-        self._unsaid: bytes | None = None
+        self._unsent: bytes | None = None
         self._libraries_mb: tuple[float, float] | None = None
-        """What it takes with no model: all, and what is not of files."""
+        """Memory that it takes with no model: all, and what is not of files."""
         self._counts_files = True
-        """Whether what is mapped of files counts."""
+        """Whether mapped files count."""
         self._deadline: tuple[float, float] | None = None
-        """When its time is over, and how long that was, s."""
+        """Monotonic clock when its time is over, and that time, s."""
         self._stopped: Callable[[], str | None] = lambda: None
-        self._words = b""
+        self._stderr = b""
         self._verdict: Verdict | None = None
         self.wish: tuple[int, int] | None = None
-        """Bytes that it would like to have before their turn."""
+        """Bytes that it wants before their turn."""
         self.why: str | None = None
-        """Why it was ended."""
+        """Why it was killed."""
         self._ended = threading.Event()
-        self._tell(engines=list(engines))
-        threading.Thread(target=self._attend, name="trial", daemon=True).start()
+        self._send(engines=list(engines))
+        threading.Thread(target=self._supervise, name="trial", daemon=True).start()
 
     def follow(self, question: Mapping[str, Any], data: int) -> None:
-        """Have it run a model that is arriving; see `arriving.follow`.
+        """Ask it to run a model that is arriving; see `early.follow`.
 
         Args:
             question: what to do.
             data: descriptor of the file that is being filled; may be closed afterwards.
 
         """
-        with self._saying, contextlib.suppress(OSError):  # it has ended
-            socket.send_fds(self._news, [PROGRESS.pack(0, False)], [data])
-        self._tell(**question)
+        with self._sending, contextlib.suppress(OSError):  # it has ended
+            socket.send_fds(self._progress, [PROGRESS.pack(0, False)], [data])
+        self._send(**question)
 
-    def news(self, record: bytes) -> None:
-        """Tell how far that model has come; never waits."""
-        with self._saying:
+    def send_progress(self, record: bytes) -> None:
+        """Send how far that model has arrived; never waits."""
+        with self._sending:
             try:
-                self._news.send(record)
-                self._unsaid = None
+                self._progress.send(record)
+                self._unsent = None
             except BlockingIOError:
-                self._unsaid = record  # said again by the attendant
+                self._unsent = record  # sent again by the supervisor
             except OSError:
-                self._unsaid = None  # it has ended: whoever asks for its verdict hears of it
+                self._unsent = None  # it has ended: `judge` reports it
 
     def judge(
         self,
@@ -143,23 +142,23 @@ class TrialProcess:
         memory_mb: int,
         stopped: Callable[[], str | None],
     ) -> Verdict:
-        """Have it judge a model, and wait for its verdict; the arguments are `run_trial`'s."""
+        """Ask it to judge a model, and return its verdict; the arguments are `run_trial`'s."""
         self._memory_mb = memory_mb
-        # What comes and goes is mapped: the kernel takes it back whenever it likes.
+        # Mapped files: the kernel can take their memory back at any time.
         self._counts_files = question["oversize"] is None
         self._stopped = stopped
         self._deadline = (time.monotonic() + timeout_s, timeout_s)
-        self._tell(**question)
+        self._send(**question)
         self._ended.wait()
         if self.why is not None:
             return Verdict(False, self.why)
         if self._child.returncode != 0:
-            return Verdict(False, _death(self._child.returncode, self._words))
+            return Verdict(False, _cause_of_death(self._child.returncode, self._stderr))
         return self._verdict or Verdict(False, "its trial ended without a verdict")
 
     def close(self) -> None:
-        """End it; may be called twice."""
-        self._end("is not needed any more")
+        """Kill it; may be called twice."""
+        self._kill("is not needed any more")
         self._ended.wait()
 
     @property
@@ -171,27 +170,27 @@ class TrialProcess:
     def pid(self) -> int:
         return self._child.pid
 
-    def _tell(self, **what: Any) -> None:
-        """Say a line; they are so few and so short that this never waits."""
-        with self._saying, contextlib.suppress(BrokenPipeError):
-            if self._questions >= 0:
-                os.write(self._questions, json.dumps(what).encode() + b"\n")
+    def _send(self, **what: Any) -> None:
+        """Send a line; they are so few and so short that this never waits."""
+        with self._sending, contextlib.suppress(BrokenPipeError):
+            if self._requests >= 0:
+                os.write(self._requests, json.dumps(what).encode() + b"\n")
 
-    def _end(self, why: str) -> None:
+    def _kill(self, why: str) -> None:
         if self._child.poll() is None:
             self.why = self.why or why
             kill_group(self._child.pid)
 
-    # The attendant
+    # The supervising thread
 
-    def _attend(self) -> None:
-        """Hear what the child says, and see that it takes no more than it may."""
+    def _supervise(self) -> None:
+        """Read what the child sends, and kill it where it exceeds its limits."""
         rest = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)
             selector.register(self._errors, selectors.EVENT_READ)
             while selector.get_map():
-                # What it has started may outlive it, and keep its pipes open.
+                # Its own children may outlive it and keep its pipes open.
                 over = self._child.poll() is not None
                 ready = selector.select(0 if over else POLL_SECONDS)
                 if over and not ready:
@@ -201,71 +200,71 @@ class TrialProcess:
                     if not data:
                         selector.unregister(key.fd)
                     elif key.fd == self._errors:
-                        self._words = (self._words + data)[-_WORDS:]
+                        self._stderr = (self._stderr + data)[-_STDERR_BYTES:]
                     else:
                         *lines, rest = (rest + data).split(b"\n")
                         for line in lines:
-                            self._hear(line)
-                        rest = rest[-_LONGEST:]
-                self._watch()
+                            self._read_line(line)
+                        rest = rest[-_LINE_BYTES:]
+                self._check_limits()
         self._child.wait()
         kill_group(self._child.pid)
         self._close()
         self._ended.set()
 
     def _close(self) -> None:
-        with self._saying:
+        with self._sending:
             for descriptor in (
-                self._questions,
+                self._requests,
                 self._answers,
                 self._errors,
-                self._place,
+                self._frames,
             ):
                 os.close(descriptor)
-            self._news.close()
-            self._questions = -1
+            self._progress.close()
+            self._requests = -1
 
-    def _hear(self, line: bytes) -> None:
+    def _read_line(self, line: bytes) -> None:
         try:
-            says = json.loads(line)
-            if not isinstance(says, dict):
+            message = json.loads(line)
+            if not isinstance(message, dict):
                 return
-            if "libraries_mb" in says:
-                resident, own = says["libraries_mb"]
+            if "libraries_mb" in message:
+                resident, own = message["libraries_mb"]
                 self._libraries_mb = float(resident), float(own)
-            elif "wish" in says:
-                start, stop = says["wish"]
+            elif "wish" in message:
+                start, stop = message["wish"]
                 self.wish = (int(start), int(stop))
-            elif "frame" in says:
-                self._give_frame(says["frame"])
-            elif "verdict" in says:
-                self._verdict = Verdict(**says["verdict"])
+            elif "frame" in message:
+                self._send_frame(message["frame"])
+            elif "verdict" in message:
+                self._verdict = Verdict(**message["verdict"])
         except (ValueError, TypeError):
-            return  # an engine's own words on stdout: what counts is a verdict
+            return  # printed by an engine: what counts is a verdict
         except Exception as problem:  # noqa: BLE001 - whatever the child asks for, the agent lives
-            log.warning("trial: its child asked in vain: %s", problem)
-            self._tell(frame=None)
+            log.warning("trial: no live frame for the child: %s", problem)
+            self._send(frame=None)
 
-    def _give_frame(self, inputs: list[Any]) -> None:
-        """Put a frame where the child finds it, and tell it what is there."""
+    def _send_frame(self, inputs: list[Any]) -> None:
+        """Write a frame into the shared memory, and send its layout."""
         specs = [TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in inputs]
         tensors = self._frame(tuple(specs))
         if tensors is None:
-            self._tell(frame=None)
+            self._send(frame=None)
             return
-        told, at = [], 0
+        layout, at = [], 0
         for name, array in tensors.items():
-            os.pwrite(self._place, array.tobytes(), at)
-            told.append((name, array.dtype.str, array.shape, at, at + array.nbytes))
+            os.pwrite(self._frames, array.tobytes(), at)
+            layout.append((name, array.dtype.str, array.shape, at, at + array.nbytes))
             at += array.nbytes
-        self._tell(frame=told)
+        self._send(frame=layout)
 
-    def _watch(self) -> None:
-        """End a child that hangs, takes too much, or is not needed any more."""
+    def _check_limits(self) -> None:
+        """Kill a child that hangs, takes too much memory, or is not needed any more."""
         import psutil
 
-        if self._unsaid is not None:
-            self.news(self._unsaid)
+        if self._unsent is not None:
+            self.send_progress(self._unsent)
         try:
             memory = psutil.Process(self._child.pid).memory_info()
         except psutil.NoSuchProcess:
@@ -277,12 +276,12 @@ class TrialProcess:
             if not self._counts_files:
                 taken = (memory.rss - memory.shared) / 2**20 - own
         if self._memory_mb and taken > self._memory_mb:
-            self._end(f"takes more than the {self._memory_mb} MB that models may take here")
+            self._kill(f"takes more than the {self._memory_mb} MB that models may take here")
         if self._deadline is not None and time.monotonic() > self._deadline[0]:
-            self._end(f"hangs: no verdict within {self._deadline[1]:g} s")
+            self._kill(f"hangs: no verdict within {self._deadline[1]:g} s")
         why = self._stopped()
         if why is not None:
-            self._end(why)
+            self._kill(why)
 
 
 def run_trial(
@@ -297,7 +296,7 @@ def run_trial(
     process: TrialProcess | None = None,
     oversize: OutOfCore | None = None,
 ) -> Verdict:
-    """Try a model in a child process.
+    """Return the verdict of a child process on a model.
 
     Args:
         folder: of the model.
@@ -306,8 +305,8 @@ def run_trial(
         golden: whether to run its golden inputs.
         timeout_s: after which it counts as hung.
         memory_mb: what the child may take beyond what it takes with no model; 0: no bound.
-        stopped: says why it need not go on; None: it shall.
-        process: a child that is there already, and has perhaps followed the model; it is used up.
+        stopped: returns why it need not go on; None: it shall.
+        process: a child that runs already, and has perhaps followed the model; it ends here.
         oversize: how to load it, as it is larger than all models may take; None: it is not. To
             prepare such a model takes time of its own, and memory that is not counted.
 
@@ -323,7 +322,7 @@ def run_trial(
         timeout_s += PREPARE_SECONDS
         memory_mb += CHECK_MB
     if process is None or (process.ended and process.why is not None):
-        # One that was ended while the model arrived says nothing about the whole of it.
+        # One that was killed while the model arrived says nothing about the complete model.
         process = TrialProcess([choice.engine for choice in choices], memory_mb, _no_frame)
     return process.judge(question, timeout_s=timeout_s, memory_mb=memory_mb, stopped=stopped)
 
@@ -332,8 +331,8 @@ def _no_frame(_specs: tuple[TensorSpec, ...]) -> None:
     return None
 
 
-def _death(status: int, words: bytes) -> str:
-    """Say how a child ended."""
+def _cause_of_death(status: int, words: bytes) -> str:
+    """Return how a child ended, as the reason of a verdict."""
     if (name := signal_name(status)) is not None:
         return f"crashes the engine ({name})"
     return f"its trial failed: {last_line(words) or f'status {status}'}"

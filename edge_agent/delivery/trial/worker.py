@@ -1,6 +1,6 @@
 """The child of a trial: loads a candidate on the engine that it will use, and runs it.
 
-It may be started while the candidate is still arriving; then it follows it (`arriving`).
+It may be started while the candidate is still arriving; then it follows it (`early.follow`).
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Verdict:
     first_at: float | None = None
     """Monotonic clock at the end of the first inference on a live frame, if that counts."""
     streamed: str = ""
-    """What became of running it while it arrived; empty: nothing of the kind was tried."""
+    """How running it while it arrived ended; empty: it was not tried."""
 
 
-class Lines:
-    """What is said between the agent and the child: a line of JSON each."""
+class Channel:
+    """Messages between the agent and the child: a line of JSON each, on stdin and stdout."""
 
     def __init__(self) -> None:
         self.questions: SimpleQueue[dict[str, Any]] = SimpleQueue()
@@ -62,9 +62,9 @@ class Lines:
         self._saying = threading.Lock()
 
     def listen(self) -> None:
-        """Sort what comes, as long as there is an agent."""
+        """Sort the messages that come, until the agent ends."""
         rest = b""
-        # Not by `sys.stdin`: an engine that forks would inherit its lock as this thread holds it.
+        # Not by `sys.stdin`: an engine that forks would inherit the lock that this thread holds.
         while data := os.read(0, 1 << 16):
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
@@ -73,60 +73,60 @@ class Lines:
                     self._frames.put(heard["frame"])
                 else:
                     self.questions.put(heard)
-        os._exit(1)  # it has gone
+        os._exit(1)  # the agent has ended
 
-    def say(self, **what: Any) -> None:
-        """Say something to the agent."""
+    def send(self, **what: Any) -> None:
+        """Send a message to the agent."""
         with self._saying:
             sys.stdout.write(json.dumps(what) + "\n")
             sys.stdout.flush()
 
-    def frame(self, place: int, specs: Sequence[TensorSpec]) -> dict[str, Array] | None:
-        """Ask for the newest frame, as inputs of the network; None where there is none.
+    def frame(self, memory: int, specs: Sequence[TensorSpec]) -> dict[str, Array] | None:
+        """Return the newest frame, as inputs of the network; None where there is none.
 
         Args:
-            place: descriptor of the memory that the agent puts them into.
+            memory: descriptor of the memory that the agent writes them into.
             specs: of the network's inputs.
 
         """
         import numpy as np
 
-        self.say(frame=[(spec.name, spec.shape, spec.dtype) for spec in specs])
+        self.send(frame=[(spec.name, spec.shape, spec.dtype) for spec in specs])
         given = self._frames.get()
         if given is None:
             return None
         found = {}
         for name, dtype, shape, start, stop in given:
-            data = np.frombuffer(os.pread(place, stop - start, start), dtype)
+            data = np.frombuffer(os.pread(memory, stop - start, start), dtype)
             found[name] = data.reshape(shape)
         return found
 
 
 def main() -> None:
     """Answer the questions on stdin: perhaps one to follow a model, then one to judge it."""
-    # Not to outlive an agent that is killed, not to disturb its frames, not to fill its disk.
+    # It must not outlive an agent that is killed, nor slow its frames, nor fill its disk.
     die_with_parent()
     run_in_background()
-    news, place = (int(text) for text in sys.argv[1:])
-    lines = Lines()
-    threading.Thread(target=lines.listen, name="lines", daemon=True).start()
-    engines = lines.questions.get()["engines"]
+    progress, memory = (int(text) for text in sys.argv[1:])
+    channel = Channel()
+    threading.Thread(target=channel.listen, name="channel", daemon=True).start()
+    engines = channel.questions.get()["engines"]
     _load_libraries(engines[:1])
     libraries = _memory_mb()
-    lines.say(libraries_mb=libraries)
-    question = lines.questions.get()
+    channel.send(libraries_mb=libraries)
+    question = channel.questions.get()
     followed: Followed | None = None
     if "choice" in question:
         from ..early.follow import follow
 
         followed = follow(
             question,
-            socket.socket(fileno=news),
-            lambda start, stop: lines.say(wish=[start, stop]),
-            lambda specs: lines.frame(place, specs),
+            socket.socket(fileno=progress),
+            lambda start, stop: channel.send(wish=[start, stop]),
+            lambda specs: channel.frame(memory, specs),
         )
-        _let_go()
-        question = lines.questions.get()
+        _free_memory()
+        question = channel.questions.get()
     before = _memory_mb()
     _load_libraries(engines[1:])
     import_module(
@@ -135,12 +135,12 @@ def main() -> None:
         else "edge_agent.inference.model"
     )
     parts = zip(libraries, _memory_mb(), before, strict=True)
-    lines.say(libraries_mb=[sooner + now - then for sooner, now, then in parts])
+    channel.send(libraries_mb=[sooner + now - then for sooner, now, then in parts])
     try:
         verdict = judge(question, followed)
     except AgentError as problem:
         verdict = Verdict(False, str(problem))
-    lines.say(verdict=asdict(verdict))
+    channel.send(verdict=asdict(verdict))
     # Engines may crash on their way out; that says nothing about the model.
     os._exit(0)
 
@@ -153,26 +153,26 @@ def _load_libraries(engines: list[str]) -> None:
             load_library(engine)
 
 
-def _let_go() -> None:
-    """Give back what the stages took, so that it is not counted as the whole network's."""
+def _free_memory() -> None:
+    """Free what the stages took, so that it is not counted as the complete network's."""
     gc.collect()
     trim_memory()
 
 
 def _memory_mb() -> tuple[float, float]:
-    """Say how much memory this process has, and how much of it is not of files."""
+    """Return the memory of this process, and how much of it is not of files, in MB."""
     numbers = Path("/proc/self/statm").read_text(encoding="ascii").split()
     resident, shared = (int(pages) * resource.getpagesize() / 2**20 for pages in numbers[1:3])
     return resident, resident - shared
 
 
 def judge(question: Mapping[str, Any], followed: Followed | None) -> Verdict:
-    """Load and run the candidate.
+    """Load and run the candidate, and return the verdict.
 
     Args:
-        question: `folder`, `choices`, `kind`, whether to look at `golden` inputs, and how to load
+        question: `folder`, `choices`, `kind`, whether to run `golden` inputs, and how to load
             it if it is `oversize`.
-        followed: what came of running it while it arrived.
+        followed: what was found while it arrived.
 
     Raises:
         AgentError: it does not load, or fails.
@@ -193,12 +193,12 @@ def judge(question: Mapping[str, Any], followed: Followed | None) -> Verdict:
         choices = [model.choice]  # no other engine could load it
     tensors = probe_inputs(model.engine.inputs, seed=7)
     outputs = model.raw(tensors)
-    _finite(outputs)
+    _check_finite(outputs)
     ready = model.ready(tensors)
     infer_ms = round(statistics.median(race([lambda _: model.raw(ready)], TIMED_RUNS)[0]), 3)
     found = Verdict(True, "", model.engine.label, infer_ms)
     if followed is not None:
-        found = _weigh(found, followed, model, choices, question["kind"])
+        found = _compare_stages(found, followed, model, choices, question["kind"])
     if question["golden"]:
         agreement = _golden(model, followed if found.first_at is not None else None)
         if agreement is not None:
@@ -210,10 +210,10 @@ def judge(question: Mapping[str, Any], followed: Followed | None) -> Verdict:
     return replace(found, why="loads and runs; there is nothing to compare it with")
 
 
-def _weigh(
+def _compare_stages(
     found: Verdict, followed: Followed, model: Model, choices: list[EngineChoice], kind: Kind
 ) -> Verdict:
-    """See whether what the stages gave while they arrived is what the whole network gives."""
+    """Compare what the stages gave while they arrived with what the complete network gives."""
     from ...inference.compare import compare_outputs
     from ...inference.model import load_model
 
@@ -237,7 +237,7 @@ def _weigh(
 
 
 def _golden(model: Model, followed: Followed | None) -> Agreement | None:
-    """Compare with the golden outputs, if the stages have not done so."""
+    """Compare with the golden outputs, unless the stages have been compared already."""
     from ...inference.golden import compare_golden
 
     if followed is not None and followed.agreement and followed.label == model.engine.label:
@@ -245,7 +245,7 @@ def _golden(model: Model, followed: Followed | None) -> Agreement | None:
     return compare_golden(model)
 
 
-def _finite(outputs: dict[str, Any]) -> None:
+def _check_finite(outputs: dict[str, Any]) -> None:
     import numpy as np
 
     for name, array in outputs.items():
@@ -256,7 +256,7 @@ def _finite(outputs: dict[str, Any]) -> None:
 def _second_opinion(
     model: Model, other: EngineChoice, kind: Kind, tensors: Any, outputs: Any
 ) -> tuple[bool, str]:
-    """Compare with another engine, where the model brings nothing to compare with."""
+    """Compare with another engine, where the model has no golden outputs."""
     import numpy as np
 
     from ...inference.compare import cosine

@@ -1,6 +1,6 @@
-"""What is cut off an ONNX network's input, and how the rest of the file is written without it.
+"""The cut at an ONNX network's input, and the graph rewritten without what is cut off.
 
-Only the graph is written anew; weights stay where they are.
+Only the graph is rewritten; weights stay where they are.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _ZERO_POINT = b"folded/zero_point"
 
 @record
 class InputCut:
-    """What is to be changed in a network."""
+    """The changes to a network."""
 
     network: Path
     fold: Fold
-    quantisers: dict[int, tuple[str, str]]
-    """By number of the node: what it takes and gives. It becomes one that passes bytes on."""
+    quantizers: dict[int, tuple[str, str]]
+    """By position of the node: its input and output. It becomes one that passes bytes on."""
     retyped: frozenset[str]
     """Tensors of another type than before, the input among them."""
     back: frozenset[int] | None
@@ -38,14 +38,14 @@ class InputCut:
     """Whether steps are 128 more than in the network itself, to be without a sign."""
 
     def unsigned(self) -> InputCut | None:
-        """Give the same cut for steps without a sign, 128 more each; None: it cannot be done."""
+        """Return the same cut for unsigned steps, 128 more each; None: it cannot be done."""
         if not self.back:
             return None
         fold = replace(self.fold, dtype="uint8", zero_point=self.fold.zero_point + 128)
         return replace(self, fold=fold, shifted=True)
 
     def turned(self) -> InputCut:
-        """Give the same cut for steps with the colours last, where that is of any use."""
+        """Return the same cut for steps with the colors last, where that is of any use."""
         return replace(self, fold=replace(self.fold, turned=True)) if self.convolved else self
 
     def apply(self, model: bytes) -> bytes:
@@ -59,7 +59,7 @@ class InputCut:
         return replace_fields(model, 0, len(model), in_model)
 
     def open(self) -> tuple[bytes, dict[str, mmap]]:
-        """Give the changed graph, and by name the files in which its weights stayed.
+        """Return the changed graph, and by name the mapped files that hold its weights.
 
         Raises:
             ModelError: a file cannot be read, or the network is not an ONNX file any more.
@@ -79,8 +79,8 @@ class InputCut:
             nonlocal node
             if field.number == proto.GRAPH_NODE:
                 node += 1
-                if node in self.quantisers:
-                    return message(field.number, _move(*self.quantisers[node], self.fold.turned))
+                if node in self.quantizers:
+                    return message(field.number, _move(*self.quantizers[node], self.fold.turned))
                 if self.shifted and node in (self.back or ()):
                     return message(field.number, _with_zero_point(model[field.begin : field.end]))
             elif field.number in {proto.GRAPH_INPUT, proto.GRAPH_VALUE}:

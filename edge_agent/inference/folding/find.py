@@ -1,7 +1,7 @@
-"""Finds the quantisation at an ONNX network's input that can be cut off without changing a number.
+"""Finds the quantization at an ONNX network's input that can be cut off without changing a number.
 
-What lies between the input and its quantisation may move numbers about, but not change them. A
-network that is built otherwise is left as it is, and the reason is given.
+What lies between the input and its quantization may move numbers about, but not change them. A
+network that is built otherwise is left as it is, and the reason is returned.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .graph import Graph, Scalar, UnfoldableError
 log = logging.getLogger(__name__)
 
 MOST = 64
-"""Tensors between an input and its quantisation: YOLOX, which takes a picture apart, has seven."""
+"""Tensors between an input and its quantization: YOLOX, which takes a picture apart, has seven."""
 
 _ONNX = frozenset({"", "ai.onnx"})
-_QUANTISERS = frozenset({*_ONNX, "com.microsoft"})
-# These give the numbers that they take, whatever their type is, and nothing else …
+_QUANTIZERS = frozenset({*_ONNX, "com.microsoft"})
+# These pass on the numbers that they take, whatever their type is, and nothing else …
 _MOVERS = frozenset(
     {"Concat", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 )
-# … and these do not look at them.
+# … and these do not use them.
 _SIZES = frozenset({"Shape", "Size"})
 # Convolutions do these on the way.
 _CLAMPS = frozenset({"Clip", "Relu"})
@@ -41,10 +41,10 @@ _ATTRIBUTES = frozenset({"axis", "saturate", "output_dtype", "block_size"})
 
 
 def cut_for(folder: ModelFolder, kind: Kind) -> InputCut | None:
-    """Say what can be cut off the network of a model; None: nothing, as the log has it.
+    """Find the cut for the network of a model; None: there is none, and the log says why.
 
     Only for pictures: their pixels have so few values. Only where the decoder does not compare the
-    outputs with the inputs, of which it wants to see the numbers.
+    outputs with the inputs, whose numbers it needs.
     """
     spec = folder.manifest.input
     if kind != "picture" or DECODERS[folder.manifest.decoder].compares_input:
@@ -59,7 +59,7 @@ def cut_for(folder: ModelFolder, kind: Kind) -> InputCut | None:
 def find(
     network: Path, tensor: str | None = None, constants: Container[str] = ()
 ) -> InputCut | str:
-    """Find what can be cut off; or say why nothing can.
+    """Find what can be cut off; or return why nothing can.
 
     Args:
         network: an ONNX file.
@@ -75,7 +75,7 @@ def find(
     except UnfoldableError as reason:
         return printable(str(reason))
     except (ModelError, ValueError, IndexError) as problem:
-        # Whoever loads it says what is wrong with it.
+        # Loading it raises what is wrong with it.
         return f"{network.name} cannot be looked into: {problem}"
 
 
@@ -96,23 +96,23 @@ def _find(data: Data, network: Path, tensor: str | None, constants: Container[st
     back = None if way.back is None else frozenset(way.back)
     sizes = inputs[given].shape or ()
     convolved = len(sizes) == 4 and sizes[1] == 3 and way.convolved()
-    return InputCut(network, fold, way.quantisers, frozenset(way.passed), back, convolved)
+    return InputCut(network, fold, way.quantizers, frozenset(way.passed), back, convolved)
 
 
 class _Way:
-    """What lies between an input and its quantisation."""
+    """The nodes between an input and its quantization."""
 
     def __init__(self, graph: Graph, given: str) -> None:
-        """Follow an input.
+        """Follow an input to its quantization.
 
         Raises:
-            UnfoldableError: some of its numbers are used as they are, or quantised differently.
+            UnfoldableError: some of its numbers are used as they are, or quantized differently.
 
         """
         self.passed = [given]
-        self.quantisers: dict[int, tuple[str, str]] = {}
+        self.quantizers: dict[int, tuple[str, str]] = {}
         self.back: set[int] | None = set()
-        self._looked_at = False
+        self._shape_is_read = False
         self._graph = graph
         steps: set[tuple[Scalar, Scalar]] = set()
         joined: set[str] = set()
@@ -120,10 +120,10 @@ class _Way:
             if name in graph.outputs:
                 raise UnfoldableError(f"{name} is an output, too")
             if len(self.passed) > MOST:
-                raise UnfoldableError(f"more than {MOST} tensors lie before its quantisation")
+                raise UnfoldableError(f"more than {MOST} tensors lie before its quantization")
             for node in graph.users(name):
-                if node.operator == "QuantizeLinear" and node.domain in _QUANTISERS:
-                    steps.add(self._quantiser(node, name))
+                if node.operator == "QuantizeLinear" and node.domain in _QUANTIZERS:
+                    steps.add(self._quantizer(node, name))
                 elif node.operator in _MOVERS and node.domain in _ONNX:
                     others = node.inputs[1:] if node.inputs[0] == name else node.inputs
                     if node.operator == "Concat":
@@ -133,27 +133,27 @@ class _Way:
                     if node.outputs[0] not in self.passed:
                         self.passed.append(node.outputs[0])
                 elif node.operator in _SIZES and node.domain in _ONNX:
-                    self._looked_at = True
+                    self._shape_is_read = True
                 else:
                     raise UnfoldableError(f"{node.operator} takes {name} as it is")
         if joined - set(self.passed):
             raise UnfoldableError("other numbers are joined to the input's before they are steps")
         if len(steps) != 1:
-            raise UnfoldableError("is quantised in several ways" if steps else "is not quantised")
+            raise UnfoldableError("is quantized in several ways" if steps else "is not quantized")
         (self.step,) = steps
 
     def convolved(self) -> bool:
         """Whether the steps are at once convolved, in eight bits, and nothing else is done."""
-        if self._looked_at or len(self.passed) > 1 or len(self.quantisers) != 1:
+        if self._shape_is_read or len(self.passed) > 1 or len(self.quantizers) != 1:
             return False
-        ((_, steps),) = self.quantisers.values()
+        ((_, steps),) = self.quantizers.values()
         users = list(self._graph.users(steps))
         if self.back:
             users = [after for user in users for after in self._graph.users(user.outputs[0])]
         return bool(users) and all(self._in_eight_bits(user) for user in users)
 
     def _in_eight_bits(self, node: Node) -> bool:
-        """Whether a convolution is computed in eight bits: weights and result are quantised."""
+        """Whether a convolution is computed in eight bits: weights and result are quantized."""
         if node.operator == "QLinearConv":
             return True
         if node.operator != "Conv":
@@ -168,12 +168,12 @@ class _Way:
             and [each.operator for each in after] == ["QuantizeLinear"]
         )
 
-    def _quantiser(self, node: Node, name: str) -> tuple[Scalar, Scalar]:
-        """Read scale and zero point of a quantisation, and see that it ends there."""
+    def _quantizer(self, node: Node, name: str) -> tuple[Scalar, Scalar]:
+        """Read scale and zero point of a quantization, and check that the way ends there."""
         if node.inputs[0] != name or name in node.inputs[1:]:
             raise UnfoldableError("the input is a scale")
         if not node.attributes.keys() <= _ATTRIBUTES or self._graph.integer(node, "block_size"):
-            raise UnfoldableError("its quantisation is of another kind")
+            raise UnfoldableError("its quantization is of another kind")
         scale = self._graph.scalar(node.inputs[1])
         if len(node.inputs) > 2 and node.inputs[2]:
             zero = self._graph.scalar(node.inputs[2])
@@ -181,18 +181,18 @@ class _Way:
             zero = Scalar(self._graph.integer(node, "output_dtype") or UINT8, 0)
         fits = scale.dtype == FLOAT and 0 < scale.value < math.inf and zero.dtype in {UINT8, INT8}
         if not fits:
-            raise UnfoldableError("its quantisation is not to eight bits of float32")
+            raise UnfoldableError("its quantization is not to eight bits of float32")
         (steps,) = node.outputs
         if steps in self._graph.outputs:
             raise UnfoldableError("its steps are an output, too")
-        self.quantisers[node.position] = (name, steps)
-        # Two quantisations one behind the other are made one by ONNX Runtime, with other numbers.
+        self.quantizers[node.position] = (name, steps)
+        # Two quantizations one behind the other are made one by ONNX Runtime, with other numbers.
         for user in self._graph.users(steps):
             back = user.operator == "DequantizeLinear"
             if back and any(
                 n.operator == "QuantizeLinear" for n in self._graph.users(user.outputs[0])
             ):
-                raise UnfoldableError("it is quantised twice")
+                raise UnfoldableError("it is quantized twice")
             if not (back and len(user.inputs) > 2 and user.inputs[1:] == node.inputs[1:]):
                 self.back = None
             elif self.back is not None:

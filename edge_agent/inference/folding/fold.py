@@ -1,4 +1,4 @@
-"""The quantisation at a network's input, as numbers: done before the network instead of in it."""
+"""The quantization at a network's input, as numbers: done before the network instead of in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIRST: Axes = (0, 3, 1, 2)
 
 @record
 class Fold:
-    """What became of one input: q = saturate(round(x / scale) + zero_point).
+    """The quantization of one input: q = saturate(round(x / scale) + zero_point).
 
     Source of the formula: onnx.ai, operator QuantizeLinear; halves are rounded to even numbers.
     """
@@ -25,15 +25,15 @@ class Fold:
     name: str
     """Of the input; it keeps it."""
     dtype: Literal["uint8", "int8"]
-    """What it takes now; it took float32."""
+    """Its type now; it was float32."""
     scale: float
     """Exactly a float32."""
     zero_point: int
     turned: bool = False
-    """Whether it takes colours last, (n, h, w, c), where the network has them before the rows."""
+    """Whether it takes colors last, (n, h, w, c), where the network has them before the rows."""
 
-    def quantise(self, values: Array) -> Array:
-        """Give the steps of float32 numbers, as the operation that was cut off would.
+    def quantize(self, values: Array) -> Array:
+        """Return the steps of float32 numbers, as the operation that was cut off would.
 
         Args:
             values: float32, of any shape, finite.
@@ -49,11 +49,11 @@ class Fold:
         return steps.astype(self.dtype)
 
     def restore(self, steps: Array) -> Array:
-        """Give float32 numbers that become these steps."""
+        """Return float32 numbers that become these steps."""
         return (steps.astype(np.float32) - np.float32(self.zero_point)) * np.float32(self.scale)
 
     def specs(self, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        """Describe what the folded network takes, of what the network itself takes."""
+        """Return the inputs of the folded network, from those of the network itself."""
         return tuple(
             replace(spec, dtype=self.dtype, shape=self._turn(spec.shape, LAST))
             if spec.name == self.name
@@ -62,7 +62,7 @@ class Fold:
         )
 
     def declared(self, taken: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        """Describe what the network itself takes, of what the folded one takes."""
+        """Return the inputs of the network itself, from those of the folded one."""
         return tuple(
             replace(spec, dtype="float32", shape=self._turn(spec.shape, FIRST))
             if spec.name == self.name
@@ -74,17 +74,17 @@ class Fold:
         return tuple(shape[axis] for axis in axes) if self.turned else shape
 
     def feed(self, tensors: Tensors) -> Tensors:
-        """Give inputs for the folded network: those of the network itself are quantised."""
+        """Return tensors for the folded network: those for the network itself are quantized."""
         given = tensors.get(self.name)
         if given is None or given.dtype != np.float32:
             return tensors
-        steps = self.quantise(given)
-        if self.turned and steps.ndim == 4:  # else it does not fit, as whoever takes it will say
+        steps = self.quantize(given)
+        if self.turned and steps.ndim == 4:  # else it does not fit, which its receiver reports
             steps = np.ascontiguousarray(steps.transpose(LAST))
         return {**tensors, self.name: steps}
 
     def unfold(self, tensors: Tensors) -> Tensors:
-        """Give inputs for the network itself, of those of the folded one; they are new arrays."""
+        """Return tensors for the network itself, from those for the folded one; new arrays."""
         given = tensors.get(self.name)
         if given is None or given.dtype != self.dtype:
             return tensors
@@ -95,7 +95,7 @@ class Fold:
 
 
 def note(fold: Fold | None) -> dict[str, Any] | None:
-    """Give a fold as a form's table has it."""
+    """Return a fold as it is written to the table of a prepared form."""
     if fold is None:
         return None
     return {

@@ -184,7 +184,7 @@ def picture_preprocessor(
     channels = 1 if spec.color == "gray" else 3
     values = table_of(spec, tensor.dtype, channels)
     if fold is not None and fold.name == tensor.name:
-        values = fold.quantise(values)
+        values = fold.quantize(values)
         (tensor,) = fold.specs((tensor,))
         if fold.turned:
             spec, shape = replace(spec, layout="nhwc"), (1, height, width, channels)

@@ -1,1 +1,1 @@
-"""Network files, without an engine: are they fit, and what do they say of themselves."""
+"""Network files, read without an engine: checks, metadata, where the weights lie."""

@@ -204,7 +204,7 @@ class _Reader:
             self._open.pop()
 
     def _constant(self, layer: _Layer) -> None:
-        """See that a constant's bytes are those of its shape, and inside the .bin."""
+        """Check that a constant's bytes are those of its shape, and inside the .bin."""
         where = f"{self._network}: constant {layer.name!r}"
         kind = layer.data.get("element_type", "")
         try:

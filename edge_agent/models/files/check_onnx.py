@@ -1,7 +1,7 @@
-"""Checks on a network's file before an engine parses it, so that what is wrong is said in words.
+"""Checks on a network's file before an engine parses it, with errors in plain words.
 
-An engine's parser is native code that meets strangers' files; what reaches it has been bounded,
-is complete, refers to nothing outside its folder and computes with nothing but known operators.
+An engine's parser is native code that meets untrusted files; what reaches it has been bounded, is
+complete, refers to nothing outside its folder and computes with nothing but known operators.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _QUANTIZED = frozenset(
     }
 )
 
-# How the floats among them are looked at: bfloat16 by its bits.
+# How the floats among them are read: bfloat16 by its bits.
 _FLOATS: Mapping[int, type[np.generic]] = {
     FLOAT: np.float32,
     FLOAT16: np.float16,
@@ -59,7 +59,7 @@ _FLOATS: Mapping[int, type[np.generic]] = {
 
 
 def check_network(network: Path) -> None:
-    """See that a network's file is fit to be given to an engine.
+    """Check that a network's file may be given to an engine.
 
     Raises:
         ModelError: what is wrong with it, by name of the tensor, operator or file.
@@ -69,7 +69,7 @@ def check_network(network: Path) -> None:
 
 
 def inspect(network: Path) -> NetworkFacts:
-    """Check a network's file and say what it tells about itself.
+    """Check a network's file and return what it states about itself.
 
     Raises:
         ModelError: as for `check_network`.
@@ -160,7 +160,7 @@ def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 
 
 def _tensors(model: ModelProto, nodes: list[NodeProto]) -> Iterator[TensorProto]:
-    """Give every constant: initializers, also sparse ones, and attributes of nodes."""
+    """Iterate over every constant: initializers, also sparse ones, and attributes of nodes."""
     sparse = []
     for graph in (model.graph, *(graph for node in nodes for graph in _subgraphs(node))):
         yield from graph.initializer
@@ -190,7 +190,7 @@ def _check_operator(node: NodeProto, own: set[tuple[str, str]], network: Path) -
 
 
 def _check_tensor(tensor: TensorProto, network: Path, files: dict[Path, None]) -> int:
-    """Check one constant; note the file its data is in; return its size in bytes."""
+    """Check one constant; add the file its data is in to *files*; return its size in bytes."""
     where = f"{network}: tensor {tensor.name!r}"
     if tensor.data_type == STRING:
         return 0
@@ -260,7 +260,7 @@ def _external(tensor: TensorProto, size: int, network: Path, where: str) -> tupl
 
 
 def _maker(output: str, by_output: Mapping[str, NodeProto]) -> str:
-    """Name the operator whose numbers an output gives."""
+    """Return the type of the operator that computes an output's numbers."""
     seen = set()
     while output in by_output and output not in seen:
         seen.add(output)
@@ -272,7 +272,7 @@ def _maker(output: str, by_output: Mapping[str, NodeProto]) -> str:
 
 
 def _text(value: str | bytes) -> str:
-    """Make a text of a field: protobuf gives bytes where it is not UTF-8."""
+    """Return a field as text: protobuf returns bytes where it is not UTF-8."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 

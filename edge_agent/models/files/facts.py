@@ -1,4 +1,4 @@
-"""What can be read from a network's file without running it, and the one check on its numbers."""
+"""The facts that a network's file states without being run, and the one check on its numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...core.types import Array, TensorSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkFacts:
-    """A network's file, as far as it tells about itself."""
+    """What a network's file states about itself."""
 
     kind: Literal["onnx", "ir"]
     files: tuple[Path, ...]
@@ -58,14 +58,14 @@ OPENVINO_TYPES: Mapping[str, str] = {
     **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
 }
 
-# So that a weight of any size costs little memory to look at.
+# So that checking a weight of any size costs little memory.
 _CHUNK = 1 << 22
 
 
 def ensure_finite(values: Array, what: str) -> None:
-    """See that weights are numbers.
+    """Check that weights are finite numbers.
 
-    Infinities are let through where all else is zero: that is a mask or a bound, which networks do
+    Infinities are accepted where all else is zero: that is a mask or a bound, which networks do
     have as constants. Amid other numbers they are damage, as NaN is anywhere.
 
     Args:
@@ -100,7 +100,7 @@ def _chunks(values: Array) -> Iterator[Array]:
 
 
 def _all_finite(chunk: Array) -> bool:
-    """Say whether all are finite, as cheaply as each type allows."""
+    """Whether all are finite, computed as cheaply as each type allows."""
     if chunk.dtype == np.uint16:  # bfloat16: all eight bits of the exponent set
         return not bool(((chunk & 0x7F80) == 0x7F80).any())
     if chunk.dtype == np.float16:

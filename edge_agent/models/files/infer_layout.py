@@ -1,4 +1,4 @@
-"""What the metadata of an exported network leaves to be told from its inputs and outputs."""
+"""Layout and decoder of an exported network, inferred from its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def picture_input(facts: NetworkFacts, where: str) -> tuple[TensorSpec, dict[str
     """Find the input that takes pictures.
 
     Returns:
-        Its spec, and what a manifest's [input] says of it: layout, color where it is gray, tensor
+        Its spec, and its keys in a manifest's [input]: layout, color where it is gray, tensor
         where there are others.
 
     Raises:
@@ -45,7 +45,7 @@ def picture_input(facts: NetworkFacts, where: str) -> tuple[TensorSpec, dict[str
 
 
 def picture_size(spec: TensorSpec, layout: str) -> tuple[int | None, int | None]:
-    """Give the width and height of a picture input; None where the network leaves them open."""
+    """Return the width and height of a picture input; None where the network leaves them open."""
     rows, columns = (2, 3) if layout == "nchw" else (1, 2)
     return spec.shape[columns], spec.shape[rows]
 
@@ -58,7 +58,7 @@ def yolo_decoder(
     end_to_end: bool = False,
     objectness: bool = False,
 ) -> str:
-    """Tell a YOLO's family by the shape of its output.
+    """Infer the decoder of a YOLO network from the shape of its output.
 
     Args:
         outputs: of the network.
@@ -94,7 +94,7 @@ def yolo_decoder(
 
 
 def numbers(text: str, where: str) -> list[float]:
-    """Read numbers between spaces, commas or brackets.
+    """Parse numbers between spaces, commas or brackets.
 
     Raises:
         ModelError: they are something else.
@@ -108,5 +108,5 @@ def numbers(text: str, where: str) -> list[float]:
 
 
 def filled(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what is None: a manifest's keys are absent where they do not matter."""
+    """Return a section without what is None: manifests lack the keys that do not matter."""
     return {key: value for key, value in section.items() if value is not None}

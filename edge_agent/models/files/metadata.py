@@ -1,4 +1,4 @@
-"""A manifest for a bare network, of what its exporter wrote into it.
+"""A manifest for a bare network, from the metadata that its exporter wrote into it.
 
 Two kinds of metadata answer a manifest's questions: that of Ultralytics and that of OpenVINO's
 Model API. What neither says but their own runtimes take for granted is assumed here too, and every
@@ -18,7 +18,7 @@ from .check_onnx import inspect
 
 
 def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest, list[str]]:
-    """Make the manifest of a bare .onnx or .xml.
+    """Build the manifest of a bare .onnx or .xml.
 
     Args:
         network: the file; its weights and, of an Ultralytics export, metadata.yaml beside it.

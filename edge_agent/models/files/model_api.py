@@ -47,7 +47,7 @@ class _Info(Mapping[str, str]):
         return len(self._entries)
 
     def number(self, key: str, default: float) -> float:
-        """Read one number; say so where the wrapper's default is taken."""
+        """Read one number; record the assumption where the wrapper's default is used."""
         found = self.numbers(key)
         if len(found) == 1:
             return found[0]
@@ -75,7 +75,7 @@ def info_of(facts: NetworkFacts) -> dict[str, str] | None:
 def describe(
     entries: Mapping[str, str], facts: NetworkFacts, where: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Make what a manifest needs besides name, version and file.
+    """Return what a manifest needs besides name, version and file.
 
     Raises:
         ModelError: an entry is missing or wrong, or asks for something that is not supported.
@@ -155,7 +155,7 @@ def _classifier(info: _Info, facts: NetworkFacts, where: str) -> dict[str, Any]:
 
 
 def _classes(labels: tuple[str, ...], facts: NetworkFacts, where: str) -> dict[str, Any]:
-    """Hold labels against the first output; where it has one class more, that is the first."""
+    """Compare labels with the first output; where it has one class more, that is the first."""
     spec = facts.outputs[0]
     sizes = [size for size in spec.shape[1:] if size != 1] or [1]
     if "int" in spec.dtype:
@@ -227,7 +227,7 @@ def _picture(
     said["pad"] = (info.numbers("pad_value") or [pad])[0] if padded else 0
     said["interpolation"] = info.get("interpolation_mode", "linear").strip().lower()
     if info.flag("embedded_processing"):
-        # Colour, mean and scale are in the network already, which takes BGR as it comes.
+        # Color, mean and scale are in the network already, which takes BGR as it comes.
         return {"color": "bgr", **said}
     reverse = info.flag("reverse_input_channels") if "reverse_input_channels" in info else rgb
     said.setdefault("color", "rgb" if reverse else "bgr")
@@ -243,7 +243,7 @@ def _picture(
 
 
 def _open_size(info: _Info, where: str) -> dict[str, Any]:
-    """Give the size that the network had before its preprocessing was put inside."""
+    """Return the size that the network had before its preprocessing was put inside."""
     width, height = info.numbers("orig_width"), info.numbers("orig_height")
     if len(width) != 1 or len(height) != 1:
         raise ModelError(
@@ -256,7 +256,7 @@ def _open_size(info: _Info, where: str) -> dict[str, Any]:
 def _with_image_info(
     said: dict[str, Any], facts: NetworkFacts, size: tuple[int | None, int | None]
 ) -> dict[str, Any]:
-    """Feed a detector's second input, where it has one: height, width and 1."""
+    """Return the constant of a detector's second input, where it has one: height, width and 1."""
     width = said.get("width") or size[0]
     height = said.get("height") or size[1]
     others = [spec for spec in facts.inputs if len(spec.shape) == 2]

@@ -1,8 +1,8 @@
-"""Where the tensors lie in a weight file, without loading it.
+"""The ranges of the tensors in a weight file, found without loading it.
 
 Blocks are cut there, so that a tensor that has not changed is a block that has not changed. What
 is found is a hint and nothing more: of a file that is not what its name says nothing is found, and
-it is cut evenly. Whether it is fit to run is seen when an engine loads it.
+it is cut evenly. Whether it can run is found when an engine loads it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _ir(path: Path) -> list[Range]:
 
 
 def _npz(path: Path) -> list[Range]:
-    """Find the arrays of an .npz, a zip: where inputs stay, only the outputs are sent anew."""
+    """Find the arrays of an .npz, a zip: where inputs stay, only the outputs are sent again."""
     ranges: list[Range] = []
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:

@@ -46,7 +46,7 @@ def fields_of(network: Path, facts: NetworkFacts) -> dict[str, str] | None:
 def describe(
     fields: Mapping[str, str], facts: NetworkFacts, where: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Make what a manifest needs besides name, version and file.
+    """Return what a manifest needs besides name, version and file.
 
     Raises:
         ModelError: a task that is not supported, or fields that contradict the network.

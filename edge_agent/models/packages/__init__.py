@@ -1,1 +1,1 @@
-"""A model as it travels: the package, its blocks, its signature. Section 5 of the interface."""
+"""Packages, the form in which models travel: blocks, signature. Section 5 of the interface."""

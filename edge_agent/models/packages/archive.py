@@ -1,6 +1,6 @@
-"""A package as one tar: its front, read without interpreting it, and what is behind.
+"""A package as one tar: its front, read without interpreting it, and the members behind it.
 
-Believes nothing: whether the front is signed and by whom is `package`'s to say.
+Trusts nothing: the signature of the front is checked in `package`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_TAIL = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """The first three members: all of a package that is not in its blocks. Not yet believed."""
+    """The first three members: all of a package that is not in its blocks. Not verified yet."""
 
     header: bytes
     signature: bytes | None
@@ -31,13 +31,13 @@ class Front:
 
     @property
     def transfer(self) -> str:
-        """What the transfer of this package is called."""
+        """The name of this package's transfer."""
         return transfer_id(self.header)
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A whole tar, of which no more than the front has been read."""
+    """A whole tar, of which only the front has been read."""
 
     where: str
     """Names it in errors."""
@@ -48,7 +48,7 @@ class Archive:
     """Where the members behind the front begin."""
 
     def members(self, header: PackageHeader) -> Callable[[int, int], bytes]:
-        """Give access to the members that the blocks are made of, by offset and length.
+        """Return a reader of the members that the blocks consist of, by offset and length.
 
         Raises:
             ModelError: the archive is cut off, or something hides behind the last block.
@@ -112,9 +112,9 @@ def member_reader(
     """Read the members of a package, each byte only after its block has been checked.
 
     Args:
-        header: of the package; believed.
+        header: of the package; verified.
         blocks: its list.
-        read: gives the bytes at an offset of the stream, of a length.
+        read: returns the bytes at an offset of the stream, of a length.
 
     """
     return TarReader(reader_of(verified(blocks, read)), header.size, header.id)

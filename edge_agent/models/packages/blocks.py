@@ -72,7 +72,7 @@ class BlockList:
 
     @classmethod
     def of(cls, lengths: Iterable[int], digests: Iterable[bytes]) -> Self:
-        """Make a list of what was cut."""
+        """Build a list of the blocks that a stream was cut into."""
         sizes = tuple(lengths)
         return cls(sizes, tuple(digests), tuple(accumulate(sizes, initial=0))[:-1])
 
@@ -137,11 +137,11 @@ class BlockList:
         return sum(self.lengths)
 
     def to_bytes(self) -> bytes:
-        """Make `package.blocks`."""
+        """Encode `package.blocks`."""
         return b"".join(map(ENTRY.pack, self.lengths, self.digests))
 
     def check(self, index: int, data: bytes) -> None:
-        """See that *data* is the block *index*.
+        """Check that *data* is the block *index*.
 
         Raises:
             ModelError: it is not, or there is no such block.
@@ -158,11 +158,11 @@ class BlockList:
 
 
 def verified(blocks: BlockList, read: Callable[[int, int], bytes]) -> Iterator[bytes]:
-    """Give the blocks one after the other, each only after its digest has been checked.
+    """Iterate over the blocks, each only after its digest has been checked.
 
     Args:
         blocks: of the stream.
-        read: gives the bytes at an offset, of a length.
+        read: returns the bytes at an offset, of a length.
 
     Raises:
         ModelError: a block is not what the list says.
@@ -189,7 +189,7 @@ def reader_of(parts: Iterator[bytes]) -> Callable[[int], bytes]:
 
 
 def ranges(indices: Iterable[int]) -> list[tuple[int, int]]:
-    """Put rising numbers together into ranges, first and last included."""
+    """Group rising numbers into ranges, first and last included."""
     found: list[tuple[int, int]] = []
     for index in indices:
         if found and found[-1][1] == index - 1:

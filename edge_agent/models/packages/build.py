@@ -1,6 +1,6 @@
-"""Making packages, and reading them where they are sent from.
+"""Building packages from model folders, and reading them at their sender.
 
-The other end, which believes nothing, is in `package`.
+The receiver, which trusts nothing, is in `package` and `archive`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package at its sender: what it says, and where its bytes are."""
+    """A package at its sender: its header, and where its bytes are."""
 
     front: Front
     header: PackageHeader
@@ -49,7 +49,7 @@ class Package:
 
     @property
     def transfer(self) -> str:
-        """What its transfer is called."""
+        """The name of its transfer."""
         return self.front.transfer
 
     def block(self, index: int, *, check: bool = True) -> bytes:
@@ -57,8 +57,8 @@ class Package:
 
         Args:
             index: of the block.
-            check: whether to see that it is still what the package was made with; a sender need
-                not, since every device does (half of what sending a block cost, measured).
+            check: whether to verify that it is still what the package was made with; a sender
+                need not, since every device does (half of what sending a block cost, measured).
 
         Raises:
             ModelError: the files are not what they were when the package was made.
@@ -109,7 +109,7 @@ def pack(
     targets: Sequence[str] = (),
     created: datetime | None = None,
 ) -> Package:
-    """Make a package of a model folder and write it to *out*.
+    """Build a package of a model folder and write it to *out*.
 
     Raises:
         ModelError: the folder is not fit to be one, or *out* cannot be written.
@@ -130,12 +130,12 @@ def make(
     targets: Sequence[str] = (),
     created: datetime | None = None,
 ) -> Package:
-    """Make a package of a model folder, whose files it goes on reading.
+    """Build a package of a model folder, whose files it goes on reading.
 
     Args:
         model: what is in it, as the manifest has it.
         key: signs it; None: it is unsigned.
-        expires: from when on no device takes it; None: never.
+        expires: from when on no device accepts it; None: never.
         targets: device:ID, profile:NAME, @GROUP; none: for any device.
         created: None: now.
 
@@ -158,7 +158,7 @@ def describe(
     targets: Sequence[str] = (),
     created: datetime | None = None,
 ) -> Front:
-    """Make the first members of a package of *blocks*; the arguments are those of `make`.
+    """Build the first members of a package of *blocks*; the arguments are those of `make`.
 
     Raises:
         ModelError: a target or a time makes no sense.
@@ -188,7 +188,7 @@ def describe(
 
 
 def cut_folder(folder: Path) -> tuple[Layout, BlockList]:
-    """Lay a model folder out as a tar's members and cut it into blocks.
+    """Lay out a model folder as the members of a tar and cut it into blocks.
 
     Raises:
         ModelError: there is something in it that cannot be in a package.
@@ -228,7 +228,7 @@ def cut_folder(folder: Path) -> tuple[Layout, BlockList]:
 
 
 def model_files(folder: Path) -> dict[str, Path]:
-    """List what belongs to a model: all files of its folder but the hidden; the manifest first.
+    """List the files of a model: all in its folder but the hidden; the manifest first.
 
     Raises:
         ModelError: there is a link or a device among them, or too many or too deep.

@@ -27,7 +27,7 @@ _MAX_KEY_BYTES = 16 * 1024
 
 
 def generate_key(path: Path) -> Path:
-    """Make a key pair: *path*, readable by its owner only, and *path*.pub.
+    """Generate a key pair: *path*, readable by its owner only, and *path*.pub.
 
     Returns:
         The path of the public key.
@@ -142,21 +142,21 @@ class Keyring:
     keys: Mapping[str, Ed25519PublicKey]
     """By file name."""
     problems: tuple[str, ...]
-    """One line for each place that gave no key; the other keys count all the same."""
+    """One line for each place without a usable key; the other keys count all the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrustedKeys:
     """Where trusted public keys lie: *.pub files, or folders of them.
 
-    They are read anew at every use, so that a key whose file is removed is trusted no more.
+    They are read again at every use, so that a key whose file is removed is no longer trusted.
     """
 
     paths: Sequence[Path]
 
     @property
     def mend(self) -> str:
-        """Say in words how a key comes to be trusted here."""
+        """How a key comes to be trusted here, as the end of an error."""
         # One that is not there yet goes by its name.
         folders = [
             str(path)
@@ -184,12 +184,12 @@ class TrustedKeys:
         return Keyring(keys, tuple(problems))
 
     def verify(self, signature: bytes, data: bytes) -> str | None:
-        """Name the key that signed exactly these bytes; None where no trusted one did."""
+        """Return the file name of the key that signed these bytes; None: no trusted one did."""
         return verify(self.read(), signature, data)
 
 
 def verify(ring: Keyring, signature: bytes, data: bytes) -> str | None:
-    """Name the key of *ring* that signed exactly these bytes; None where none did."""
+    """Return the file name of the key of *ring* that signed exactly these bytes; None: none did."""
     from cryptography.exceptions import InvalidSignature
 
     for name, key in ring.keys.items():
@@ -202,7 +202,7 @@ def verify(ring: Keyring, signature: bytes, data: bytes) -> str | None:
 
 
 def _key_files(paths: Iterable[Path], problems: list[str]) -> list[Path]:
-    """List the key files that the settings name; note the places where there is nothing."""
+    """List the key files that the settings name; record the places that cannot be read."""
     files: list[Path] = []
     for path in paths:
         if not path.is_dir():

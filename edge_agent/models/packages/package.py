@@ -1,4 +1,4 @@
-"""What a package says of itself, and whether to believe it: section 5 of the public interface.
+"""The header of a package, `package.json`, and its checks: section 5 of the public interface.
 
 The order is the protection: the signature over the bytes of `package.json`, then what they say,
 then `package.blocks` by the digest in it, then every block by the digest in that. Nothing is parsed
@@ -48,7 +48,7 @@ class _Written:
 
 @dataclass(frozen=True, slots=True)
 class PackageHeader:
-    """What `package.json` says."""
+    """The fields of `package.json`."""
 
     name: str
     version: str
@@ -117,7 +117,7 @@ class PackageHeader:
 
     @property
     def list_bytes(self) -> int:
-        """How long `package.blocks` is."""
+        """Length of `package.blocks`, bytes."""
         return self.blocks * ENTRY.size
 
     @property
@@ -127,7 +127,7 @@ class PackageHeader:
 
 
 def _json(data: bytes) -> Mapping[str, Any]:
-    """Read an object; refuse what different parsers read differently."""
+    """Parse an object; refuse what different parsers read differently."""
     if len(data) > MAX_HEADER:
         raise ModelError(f"{HEADER}: {len(data)} bytes, at most {MAX_HEADER}")
     try:
@@ -155,7 +155,7 @@ def _not_a_number(text: str) -> None:
 
 
 def parse_time(text: str, where: str) -> datetime:
-    """Read an ISO 8601 time or date; without a zone it is UTC, a date is its first moment.
+    """Parse an ISO 8601 time or date; without a zone it is UTC, a date is its first moment.
 
     Raises:
         ModelError: it is none.
@@ -171,12 +171,12 @@ def parse_time(text: str, where: str) -> datetime:
 
 
 def format_time(time: datetime) -> str:
-    """Write a time as the interface has them: UTC, milliseconds, Z."""
+    """Return a time in the format of the interface: UTC, milliseconds, Z."""
     return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def check_target_form(target: str, where: str) -> None:
-    """See that a target is device:ID, profile:NAME or @group.
+    """Check that a target is device:ID, profile:NAME or @group.
 
     Raises:
         ModelError: it is not.
@@ -189,14 +189,14 @@ def check_target_form(target: str, where: str) -> None:
 
 
 def transfer_id(header: bytes) -> str:
-    """Name a transfer after the exact bytes of its `package.json`."""
+    """Return the name of a transfer, a digest of the exact bytes of its `package.json`."""
     return hashlib.sha256(header).hexdigest()[:32]
 
 
 def verify_header(
     header: bytes, signature: bytes | None, trusted: TrustedKeys, *, allow_unsigned: bool
 ) -> str | None:
-    """Decide whether the bytes of `package.json` may be read at all.
+    """Verify the signature over the bytes of `package.json`, before they are parsed.
 
     Returns:
         The file name of the key that signed them; None for an unsigned package that is allowed.
@@ -233,7 +233,7 @@ def verify_header(
 def check_targets(
     header: PackageHeader, *, device: str, profile: str, groups: Collection[str]
 ) -> None:
-    """See that a package is meant for this device.
+    """Check that a package is meant for this device.
 
     Raises:
         ModelError: it is not.
@@ -249,10 +249,10 @@ def check_targets(
 def check_expiry(
     header: PackageHeader, *, now: datetime, build_date: datetime
 ) -> Literal["ok", "wait"]:
-    """Judge whether a package is still good.
+    """Check that a package has not expired.
 
     A clock that shows a time before this program was built is not credible: a box without a
-    battery starts in 1970. It does not judge; the push waits until the clock has been set.
+    battery starts in 1970. It decides nothing; the push waits until the clock has been set.
 
     Raises:
         ModelError: it has expired.

@@ -1,7 +1,7 @@
 """A model folder as the bytes of a tar's members, and back.
 
 What is sent of a package is this stream, so a device that has unpacked it must be able to give any
-part of it again: `Layout` keeps the headers, the folder has the contents.
+part of it again: `Layout` holds the headers, the folder has the contents.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Layout:
     frame: bytes
 
     def stream(self, folder: Path) -> Stream:
-        """Make the stream again, of the files now in *folder*."""
+        """Rebuild the stream from the files now in *folder*."""
         at = 0
         pieces: list[Piece] = []
         for name, length in self.pieces:
@@ -95,7 +95,7 @@ def unpack(
         reader: standing at the first of them.
         folder: exists and is empty.
         where: names the archive in errors.
-        rename: gives the name to write a member under, or None to leave it out.
+        rename: returns the name to write a member under, or None to leave it out.
 
     Raises:
         ModelError: the archive is not fit to unpack; *folder* then holds a part of it.

@@ -1,4 +1,4 @@
-"""Plain tar archives: written always alike, read strictly.
+"""Plain tar archives: written deterministically, read strictly.
 
 The format is POSIX.1-1988 "ustar": 512 bytes of header, the content, zeros up to the next 512.
 Reading takes what `tar cf` of any system makes of plain files and folders and refuses the rest by
@@ -21,12 +21,12 @@ MAX_NAME_BYTES = 255
 _CHUNK = 1 << 20
 
 Read = Callable[[int], bytes]
-"""Gives the next bytes of a stream: at most so many, none at its end."""
+"""Returns the next bytes of a stream: at most so many, none at its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What the header of one member says."""
+    """The header of one member."""
 
     name: str
     """Relative, without leading "./", checked by `check_name`."""
@@ -35,7 +35,7 @@ class Member:
 
 
 def header(name: str, size: int) -> bytes:
-    """Make the header of a plain file: owner 0, mode 0644, time 0, so that equal is equal.
+    """Return the header of a plain file: owner 0, mode 0644, time 0, so that it is reproducible.
 
     Raises:
         ModelError: the name or the size does not fit this format.
@@ -52,12 +52,12 @@ def header(name: str, size: int) -> bytes:
 
 
 def padding(size: int) -> bytes:
-    """Fill up the last record of a content of *size* bytes."""
+    """Return the zeros that fill up the last record of a content of *size* bytes."""
     return bytes(-size % RECORD)
 
 
 def check_name(name: str, where: str) -> str:
-    """See that a member's name stays inside the folder it is unpacked to; return it made plain.
+    """Check that a member's name stays inside the folder it is unpacked to; return it normalized.
 
     Raises:
         ModelError: it does not.
@@ -84,7 +84,7 @@ def check_name(name: str, where: str) -> str:
 
 
 class TarReader:
-    """Reads one member after the other, once, and keeps account of every byte."""
+    """Reads one member after the other, once, and accounts for every byte."""
 
     def __init__(self, read: Read, length: int, where: str) -> None:
         self._read = read
@@ -105,7 +105,7 @@ class TarReader:
         """
         if self._content:
             raise AssertionError("the content of the member before has not been read")
-        # The padding of the last content may be left out: nothing hangs on it.
+        # The padding of the last content may be left out: nothing depends on it.
         self._frame(min(self._padding, self._left))
         self._padding = 0
         longer_name: str | None = None
@@ -180,7 +180,7 @@ class TarReader:
         return name
 
     def _end(self) -> None:
-        """See that nothing hides behind the end of the archive."""
+        """Check that nothing follows the end of the archive."""
         if self._left > _CHUNK or self._frame(self._left).strip(b"\0"):
             raise ModelError(f"{self._where}: something follows the end of the archive")
 
@@ -221,7 +221,7 @@ _HARMLESS = frozenset(
 
 
 def _fields(record: bytes, where: str) -> tuple[str, int, bytes]:
-    """Take name, size and kind from a header record."""
+    """Parse name, size and kind of a header record."""
     magic = record[257:265]
     if magic not in {b"ustar\x0000", b"ustar  \0"}:
         mend = "; unpack it first" if record[:2] in {b"\x1f\x8b", b"PK", b"BZ"} else ""

@@ -1,1 +1,1 @@
-"""Models on this device: the versions there are, which one is live, and what is arriving."""
+"""The store: versions of models on this device, which one is live, and incoming transfers."""

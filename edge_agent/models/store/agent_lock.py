@@ -1,4 +1,4 @@
-"""Being the one agent that runs on a state folder. Light: it stands before the first result."""
+"""The lock of the one agent of a state folder. Light: it is taken before the first result."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ...core.files import take_lock
 
 
 @contextmanager
-def claim(state: Path) -> Iterator[None]:
-    """Be the agent of this folder.
+def hold_agent_lock(state: Path) -> Iterator[None]:
+    """Hold the agent's lock on this folder.
 
     Raises:
-        UsageError: another one is.
+        UsageError: another agent holds it.
 
     """
     try:
-        # Under the other lock, so that whoever only asks does not look like an agent.
+        # Under the other lock, so that a process that only tests it is not taken for an agent.
         guard = take_lock(state / "store.lock", wait=True, like=state)
         try:
             mine = take_lock(state / "agent.lock", like=state)
@@ -33,7 +33,7 @@ def claim(state: Path) -> Iterator[None]:
     except OSError as problem:
         raise UsageError(f"state_dir: {state}: {problem.strerror}") from None
     try:
-        # The files of this folder are the agent's own: nobody else is writing one now.
+        # The files of this folder are the agent's own: no other process is writing one now.
         for path in state.glob(".*.json.*"):
             path.unlink()
         yield

@@ -41,14 +41,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Reads the folders at every question, as others change them; for many, there is `now`."""
+    """All models. Reads the folders at every call, as others change them; for many, use `now`."""
 
     store: Store
     models_dirs: Sequence[Path] = ()
     bundled_dir: Path | None = None
 
     def now(self) -> Library:
-        """Give the models as they are at this moment, read once for any number of questions."""
+        """Return the models as they are at this moment, read once for any number of calls."""
         return _Snapshot(self.store, self.models_dirs, self.bundled_dir, tuple(self._all()))
 
     def entries(self, name: str | None = None) -> tuple[Entry, ...]:
@@ -87,8 +87,8 @@ class Library:
     def live(self, name: str) -> ModelFolder:
         """Find the version that runs: the store's pointer, else the highest there is.
 
-        Where the pointer leads nowhere, or to something broken, the version before takes its
-        place, then the highest; `problems` says so.
+        Where the pointer leads nowhere, or to something broken, the previous version is used
+        instead, then the highest; `problems` reports it.
 
         Raises:
             ModelError: there is no version that can be loaded and has been accepted.
@@ -105,7 +105,7 @@ class Library:
         raise ModelError(f"{name}: {self._none(name)}")
 
     def activate(self, name: str, version: str) -> ModelFolder:
-        """Make an accepted version live, wherever it is; what runs now becomes the one before.
+        """Make an accepted version live, wherever it is; what runs now becomes the previous one.
 
         Raises:
             ModelError: there is no such version, or it was never accepted.
@@ -119,7 +119,7 @@ class Library:
         return folder
 
     def rollback(self, name: str) -> ModelFolder:
-        """Go back to the version before.
+        """Make the previous version live.
 
         Raises:
             ModelError: there is none, or it cannot be loaded any more; nothing has changed then.
@@ -131,7 +131,7 @@ class Library:
         return self.find(name, self.store.rollback(name))
 
     def problems(self) -> tuple[str, ...]:
-        """Say what is wrong in any of the places, one line each."""
+        """List what is wrong in any of the places, one line each."""
         lines = [entry.error for entry in self._all() if entry.error]
         lines.extend(
             f"models_dirs: {folder}: no such folder"
@@ -157,7 +157,7 @@ class Library:
             yield from _plain(self.bundled_dir, "bundled")
 
     def _running(self, name: str) -> str | None:
-        """Name the version that runs now, for when no pointer does."""
+        """Return the version that runs now, for where no pointer names one."""
         try:
             return self.live(name).manifest.version
         except ModelError:
@@ -174,14 +174,14 @@ class Library:
         return f"{running} runs in its place" if running else "nothing can run in its place"
 
     def _known(self, name: str) -> str:
-        """Say what there is instead."""
+        """Return the versions that there are, as the end of an error."""
         versions = [entry.version for entry in self.versions(name) if entry.version]
         if versions:
             return f"there is {', '.join(versions)}"
         return self._none(name)
 
     def _none(self, name: str) -> str:
-        """Say why there is nothing to run of a name."""
+        """Return why no version of a name can run."""
         broken = [entry.error for entry in self.entries(name) if entry.error]
         if broken:
             return f"every version is broken: {broken[0]}"
@@ -192,7 +192,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot(Library):
-    """What has been read; which version is live is still the store's to say."""
+    """The models as they were read once; which version is live is still read from the store."""
 
     found: tuple[Entry, ...] = ()
 

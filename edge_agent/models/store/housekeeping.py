@@ -1,4 +1,4 @@
-"""Room for new models, and what a crash has left behind."""
+"""Disk space for new models, and removal of what a crash has left behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .store import Store
 
 TRANSFER = re.compile(r"[0-9a-f]{32}")
 PATIENCE_S = 7 * 24 * 3600.0
-"""How long a transfer that nobody goes on with is kept."""
+"""How long a transfer is kept that is not resumed."""
 
 
 class Derived(Protocol):
@@ -64,7 +64,7 @@ def make_room(
     keep: Collection[tuple[str, str]] = (),
     transfer: str | None = None,
 ) -> tuple[str, ...]:
-    """See that *needed* more bytes fit; where they do not, delete what was unused longest.
+    """Free disk space for *needed* more bytes; deletes what was unused longest, if it must.
 
     Never deletes what is live, previous or on trial.
 
@@ -77,8 +77,7 @@ def make_room(
         transfer: the one by which the version arrives, which is not counted.
 
     Returns:
-        What was deleted: name@version, the id of a transfer that had come to rest, or a prepared
-        form.
+        What was deleted: name@version, the id of an interrupted transfer, or a prepared form.
 
     Raises:
         ModelError: it does not fit. Nothing has been deleted then.
@@ -107,11 +106,11 @@ def make_room(
             if taken + needed <= quota and free >= 2 * needed:
                 break
             if each.version is None:
-                store.take_apart(each.path)
+                store.delete_folder(each.path)
             else:
                 store.discard(*each.version)
                 for form in derived.forms_of(store, each.path):
-                    store.take_apart(form)
+                    store.delete_folder(form)
             taken, free = taken - each.size, free + each.size
             gone.append(each.label)
         return tuple(gone)
@@ -152,15 +151,15 @@ def _idle(
 
 
 def clean_leftovers(store: Store, *, derived: Derived, now: float | None = None) -> tuple[str, ...]:
-    """Remove what a crash has left, and transfers that nobody goes on with.
+    """Remove what a crash has left, and transfers that are not resumed.
 
     Args:
-        store: to clean; others may be at work in it.
+        store: to clean; other processes may be at work in it.
         derived: what else lies in it: of models, to be made again.
         now: wall clock, seconds; None: the present.
 
     Returns:
-        One line for each thing found, damaged pointers and things of strangers included.
+        One line for each thing found, damaged pointers and foreign files included.
 
     Raises:
         ModelError: the disk is broken.
@@ -185,10 +184,10 @@ def clean_leftovers(store: Store, *, derived: Derived, now: float | None = None)
                 continue
             why = _useless(path, installed, now)
             if why is not None:
-                store.take_apart(path)
+                store.delete_folder(path)
                 lines.append(f"{path}: {why}, removed")
         for form, why in derived.useless(store):
-            store.take_apart(form)
+            store.delete_folder(form)
             lines.append(f"{form}: {why}, removed")
     return tuple(lines)
 
@@ -212,7 +211,7 @@ def _clean_model(store: Store, name: str) -> list[str]:
 
 
 def _useless(path: Path, installed: Collection[str], now: float) -> str | None:
-    """Say why a transfer need not be kept; None: it may go on."""
+    """Return why a transfer need not be kept; None: it may be resumed."""
     try:
         header = (path / HEADER).read_bytes()
     except FileNotFoundError:
@@ -228,7 +227,7 @@ def _useless(path: Path, installed: Collection[str], now: float) -> str | None:
 
 
 def _abandoned(path: Path) -> bool:
-    """Whether nobody is at work in a folder."""
+    """Whether no process is at work in a folder."""
     try:
         os.close(take_lock(path))
     except BlockingIOError:

@@ -1,7 +1,7 @@
-"""A package on its way: the blocks that have arrived, kept so that they survive any crash.
+"""An incoming package: the blocks that have arrived, stored so that they survive any crash.
 
-Which blocks are there is not written down: after a restart their digests tell. So no order of
-writes, and no sector lost in a power cut, can make a block count that is not whole.
+No record is written of which blocks are there: after a restart their digests are checked. So no
+order of writes, and no sector lost in a power cut, can make a block count that is not whole.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Incoming:
     def __init__(
         self, store: Store, front: Front, header: PackageHeader, blocks: BlockList
     ) -> None:
-        """Begin a transfer, or go on with one that was interrupted.
+        """Start a transfer, or resume one that was interrupted.
 
         Args:
             store: where to keep it.
             front: the first members of the package.
-            header: what they say; believed.
+            header: their content; verified.
             blocks: the list in them, checked.
 
         Raises:
@@ -64,7 +64,7 @@ class Incoming:
         for index, digest in enumerate(blocks.digests):
             self._where.setdefault(digest, []).append(index)
         self._urgent: list[int] = []
-        """Blocks that are to come before their turn."""
+        """Blocks to be requested before the others."""
         self._settled = False
         """Whether the folder and all in it but the blocks is durable."""
         with disk_errors(f"{header.id}: preparing to receive it"):
@@ -85,7 +85,7 @@ class Incoming:
                 raise
 
     def _is_begun(self) -> bool:
-        """Whether the transfer is there to go on with; what a power cut has spoiled is removed."""
+        """Whether the transfer can be resumed; one that a power cut has damaged is removed."""
         if not self._folder.is_dir():
             return False
         try:
@@ -98,14 +98,14 @@ class Incoming:
             if same and size == self.header.size:
                 return True
         with self._store.locked():
-            self._store.take_apart(self._folder)
+            self._store.delete_folder(self._folder)
         return False
 
     def _create(self) -> None:
-        """Make the folder of the transfer in one step.
+        """Create the folder of the transfer in one step.
 
         Nothing waits for the disk here: the first `flush` makes it durable with the first blocks,
-        and a power cut before that leaves nothing, or something that `_is_begun` sees through.
+        and a power cut before that leaves nothing, or something that `_is_begun` removes.
         """
         with self._store.stage() as staged:
             write_front(staged, self.front, sync=False)
@@ -132,7 +132,7 @@ class Incoming:
             raise
 
     def recheck(self) -> None:
-        """Look at the blocks on the disk anew.
+        """Check all blocks on the disk again.
 
         Raises:
             OSError: the disk is broken.
@@ -146,7 +146,7 @@ class Incoming:
         self._count, self._low = sum(self._has), 0
 
     def _count_zeros(self) -> None:
-        """Note the blocks of nothing but zeros: a new file is full of them."""
+        """Count the blocks of nothing but zeros as there: a new file is full of them."""
         lengths = set(self.blocks.lengths)
         zeros = {length: hashlib.sha256(bytes(length)).digest() for length in lengths}
         for index, length in enumerate(self.blocks.lengths):
@@ -155,12 +155,12 @@ class Incoming:
 
     @property
     def have(self) -> int:
-        """How many blocks are there."""
+        """Number of blocks that are there."""
         return self._count
 
     @property
     def total(self) -> int:
-        """How many blocks there are to be."""
+        """Number of blocks of the package."""
         return len(self._has)
 
     @property
@@ -169,7 +169,7 @@ class Incoming:
         return self._count == len(self._has)
 
     def missing(self, limit: int | None = None) -> list[int]:
-        """List the first *limit* blocks to ask for; of equal ones only one."""
+        """List the first *limit* blocks to request; of equal ones only one."""
         found: list[int] = []
         asked: set[bytes] = set()
         self._skip()
@@ -188,13 +188,13 @@ class Incoming:
 
     @property
     def reach(self) -> int:
-        """How many bytes are there from the beginning on, without a gap."""
+        """Bytes that are there from the beginning on, without a gap."""
         self._skip()
         offsets = self.blocks.offsets
         return offsets[self._low] if self._low < len(offsets) else self.blocks.total
 
-    def hurry(self, start: int, stop: int) -> None:
-        """Have some bytes asked for before their turn."""
+    def request_first(self, start: int, stop: int) -> None:
+        """Request some bytes before all others."""
         self._urgent = [
             index
             for index, (offset, length) in enumerate(
@@ -204,8 +204,8 @@ class Incoming:
         ]
 
     @property
-    def hurried(self) -> bool:
-        """Whether all of these have come."""
+    def has_requested(self) -> bool:
+        """Whether all bytes that were requested first have arrived."""
         return bool(self._urgent) and all(self._has[index] for index in self._urgent)
 
     @property
@@ -214,7 +214,7 @@ class Incoming:
         return self._folder / _DATA
 
     def put(self, index: int, data: bytes) -> bool:
-        """Take a block in; it is durable after the next `flush`.
+        """Write a block; it is durable after the next `flush`.
 
         Returns:
             Whether it was new.
@@ -230,7 +230,7 @@ class Incoming:
         return True
 
     def flush(self) -> None:
-        """Make all blocks durable that have been put.
+        """Make all blocks durable that have been written.
 
         Raises:
             ModelError: the disk is full or broken.
@@ -247,10 +247,10 @@ class Incoming:
         fault("block.durable")
 
     def fill(self, sources: Iterable[Source]) -> int:
-        """Take from the device itself what it has already.
+        """Copy the blocks that this device already has.
 
         Returns:
-            How many bytes need not be sent.
+            Bytes that need not be sent.
 
         Raises:
             ModelError: the disk is full or broken.
@@ -283,10 +283,10 @@ class Incoming:
         self.close()
         with disk_errors(f"{self.header.id}: removing the transfer"), self._store.locked():
             if self._folder.is_dir():
-                self._store.take_apart(self._folder)
+                self._store.delete_folder(self._folder)
 
     def close(self) -> None:
-        """Let go of the transfer; what has arrived stays. May be called twice."""
+        """Close the transfer; what has arrived stays. May be called twice."""
         for name in ("_file", "_lock"):
             descriptor = getattr(self, name)
             if descriptor >= 0:
@@ -321,7 +321,7 @@ class Incoming:
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Take the room now: better no transfer than one that fails at its end."""
+    """Reserve the disk space now: better no transfer than one that fails at its end."""
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as problem:
@@ -330,7 +330,7 @@ def _reserve(descriptor: int, size: int) -> None:
         os.ftruncate(descriptor, size)
 
 
-def arriving(store: Store) -> dict[str, Front]:
+def interrupted_transfers(store: Store) -> dict[str, Front]:
     """List the transfers that were interrupted, by id; their signatures are to be checked again."""
     found: dict[str, Front] = {}
     for folder in subfolders(store.incoming):
@@ -344,11 +344,11 @@ def arriving(store: Store) -> dict[str, Front]:
 
 
 def other_transfers(store: Store, transfer: str) -> Iterator[Source]:
-    """Give the other transfers as sources of blocks.
+    """Iterate over the other transfers, as sources of blocks.
 
     The same files packed again are another package, but the same blocks.
     """
-    for other, front in arriving(store).items():
+    for other, front in interrupted_transfers(store).items():
         if other == transfer:
             continue
         try:

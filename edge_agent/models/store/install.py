@@ -1,6 +1,6 @@
-"""The ways into the store: a package, a tar made by hand, a folder.
+"""Installation into the store: of a package, a tar made by hand, a folder.
 
-All end alike: unpacked beside the others, checked, and put in place in one step.
+All end alike: unpacked into staging, checked, and renamed into place in one step.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def install_package(
     Args:
         store: to put it in.
         front: its first members.
-        header: what they say; the caller has seen that it may be believed.
+        header: their content; the caller has verified it.
         blocks: the list in them.
-        read: gives the bytes of the blocks, by offset and length: `Archive.members` or
+        read: returns the bytes of the blocks, by offset and length: `Archive.members` or
             `Incoming.read`.
 
     Raises:
@@ -74,7 +74,7 @@ def install_incoming(store: Store, incoming: Incoming) -> ModelFolder:
 
 
 def install_handmade(store: Store, archive: Archive) -> ModelFolder:
-    """Unpack a tar that was made by hand, hence unsigned; the caller has seen that it may.
+    """Unpack a tar that was made by hand, hence unsigned; the caller has checked that it may.
 
     Raises:
         ModelError: it is no model, or there is no room. Nothing is left.
@@ -103,7 +103,7 @@ def install_folder(store: Store, model: ModelFolder) -> ModelFolder:
 
 
 def _adopt(store: Store, staged: Path) -> ModelFolder:
-    """Put a staged folder in place, with the notes that a package would have left."""
+    """Commit a staged folder, with the notes that a package would have left."""
     model = load(staged)
     fault("install.unpacked")
     with disk_errors("keeping its block list"):
@@ -113,7 +113,7 @@ def _adopt(store: Store, staged: Path) -> ModelFolder:
 
 
 def _own_names(name: str) -> str:
-    """Refuse members with names that mean something to us."""
+    """Refuse members with names that the store or a package uses itself."""
     top = name.partition("/")[0]
     if top == NOTES or name in FRONT_NAMES:
         raise ModelError(f"member {name!r}: this name is not the model's to use; rename it")
@@ -122,7 +122,7 @@ def _own_names(name: str) -> str:
 
 @contextmanager
 def _plainly(staged: Path, label: str) -> Iterator[None]:
-    """Say in errors what was being installed, not where for the moment it lay."""
+    """Rewrite errors to name what was being installed instead of its temporary folder."""
     try:
         yield
     except ModelError as problem:

@@ -1,7 +1,7 @@
-"""The blocks that are on this device already, in any version of any model.
+"""The blocks that this device already has, in any version of any model.
 
-Beside each stored version lies what it came as: its block list, and the headers that its files had
-in the tar. With these any part of the tar can be given again, so a block is found by its digest
+Beside each stored version lies how it arrived: its block list, and the headers that its files had
+in the tar. With these any part of the tar can be rebuilt, so a block is found by its digest
 wherever it lies. What is found is a hint: it is checked again when it is copied.
 """
 
@@ -38,7 +38,7 @@ class Source:
 
 
 def write_notes(folder: Path, front: Front, layout: Layout) -> None:
-    """Keep what a version came as beside its files.
+    """Write how a version arrived beside its files: front, frame and layout.
 
     Raises:
         OSError: the disk is full or broken.
@@ -60,7 +60,7 @@ def write_front(folder: Path, front: Front, *, sync: bool = True) -> None:
 
 
 def read_front(folder: Path) -> Front:
-    """Read them back, as little believed as when they came.
+    """Read them back; they are as unverified as when they arrived.
 
     Raises:
         OSError: they are not there.
@@ -75,7 +75,7 @@ def read_front(folder: Path) -> Front:
 
 
 def stored_versions(store: Store) -> Iterator[Source]:
-    """Give every version of the store; one whose notes are damaged is left out and said."""
+    """Iterate over every version of the store; one with damaged notes is skipped and logged."""
     for name in store.names():
         for version in store.versions(name):
             folder = store.models / name / version
@@ -100,7 +100,7 @@ def _stored(folder: Path) -> Source:
 
 
 def plain_folders(folders: Iterable[Path]) -> Iterator[Source]:
-    """Give model folders outside the store, cut as `pack` would cut them.
+    """Iterate over model folders outside the store, cut as `pack` would cut them.
 
     They are read as a whole, so ask only for those that are likely to help: versions of the model
     that is arriving.

@@ -1,7 +1,7 @@
-"""Which version of a model is live, which was before, which is on trial: one small file a model.
+"""The pointers of a model: which version is live, previous and on trial; one small file a model.
 
 The file is replaced as a whole, so a change of several pointers is one step. It is our own, yet a
-disk can damage it: what cannot be read counts as absent and is said, never guessed at. No
+disk can damage it: what cannot be read counts as absent and is reported, never guessed. No
 `core.state_file`: damage is published with the model, not only logged, and no write may fail
 unnoticed.
 """
@@ -65,7 +65,7 @@ class Pointers:
         return self.history[-2] if len(self.history) > 1 else None
 
     def role(self, version: str) -> str | None:
-        """Say why a version may not be deleted: it is live, previous or on trial. None: it may."""
+        """Return why a version may not be deleted: live, previous or on trial; None: it may."""
         held = (
             ("live", self.live),
             ("previous", self.previous),
@@ -77,7 +77,7 @@ class Pointers:
         return None
 
     def without(self, version: str) -> Pointers:
-        """Forget a version that is being deleted; what was accepted once stays the highest."""
+        """Return the pointers without a version that is being deleted; `highest` stays as it is."""
         return replace(
             self,
             history=tuple(known for known in self.history if not same_version(known, version)),
@@ -85,7 +85,7 @@ class Pointers:
         )
 
     def raised(self, version: str) -> Pointers:
-        """Note that *version* has been accepted."""
+        """Return the pointers after *version* has been accepted."""
         if self.highest is not None and version_key(self.highest) >= version_key(version):
             return self
         return replace(self, highest=version)
@@ -115,7 +115,7 @@ def write(folder: Path, pointers: Pointers) -> None:
 
 
 def _parse(data: Any) -> Pointers:
-    """Make pointers of what the file says; ValueError or TypeError where it says something else."""
+    """Parse the content of the file; ValueError or TypeError where it is something else."""
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise ValueError("not ours")
     trial = data.get("trial")

@@ -1,14 +1,14 @@
-"""The models that this device has been given: who is there and who is live.
+"""The store: the versions of models that this device has received, and which of them is live.
 
     state_dir/
-      store.lock            held for the moment of every change, by whoever makes it
+      store.lock            held during every change
       agent.lock            held by the agent that runs on this store
       models/<name>/
         pointers.json       live, previous, trial; replaced as a whole
         <version>/          a model folder; complete since it has this name, then unchanged
-          .package/         what it came as; `accepted` once it was live
+          .package/         how it arrived; `accepted` once it was live
       incoming/<transfer>/  packages that are arriving
-      staging/<random>/     what is put together or taken apart; worth nothing after a crash
+      staging/<random>/     versions being built or deleted; worthless after a crash
 
 Several processes may use one store. Knows nothing of engines, brokers or what makes a model good.
 """
@@ -51,10 +51,10 @@ class Store:
     """The versions in one state_dir. Any number of threads and processes may have one each."""
 
     def __init__(self, state_dir: Path) -> None:
-        """Open the store, making its folders where they are not there yet.
+        """Open the store, creating its folders where they are not there yet.
 
         Raises:
-            UsageError: they cannot be made.
+            UsageError: they cannot be created.
 
         """
         self.root = state_dir
@@ -76,7 +76,7 @@ class Store:
     # --- what is there
 
     def names(self) -> tuple[str, ...]:
-        """List the models of which something is known."""
+        """List the models that have a folder."""
         return tuple(path.name for path in subfolders(self.models) if is_name(path.name))
 
     def versions(self, name: str) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ class Store:
     def pointers(self, name: str) -> Pointers:
         """Read what is live, previous and on trial.
 
-        Of a damaged file there is the line in `damage`, and `highest` made good from the accepted
+        Where the file is damaged, `damage` says so, and `highest` is restored from the accepted
         versions that are there.
         """
         found = pointing.read(self.models / name)
@@ -109,8 +109,8 @@ class Store:
                     found = found.raised(version)
         return found
 
-    def refuse_older(self, name: str, version: str) -> None:
-        """See that a version is not below the highest ever accepted.
+    def check_not_older(self, name: str, version: str) -> None:
+        """Check that a version is not below the highest ever accepted.
 
         Raises:
             ModelError: it is.
@@ -124,7 +124,7 @@ class Store:
             )
 
     def transfer(self, name: str, version: str) -> str | None:
-        """Name the transfer that a version came by, or would have; None where it is not there."""
+        """Return the transfer that a version arrived by, or would have; None: it is not there."""
         path = self.path(name, version)
         try:
             return transfer_id((path / NOTES / HEADER).read_bytes()) if path else None
@@ -135,7 +135,7 @@ class Store:
 
     @contextmanager
     def stage(self) -> Iterator[Path]:
-        """Give an empty folder on the store's own file system; what is left in it is removed.
+        """Create an empty folder on the store's own file system; what is left in it is removed.
 
         Raises:
             ModelError: the disk is full or broken.
@@ -144,20 +144,20 @@ class Store:
         path = self.staging / uuid.uuid4().hex
         with disk_errors(f"{path}: preparing a model"), self.locked():
             path.mkdir()
-            # So that whoever cleans up beside us sees that somebody is at work here.
+            # So that a process that cleans up meanwhile sees that this folder is in use.
             guard = take_lock(path)
         try:
             yield path
         finally:
-            # It may be gone: committed. What a broken disk does not let go of now is collected by
-            # `clean_leftovers`; the error that brought us here says more than one from here would.
+            # It may be gone: committed. What a broken disk does not delete now is collected by
+            # `clean_leftovers`; the error being raised says more than one from here would.
             shutil.rmtree(path, ignore_errors=True)
             os.close(guard)
 
     def commit(self, staged: Path, name: str, version: str) -> Path:
-        """Make a staged folder the version *version* of *name*, in one step.
+        """Rename a staged folder into place as *version* of *name*, in one step.
 
-        If the same version with the same files is there already, that is as good.
+        If the same version with the same files is there already, it is kept instead.
 
         Raises:
             ModelError: it is there with other files, or the disk is full or broken.
@@ -204,7 +204,7 @@ class Store:
             self.discard(name, version)
 
     def discard(self, name: str, version: str) -> None:
-        """Delete a version whatever it is; the caller has the lock and has asked for its role."""
+        """Delete a version whatever its role; the caller has the lock and has checked the role."""
         path = self.path(name, version)
         if path is None:
             return
@@ -212,10 +212,10 @@ class Store:
         if any(same_version(version, known) for known in (*old.history, *old.used)):
             # First, so that nothing points to what is gone.
             pointing.write(self.models / name, old.without(version))
-        self.take_apart(path)
+        self.delete_folder(path)
 
-    def take_apart(self, folder: Path) -> None:
-        """Delete a folder, of which never a half has its name; the caller has the lock."""
+    def delete_folder(self, folder: Path) -> None:
+        """Delete a folder, first renamed: no half of it has its name. The caller has the lock."""
         trash = self.staging / uuid.uuid4().hex
         folder.rename(trash)
         sync_folder(folder.parent)
@@ -231,13 +231,13 @@ class Store:
     def activate(
         self, name: str, version: str, *, before: str | None = None, watched: Trial | None = None
     ) -> Pointers:
-        """Make a version live, what was live previous; end its trial, or let *watched* follow it.
+        """Make a version live and what was live previous; end its trial, or start its probation.
 
         Args:
             name: of the model.
             version: in the store, or known by the caller to lie in a read-only library.
-            before: what ran until now, where no pointer says so (a bundled model).
-            watched: its probation, noted in the same step: no crash leaves it live and unwatched.
+            before: what ran until now, where no pointer names it (a bundled model).
+            watched: its probation, recorded in the same step: no crash leaves it live without.
 
         """
 
@@ -257,7 +257,7 @@ class Store:
             return self._change(name, change)
 
     def rollback(self, name: str) -> str:
-        """Make the version before live; what was live leaves the history.
+        """Make the previous version live; what was live leaves the history.
 
         Returns:
             The version that is live now.
@@ -284,12 +284,12 @@ class Store:
             return self._change(name, change).history[-1]
 
     def set_trial(self, name: str, trial: Trial | None) -> Pointers:
-        """Note which version is on trial and how far it is; None: none is any more."""
+        """Record which version is on trial and its phase; None: none is any more."""
         with disk_errors(f"{name}: noting the trial"), self.locked():
             return self._change(name, lambda old: replace(old, trial=trial))
 
-    def note_use(self, name: str, version: str) -> None:
-        """Note that a version has been taken into use, so that it is not the first to go."""
+    def record_use(self, name: str, version: str) -> None:
+        """Record that a version has been used, so that it is not the first to be deleted."""
         now = time.time()
         with disk_errors(f"{name}@{version}: noting its use"), self.locked():
             self._change(name, lambda old: replace(old, used={**old.used, version: now}))
@@ -308,8 +308,8 @@ class Store:
     def _accept(self, name: str, version: str) -> None:
         """Mark a version of the store as accepted.
 
-        The mark is beside the files, not in the pointers: when those are damaged, it still tells
-        what has served from what was never tried.
+        The mark is beside the files, not in the pointers: when those are damaged, it still
+        distinguishes what has served from what was never tried.
         """
         path = self.path(name, version)
         if path is None or self.accepted(name, version):
@@ -326,7 +326,7 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only one, of all threads and processes, that changes the store. Not reentrant."""
+        """Hold the store's lock against all other threads and processes. Not reentrant."""
         guard = take_lock(self.root / "store.lock", wait=True, like=self.root)
         try:
             yield

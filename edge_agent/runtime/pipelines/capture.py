@@ -76,7 +76,7 @@ class Capture:
         errors: FrameErrors,
         context: SourceContext,
     ) -> None:
-        """Prepare.
+        """Build the capture side; nothing is opened before `start`.
 
         Args:
             settings: the pipeline's: its rate, and whether still frames are left out.

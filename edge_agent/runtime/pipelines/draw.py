@@ -1,4 +1,4 @@
-"""Draws what was found onto a picture, for snapshots and `try`."""
+"""Draws findings onto a picture, for snapshots and `try`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
 def annotate(picture: Array, found: Findings) -> Array:
-    """Give a copy of *picture*, uint8 BGR, with boxes and labels drawn."""
+    """Return a copy of *picture*, uint8 BGR, with boxes and labels drawn."""
     canvas = picture.copy()
     height, width = canvas.shape[:2]
     scale = max(0.4, min(width, height) / 900)
-    # Of one pixel, JPEG's halved colours would leave a grey shade.
+    # Of one pixel, JPEG's halved color resolution would leave a gray shade.
     thick = max(2, round(scale * 2))
     match found:
         case Detections():
@@ -56,7 +56,7 @@ def annotate(picture: Array, found: Findings) -> Array:
 
 
 def color_of(label: str) -> tuple[int, int, int]:
-    """Give each label a colour of its own, the same on every device."""
+    """Return the color of a label, the same on every device."""
     digest = hashlib.blake2b(label.encode(), digest_size=3).digest()
     blue, green, red = (80 + value % 176 for value in digest)
     return blue, green, red

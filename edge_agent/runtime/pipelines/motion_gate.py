@@ -1,4 +1,4 @@
-"""Tells a still scene from one where something moves, cheaply enough to run before inference."""
+"""The motion gate: whether anything moves in a picture, cheap enough to run before inference."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LINGER = 5
 
 
 class MotionGate:
-    """Background subtraction by OpenCV's MOG2 (Zivkovic 2004) on a small grey picture."""
+    """Background subtraction by OpenCV's MOG2 (Zivkovic 2004) on a small gray picture."""
 
     def __init__(self) -> None:
         self._size = (0, 0)
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._background = cv2.createBackgroundSubtractorMOG2(
             history=120, varThreshold=25, detectShadows=False
         )
@@ -35,21 +35,21 @@ class MotionGate:
     def moved(self, picture: Array) -> bool:
         """Whether something moves in *picture*, uint8 (height, width, 3).
 
-        Of pictures of another size nothing is known yet: it begins anew.
+        A picture of another size resets the background.
         """
         height, width = picture.shape[:2]
         if (height, width) != self._size:
             self._size = (height, width)
-            self._begin()
-        # Never enlarged: of a narrow and high region nothing is gained, and much to compute.
+            self._reset()
+        # Never enlarged: for a narrow and high region that gains nothing and costs much.
         scale = min(1.0, WIDTH / width)
         size = (max(1, round(width * scale)), max(1, round(height * scale)))
         small = resize(picture, size, "area", quick=True)
-        grey = cv2.cvtColor(small, cv2.COLOR_BGR2GRAY)
-        mask = self._background.apply(cv2.GaussianBlur(grey, (3, 3), 0))
+        gray = cv2.cvtColor(small, cv2.COLOR_BGR2GRAY)
+        mask = self._background.apply(cv2.GaussianBlur(gray, (3, 3), 0))
         self._seen += 1
         share = np.count_nonzero(mask) / mask.size
-        # A lamp that is switched on changes nearly everything at once; that is news too.
+        # A lamp that is switched on changes nearly everything at once; that counts as movement too.
         if self._seen <= WARM_UP or share > SHARE:
             self._linger = LINGER
             return True

@@ -32,7 +32,7 @@ class PipelineRoute:
         timeline: Timeline,
         load: Callable[[Serving], None],
     ) -> None:
-        """Prepare.
+        """Build the route of one pipeline.
 
         Args:
             settings: the pipeline's.
@@ -146,7 +146,7 @@ class PipelineRoute:
             sink.result(self._name, sample, outcome)
 
     def _shadow(self, job: Job[Model], outcome: Outcome | None) -> None:
-        """Let a candidate infer the same frame and compare."""
+        """Hand the frame to a candidate, which infers and compares."""
         for serving in self._servings:
             shadow = serving.shadow  # taken away by another thread
             if shadow is not None and serving.model is job.model:

@@ -97,11 +97,12 @@ class Board(Generic[M]):
         """
         with self._lock:
             queue.pacing.count()
-            if queue.lossless and not queue.pacing.paced and queue.full:
-                queue.wait(lambda: self._gone(queue) or not queue.full)
-            if self._gone(queue):
+            full = len(queue.frames) >= queue.room
+            if full and queue.lossless and not queue.pacing.paced:
+                queue.wait(lambda: self._gone(queue) or len(queue.frames) < queue.room)
+            if self._closed or queue.removed:
                 return False
-            if not queue.lossless and queue.full:
+            if full and not queue.lossless:
                 queue.drop_oldest("superseded")
             elif not queue.frames and not queue.pacing.paced:
                 self._shares.join(queue.share)
@@ -147,7 +148,7 @@ class Board(Generic[M]):
             self._grant()
 
     def _grant(self) -> None:
-        """Let recordings go on whose turn it is."""
+        """Grant captures to waiting recordings, as far as `read_ahead` allows."""
         if self._waiting:
             for queue in read_ahead.grant(self._queues, self._ahead, idle=self._idle > 0):
                 self._waiting -= 1

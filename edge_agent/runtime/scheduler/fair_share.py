@@ -57,7 +57,7 @@ class FairShare:
         """By priority: since when captures wait of which none goes."""
 
     def join(self, share: Share) -> None:
-        """Let one take part that had nothing queued: what it left unused is forfeited."""
+        """Admit one that had nothing queued: the lane time that it left unused is forfeited."""
         share.spent = max(share.spent, self._floor.get(share.priority, 0.0) - LEAD)
 
     def choose(self, queues: Iterable[Q], now: float) -> Q:

@@ -136,12 +136,8 @@ class FrameQueue(Generic[M]):
         """Wait and notify with the board's lock from now on."""
         self._changed = threading.Condition(lock)
 
-    @property
-    def full(self) -> bool:
-        return len(self.frames) >= self.room
-
     def wait(self, ready: Callable[[], bool], timeout: float | None = None) -> None:
-        """Let go of the lock until `notify` finds something true, at most *timeout* seconds."""
+        """Release the lock and wait until something is true, at most *timeout* seconds."""
         self._changed.wait_for(ready, timeout)
 
     def notify(self) -> None:

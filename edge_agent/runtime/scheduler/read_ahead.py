@@ -72,7 +72,7 @@ R = TypeVar("R", bound=Recording)
 
 
 def grant(queues: Iterable[R], ahead: int, *, idle: bool = False) -> list[R]:
-    """Let waiting recordings go on, those with the least lane time first.
+    """Grant captures to waiting recordings, those with the least lane time first.
 
     Only recordings of one priority count for each other: what waits in a lower class is in nobody's
     way, and it must wait there to be served at all.

@@ -148,7 +148,7 @@ def discard(artifact: str, store: Store) -> None:
     folder = Path(artifact)
     with disk_errors(f"{folder}: removing it"), store.locked():
         if folder.is_dir():
-            store.take_apart(folder)
+            store.delete_folder(folder)
 
 
 def _commit(store: Store, made: Path, key: str) -> Path:
@@ -163,7 +163,7 @@ def _commit(store: Store, made: Path, key: str) -> Path:
                 copy_owner(place.parent, store.root)
                 sync_folder(store.root)
             if place.exists():
-                store.take_apart(place)
+                store.delete_folder(place)
             made.rename(place)
             sync_folder(place.parent)
     return place

@@ -82,7 +82,7 @@ def collect_artifacts(store: Store, keep: Collection[str] = ()) -> tuple[str, ..
     with disk_errors(f"{folder(store)}: cleaning up"), store.locked():
         lines = []
         for form, why in useless(store, keep):
-            store.take_apart(form)
+            store.delete_folder(form)
             lines.append(f"{form}: {why}, removed")
         return tuple(lines)
 

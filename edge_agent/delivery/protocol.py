@@ -1,0 +1,73 @@
+"""The transfer protocol of section 5: what sender and receiver agree on, and the status topic.
+
+Blocks and their list are the package format's: `models.packages.blocks`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+LIST_PART_BYTES = 64 * 1024
+"""Of a package's block list, in one message."""
+WINDOW = 32
+"""Parts or blocks that a device asks for at a time: a broker silently drops what piles up behind a
+slow receiver (mosquitto's queue holds 1,000)."""
+MAX_OFFER_BYTES = 64 * 1024
+MAX_SINGLE_MESSAGE_BYTES = 256 * 2**20
+"""Of a whole package in one message; a larger one is pushed block by block."""
+ENDED = frozenset({"live", "probation", "rejected"})
+"""States after which a sender waits no longer."""
+
+Publish = Callable[[str, Mapping[str, Any]], object]
+"""Publishes on the topic of a transfer; False without a connection."""
+
+
+class StatusTopic:
+    """Publishes how far a transfer is, for its sender. The publisher adds device, id and time."""
+
+    def __init__(self, publish: Publish) -> None:
+        self._publish = publish
+
+    def publish(
+        self, transfer: str, state: str, *, have: int = 0, total: int = 0, **more: Any
+    ) -> bool:
+        """Publish a state; return False without a connection.
+
+        Args:
+            transfer: its id.
+            state: one of section 5.
+            have: blocks that are on the device.
+            total: blocks of the package.
+            more: `list`, `need`, `why`, or what a model's topic has; None is left out.
+
+        """
+        percent = 100.0 * have / total if total else 0.0
+        status = {"state": state, "have": have, "total": total, "percent": round(percent, 1)}
+        status |= {key: value for key, value in more.items() if value is not None}
+        return bool(self._publish(transfer, status))
+
+    def reject(self, transfer: str, why: str) -> None:
+        """Log and publish that a package does not come in."""
+        log.warning("push %s: rejected: %s", transfer, why)
+        self.publish(transfer, "rejected", why=why)
+
+
+def numbers_in(ranges: Any) -> list[int]:
+    """List the numbers in [[first, last], …]; no more than a few windows of them.
+
+    Raises:
+        ValueError: those are no ranges.
+
+    """
+    numbers: list[int] = []
+    for first, last in ranges or []:
+        if not (isinstance(first, int) and isinstance(last, int) and 0 <= first <= last):
+            raise ValueError(ranges)
+        numbers.extend(range(first, min(last, first + 8 * WINDOW - 1) + 1))
+        if len(numbers) > 8 * WINDOW:
+            break
+    return numbers

@@ -1,0 +1,395 @@
+"""The ledger of candidates: every version on its way to serve, its phase, and how the last ended.
+
+A candidate is one record, from the offer of its package to the end of its probation. `PHASES` says
+which phase may follow which and where each is persisted; `recovery` continues from what is there
+after a kill. The thread that receives packages adds candidates, the deployer's thread
+takes them through the phases, commands cancel them; any thread may ask.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ...core.errors import ModelError
+from ...core.files import disk_errors, fault
+from ...core.names import is_name
+from ...core.state_file import StateFile
+from ...models.store.catalog import Library
+from ...models.store.pointers import Trial as Mark
+from ...models.store.pointers import same_version
+from ...models.store.store import Store
+from ...mqtt import payloads
+from ..protocol import StatusTopic
+
+if TYPE_CHECKING:
+    from ...core.types import Kind
+    from ...models.manifest import ModelFolder
+    from ..protocol import Publish
+    from ..trial.early_trial import EarlyTrial
+    from ..trial.process import TrialProcess
+    from .acceptance import Watch
+
+log = logging.getLogger(__name__)
+
+Phase = Literal["receiving", "verifying", "preparing", "trial", "shadow", "probation"]
+Outcome = Literal["live", "rejected", "rolled-back"]
+
+
+class Step(NamedTuple):
+    """One row of the table of phases."""
+
+    then: frozenset[Phase | Outcome]
+    """What may follow."""
+    persisted: Literal["transfer", "version", "trial mark", "probation mark"]
+    """What is on the disk of a candidate in this phase:
+    transfer: `incoming/<transfer>/`, with the list and the blocks that have come;
+    version: that, or, once installed, its folder in the store, without the mark of acceptance;
+    trial mark: also `trial` in the model's `pointers.json`, written when preparing begins;
+    probation mark: the same with phase "probation", in one write with the live pointer."""
+    after_kill: Literal["resume transfer", "try again", "roll back"]
+    """What the next start of the agent does with it."""
+
+
+PHASES: Mapping[str, Step] = {
+    "receiving": Step(frozenset({"verifying"}), "transfer", "resume transfer"),
+    "verifying": Step(frozenset({"preparing", "rejected"}), "version", "try again"),
+    "preparing": Step(
+        frozenset({"trial", "probation", "rejected"}), "trial mark", "try again"
+    ),  # to probation: one that an orderly end of the agent has interrupted
+    "trial": Step(
+        frozenset({"shadow", "probation", "live", "rejected"}), "trial mark", "try again"
+    ),
+    "shadow": Step(frozenset({"probation", "live", "rejected"}), "trial mark", "try again"),
+    "probation": Step(frozenset({"live", "rolled-back"}), "probation mark", "roll back"),
+}
+"""An outcome is persisted in `deployments.json`, and "live" and "rolled-back" by the model's
+pointers before. A transfer that is aborted or not admitted, and a version that serves already,
+leave the ledger without an outcome."""
+
+
+def after_kill(mark: Mark) -> str:
+    """Return what to do with a candidate whose mark the agent has left behind."""
+    return PHASES.get(mark.phase, PHASES["preparing"]).after_kill
+
+
+class Interrupted(ModelError):
+    """The agent ends; the trial begins again at its next start."""
+
+
+def _incomplete() -> ModelFolder:
+    raise ModelError("its package is not complete")
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """One version of one model."""
+
+    name: str
+    """"?" while it is not known: of a tar made by hand, until it is unpacked."""
+    version: str
+    transfer: str | None
+    """What it came by; None: by hand."""
+    install: Callable[[], ModelFolder] = _incomplete
+    """Puts it into the store, when its package is complete; raises ModelError."""
+    on_installed: Callable[[], object] = lambda: None
+    """Called when it is in the store, or will not be."""
+    on_state: Callable[[str, str | None], None] = lambda _state, _why: None
+    """Called at every step with the state and, of a rejection, the reason."""
+    phase: Phase = "verifying"
+    percent: float = 100.0
+    """Of its blocks, that have come."""
+    starts: int = 0
+    """How often the agent has been started since its trial began."""
+    began: float = field(default_factory=time.monotonic)
+    first_result_at: float | None = None
+    """Monotonic clock when its trial had inferred a live frame."""
+    canceled: str | None = None
+    """Why it shall not go on."""
+    early_trial: EarlyTrial | None = None
+    """Its trial, begun while it was arriving."""
+    interrupted: Mark | None = None
+    """Of its probation, which an orderly end has interrupted, until the models are loaded."""
+    watch: Watch | None = None
+    """By which it is judged on probation."""
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}@{self.version}"
+
+    def check_wanted(self, closing: threading.Event) -> None:
+        """Check that it shall go on.
+
+        Raises:
+            Interrupted: the agent ends.
+            ModelError: a command has overtaken it.
+
+        """
+        if closing.is_set():
+            raise Interrupted(self.id)
+        if self.canceled is not None:
+            raise ModelError(self.canceled)
+
+    def blamed(self, why: str) -> str:
+        """Return a reason that begins with the name of the candidate."""
+        return why if why.startswith(self.id) else f"{self.id}: {why}"
+
+    def take_child(self, kind: Kind) -> TrialProcess | None:
+        """Return the child that was started for it while it arrived, if it is for this kind."""
+        if self.early_trial is None or self.early_trial.kind not in {kind, None}:
+            return None
+        return self.early_trial.take()
+
+    def close_early_trial(self) -> None:
+        """End that child, if nothing has taken it; may be called twice."""
+        if self.early_trial is not None:
+            self.early_trial.close()
+            self.early_trial = None
+
+
+class Ledger:
+    """All candidates, in the order in which they came, and how the last of each model ended."""
+
+    def __init__(
+        self, store: Store, library: Library, publish: Publish, on_change: Callable[[], None]
+    ) -> None:
+        """Read how earlier candidates ended.
+
+        Args:
+            store: of versions; `deployments.json` in its folder outlives a restart.
+            library: of all versions.
+            publish: publishes on the topic of a transfer.
+            on_change: called when what `describe` returns has changed.
+
+        """
+        self._store = store
+        self._library = library
+        self.status = StatusTopic(publish)
+        self.changed = on_change
+        self._lock = threading.Lock()
+        self._candidates: list[Candidate] = []
+        """Replaced, never changed: read without the lock."""
+        self._current: Candidate | None = None
+        """In the deployer's hands; it takes one after the other."""
+        self._file = StateFile(store.root / "deployments.json", "outcomes of earlier pushes")
+        self._last = self._file.read(_parse) or {}
+
+    # From phase to phase
+
+    def add(self, candidate: Candidate) -> None:
+        """Add a candidate that is offered, complete or in the store; may be called twice."""
+        with self._lock:
+            if candidate not in self._candidates:
+                self._candidates = [*self._candidates, candidate]
+
+    def start(self, candidate: Candidate) -> None:
+        """Record that the deployer has taken it up; its model's topic shows it from now on."""
+        self._current = candidate
+        self.changed()
+
+    def advance(self, candidate: Candidate, phase: Phase) -> None:
+        """Record that it is in another phase; the caller publishes it."""
+        _check_step(candidate, phase)
+        candidate.phase = phase
+        if phase == "probation" and self._current is candidate:
+            self._current = None
+
+    def enter(self, candidate: Candidate, phase: Phase) -> None:
+        """Record and publish that it is in another phase.
+
+        Raises:
+            ModelError: the mark of its trial cannot be written: the disk is full or broken.
+
+        """
+        self.advance(candidate, phase)
+        log.info("%s: %s", candidate.id, phase)
+        self.publish(candidate, phase)
+        self.changed()
+        if phase == "preparing":
+            mark = Mark(candidate.version, phase, time.time(), candidate.starts)
+            self._store.set_trial(candidate.name, mark)
+            fault("trial.marked")
+
+    def publish(self, candidate: Candidate, state: str, **more: Any) -> None:
+        """Publish a state to the sender, or to `edge-agent add`."""
+        candidate.on_state(state, more.get("why"))
+        if candidate.transfer is not None:
+            model = {"model": candidate.name, "version": candidate.version}
+            self.status.publish(candidate.transfer, state, have=1, total=1, **model, **more)
+
+    def finish(
+        self, candidate: Candidate, outcome: Outcome, why: str | None, **details: Any
+    ) -> None:
+        """Remove a candidate and publish how it ended; only a rejection is recorded here.
+
+        That a version is live, or was rolled back, is recorded as it happens.
+        """
+        _check_step(candidate, outcome)
+        self.remove(candidate)
+        if outcome == "rejected" and is_name(candidate.name):
+            self.record_last(candidate.name, candidate.version, "rejected", why)
+        self.publish(candidate, "live" if outcome == "live" else "rejected", why=why, **details)
+        self.changed()
+
+    def remove(self, candidate: Candidate) -> None:
+        """Remove a candidate without an outcome; may be called twice."""
+        with self._lock:
+            self._candidates = [other for other in self._candidates if other is not candidate]
+            if self._current is candidate:
+                self._current = None
+
+    def cancel(self, name: str, why: str) -> None:
+        """Stop the candidate of a model that the deployer has taken up, if there is one."""
+        current = self._current
+        if current is not None and current.name == name:
+            current.canceled = why
+
+    # Questions
+
+    def by_transfer(self, transfer: str) -> Candidate | None:
+        """Find the candidate that came by a transfer."""
+        return next((each for each in self._candidates if each.transfer == transfer), None)
+
+    def on_probation(self, name: str | None = None) -> list[Candidate]:
+        """List the candidates on probation, of one model or of all."""
+        return [
+            each
+            for each in self._candidates
+            if each.phase == "probation" and name in {None, each.name}
+        ]
+
+    def interrupted(self) -> list[Candidate]:
+        """List those whose probation an orderly end of the agent has interrupted."""
+        return [each for each in self._candidates if each.interrupted is not None]
+
+    def has_complete(self, name: str) -> bool:
+        """Whether a version of a model that is complete is on its way to serve or on probation."""
+        return any(each.name == name and each.phase != "receiving" for each in self._candidates)
+
+    def phase(self, name: str, version: str) -> Phase | Literal["live"] | None:
+        """Return how far a complete version is, as section 5 has it; None: neither is it live."""
+        for each in self._candidates:
+            if (
+                each.name == name
+                and each.phase != "receiving"
+                and same_version(each.version, version)
+            ):
+                return each.phase
+        return self.serving_phase(name, version)
+
+    def serving_phase(self, name: str, version: str) -> Literal["live", "probation"] | None:
+        """Return whether a version serves, and whether it is watched."""
+        if any(same_version(each.version, version) for each in self.on_probation(name)):
+            return "probation"
+        try:
+            live = self._library.live(name).manifest.version
+        except ModelError:
+            return None
+        return "live" if same_version(live, version) else None
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Return `candidate` and `last` of a model's topic; one that waits its turn is not shown.
+
+        Of several the one that the deployer has taken up comes first, then the one on probation,
+        then the one that is being received.
+        """
+        shown = self._shown(name)
+        state: dict[str, Any] = {}
+        if shown is not None:
+            percent = round(shown.percent, 1)
+            state["candidate"] = {
+                "version": shown.version,
+                "phase": shown.phase,
+                "percent": percent,
+            }
+        if name in self._last:
+            state["last"] = self._last[name]
+        return state
+
+    def _shown(self, name: str) -> Candidate | None:
+        current = self._current
+        if current is not None and current.name == name:
+            return current
+        receiving = [
+            each for each in self._candidates if each.name == name and each.phase == "receiving"
+        ]
+        return next(iter([*self.on_probation(name), *reversed(receiving)]), None)
+
+    def names(self) -> set[str]:
+        """Return the names of the models for which `describe` returns something."""
+        names = {each.name for each in self._candidates if is_name(each.name)}
+        shown = {name for name in names if self._shown(name) is not None}
+        return shown | (set(self._last) & set(self._store.names()))
+
+    # Marks in the pointers of a model
+
+    def clear_mark(self, name: str, version: str) -> None:
+        """Clear the mark of a version, if it is this one's.
+
+        Where the disk is full, it stays until the next change of the model's pointers.
+        """
+        mark = self._store.pointers(name).trial
+        if mark is None or not same_version(mark.version, version):
+            return
+        try:
+            self._store.set_trial(name, None)
+        except ModelError as problem:
+            log.error("model %s: mark of the trial not cleared: %s", name, problem)  # noqa: TRY400 - one line, no traceback
+
+    def suspend(self) -> None:
+        """Write into all marks, at an orderly end, that the candidates are not to blame for it."""
+        for name in {each.name for each in self._candidates}:
+            mark = self._store.pointers(name).trial if is_name(name) else None
+            if mark is None:
+                continue
+            try:
+                starts = -1 if mark.phase == "probation" else mark.starts - 1
+                self._store.set_trial(name, replace(mark, starts=starts))
+            except ModelError as problem:
+                log.error("model %s: trial not suspended: %s", name, problem)  # noqa: TRY400 - one line, no traceback
+            fault("probation.suspended")
+
+    def discard(self, name: str, version: str, why: str) -> None:
+        """Remove a rejected version and its mark, unless it had been accepted before."""
+        log.warning("%s@%s: rejected: %s", name, version, why)
+        self.clear_mark(name, version)
+        try:
+            with disk_errors(f"{name}@{version}: removing it"), self._store.locked():
+                if not self._store.accepted(name, version):
+                    self._store.discard(name, version)
+        except ModelError as problem:
+            log.error("%s@%s: not removed: %s", name, version, problem)  # noqa: TRY400 - one line, no traceback
+
+    # How the last candidate of each model ended
+
+    def record_last(
+        self,
+        name: str,
+        version: str,
+        outcome: Outcome,
+        why: str | None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Record how a version ended; where the disk is full, until the agent ends."""
+        reason = {} if why is None else {"why": why}
+        self._last[name] = {
+            "version": version,
+            "outcome": outcome,
+            **reason,
+            **(details or {}),
+            "time": payloads.iso(time.time_ns()),
+        }
+        self._file.save(self._last)
+
+
+def _parse(content: Any) -> dict[str, dict[str, Any]]:
+    return {str(name): dict(last) for name, last in content.items()}
+
+
+def _check_step(candidate: Candidate, step: Phase | Outcome) -> None:
+    if step not in PHASES[candidate.phase].then:
+        raise RuntimeError(f"{candidate.id}: {step} does not follow {candidate.phase}")
