@@ -123,7 +123,7 @@ def default_dirs() -> tuple[Path, ...]:
 def load_profiles(dirs: Sequence[Path]) -> dict[str, DeviceProfile]:
     """Read every profile; one in a later folder replaces one of the same name before it.
 
-    Files whose name is not one of a profile (see `strays`) are left out.
+    Files whose name is not one of a profile (see `unread_files`) are left out.
 
     Raises:
         UsageError: a file that is not a profile, by file and key.
@@ -137,7 +137,7 @@ def load_profiles(dirs: Sequence[Path]) -> dict[str, DeviceProfile]:
     return profiles
 
 
-def strays(dirs: Sequence[Path]) -> list[str]:
+def unread_files(dirs: Sequence[Path]) -> list[str]:
     """List the files that look like profiles and are not read, each with the reason."""
     return [
         f"{path}: is not read; a profile's file is NAME.toml, its name of {NAME_RULE}"

@@ -94,7 +94,7 @@ class Origins:
     file: Path | None
     layers: list[_Layer]
 
-    def of(self, *path: int | str) -> str:
+    def source_of(self, *path: int | str) -> str:
         """Return the variable, credential or file that a key came from."""
         for layer in self.layers:
             for length in range(len(path), 0, -1):
@@ -103,9 +103,9 @@ class Origins:
                     return name
         return str(self.file) if self.file is not None else "settings"
 
-    def wrong(self, text: str, *path: int | str, key: str = "") -> UsageError:
+    def error(self, text: str, *path: int | str, key: str = "") -> UsageError:
         """Return an error about a key; *key* is written instead of the path."""
-        return UsageError(f"{self.of(*path)}: {key or '.'.join(map(str, path))}: {text}")
+        return UsageError(f"{self.source_of(*path)}: {key or '.'.join(map(str, path))}: {text}")
 
 
 def _environment(env: Mapping[str, str]) -> _Layer:
@@ -239,7 +239,7 @@ def _validated(layers: list[_Layer], origins: Origins) -> Settings:
     try:
         read = model()
     except ValidationError as problem:
-        where = origins.of(*problem.errors(include_url=False)[0]["loc"])
+        where = origins.source_of(*problem.errors(include_url=False)[0]["loc"])
         given: Any = ChainMap(*(layer.values for layer in layers))
         raise UsageError(f"{where}: {explain(problem, Settings, given)}") from None
     return Settings(**{name: getattr(read, name) for name in keys})
@@ -260,11 +260,11 @@ def _check(settings: Settings, origins: Origins) -> None:
         UsageError: the first thing that is wrong.
 
     """
-    wrong = origins.wrong
+    error = origins.error
     for key, names in (("device_id", (settings.device_id,)), ("groups", settings.groups)):
         for name in names:
             if not is_name(name):
-                raise wrong(f"{name!r} is not a name ({NAME_RULE})", key)
+                raise error(f"{name!r} is not a name ({NAME_RULE})", key)
     broker = settings.broker
     root = broker.topic_root
     if (
@@ -274,20 +274,20 @@ def _check(settings: Settings, origins: Origins) -> None:
         or root.endswith("/")
     ):
         text = f"{root!r} cannot begin a topic; it must be without '+', '#', '$' and outer '/'"
-        raise wrong(text, "broker", "topic_root")
+        raise error(text, "broker", "topic_root")
     try:
         address = broker.address
     except UsageError as problem:
-        raise wrong(str(problem), "broker", "url") from None
+        raise error(str(problem), "broker", "url") from None
     if (broker.cert_file is None) != (broker.key_file is None):
         given, other = ("cert_file", "key_file")[:: 1 if broker.cert_file is not None else -1]
-        raise wrong(f"mutual TLS needs {other} too", "broker", given)
+        raise error(f"mutual TLS needs {other} too", "broker", given)
     for key in ("ca_file", "cert_file", "key_file"):
         path = getattr(broker, key)
         if path is not None and not address.tls:
-            raise wrong("needs TLS: begin broker.url with mqtts://", "broker", key)
+            raise error("needs TLS: begin broker.url with mqtts://", "broker", key)
         if path is not None and (trouble := _unreadable(Path(path))):
-            raise wrong(f"{path}: {trouble}", "broker", key)
+            raise error(f"{path}: {trouble}", "broker", key)
     if settings.profile != "auto":
         from .device_profile import default_dirs
 
@@ -295,19 +295,19 @@ def _check(settings: Settings, origins: Origins) -> None:
         known = {stem for stem in stems if is_name(stem)}
         if settings.profile not in known:
             hint = nearest(settings.profile, [*known, "auto"])
-            raise wrong(f"there is no profile {settings.profile!r}{hint}", "profile")
+            raise error(f"there is no profile {settings.profile!r}{hint}", "profile")
     if not _may_be_folder(settings.state):
-        raise wrong(f"{settings.state}: is a file, expected a folder", "state_dir")
+        raise error(f"{settings.state}: is a file, expected a folder", "state_dir")
     taken = [pipeline.name for pipeline in settings.pipelines]
     for index, pipeline in enumerate(settings.pipelines):
         if not is_name(pipeline.name):
             text = f"{pipeline.name!r} is not a name ({NAME_RULE})"
-            raise wrong(text, "pipelines", key=f"pipelines[{index}].name")
+            raise error(text, "pipelines", key=f"pipelines[{index}].name")
         if pipeline.name in taken[:index]:
             text = "two pipelines have this name; each needs its own"
-            raise wrong(text, "pipelines", key=f"pipelines[{pipeline.name}].name")
-        for key, text in _troubles(pipeline, settings.base):
-            raise wrong(text, "pipelines", key=f"pipelines[{pipeline.name}].{key}")
+            raise error(text, "pipelines", key=f"pipelines[{pipeline.name}].name")
+        for key, text in _problems(pipeline, settings.base):
+            raise error(text, "pipelines", key=f"pipelines[{pipeline.name}].{key}")
 
 
 def _unreadable(path: Path) -> str | None:
@@ -327,7 +327,7 @@ def _may_be_folder(path: Path) -> bool:
         return True
 
 
-def _troubles(pipeline: Pipeline, base: Path) -> Iterator[tuple[str, str]]:
+def _problems(pipeline: Pipeline, base: Path) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with a pipeline: key and text."""
     try:
         parse_source(pipeline.source, base)
@@ -360,11 +360,11 @@ def _absolute(settings: Settings, origins: Origins, env: Mapping[str, str]) -> S
 
     def absolute(path: str, *key: str) -> str:
         if not path or "\0" in path:
-            raise origins.wrong(f"expected a path, found {path!r}", *key)
+            raise origins.error(f"expected a path, found {path!r}", *key)
         try:
             return str(base / Path(path).expanduser())
         except RuntimeError:
-            raise origins.wrong(f"there is no such user's home: {path!r}", *key) from None
+            raise origins.error(f"there is no such user's home: {path!r}", *key) from None
 
     def tls(key: str) -> str | None:
         path = getattr(settings.broker, key)

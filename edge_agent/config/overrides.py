@@ -46,7 +46,7 @@ class Overrides:
                 try:
                     self._changes.setdefault(name, {})[key] = _number(key, value)
                 except ValueError as problem:
-                    log.warning("%s: %s: %s: %s; passed over", path, name, key, problem)
+                    log.warning("%s: %s: %s: %s; ignored", path, name, key, problem)
 
     def applied(self, settings: Pipeline) -> Pipeline:
         """Return a pipeline's settings with its changes applied."""
@@ -64,11 +64,11 @@ class Overrides:
         """Record changes until the restart, whatever becomes of the pipeline meanwhile."""
         self._until_restart.setdefault(name, {}).update(changes)
 
-    def pass_over_threshold(self, name: str, why: str) -> bool:
+    def ignore_threshold(self, name: str, why: str) -> bool:
         """Ignore a threshold that was kept, until the next start; False: there is none."""
         kept = self._changes.get(name, {}).pop("threshold", None)
         if kept is not None:
-            log.warning("%s: %s: %s; passed over", self._file.path, name, why)
+            log.warning("%s: %s: %s; ignored", self._file.path, name, why)
         return kept is not None
 
     def persist(self, name: str, changes: Mapping[str, float]) -> None:

@@ -146,7 +146,7 @@ def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         write_new(temporary, data, mode)
-        belong_to(temporary, path.parent)
+        copy_owner(temporary, path.parent)
         fault("pointers.written")
         temporary.replace(path)
     except BaseException:
@@ -166,7 +166,7 @@ def remove_tree(folder: Path) -> None:
         return
 
 
-def belong_to(path: Path, like: Path) -> None:
+def copy_owner(path: Path, like: Path) -> None:
     """Change the owner of *path* and all under it to that of *like*.
 
     So that `sudo edge-agent add` leaves nothing that the service's own user cannot delete. Without
@@ -250,7 +250,7 @@ def take_lock(path: Path, *, wait: bool = False, like: Path | None = None) -> in
     descriptor = os.open(path, flags, 0o644)
     try:
         if flags & os.O_CREAT and like is not None:
-            belong_to(path, like)
+            copy_owner(path, like)
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BaseException:
         os.close(descriptor)

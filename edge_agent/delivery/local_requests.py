@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..core.errors import ModelError
-from ..core.files import belong_to
+from ..core.files import copy_owner
 from ..core.names import is_name, is_version
 from ..core.state_file import StateFile
 from ..models.store.store import Store
@@ -38,11 +38,11 @@ class LocalRequests:
         """Write a request; return its path."""
         if not self._folder.is_dir():
             self._folder.mkdir(exist_ok=True)
-            belong_to(self._folder, self._store.root)
+            copy_owner(self._folder, self._store.root)
         request = self._folder / f"{name}@{version}.request"
         self._answer_of(request).unlink(missing_ok=True)
         StateFile(request).write({"name": name, "version": version})
-        belong_to(request, self._store.root)
+        copy_owner(request, self._store.root)
         return request
 
     def wait(self, request: Path, on_state: Callable[[str], None], timeout: float) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import SpoolDamagedError, SpoolError
-from ..core.files import belong_to
+from ..core.files import copy_owner
 from ..core.frozen import record
 from .message import Message
 
@@ -234,7 +234,7 @@ class Spool:
         if not self.exists():
             # Results may be private; SQLite gives its log the same mode.
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-            belong_to(self.path, self.path.parent)
+            copy_owner(self.path, self.path.parent)
         database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         try:
             # There is one process: no shared memory, a file that a full disk would not even hold.

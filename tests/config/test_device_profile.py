@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_agent.config.device_profile import DeviceProfile, choose, lineup, load_profiles, strays
+from edge_agent.config.device_profile import (
+    DeviceProfile,
+    choose,
+    lineup,
+    load_profiles,
+    unread_files,
+)
 from edge_agent.core.errors import UsageError
 from edge_agent.device.hardware import Facts, read_facts
 from edge_agent.inference.engines.probe import EngineFacts, Probe, installed, probe
@@ -379,7 +385,7 @@ def test_a_file_whose_name_is_none_is_said(tmp_path: Path) -> None:
     for name in ("good.toml", "bad name.toml", "LOUD.TOML", "notes.txt"):
         (tmp_path / name).write_text(PLAIN, encoding="utf-8")
     assert list(load_profiles([tmp_path])) == ["good"]
-    said = strays([tmp_path, tmp_path / "none"])
+    said = unread_files([tmp_path, tmp_path / "none"])
     assert [line.split(": ")[0] for line in said] == [
         str(tmp_path / name) for name in ("LOUD.TOML", "bad name.toml")
     ]

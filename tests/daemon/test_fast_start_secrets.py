@@ -107,7 +107,7 @@ def test_no_camera_of_the_environment_is_written_down(own: Box) -> None:
         with own.start() as start:
             assert start.all_right()
             start.wait("model", "numbers", prepared="ready")
-            wait_until(lambda start=start: "starts are not quick" in start.words(), "a word")  # type: ignore[misc]
+            wait_until(lambda start=start: "no plan for fast starts" in start.words(), "a word")  # type: ignore[misc]
             assert PASSWORD not in start.words()
         files = [path for path in own.state.rglob("*") if path.is_file()]
         assert [path for path in files if PASSWORD.encode() in path.read_bytes()] == []

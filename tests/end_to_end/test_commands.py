@@ -266,7 +266,7 @@ def test_a_detectors_threshold_is_a_score(device: Device) -> None:
     words = device.agent.words()
     assert "overrides.json: live: threshold for finder@1: expected a number from 0 to 1" in words
     assert "overrides.json: live: rate: expected a number from 0.00001 to 100000" in words
-    assert "overrides.json: gone: rate: expected a number, found 'fast'; passed over" in words
+    assert "overrides.json: gone: rate: expected a number, found 'fast'; ignored" in words
     device.health(lambda health: not any("threshold" in why for why in health["why"]))
 
 

@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: Options) -> int:
     """Check all; 0 if all is fit, 1 if something is not, 2 if the settings are wrong."""
     settings = load_settings(options, needed=True)
-    from ...config.device_profile import default_dirs, strays
+    from ...config.device_profile import default_dirs, unread_files
     from ...config.load import find_file
     from ...runtime.serving.loader import ModelLoader, match_profile, open_library, open_store
     from ...runtime.serving.tuning_results import TuningResults
@@ -60,7 +60,7 @@ def main(options: Options) -> int:
         report.line("ok", "settings", str(file))
     match, facts = match_profile(settings)
     report.line("ok", "profile", f"{match.name} ({match.reason}) on {facts}")
-    for line in strays(default_dirs()):
+    for line in unread_files(default_dirs()):
         report.line("note", "profile", line)
     tuning = TuningResults(settings.state, match.profile, facts)
     loader = ModelLoader(match.profile, facts, settings.engine, tuning=tuning)

@@ -6,7 +6,14 @@ import argparse
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from ...config.device_profile import choose, default_dirs, lineup, load_profiles, strays, unlisted
+from ...config.device_profile import (
+    choose,
+    default_dirs,
+    lineup,
+    load_profiles,
+    unlisted,
+    unread_files,
+)
 from ...device.hardware import read_facts
 from ...inference.engines.probe import installed, probe
 from ...inference.engines.protocol import EngineChoice
@@ -63,7 +70,7 @@ def main(options: Options) -> int:
         print(f"budget    {match.profile.memory_budget_mb} MiB for models")
     if options.list:
         print()
-        for line in strays(default_dirs()):
+        for line in unread_files(default_dirs()):
             print(f"note: {line}")
         for name, why in match.rejected:
             print(f"{name:18} no: {why}")

@@ -112,7 +112,7 @@ def write(plan: Plan, looked_at: list[Path]) -> None:
 
     if _hidden(plan.settings):
         forget(Path(plan.state))
-        log.info("starts are not quick: the environment has a camera's password or token")
+        log.info("no plan for fast starts: the environment holds a camera's password or token")
         return
     plan.settings["broker"].update(dict.fromkeys(broker_secrets()))
     body = json.dumps(

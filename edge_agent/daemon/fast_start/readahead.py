@@ -60,7 +60,7 @@ class ReadAhead:
                 _read(path, ranges, buffer)
                 self._advance(self._next + 1)
         except (TypeError, ValueError, OverflowError):
-            log.warning("%s is damaged; it is of no use to this start", FILE)
+            log.warning("%s: damaged; this start reads nothing ahead", FILE)
         finally:
             # In any case: no caller of `wait` may be left waiting.
             self._advance(len(self._files))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ModelError
-from ...core.files import belong_to
+from ...core.files import copy_owner
 from ...core.state_file import StateFile
 from ...models.store.store import NOTES
 from ..golden import GOLDEN
@@ -162,5 +162,5 @@ def _remember(state: Path, memo: dict[str, Any]) -> None:
     with suppress(OSError):  # it is only remembered
         if not folder.is_dir():
             folder.mkdir()
-            belong_to(folder, state)
+            copy_owner(folder, state)
         StateFile(folder / FILE).save(memo)

@@ -18,7 +18,7 @@ from typing import Self
 
 from ...core.errors import ModelError
 from ...core.files import (
-    belong_to,
+    copy_owner,
     disk_errors,
     fault,
     subfolders,
@@ -114,7 +114,7 @@ class Incoming:
                 _reserve(descriptor, self.header.size)
             finally:
                 os.close(descriptor)
-            belong_to(staged, self._store.root)
+            copy_owner(staged, self._store.root)
             fault("receive.metadata")
             staged.rename(self._folder)
             fault("receive.ready")

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from ...core.errors import ModelError, UsageError
 from ...core.files import (
-    belong_to,
+    copy_owner,
     disk_errors,
     fault,
     same_files,
@@ -66,7 +66,7 @@ class Store:
             for folder in (self.models, self.incoming, self.staging):
                 if not folder.is_dir():
                     folder.mkdir(exist_ok=True)
-                    belong_to(folder, state_dir)
+                    copy_owner(folder, state_dir)
         except OSError as problem:
             raise UsageError(
                 f"state_dir: {state_dir} cannot be used: {problem.strerror};"
@@ -166,7 +166,7 @@ class Store:
         place = self.models / name / version
         with disk_errors(f"{name}@{version}: storing it"):
             sync_tree(staged)
-            belong_to(staged, self.root)
+            copy_owner(staged, self.root)
             with self.locked():
                 there = self.path(name, version)
                 if there is not None:
@@ -178,7 +178,7 @@ class Store:
                     )
                 if not place.parent.is_dir():
                     place.parent.mkdir()
-                    belong_to(place.parent, self.root)
+                    copy_owner(place.parent, self.root)
                     sync_folder(self.models)
                 fault("commit.before")
                 staged.rename(place)
@@ -300,7 +300,7 @@ class Store:
         new = replace(change(self.pointers(name)), damage=None)
         if not folder.is_dir():
             folder.mkdir()
-            belong_to(folder, self.root)
+            copy_owner(folder, self.root)
             sync_folder(self.models)
         pointing.write(folder, new)
         return new
@@ -315,7 +315,7 @@ class Store:
         if path is None or self.accepted(name, version):
             return
         write_new(path / NOTES / _ACCEPTED, b"")
-        belong_to(path / NOTES / _ACCEPTED, self.root)
+        copy_owner(path / NOTES / _ACCEPTED, self.root)
         sync_folder(path / NOTES)
         fault("accept.marked")
 

@@ -210,7 +210,7 @@ class Runner:
         given = {pipeline.name: pipeline.threshold for pipeline in self.settings.pipelines}
         for pipeline in list(self.pipelines.values()):
             why = pipeline.threshold_problem()
-            if why is not None and self.overrides.pass_over_threshold(pipeline.name, why):
+            if why is not None and self.overrides.ignore_threshold(pipeline.name, why):
                 pipeline.threshold = given.get(pipeline.name)
                 why = pipeline.threshold_problem()
             if why is not None:

@@ -56,7 +56,7 @@ class Upkeep:
             watched: whether a model of that name is on trial or on probation.
             present: names what takes memory as long as it is there.
             forget: releases what is only kept to be used again.
-            prepared: called when a prepared form is ready, or cannot be made.
+            prepared: called before a prepared form is made, and when it is ready or cannot be.
             plan: writes the plan of the next start.
 
         """

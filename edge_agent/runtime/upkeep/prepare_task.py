@@ -50,7 +50,7 @@ class PrepareTask:
             active: the models that serve.
             loader: how models are loaded here.
             quota: returns what the store may take, bytes.
-            changed: called when a form is ready, or cannot be made.
+            changed: called before a form is made, and when it is ready or cannot be made.
             closing: set when the agent ends.
 
         """
@@ -101,15 +101,19 @@ class PrepareTask:
             self._forms[model.folder.path] = f"is not for {titles('graph')}"
             return
         try:
-            form = self._found(model, choice, serving.kind) or prepare(
-                self._store,
-                model.folder,
-                choice,
-                serving.kind,
-                budget_mb=self._budget_mb,
-                quota=self._quota(),
-                stopped=self._stopped,
-            )
+            form = self._found(model, choice, serving.kind)
+            if form is None:
+                # It may take minutes: until then the next start is not to count on a form.
+                self._changed()
+                form = prepare(
+                    self._store,
+                    model.folder,
+                    choice,
+                    serving.kind,
+                    budget_mb=self._budget_mb,
+                    quota=self._quota(),
+                    stopped=self._stopped,
+                )
         except StoppedError:
             log.debug("model %s: its form is made at the next start", model.id)
         except (EngineError, ModelError, OSError) as problem:

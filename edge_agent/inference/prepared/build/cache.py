@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ....core.child import ChildStoppedError, ask
 from ....core.errors import AgentError
-from ....core.files import belong_to, disk_errors, sync_folder, sync_tree
+from ....core.files import copy_owner, disk_errors, sync_folder, sync_tree
 from ....device.resources import usable_cpus
 from ....models.manifest import ModelFolder
 from ....models.store.store import Store
@@ -156,11 +156,11 @@ def _commit(store: Store, made: Path, key: str) -> Path:
     place = store.root / FOLDER / key
     with disk_errors(f"{place}: storing it"):
         sync_tree(made)
-        belong_to(made, store.root)
+        copy_owner(made, store.root)
         with store.locked():
             if not place.parent.is_dir():
                 place.parent.mkdir()
-                belong_to(place.parent, store.root)
+                copy_owner(place.parent, store.root)
                 sync_folder(store.root)
             if place.exists():
                 store.delete_folder(place)
