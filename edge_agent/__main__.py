@@ -12,7 +12,7 @@ def main() -> int:
     from .core.timeline import Timeline
 
     timeline = Timeline()
-    from .daemon.start import run_from_plan
+    from .daemon.planned_start import run_from_plan
 
     status = run_from_plan(sys.argv[1:], timeline)
     if status is not None:
@@ -33,7 +33,7 @@ def _mind_signals(arguments: list[str]) -> None:
     """Be told to stop, in the very first moment of the daemon: that is no failure.
 
     The settings are yet to be read, so that there is nothing else that SIGHUP could ask for.
-    `daemon.start` sees to signals as soon as it is there.
+    `daemon.planned_start` sees to signals as soon as it is there.
     """
     if [word for word in arguments if word not in {"-v", "--verbose"}][:1] != ["run"]:
         return

@@ -28,7 +28,7 @@ from edge_agent.config.settings import Settings
 from edge_agent.core.schema import is_key
 from edge_agent.models.decoders import DECODERS
 from edge_agent.models.manifest import Manifest
-from edge_agent.sources.forms import FORMS
+from edge_agent.sources.schemes import FORMS
 from tests.helpers.small_models import brightness, plain, write_clip
 from tests.helpers.support import (
     CHECKOUT,

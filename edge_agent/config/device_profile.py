@@ -20,8 +20,8 @@ from ..core.errors import UsageError
 from ..core.names import NAME_RULE, is_name
 from ..core.schema import build, nearest, read_toml
 from ..device.hardware import Facts
+from ..inference.engines.engine import EngineChoice
 from ..inference.engines.probe import Probe, installed
-from ..inference.engines.protocol import EngineChoice
 from ..inference.engines.registry import EngineName, WantedEngine, capabilities
 
 OWN_PROFILES = Path("/etc/edge-agent/device_profiles")

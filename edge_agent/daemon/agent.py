@@ -1,6 +1,6 @@
 """The life cycle of the daemon: starts the frames, then everything else; closes in reverse.
 
-What everything else is made of is in `compose`. A start without a plan reads the device and its
+What everything else is made of is in `services`. A start without a plan reads the device and its
 models before anything runs. A start from the plan of the last good one (`start`) starts the frames
 first; what it took for granted is checked after the first result, and where it no longer holds the
 agent restarts without the plan.
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from ..inference.prepared.load import Load
     from ..runtime.serving.planned_model import PlannedModel
     from .control import Control
-    from .fast_start.early import Preload
     from .fast_start.plan import Plan
+    from .fast_start.preload import Preload
     from .inventory import Inventory
 
 log = logging.getLogger(__name__)
@@ -245,7 +245,7 @@ class Agent:
             return False  # one of them is gone, or broken
 
     def _begin_control(self) -> None:
-        from .compose import compose
+        from .services import compose
 
         inventory = self._take_inventory(self._runner.settings)
         inventory.blame(self._last)

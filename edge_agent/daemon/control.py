@@ -18,7 +18,7 @@ from ..runtime.serving.crash_ledger import GOOD_SECONDS
 from .announcements import Announcements
 from .inventory import Inventory
 from .reload import SettingsReload
-from .services import Services
+from .service import Services
 
 log = logging.getLogger(__name__)
 

@@ -1,49 +1,179 @@
-"""Background services: what runs beside the frames, each in a thread of its own."""
+"""The composition root of everything beside the frames: what each part is made of.
+
+Built from the bottom up: each part gets all it needs in its constructor. A new background service
+is one more entry of `services`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable
+from pathlib import Path
 
-from ..core.threads import ThreadGroup
+from .. import __version__
+from ..config.settings import Settings
+from ..core.flight_recorder import recorder
+from ..core.listeners import Listeners
+from ..core.threads import Stops
+from ..delivery.local_requests import LocalRequests
+from ..delivery.receive.router import Recipient, Router
+from ..delivery.rollout.deployer import Deployer
+from ..delivery.rollout.ledger import Ledger
+from ..health.prometheus import MetricsPort
+from ..health.report import Health
+from ..models.packages.keys import TrustedKeys
+from ..mqtt.requests import ReplyMemory, Requests
+from ..runtime.pipelines.commands import PipelineCommands
+from ..runtime.pipelines.runner import Runner
+from ..runtime.upkeep.tasks import Upkeep
+from ..sources.frame_pool import FRAME_POOL
+from .announcements import Announcements, PushStatus
+from .commands import AgentCommands
+from .control import Control
+from .deployment import Deployment
+from .fast_start.plan_writer import PlanWriter
+from .inventory import Inventory
+from .reload import SettingsReload
+from .request_loop import RequestLoop
+from .service import Service, Services
 
 
-class Service(Protocol):
-    """Something that runs from the start of the agent to its end.
+def compose(
+    runner: Runner,
+    inventory: Inventory,
+    stops: Stops,
+    reread: Callable[[], Settings],
+    origins: tuple[str | None, str],
+) -> Control:
+    """Build everything that runs beside the frames; nothing is started.
 
-    A run that returns early is all right; one that raises ends the agent.
+    Args:
+        runner: the frames' part.
+        inventory: device and models.
+        stops: where reasons to stop are left.
+        reread: reads the settings again from where they came from.
+        origins: the settings file and the digest of what the settings were made from.
+
     """
+    settings, active, client = runner.settings, runner.active, runner.client
+    profile, store, catalog = inventory.match.profile, inventory.store, inventory.catalog
+    loader = inventory.loader
+    budget_mb, lazy = profile.memory_budget_mb, profile.unload_idle_s > 0
+    runner.lazy(wanted=lazy)
 
-    @property
-    def name(self) -> str:
-        """The thread's name."""
+    # Versions: how they arrive, and which serves.
 
-    def run(self) -> object:
-        """Work until closed."""
+    push_status = PushStatus(client, runner.topics, settings.device_id)
+    local_requests = LocalRequests(store)
+    ledger = Ledger(store, catalog, push_status.publish, active.on_change)
+    deployer = Deployer(
+        store,
+        catalog,
+        active,
+        ledger,
+        trial=lambda: runner.settings.trial,
+        swap=profile.swap,
+        memory_budget_mb=budget_mb,
+    )
+    transfers = Router(
+        store,
+        catalog,
+        _recipient(runner, inventory),
+        ledger,
+        submit=deployer.submit,
+        expect=deployer.expect,
+    )
 
-    def close(self) -> object:
-        """Ask `run` to return; must not wait, and may come before `run`."""
+    # Upkeep of the models that serve.
 
-    def problems(self) -> list[str]:
-        """Return why the device is degraded, in words for health; empty: nothing is wrong."""
+    form_ready = Listeners()
+    plan_writer = PlanWriter(
+        runner,
+        store,
+        catalog,
+        loader.lanes,
+        lazy=lazy,
+        origins=origins,
+        models=lambda: upkeep.planned(),  # noqa: PLW0108 - upkeep calls it, and is made below
+    )
+    upkeep = Upkeep(
+        active,
+        loader,
+        runner.board,
+        store,
+        quota=lambda: runner.settings.quota_mb * 2**20,
+        watched=ledger.has_complete,
+        present=runner.present,
+        forget=FRAME_POOL.forget,
+        prepared=form_ready,
+        plan=plan_writer,
+    )
+
+    # What the device publishes of itself.
+
+    announcements = Announcements(runner, inventory, ledger, upkeep.prepared)
+    metrics = MetricsPort(
+        settings.health.metrics_port, settings.device_id, __version__, lambda: health.latest
+    )
+
+    # What others ask for.
+
+    requests = Requests(
+        runner.inbox,
+        client,
+        runner.topics,
+        runner.subscriptions,
+        ReplyMemory(settings.state / "requests.json"),
+        commands=(
+            *AgentCommands(runner, stops).commands,
+            *PipelineCommands(runner).commands,
+            *deployer.commands.commands,
+        ),
+        deliveries=transfers.message,
+        credible=runner.wall.credible,
+    )
+
+    # In the order of their start; closed in reverse.
+    services: list[Service] = [
+        metrics,
+        Deployment(runner, store, deployer, local_requests, stops),
+        RequestLoop(runner.inbox, requests, transfers, local_requests, deployer, catalog),
+        *upkeep.conductors,
+    ]
+    background = Services(services)
+    health = Health(
+        runner.board,
+        client,
+        lambda: list(runner.pipelines.values()),
+        active.all,
+        settings.state,
+        malformed=lambda: requests.malformed + runner.inbox.dropped,
+        credible=runner.wall.credible,
+        problems=(recorder.problems, inventory.crashes.problems, background.problems),
+    )
+    active.on_change.add(announcements.models, plan_writer.changed, upkeep.wake)
+    form_ready.add(plan_writer.write, announcements.models)
+    return Control(
+        runner,
+        inventory,
+        deployer=deployer,
+        transfers=transfers,
+        services=background,
+        announcements=announcements,
+        health=health,
+        reload=SettingsReload(
+            runner, plan_writer, announcements, metrics, reread, file=origins[0], lazy=lazy
+        ),
+    )
 
 
-class Services:
-    """All services: started in their order, closed in reverse."""
-
-    def __init__(self, services: Sequence[Service]) -> None:
-        self._services = services
-
-    def start(self, threads: ThreadGroup) -> None:
-        """Start a thread for each."""
-        for service in self._services:
-            threads.spawn(service.name, service.run)
-
-    def close(self) -> None:
-        """Ask all to end, without waiting for their threads."""
-        for service in reversed(self._services):
-            service.close()
-
-    def problems(self) -> list[str]:
-        """Return the reasons of all, in their order."""
-        return [problem for service in self._services for problem in service.problems()]
+def _recipient(runner: Runner, inventory: Inventory) -> Recipient:
+    """Return what packages are checked against, by the settings of the moment."""
+    return Recipient(
+        device=runner.settings.device_id,
+        profile=inventory.match.name,
+        groups=lambda: runner.settings.groups,
+        trusted=lambda: TrustedKeys([Path(key) for key in runner.settings.trust.keys]),
+        allow_unsigned=lambda: runner.settings.trust.allow_unsigned,
+        quota_bytes=lambda: runner.settings.quota_mb * 2**20,
+        pinned=runner.active.pins,
+    )

@@ -19,7 +19,7 @@ import numpy as np
 from ..core.errors import AgentError, EngineError, ModelError, SampleError
 from ..core.types import Array, Kind, Outcome, Request, Tensors, TensorSpec
 from .compare import probe_input, race, relative_distance
-from .engines.protocol import Engine, FixShapes
+from .engines.engine import Engine, FixShapes
 from .engines.registry import capabilities, open_engine
 from .folding.find import cut_for
 from .model import Model, PreparedSample
@@ -225,7 +225,7 @@ def load_batch(model: Model, kind: Kind, most: int) -> Batch:
     takes = sample_input(spec, model.engine.inputs).name
     engines: dict[int, Engine] = {}
     try:
-        if capabilities(model.choice.engine).load_batch:
+        if capabilities(model.choice.engine).open_batch:
             engines[0] = _widened(model.engine)
             opened = {one.name for one in engines[0].inputs if one.shape and one.shape[0] is None}
         else:

@@ -33,7 +33,7 @@ from ..models.manifest import MANIFEST, ModelFolder
 from .cost import Cost
 from .decode.decoder import Decoder
 from .decode.registry import build_decoder
-from .engines.protocol import Engine, EngineChoice
+from .engines.engine import Engine, EngineChoice
 from .engines.registry import ENGINES, capabilities, open_engine, readers
 from .preprocess.inputs import fixed_shapes
 from .preprocess.placement import Placement

@@ -11,9 +11,9 @@ import numpy as np
 
 from ..core.errors import SampleError, SourceError
 from ..core.types import Kind, Reading
-from .forms import PICTURES
 from .opencv import MAX_PIXELS, load
 from .pacing import Metronome
+from .schemes import PICTURES
 from .source import SourceContext
 from .spec import SourceSpec
 

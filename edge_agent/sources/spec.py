@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from ..core.errors import UsageError
 from ..core.frozen import record
 from ..core.types import Kind
-from .forms import DEFAULT, FORMS, RESERVED, Form, Options
+from .schemes import DEFAULT, FORMS, RESERVED, Form, Options
 
 
 @record(kw_only=True)

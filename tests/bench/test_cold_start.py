@@ -378,7 +378,7 @@ def test_the_script_finds_what_the_agent_finds(
     import cv2
 
     from edge_agent.core.types import Detections, Sample
-    from edge_agent.inference.engines.protocol import EngineChoice
+    from edge_agent.inference.engines.engine import EngineChoice
     from edge_agent.inference.model import load_model
     from edge_agent.models.manifest import load
 

@@ -85,7 +85,7 @@ import os, sys
 
 class Door:
     def find_spec(self, name, path, target=None):
-        if name == "edge_agent.daemon.start":
+        if name == "edge_agent.daemon.planned_start":
             with open(os.environ["DOOR"]) as door:
                 door.read()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from edge_agent.core.threads import Stops, ThreadGroup
-from edge_agent.daemon.services import Services
+from edge_agent.daemon.service import Services
 
 
 class Sleeper:

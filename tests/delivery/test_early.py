@@ -23,7 +23,7 @@ from edge_agent.delivery.early.growing_file import PROGRESS, GrowingFile, UnfitE
 from edge_agent.delivery.early.onnx_stream import OnnxFile
 from edge_agent.delivery.early.stages import StagedEngine
 from edge_agent.delivery.trial.process import TrialProcess, run_trial
-from edge_agent.inference.engines.protocol import EngineChoice
+from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.models.manifest import load
 from edge_agent.models.packages.build import Package, make
 from edge_agent.models.store.incoming import Incoming

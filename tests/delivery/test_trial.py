@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_agent.delivery.trial.process import Verdict, run_trial
-from edge_agent.inference.engines.protocol import EngineChoice
+from edge_agent.inference.engines.engine import EngineChoice
 from tests.helpers.push import LABELS, classifier, golden, model_folder
 from tests.helpers.tiny_networks import node
 
@@ -172,7 +172,7 @@ def test_child_does_not_outlive_its_parent(tmp_path: Path) -> None:
     new = heavy(tmp_path / "1", 300)
     program = (
         "from pathlib import Path; from edge_agent.delivery.trial.process import run_trial;"
-        "from edge_agent.inference.engines.protocol import EngineChoice;"
+        "from edge_agent.inference.engines.engine import EngineChoice;"
         f"run_trial(Path({str(new)!r}), [EngineChoice('onnxruntime')], 'picture', golden=True,"
         " timeout_s=60, memory_mb=0, stopped=lambda: None)"
     )

@@ -11,7 +11,7 @@ import numpy as np
 import tomli_w
 from numpy.typing import NDArray
 
-from edge_agent.inference.engines.protocol import Engine, EngineChoice
+from edge_agent.inference.engines.engine import Engine, EngineChoice
 from edge_agent.inference.engines.registry import open_engine
 from edge_agent.inference.prepared.artifact import FILE, Artifact, encode
 from edge_agent.inference.preprocess.inputs import fixed_shapes

@@ -14,7 +14,7 @@ from edge_agent.config.settings import SecondStage
 from edge_agent.core.errors import AgentError, EngineError, SampleError
 from edge_agent.core.types import Classes, Detections, Kind, Outcome, Request, Sample, Values
 from edge_agent.inference.batching import Batch, load_batch, seconds_alone, sizes
-from edge_agent.inference.engines.protocol import EngineChoice
+from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import EngineName
 from edge_agent.inference.model import Model, load_model
 from edge_agent.models.manifest import load

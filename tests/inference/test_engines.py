@@ -16,7 +16,7 @@ import pytest
 
 from edge_agent.core.errors import EngineError
 from edge_agent.core.types import TensorSpec
-from edge_agent.inference.engines.protocol import Engine, EngineChoice
+from edge_agent.inference.engines.engine import Engine, EngineChoice
 from edge_agent.inference.engines.registry import EngineName, open_engine
 from edge_agent.inference.model import load_model
 from edge_agent.models.manifest import load as load_manifest
@@ -429,7 +429,7 @@ def test_engines_report_to_nobody(tmp_path: Path) -> None:
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from edge_agent.inference.engines.protocol import EngineChoice\n"
+        "from edge_agent.inference.engines.engine import EngineChoice\n"
         "from edge_agent.inference.engines.registry import open_engine\n"
         "engine = open_engine(EngineChoice('openvino'), Path(sys.argv[1]), lambda _: {})\n"
         "assert sys.modules['openvino_telemetry'] is None\n"

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from edge_agent.config.settings import Arm
 from edge_agent.core.types import Detections, RawTensors, Sample, TensorSpec
 from edge_agent.delivery.trial.worker import judge
+from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.ort import session_config
 from edge_agent.inference.engines.ort_fold import fitting
 from edge_agent.inference.engines.ort_options import session_options
 from edge_agent.inference.engines.ov import compile_network
-from edge_agent.inference.engines.protocol import EngineChoice
 from edge_agent.inference.engines.registry import EngineName, open_engine
 from edge_agent.inference.folding.find import cut_for, find
 from edge_agent.inference.folding.fold import Fold
@@ -769,7 +769,7 @@ def test_start_from_a_form_looks_into_no_network(made: Made) -> None:
         "import sys\n"
         "from pathlib import Path\n"
         "import numpy as np\n"
-        "from edge_agent.inference.engines.protocol import EngineChoice\n"
+        "from edge_agent.inference.engines.engine import EngineChoice\n"
         "from edge_agent.inference.prepared.artifact import read\n"
         "from edge_agent.models.manifest import load\n"
         "from edge_agent.inference.prepared.fallback import load_prepared\n"

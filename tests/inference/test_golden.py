@@ -13,7 +13,7 @@ import tomli_w
 from numpy.typing import NDArray
 
 from edge_agent.core.errors import ModelError
-from edge_agent.inference.engines.protocol import EngineChoice
+from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.golden import (
     compare_golden,
     read_golden,

@@ -19,7 +19,7 @@ import onnx
 import pytest
 
 from edge_agent.core.errors import EngineError, ModelError
-from edge_agent.inference.engines.protocol import EngineChoice
+from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.prepared.artifact import (
     FILE,
     FOLDER,
@@ -304,7 +304,7 @@ def test_beginning_imports_little() -> None:
     script = (
         "import sys, edge_agent.inference.prepared.load;"
         "print([m for m in ('numpy', 'onnx', 'onnxruntime', 'openvino', 'pydantic', 'cv2',"
-        " 'edge_agent.core.types', 'edge_agent.inference.engines.protocol') if m in sys.modules])"
+        " 'edge_agent.core.types', 'edge_agent.inference.engines.engine') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=CHECKOUT

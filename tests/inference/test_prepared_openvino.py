@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_agent.core.errors import EngineError
-from edge_agent.inference.engines.protocol import EngineChoice
+from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.prepared.artifact import BLOB, Artifact, ArtifactError, read
 from edge_agent.inference.prepared.build.cache import find, prepare
 from edge_agent.inference.prepared.engine import open_artifact

@@ -14,7 +14,7 @@ from edge_agent.core.errors import EngineError
 from edge_agent.core.types import Array, Sample, Tensors, TensorSpec, Values
 from edge_agent.inference.batching import load_batch
 from edge_agent.inference.engines.capabilities import Capabilities
-from edge_agent.inference.engines.protocol import EngineChoice
+from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import (
     ENGINES,
     exclusive_formats,

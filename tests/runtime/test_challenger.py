@@ -11,7 +11,7 @@ import pytest
 
 from edge_agent.core.errors import EngineError
 from edge_agent.core.types import Tensors
-from edge_agent.inference.engines.protocol import EngineChoice
+from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model, load_model
 from edge_agent.models.manifest import load
 from edge_agent.runtime.serving.challenger_results import (

@@ -19,7 +19,7 @@ from edge_agent.config.settings import Arm
 from edge_agent.core.errors import AgentError
 from edge_agent.core.types import Sample
 from edge_agent.device.hardware import read_facts
-from edge_agent.inference.engines.protocol import EngineChoice
+from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model
 from edge_agent.models.manifest import ModelFolder, load
 from edge_agent.models.store.catalog import Library

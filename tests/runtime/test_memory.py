@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.config.settings import Arm
-from edge_agent.inference.engines.protocol import EngineChoice
+from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model, load_model
 from edge_agent.models.manifest import load
 from edge_agent.runtime.scheduler.board import Board

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edge_agent.core.types import Request, Sample
-from edge_agent.inference.engines.protocol import EngineChoice
+from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model, PreparedSample, load_model
 from edge_agent.models.manifest import load
 from edge_agent.runtime.scheduler.board import Board, FrameQueue

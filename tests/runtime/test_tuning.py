@@ -18,7 +18,7 @@ from edge_agent.core.child import ChildStoppedError
 from edge_agent.core.errors import EngineError
 from edge_agent.device.hardware import Facts, read_facts
 from edge_agent.device.resources import usable_cpus
-from edge_agent.inference.engines.protocol import EngineChoice
+from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.models.manifest import load
 from edge_agent.models.store.store import Store
 from edge_agent.runtime.serving.loader import ModelLoader

@@ -17,7 +17,7 @@ from edge_agent.core.types import Kind, Reading
 from edge_agent.inference.model import Model
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.sources import source
-from edge_agent.sources.forms import FORMS, RATE, Form
+from edge_agent.sources.schemes import FORMS, RATE, Form
 from edge_agent.sources.source import SourceContext
 from edge_agent.sources.spec import SourceSpec, guess_source, parse_source
 from tests.helpers.idle_parts import idle_pipeline, offline_client

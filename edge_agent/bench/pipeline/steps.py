@@ -22,7 +22,7 @@ from ...config.device_profile import choose, default_dirs, load_profiles
 from ...core.errors import AgentError, SampleError, SourceError, UsageError
 from ...core.types import Reading, Sample, Timing
 from ...device.hardware import read_facts
-from ...inference.engines.protocol import EngineChoice
+from ...inference.engines.engine import EngineChoice
 from ...inference.model import Model, load_model
 from ...models.manifest import load
 from ...models.store.store import Store

@@ -15,8 +15,8 @@ from ...config.device_profile import (
     unread_files,
 )
 from ...device.hardware import read_facts
+from ...inference.engines.engine import EngineChoice
 from ...inference.engines.probe import installed, probe
-from ...inference.engines.protocol import EngineChoice
 from ...inference.engines.registry import capabilities, exclusive_formats
 from ...runtime.serving.tuning_results import FILE, TuningResults
 from ..options import Options, add_config, load_settings

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import AgentError, ModelError
 from ...core.types import Array, Tensors, TensorSpec
-from ...inference.engines.protocol import EngineChoice
+from ...inference.engines.engine import EngineChoice
 from ...models.packages.ustar import TarReader
 from .growing_file import PROGRESS, GrowingFile, UnfitError
 from .onnx_stream import OnnxFile

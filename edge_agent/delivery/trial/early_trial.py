@@ -19,7 +19,7 @@ from ...config.settings import Trial
 from ...core.errors import AgentError
 from ...core.types import Kind, Outcome, Sample, Tensors, TensorSpec
 from ...device.headroom import free_mb, has_room
-from ...inference.engines.protocol import EngineChoice, fix_inputs
+from ...inference.engines.engine import EngineChoice, fix_inputs
 from ...inference.engines.registry import runs_arriving
 from ...inference.model import Region, cut
 from ...inference.preprocess.inputs import fixed_shapes

@@ -23,7 +23,7 @@ from typing import Any
 
 from ...core.child import kill_group, last_line, signal_name
 from ...core.types import Kind, Tensors, TensorSpec
-from ...inference.engines.protocol import EngineChoice
+from ...inference.engines.engine import EngineChoice
 from ...runtime.serving.out_of_core import OutOfCore
 from ..early.growing_file import PROGRESS
 from .worker import Verdict

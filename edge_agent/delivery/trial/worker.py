@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.child import die_with_parent, run_in_background
 from ...core.errors import AgentError, EngineError, ModelError, SampleError
 from ...device.allocator import trim_memory
-from ...inference.engines.protocol import EngineChoice
+from ...inference.engines.engine import EngineChoice
 from ...inference.engines.registry import load_library
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ class Capabilities:
     not listed only `survey` can tell."""
     virtual_devices: frozenset[str] = frozenset()
     """Devices in capitals that only choose among others."""
-    load_batch: bool = False
+    open_batch: bool = False
     """Whether a network that leaves its batch open, once loaded, takes any number of samples. Else
     it is compiled for each number."""
     prepared: PreparedKind | None = None

@@ -18,10 +18,10 @@ import onnxruntime as ort
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
 from ...device.resources import usable_cpus
+from .engine import EngineChoice, FixShapes, check_inputs, fix_inputs
 from .native_error import native_reason
 from .ort_fold import fitting, folded_session
 from .ort_options import FATAL_ONLY, NAME, Words, session_options
-from .protocol import EngineChoice, FixShapes, check_inputs, fix_inputs
 
 if TYPE_CHECKING:
     from ..folding.cut import InputCut

@@ -20,9 +20,9 @@ from ...core.errors import AgentError, EngineError
 from ...core.types import Array, Tensors, TensorSpec
 from ...device.resources import usable_cpus
 from ...models.files.facts import OPENVINO_TYPES
+from .engine import EngineChoice, FixShapes, check_inputs, fix_inputs
 from .native_error import native_reason
 from .ov_capabilities import CAPABILITIES
-from .protocol import EngineChoice, FixShapes, check_inputs, fix_inputs
 
 if TYPE_CHECKING:
     from ..folding.cut import InputCut

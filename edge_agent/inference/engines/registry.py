@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ..folding.cut import InputCut
     from .capabilities import Capabilities, PreparedKind
-    from .protocol import Engine, EngineChoice, FixShapes
+    from .engine import Engine, EngineChoice, FixShapes
 
 ENGINES: Mapping[str, str] = {
     "openvino": "edge_agent.inference.engines.ov_capabilities",

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
+from ..engines.engine import Engine, EngineChoice, FixShapes, check_inputs, fix_inputs
 from ..engines.ort_stages import run_stages
-from ..engines.protocol import Engine, EngineChoice, FixShapes, check_inputs, fix_inputs
 from ..engines.registry import capabilities
 from .artifact import GRAPH, Artifact, ArtifactError
 from .load import Load, load_artifact

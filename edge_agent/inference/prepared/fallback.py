@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ...core.errors import ModelError
 from ...core.types import Array, Kind, Tensors
 from ...models.manifest import ModelFolder
-from ..engines.protocol import Engine, EngineChoice, PreparedForm
+from ..engines.engine import Engine, EngineChoice, PreparedForm
 from ..engines.registry import open_engine
 from ..model import Model, assemble
 from ..preprocess.inputs import fixed_shapes

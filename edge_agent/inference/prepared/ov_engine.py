@@ -12,9 +12,9 @@ import numpy as np
 import openvino as ov
 
 from ...core.types import Array, Tensors
+from ..engines.engine import EngineChoice
 from ..engines.native_error import native_reason
 from ..engines.ov import NAME, VERSION, OvEngine, core, properties
-from ..engines.protocol import EngineChoice
 from .artifact import BLOB, Artifact, ArtifactError, need_version
 from .engine import tensor_specs
 from .mapped import MappedWeights, WeightCheck

@@ -10,7 +10,7 @@ import numpy as np
 from ...core.errors import ModelError
 from ...core.types import Array, Kind, TensorSpec
 from ...models.manifest import SIGNAL_LAYOUTS, InputSpec
-from ..engines.protocol import FixShapes
+from ..engines.engine import FixShapes
 
 Shape = tuple[int, ...]
 OpenShape = tuple[int | None, ...]

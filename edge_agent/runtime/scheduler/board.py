@@ -102,9 +102,7 @@ class Board(Generic[M]):
                 queue.wait(lambda: self._gone(queue) or len(queue.frames) < queue.room)
             if self._closed or queue.removed:
                 return False
-            if full and not queue.lossless:
-                queue.drop_oldest("superseded")
-            elif not queue.frames and not queue.pacing.paced:
+            if not queue.frames and not queue.pacing.paced:
                 self._shares.join(queue.share)
             queue.append(make)
             if self._gathering:

@@ -151,7 +151,9 @@ class FrameQueue(Generic[M]):
         self.account.dropped[reason] += 1
 
     def append(self, make: Callable[[int], Sample]) -> None:
-        """Add a capture at the end, given its sequence number."""
+        """Add a capture, given its number, at the end; a full live queue drops its oldest."""
+        if not self.lossless and len(self.frames) >= self.room:
+            self.drop_oldest("superseded")
         self.frames.append(make(self.seq))
         self.seq += 1
         self.account.captured += 1

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core.state_file import StateFile
+from ...inference.engines.engine import EngineChoice
 from ...inference.engines.probe import installed
-from ...inference.engines.protocol import EngineChoice
 
 FILE = "understudies.json"
 _CHALLENGER_MS = "understudy_ms"

@@ -24,8 +24,8 @@ from ...core.flight_recorder import call_target
 from ...core.types import Kind
 from ...device.hardware import Facts, read_facts
 from ...device.resources import usable_cpus
+from ...inference.engines.engine import EngineChoice
 from ...inference.engines.probe import probe
-from ...inference.engines.protocol import EngineChoice
 from ...inference.engines.registry import WantedEngine, prepared_kind, titles
 from ...inference.model import Model, engine_order, load_model
 from ...inference.prepared.artifact import Artifact, ArtifactError

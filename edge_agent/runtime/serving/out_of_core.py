@@ -11,7 +11,7 @@ from typing import Any
 
 from ...core.frozen import record
 from ...core.types import Kind
-from ...inference.engines.protocol import EngineChoice
+from ...inference.engines.engine import EngineChoice
 from ...inference.model import Model
 from ...inference.prepared.build.cache import find, prepare
 from ...inference.prepared.fallback import load_prepared

@@ -23,8 +23,8 @@ from ... import __version__
 from ...config.device_profile import DeviceProfile
 from ...core.files import replace_file
 from ...device.hardware import Facts
+from ...inference.engines.engine import EngineChoice
 from ...inference.engines.probe import installed
-from ...inference.engines.protocol import EngineChoice
 from ...inference.engines.registry import ENGINES
 from ...inference.prepared.digests import model_digest
 

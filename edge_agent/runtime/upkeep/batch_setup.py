@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from ...core.errors import AgentError, EngineError
 from ...core.files import size_of
 from ...inference.batching import Batch, load_batch, seconds_alone
-from ...inference.engines.protocol import PreparedForm
+from ...inference.engines.engine import PreparedForm
 from ...inference.engines.registry import capabilities
 from ...inference.model import Model, load_model
 from ..scheduler.board import Board
@@ -55,7 +55,7 @@ class BatchSetup:
             return
         try:
             prepared = model.engine.prepared
-            if prepared is not None and capabilities(model.choice.engine).load_batch:
+            if prepared is not None and capabilities(model.choice.engine).open_batch:
                 self._load_whole(serving, model, prepared)
                 return  # the model in its place is set up next
             batch = load_batch(model, serving.kind, most)
@@ -113,6 +113,6 @@ class BatchSetup:
 def _costly(model: Model) -> bool:
     """Whether several crops at a time would take much more memory."""
     return (
-        not capabilities(model.choice.engine).load_batch
+        not capabilities(model.choice.engine).open_batch
         and size_of(model.folder.path) > UNASKED_BYTES
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from ...core.errors import AgentError, EngineError
-from ...inference.engines.protocol import EngineChoice, PreparedForm
+from ...inference.engines.engine import EngineChoice, PreparedForm
 from ...inference.model import Model, load_model
 from ..serving.active import ActiveModels, Serving
 from ..serving.challenger_results import name_of

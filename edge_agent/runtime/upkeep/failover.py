@@ -18,7 +18,7 @@ import numpy as np
 
 from ...core.errors import AgentError, EngineError
 from ...core.types import Sample
-from ...inference.engines.protocol import EngineChoice
+from ...inference.engines.engine import EngineChoice
 from ...inference.model import Model, Region, load_model
 from ..serving.active import ActiveModels, Serving
 from ..serving.loader import ModelLoader

@@ -12,7 +12,7 @@ from pathlib import Path
 from weakref import ref
 
 from ...core.errors import ModelError
-from ...inference.engines.protocol import EngineChoice
+from ...inference.engines.engine import EngineChoice
 from ...inference.model import Model
 from ...inference.prepared.artifact import Artifact
 from ...inference.prepared.engine import accepts_batches

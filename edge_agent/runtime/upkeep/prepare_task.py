@@ -12,8 +12,8 @@ from xxhash import xxh3_64_hexdigest
 from ...core.codec import pack
 from ...core.errors import EngineError, ModelError
 from ...core.types import Kind
+from ...inference.engines.engine import EngineChoice, PreparedForm
 from ...inference.engines.probe import installed
-from ...inference.engines.protocol import EngineChoice, PreparedForm
 from ...inference.engines.registry import titles
 from ...inference.model import Model
 from ...inference.prepared.artifact import Artifact, ArtifactError

@@ -20,7 +20,7 @@ from ...core.files import size_of
 from ...core.types import Kind, Tensors, TensorSpec
 from ...device.resources import text, usable_cpus
 from ...inference.compare import probe_inputs
-from ...inference.engines.protocol import Engine, EngineChoice, FixShapes
+from ...inference.engines.engine import Engine, EngineChoice, FixShapes
 from ...inference.engines.registry import open_engine
 from ...inference.folding.cut import InputCut
 from ...inference.folding.find import cut_for

@@ -14,7 +14,7 @@ from ...core.child import ask as ask_child
 from ...core.errors import EngineError
 from ...core.types import Kind
 from ...device.resources import usable_cpus
-from ...inference.engines.protocol import EngineChoice
+from ...inference.engines.engine import EngineChoice
 from ...models.manifest import ModelFolder
 from ..serving.loader import ModelLoader
 from ..serving.tuning_results import Way

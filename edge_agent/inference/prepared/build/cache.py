@@ -19,8 +19,8 @@ from ....core.files import copy_owner, disk_errors, sync_folder, sync_tree
 from ....device.resources import usable_cpus
 from ....models.manifest import ModelFolder
 from ....models.store.store import Store
+from ...engines.engine import EngineChoice
 from ...engines.probe import installed
-from ...engines.protocol import EngineChoice
 from ..artifact import FOLDER, FORMAT, Artifact, ArtifactError, processor, read
 from ..digests import digests
 from .collect import need_room

@@ -11,10 +11,10 @@ from ....core.types import Kind, TensorSpec
 from ....device.allocator import return_freed_memory
 from ....device.resources import usable_cpus
 from ....models.manifest import ModelFolder
+from ...engines.engine import EngineChoice, fix_inputs
 from ...engines.ort import OrtEngine, session_config, specs
 from ...engines.ort_options import NAME, Words
 from ...engines.ort_stages import open_session
-from ...engines.protocol import EngineChoice, fix_inputs
 from ...folding.find import cut_for
 from ...folding.fold import Fold, note
 from ...model import assemble

@@ -11,8 +11,8 @@ from xxhash import xxh3_64_hexdigest
 from ....core.errors import EngineError
 from ....core.types import Kind
 from ....models.manifest import ModelFolder
+from ...engines.engine import EngineChoice
 from ...engines.ov import NAME, VERSION, OvEngine, compile_network, is_cpu, label_of
-from ...engines.protocol import EngineChoice
 from ...folding.find import cut_for
 from ...folding.fold import note
 from ...model import assemble

@@ -9,7 +9,7 @@ import numpy as np
 from ....core.errors import EngineError
 from ....core.types import Array, Tensors, TensorSpec
 from ...compare import probe_inputs, strict_distance
-from ...engines.protocol import Engine
+from ...engines.engine import Engine
 from ...golden import read_golden
 from ...model import Model
 from ..artifact import Artifact, ArtifactError

@@ -13,7 +13,7 @@ from typing import Any
 from xxhash import xxh3_64_hexdigest
 
 from ....core.child import answer_question
-from ...engines.protocol import EngineChoice
+from ...engines.engine import EngineChoice
 from ...engines.registry import capabilities
 from ..artifact import FILE, encode
 from ..digests import sha256

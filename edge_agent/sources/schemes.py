@@ -1,4 +1,4 @@
-"""The forms of sources, one record for each scheme: what is known of a source before it is opened.
+"""The source schemes, one `Form` each: what is known of a source before it is opened.
 
 A new source is one new module and one entry in FORMS. Touches neither disk nor network.
 """

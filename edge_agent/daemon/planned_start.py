@@ -12,9 +12,9 @@ from ..config.locations import config_file
 from ..core.errors import AgentError, print_error
 from ..core.flight_recorder import clear_starting, mark_starting, previous_crash
 from ..core.timeline import Timeline
-from .fast_start.early import Preload
 from .fast_start.fingerprint import digest
 from .fast_start.plan import find
+from .fast_start.preload import Preload
 from .fast_start.reexec import ENDING, hold_signals, release_signals, restart
 
 
