@@ -6,6 +6,7 @@ same. They are kept in the user's cache, and made again when the generator chang
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -164,6 +165,8 @@ def _save_quantized(kind: _Kind, path: Path) -> None:
         def get_next(self) -> dict[str, Array] | None:
             return next(self._pictures, None)
 
+    # It advises, for any network, a pre-processing that these do not need.
+    logging.getLogger().addFilter(lambda line: "pre-processing" not in line.getMessage())
     with TemporaryDirectory(prefix="edge-agent-bench-") as place:
         whole = Path(place) / "float.onnx"
         _save(kind.build(), whole)

@@ -167,10 +167,13 @@ class PrepareTask:
             model = serving.model
             if model is None or serving.lazy:
                 continue
-            form = self._forms.get(model.folder.path)
+            form, prepared = self._forms.get(model.folder.path), model.engine.prepared
             choice, folder = model.choice, ""
             if isinstance(form, Artifact):
                 choice, folder = self._choice(model) or choice, form.folder
+            elif form is None and prepared is not None and Path(prepared.folder).is_dir():
+                # Loaded from it, and not yet checked here: as at a stop right after the start.
+                folder = prepared.folder
             elif serving.passed:
                 continue  # the next start shall try whether the engine that it prefers is back
             found.append(
