@@ -259,7 +259,8 @@ def _environment(command: Path, port: int) -> dict[str, str]:
         script.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         script.chmod(0o755)
     return {
-        **os.environ,
+        # What a source opened in this process has set for FFmpeg is not a reader's.
+        **{name: text for name, text in os.environ.items() if not name.startswith("OPENCV_")},
         "PATH": f"{command}:{os.environ['PATH']}",
         "PYTHONPATH": str(CHECKOUT),
         "EDGE_AGENT_BROKER__URL": f"mqtt://127.0.0.1:{port}",
