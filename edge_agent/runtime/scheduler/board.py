@@ -97,10 +97,9 @@ class Board(Generic[M]):
         """
         with self._lock:
             queue.pacing.count()
-            full = len(queue.frames) >= queue.room
-            if full and queue.lossless and not queue.pacing.paced:
-                queue.wait(lambda: self._gone(queue) or len(queue.frames) < queue.room)
-            if self._closed or queue.removed:
+            if queue.full and queue.lossless and not queue.pacing.paced:
+                queue.wait(lambda: self._gone(queue) or not queue.full)
+            if self._gone(queue):
                 return False
             if not queue.frames and not queue.pacing.paced:
                 self._shares.join(queue.share)

@@ -150,9 +150,14 @@ class FrameQueue(Generic[M]):
         self.account.captured += 1
         self.account.dropped[reason] += 1
 
+    @property
+    def full(self) -> bool:
+        """Whether as many wait as may."""
+        return len(self.frames) >= self.room
+
     def append(self, make: Callable[[int], Sample]) -> None:
         """Add a capture, given its number, at the end; a full live queue drops its oldest."""
-        if not self.lossless and len(self.frames) >= self.room:
+        if not self.lossless and self.full:
             self.drop_oldest("superseded")
         self.frames.append(make(self.seq))
         self.seq += 1
