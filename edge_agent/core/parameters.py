@@ -50,7 +50,7 @@ class _Name(_Text):
     def parse(self, value: object) -> str:
         name = super().parse(value)
         if not is_name(name):
-            raise ValueError(f"{name!r} is not a name")
+            raise ValueError(f"{shown(name)} is not a name")
         return name
 
 
@@ -60,7 +60,7 @@ class _Version(_Text):
     def parse(self, value: object) -> str:
         version = super().parse(value)
         if not is_version(version):
-            raise ValueError(f"{version!r} is not a version (dot-separated integers)")
+            raise ValueError(f"{shown(version)} is not a version (dot-separated integers)")
         return version
 
 
@@ -69,7 +69,7 @@ class _Flag:
 
     def parse(self, value: object) -> bool:
         if not isinstance(value, bool):
-            raise ValueError(f"expected true or false, found {_shown(value)}")  # noqa: TRY004 - one fate
+            raise ValueError(f"expected true or false, found {shown(value)}")  # noqa: TRY004 - one fate
         return value
 
 
@@ -87,12 +87,12 @@ class Number:
         except OverflowError:
             number = math.nan
         if not math.isfinite(number):
-            raise ValueError(f"expected a number, found {_shown(value)}")
+            raise ValueError(f"expected a number, found {shown(value)}")
         if number <= 0 < self.least:
-            raise ValueError(f"expected a number above 0, found {_shown(value)}")
+            raise ValueError(f"expected a number above 0, found {shown(value)}")
         if not self.least <= number <= self.most:
             bounds = f"from {_plain(self.least)} to {_plain(self.most)}"
-            raise ValueError(f"expected a number {bounds}, found {_shown(value)}")
+            raise ValueError(f"expected a number {bounds}, found {shown(value)}")
         return number
 
 
@@ -163,7 +163,8 @@ def _plain(number: float) -> str:
     return f"{number:.5f}".rstrip("0").rstrip(".")
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return a value of a stranger's as an error quotes it: at most 40 characters."""
     try:
         text = repr(value)
     except ValueError:  # an integer of thousands of digits

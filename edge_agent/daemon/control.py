@@ -86,7 +86,10 @@ class Control:
 
         """
         payload = self._health.payload(watchdog)
-        self._runner.client.publish(self._runner.topics.health, payloads.encode(payload))
+        # Retained: whoever connects sees at once how the device is. Its `time` tells the age.
+        self._runner.client.publish(
+            self._runner.topics.health, payloads.encode(payload), retain=True
+        )
 
     def suspend(self) -> None:
         """Suspend probations, so that none ends because the agent does."""

@@ -21,7 +21,8 @@ from ..delivery.rollout.ledger import Ledger
 from ..health.prometheus import MetricsPort
 from ..health.report import Health
 from ..models.packages.keys import TrustedKeys
-from ..mqtt.requests import ReplyMemory, Requests
+from ..mqtt.command_memory import CommandMemory
+from ..mqtt.requests import Requests
 from ..runtime.pipelines.commands import PipelineCommands
 from ..runtime.pipelines.runner import Runner
 from ..runtime.upkeep.tasks import Upkeep
@@ -122,14 +123,13 @@ def compose(
         client,
         runner.topics,
         runner.subscriptions,
-        ReplyMemory(settings.state / "requests.json"),
+        CommandMemory(settings.state / "commands.jsonl", credible=runner.wall.credible),
         commands=(
             *AgentCommands(runner, stops).commands,
             *PipelineCommands(runner).commands,
             *deployer.commands.commands,
         ),
         deliveries=transfers.message,
-        credible=runner.wall.credible,
     )
 
     # In the order of their start; closed in reverse.

@@ -117,6 +117,8 @@ class Health:
         counters = self._client.counters()
         if not counters.connected:
             reasons.append(f"broker: {counters.problem or 'not connected yet'}")
+        elif counters.problem is not None:
+            reasons.append(f"broker: {counters.problem}")
         elif counters.unauthorized:
             reasons.append(
                 "broker: refuses some of the messages of this device (see its access list)"

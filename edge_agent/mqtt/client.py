@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Literal
 from ..config.settings import Broker
 from ..core.backoff import Backoff
 from ..core.frozen import record
-from ..core.logs import ANSWER
-from .connection import Connection, Hooks, ReceivedMessage, Refusal, Will
+from ..core.logs import ANSWER, Latch
+from .connection import ALL, Connection, Hooks, ReceivedMessage, Refusal, Will
 from .message import Channel, Message
 from .outbox import BARRIER_SECONDS, Outbox
 from .reconnect import Reconnect
@@ -38,6 +38,12 @@ log = logging.getLogger(__name__)
 
 REPLAY_SECONDS = 0.05
 """Between two portions of copies, as long as any wait: 200 a second at most."""
+SILENT_SECONDS = 10.0
+"""After which a missing acknowledgement is a problem."""
+UNACKNOWLEDGED = (
+    f"has not acknowledged a message for {SILENT_SECONDS:.0f} s; what is published may be lost, "
+    "look at the broker's log"
+)
 OFFLINE_SECONDS = 2.0
 """For the acknowledgement of the last status, at the end of a connection."""
 
@@ -109,6 +115,11 @@ class Client:
         self._spool_writer: SpoolWriter | None = None
         self._connects = 0
         self._problem: str | None = None
+        self._abilities = ALL
+        """Of the broker, as logged."""
+        self._silence = Latch()
+        self._unacknowledged = False
+        """The broker takes messages and has not acknowledged them for SILENT_SECONDS."""
         self._settings_changed = False
         """The next log line is the answer to a change of settings."""
         self._events: deque[
@@ -136,11 +147,11 @@ class Client:
 
     # Publishing
 
-    def publish(self, topic: str, payload: bytes, *, qos: int = 0) -> bool:
+    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
         """Publish now or never; return whether there is a connection."""
         with self._lock:
             self._process_events()
-            self._outbox.publish(topic, payload, qos)
+            self._outbox.publish(topic, payload, qos, retain=retain)
             return self.connected
 
     def publish_retained(self, topic: str, payload: bytes) -> None:
@@ -152,14 +163,21 @@ class Client:
             self._process_events()
             self._outbox.publish_retained(topic, payload)
 
-    def publish_reply(self, topic: str, payload: bytes, correlation: bytes | None = None) -> None:
+    def publish_reply(
+        self,
+        topic: str,
+        payload: bytes,
+        correlation: bytes | None = None,
+        *,
+        foreign: bool = False,
+    ) -> None:
         """Publish the answer to a request, with the correlation data of the request.
 
         A request may come before the connection is ours to use, or just before it breaks: its
-        answer waits for the next one.
+        answer waits for the next one. *foreign*: on a topic that the requester has chosen.
         """
         with self._lock:
-            self._outbox.publish_reply(topic, payload, correlation)
+            self._outbox.publish_reply(topic, payload, correlation, foreign=foreign)
 
     def publish_message(self, message: Message) -> None:
         """Publish a result or event, with the delivery of its channel."""
@@ -234,7 +252,7 @@ class Client:
                 outbox.lost,
                 outbox.unauthorized,
                 outbox.waiting,
-                self._problem,
+                self._problem or (UNACKNOWLEDGED if self._unacknowledged else None),
                 outbox.inflight.dropped,
                 outbox.replayed,
                 sum(batch.left for batch in outbox.inflight.batches.values()),
@@ -319,6 +337,10 @@ class Client:
         version = "5" if connection.protocol == 5 else "3.1.1"
         address = self._reconnect.address
         log.info("connected to %s, MQTT %s", address, version, extra=self._answer())
+        if connection.abilities != self._abilities:
+            self._abilities = connection.abilities
+            for limit in self._abilities.limits():
+                log.warning("broker: %s", limit)
         inflight = self._outbox.inflight
         while not connection.gone.wait(REPLAY_SECONDS if inflight.has_waiting else BARRIER_SECONDS):
             if self._closing.is_set():
@@ -335,11 +357,20 @@ class Client:
                     spooled = any(c.delivery == "spooled" for c in self._outbox.channels)
                     self._spool_writer.tick(adopt=spooled)
                 self._outbox.request_barrier()
+                self._check_acknowledgements()
+
+    def _check_acknowledgements(self) -> None:
+        """Log, and have health report, that the broker has stopped to acknowledge."""
+        silent = self._outbox.silent_seconds()
+        self._unacknowledged = silent > SILENT_SECONDS
+        if self._silence.begins(self._unacknowledged):
+            log.warning("broker: %s", UNACKNOWLEDGED)
 
     def _disconnect(self, connection: Connection) -> None:
         with self._lock:
             self._process_events()
             self._outbox.disconnected()
+            self._unacknowledged = self._silence.begins(False)
         connection.close()
 
     def _process_events(self) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.settings import Broker
 from ..core.errors import BrokerError
 from ..core.frozen import record
+from ..core.parameters import shown
 
 if TYPE_CHECKING:
     import ssl
@@ -45,6 +46,8 @@ REFUSAL = 0x80
 """The first of the MQTT 5 reason codes that mean failure."""
 UNSUPPORTED_PROTOCOL = frozenset({0x84, 0x01})
 TAKEN_OVER = 0x8E
+NO_RETAIN, LOWER_QOS = 0x9A, 0x9B
+"""Refusals of a last will: the broker keeps no retained messages, or takes QoS 0 only."""
 UNSPECIFIED = 0x80
 
 
@@ -80,8 +83,36 @@ def parse_object(payload: bytes) -> dict[str, Any] | None:
 
 
 @record
+class Abilities:
+    """What a broker can; everything is published with no more than that."""
+
+    qos: int = 1
+    """Highest quality of service that it takes, 0 or 1."""
+    retain: bool = True
+    """Whether it keeps retained messages."""
+
+    def limits(self) -> list[str]:
+        """Return what it cannot, what follows from that, and the mend."""
+        limits = []
+        if self.qos == 0:
+            limits.append(
+                "takes QoS 0 only: results with qos = 1, replies and pushes can be lost on the "
+                "way; allow QoS 1 there (mosquitto: max_qos)"
+            )
+        if not self.retain:
+            limits.append(
+                "keeps no retained messages: who connects later does not see what this device "
+                "is; allow them there (mosquitto: retain_available)"
+            )
+        return limits
+
+
+ALL = Abilities()
+
+
+@record
 class Will:
-    """The last will: published by the broker when the connection breaks."""
+    """The last will: published by the broker when the connection breaks, retained, at QoS 1."""
 
     topic: str
     payload: bytes
@@ -123,11 +154,21 @@ class RefusesProtocol(BrokerError):
         """Whether CONNACK said so; else the broker may only have been restarting."""
 
 
+class RefusesWill(BrokerError):
+    """The broker does not take a last will that is retained or of QoS 1, or perhaps does not."""
+
+    def __init__(self, text: str, abilities: Abilities) -> None:
+        super().__init__(text)
+        self.abilities = abilities
+        """With which to try again."""
+
+
 class Connection:
     """A connection that the broker has accepted."""
 
-    def __init__(self, client: Client, protocol: int) -> None:
+    def __init__(self, client: Client, protocol: int, abilities: Abilities = ALL) -> None:
         self.protocol = protocol
+        self.abilities = abilities
         self.protocol_confirmed = True
         """Whether the next connection should speak this version too."""
         self.max_packet: int | None = None
@@ -150,7 +191,13 @@ class Connection:
         retain: bool = False,
         correlation: bytes | None = None,
     ) -> Any:
-        """Publish; return paho's receipt, whose `mid` is the message id passed to the hooks."""
+        """Publish, as far as the broker's abilities go.
+
+        Returns:
+            paho's receipt, whose `mid` is the message id passed to the hooks.
+
+        """
+        qos, retain = min(qos, self.abilities.qos), retain and self.abilities.retain
         properties = None
         if correlation is not None and self.protocol == 5:
             properties = _properties("PUBLISH", CorrelationData=correlation)
@@ -205,8 +252,9 @@ def connect(
     tls: ssl.SSLContext | None = None,
     session: bool = False,
     stopping: threading.Event | None = None,
+    abilities: Abilities = ALL,
 ) -> Connection:
-    """Connect once; where the broker refuses MQTT 5, again with 3.1.1.
+    """Connect once; where the broker refuses MQTT 5 or the last will, again without.
 
     Args:
         broker: settings of the broker.
@@ -218,6 +266,7 @@ def connect(
         session: have the broker keep messages for us over short absences, and acknowledge by
             hand; else every connection starts a clean session and paho acknowledges.
         stopping: ends the attempt when set.
+        abilities: of the broker, as far as they are known.
 
     Raises:
         BrokerError: the broker cannot be reached or refuses the connection.
@@ -227,7 +276,17 @@ def connect(
     context = tls or tls_context(broker)
 
     def attempt(version: int) -> Connection:
-        return _connect(broker, client_id, version, hooks, will, context, session, stopping)
+        can = abilities
+        while True:
+            try:
+                return _connect(
+                    broker, client_id, version, hooks, will, context, session, stopping, can
+                )
+            except RefusesWill as refusal:
+                # Where 3.1.1 is only the second choice, the broker may have been restarting.
+                if refusal.abilities == can or version != wanted:
+                    raise
+                can = refusal.abilities
 
     try:
         return attempt(wanted)
@@ -249,10 +308,11 @@ def _connect(
     tls: ssl.SSLContext | None,
     session: bool,
     stopping: threading.Event | None,
+    abilities: Abilities,
 ) -> Connection:
     address = broker.address
-    client = _client(broker, client_id, protocol, will, tls, session)
-    connection = Connection(client, protocol)
+    client = _client(broker, client_id, protocol, will, tls, session, abilities)
+    connection = Connection(client, protocol, abilities)
     _attach(client, connection, hooks, manual_ack=session)
     options: dict[str, Any] = {}
     if protocol == 5:
@@ -270,18 +330,21 @@ def _connect(
             why = explain_unreachable(problem, broker)
             raise BrokerError(f"{address} cannot be reached: {why}") from problem
         client.loop_start()
-        _await_answer(connection, broker, stopping)
+        _await_answer(connection, broker, stopping, will)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _await_answer(connection: Connection, broker: Broker, stopping: threading.Event | None) -> None:
+def _await_answer(
+    connection: Connection, broker: Broker, stopping: threading.Event | None, will: Will | None
+) -> None:
     """Wait for a positive CONNACK.
 
     Raises:
         RefusesProtocol: the broker refuses this version of MQTT, or perhaps does.
+        RefusesWill: it refuses the last will, or perhaps does.
         BrokerError: it refuses the connection, or does not answer.
 
     """
@@ -303,11 +366,21 @@ def _await_answer(connection: Connection, broker: Broker, stopping: threading.Ev
             raise RefusesProtocol(f"{address} closed the connection on MQTT 5", explicit=False)
         from .diagnose import hang_up_hint
 
-        raise BrokerError(f"{address} closed the connection{hang_up_hint(broker)}")
+        why = f"{address} closed the connection{hang_up_hint(broker)}"
+        if will is not None:
+            # With 3.1.1 there is no other way to refuse a will (mosquitto 2).
+            raise RefusesWill(why, Abilities(qos=0, retain=False))
+        raise BrokerError(why)
     if connection._refusal is not None:  # noqa: SLF001
         code, reason = connection._refusal.code, connection._refusal.reason  # noqa: SLF001
         if newest and code in UNSUPPORTED_PROTOCOL:
             raise RefusesProtocol(f"{address} refuses MQTT 5 ({reason})", explicit=True)
+        can = connection.abilities
+        if will is not None and code in {NO_RETAIN, LOWER_QOS}:
+            raise RefusesWill(
+                f"{address} refuses the last will: {reason}",
+                Abilities(0, can.retain) if code == LOWER_QOS else Abilities(can.qos, retain=False),
+            )
         from .diagnose import connack_hint
 
         raise BrokerError(f"{address} refused the connection: {reason}{connack_hint(code, broker)}")
@@ -320,6 +393,7 @@ def _client(
     will: Will | None,
     tls: ssl.SSLContext | None,
     session: bool,
+    abilities: Abilities,
 ) -> Client:
     _import_lazily("urllib.request")
     _import_lazily("hashlib")
@@ -343,7 +417,7 @@ def _client(
     if tls is not None:
         client.tls_set_context(tls)
     if will is not None:
-        client.will_set(will.topic, will.payload, 1, retain=True)
+        client.will_set(will.topic, will.payload, abilities.qos, retain=abilities.retain)
     client.connect_timeout = CONNECT_TIMEOUT
     return client
 
@@ -389,6 +463,11 @@ def _attach(client: Client, connection: Connection, hooks: Hooks, *, manual_ack:
         # that would be "Protocol error", or nothing.
         if _code(reason) != 0:
             connection._refusal = Refusal(_code(reason), str(reason))  # noqa: SLF001
+        elif connection.protocol == 5:
+            connection.abilities = Abilities(
+                min(1, getattr(properties, "MaximumQoS", 1)),
+                bool(getattr(properties, "RetainAvailable", 1)),
+            )
         connection.max_packet = getattr(properties, "MaximumPacketSize", None)
         connection._answered.set()  # noqa: SLF001
         _acknowledge_now(client)
@@ -403,9 +482,14 @@ def _attach(client: Client, connection: Connection, hooks: Hooks, *, manual_ack:
     def on_message(_c: Any, _u: Any, message: Any) -> None:
         properties = message.properties
         mid, qos = message.mid, message.qos
+        try:
+            topic = message.topic
+        except UnicodeDecodeError:
+            # As an unknown topic: it is handled as malformed, and acknowledged.
+            topic = repr(message._topic)  # noqa: SLF001 - there is no other way to it
         hooks.message(
             ReceivedMessage(
-                message.topic,
+                topic,
                 message.payload,
                 bool(message.retain),
                 getattr(properties, "ResponseTopic", None),
@@ -435,6 +519,21 @@ def _attach(client: Client, connection: Connection, hooks: Hooks, *, manual_ack:
     def on_socket_open(_c: Any, _u: Any, wire: Any) -> None:
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
+    loop = client.loop_forever
+
+    def guarded_loop(*args: Any, **kwargs: Any) -> Any:
+        """Run paho's thread; what it cannot read ends the connection, not the agent.
+
+        paho 2.2 reports a malformed packet, 2.1 raises.
+        """
+        try:
+            return loop(*args, **kwargs)
+        except Exception as problem:  # noqa: BLE001 - of whatever the broker has sent
+            log.warning("broker: sent what cannot be read: %s", shown(problem))
+            connection.code, connection.reason = UNSPECIFIED, "it sent what cannot be read"
+            connection.gone.set()
+
+    client.loop_forever = guarded_loop  # type: ignore[method-assign]
     client.on_socket_open = on_socket_open
     client.on_connect = on_connect
     client.on_disconnect = on_disconnect
@@ -452,6 +551,7 @@ def _detach(client: Client) -> None:
     """
     client.on_connect = client.on_disconnect = client.on_message = None
     client.on_publish = client.on_unsubscribe = client.on_subscribe = None
+    vars(client).pop("loop_forever", None)
 
 
 def _acknowledge_now(client: Client) -> None:

@@ -58,7 +58,13 @@ class Outbox:
         self._barrier = Barrier(barrier_topic)
         self._retained: dict[str, bytes] = {}
         self._held: deque[Message] = deque()
-        self._replies: deque[tuple[str, bytes, bytes | None]] = deque(maxlen=HELD)
+        self._replies: deque[tuple[str, bytes, bytes | None, bool]] = deque(maxlen=HELD)
+        self._foreign: set[int] = set()
+        """Message ids of replies on topics that requesters have chosen."""
+        self._unacknowledged: dict[int, float] = {}
+        """By message id of QoS 1: when it was published, by the monotonic clock."""
+        self._too_large_topics: set[str] = set()
+        """Topics of messages that were too large for the present connection, logged once each."""
 
     @property
     def lost(self) -> int:
@@ -71,12 +77,18 @@ class Outbox:
         unconfirmed = sum(len(channel.unconfirmed) for channel in self.channels)
         return len(self._held) + self.inflight.waiting + unconfirmed
 
+    def silent_seconds(self) -> float:
+        """Return how long the oldest message of QoS 1 has waited for its acknowledgement."""
+        if not self._unacknowledged:
+            return 0.0
+        return time.monotonic() - next(iter(self._unacknowledged.values()))
+
     # Publishing
 
-    def publish(self, topic: str, payload: bytes, qos: int) -> None:
+    def publish(self, topic: str, payload: bytes, qos: int, *, retain: bool = False) -> None:
         """Publish now or never."""
         if self.connection is not None:
-            self._publish(self.connection, topic, payload, qos)
+            self._publish(self.connection, topic, payload, qos, retain=retain)
 
     def publish_retained(self, topic: str, payload: bytes) -> None:
         """Publish retained, over every new connection again; an empty payload clears the topic."""
@@ -84,12 +96,34 @@ class Outbox:
         if self.connection is not None:
             self._publish(self.connection, topic, payload, 1, retain=True)
 
-    def publish_reply(self, topic: str, payload: bytes, correlation: bytes | None) -> None:
-        """Publish the answer to a request; without a connection, over the next one."""
+    def publish_reply(
+        self, topic: str, payload: bytes, correlation: bytes | None, *, foreign: bool = False
+    ) -> None:
+        """Publish the answer to a request; without a connection, over the next one.
+
+        On a *foreign* topic, one that a requester has chosen, a refusal by the broker is the
+        requester's mistake and no problem of this device.
+        """
         if self.connection is None:
-            self._replies.append((topic, payload, correlation))
+            self._replies.append((topic, payload, correlation, foreign))
         else:
-            self.connection.publish(topic, payload, 1, correlation=correlation)
+            self._pass_reply(self.connection, topic, payload, correlation, foreign=foreign)
+
+    def _pass_reply(
+        self,
+        connection: Connection,
+        topic: str,
+        payload: bytes,
+        correlation: bytes | None,
+        *,
+        foreign: bool,
+    ) -> None:
+        if self._too_large(connection, topic, payload):
+            return
+        self._outstanding += 1
+        receipt = connection.publish(topic, payload, 1, correlation=correlation)
+        if foreign:
+            self._foreign.add(receipt.mid)
 
     def publish_message(self, message: Message) -> None:
         """Publish a result or event, with the delivery of its channel."""
@@ -160,6 +194,9 @@ class Outbox:
         """
         first = not self._was_connected
         self._was_connected, self._outstanding = True, 0
+        self._foreign.clear()
+        self._unacknowledged.clear()
+        self._too_large_topics.clear()
         self.connection = connection
         self._publish(connection, *status, 1, retain=True)
         for topic, payload in self._retained.items():
@@ -167,8 +204,8 @@ class Outbox:
         for topic in [topic for topic, payload in self._retained.items() if not payload]:
             del self._retained[topic]
         while self._replies:
-            topic, payload, correlation = self._replies.popleft()
-            connection.publish(topic, payload, 1, correlation=correlation)
+            topic, payload, correlation, foreign = self._replies.popleft()
+            self._pass_reply(connection, topic, payload, correlation, foreign=foreign)
         while self._held:
             self._publish_message(connection, self._held.popleft())
         self.inflight.connected()
@@ -191,8 +228,13 @@ class Outbox:
     def published(self, mid: int, refusal: Refusal | None) -> None:
         """Record that a message was acknowledged, or at QoS 0 written to the socket."""
         self._outstanding = max(0, self._outstanding - 1)
+        self._unacknowledged.pop(mid, None)
         self.inflight.acknowledged(mid)
-        if refusal is not None:
+        foreign = mid in self._foreign
+        self._foreign.discard(mid)
+        if refusal is not None and foreign:
+            log.debug("broker: refused a reply on a response topic: %s", refusal.reason)
+        elif refusal is not None:
             self.unauthorized += 1
             if self.unauthorized == 1:
                 log.warning(
@@ -209,11 +251,16 @@ class Outbox:
     def _publish(
         self, connection: Connection, topic: str, payload: bytes, qos: int, *, retain: bool = False
     ) -> None:
-        # Retained state is small, rare, and must not be missing: no bound for it.
-        if self._too_large(connection, topic, payload) or (not retain and self._too_many()):
+        # Retained state of QoS 1 is small, rare, and must not be missing: no bound for it.
+        bounded = not (retain and qos)
+        if self._too_large(connection, topic, payload) or (bounded and self._too_many()):
             return
+        if retain and not payload and not connection.abilities.retain:
+            return  # nothing is kept that could be cleared
         self._outstanding += 1
-        connection.publish(topic, payload, qos, retain=retain)
+        receipt = connection.publish(topic, payload, qos, retain=retain)
+        if qos:
+            self._unacknowledged[receipt.mid] = time.monotonic()
 
     def _publish_message(
         self, connection: Connection, message: Message, entry: InflightMessage | None = None
@@ -248,12 +295,15 @@ class Outbox:
         if limit is None or len(payload) + len(topic) + 64 <= limit:
             return False
         self.refused += 1
-        log.warning(
-            "%s: not published: %d bytes are more than the broker accepts (%d)",
-            topic,
-            len(payload),
-            limit,
-        )
+        if topic not in self._too_large_topics:
+            self._too_large_topics.add(topic)
+            log.warning(
+                "%s: not published: %d bytes are more than the broker accepts (%d); "
+                "raise its max_packet_size (logged once per topic and connection)",
+                topic,
+                len(payload),
+                limit,
+            )
         return True
 
     def _too_many(self) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..config.settings import Address, Broker
 from ..core.backoff import Backoff
 from ..core.errors import BrokerError
-from .connection import TAKEN_OVER, Connection, Hooks, Will, connect, tls_context
+from .connection import ALL, TAKEN_OVER, Connection, Hooks, Will, connect, tls_context
 
 if TYPE_CHECKING:
     import ssl
@@ -64,6 +64,8 @@ class Reconnect:
         self._on_problem = on_problem
         self._tls = tls_context(broker)
         self._protocol = broker.protocol
+        self._abilities = ALL
+        """Of the broker, as the last connection has shown them."""
         self._short_lived = 0
         """Connections in a row that did not last."""
         self._next: deque[tuple[Broker, ssl.SSLContext | None]] = deque(maxlen=1)
@@ -129,6 +131,7 @@ class Reconnect:
         if self._next:
             self._broker, self._tls = self._next.pop()
             self._protocol = self._broker.protocol
+            self._abilities = ALL
             self._short_lived = 0
             self._backoff.reset()
 
@@ -148,7 +151,11 @@ class Reconnect:
             tls=self._tls,
             session=True,
             stopping=self._interrupted,
+            abilities=self._abilities,
         )
+        if connection.protocol == 5:
+            # With 3.1.1 they were guessed: the next connection begins with all again.
+            self._abilities = connection.abilities
         if connection.protocol_confirmed:
             self._protocol = connection.protocol
         return connection

@@ -1,38 +1,37 @@
 """Handles what arrives under `in/`: commands are carried out and answered, all else is handed on.
 
-Knows how a command is declared, checked and answered, and none of the commands. Each reply is
-remembered, over restarts too, so that a repeated request is not carried out twice; nothing that
-arrives can stop the agent.
+Knows how a command is declared, checked and answered, and none of the commands. A command with `id`
+and `time` is carried out once (`command_memory`); nothing that arrives can stop the agent.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, NoReturn, TypeVar
 
-from ..core.errors import AgentError, MalformedError
+from ..core.errors import AgentError, MalformedError, RequestError
+from ..core.frozen import record
 from ..core.names import NAME_RULE, is_name
-from ..core.parameters import parse, usage
-from ..core.state_file import StateFile
+from ..core.parameters import parse, shown, usage
 from . import payloads
 from .client import Client
+from .command_memory import CommandMemory, Repeatable
 from .connection import ReceivedMessage
 from .subscriptions import Handler, Subscriptions
 from .topics import Topics
 
 log = logging.getLogger(__name__)
 
-REMEMBERED = 256
 MAX_COMMAND_BYTES = 64 * 1024
-MAX_AGE_SECONDS = 60.0
+MAX_ERROR = 1000
+"""Characters of an error in a reply, and of a command in the log."""
+MAX_RESPONSE_TOPIC = 512
+"""Characters of a response topic that is answered: brokers end a connection for topics that they
+find too long or too deep."""
 IDLE_SECONDS = 0.25
 
 R = TypeVar("R")
@@ -48,37 +47,22 @@ class Command(Generic[R]):
     run: Callable[[R], Mapping[str, Any]]
     """Carries it out; returns the result of the reply. An AgentError becomes the reply's error."""
     changes: bool = True
-    """Whether it changes anything; the replies of others are written to disk several at a time."""
+    """Whether it changes anything: such a command is in the log and, if it may be repeated, on
+    disk."""
 
 
-class ReplyMemory:
-    """The latest requests and their replies, over restarts."""
+@record
+class _Request:
+    """A command as it arrived."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = StateFile(path, "requests that were done")
-        self._replies: OrderedDict[str, dict[str, Any]] = OrderedDict(
-            self._file.read(lambda content: [(str(entry["id"]), dict(entry)) for entry in content])
-            or ()
-        )
-        self._unwritten = False
+    verb: str
+    body: Mapping[str, Any]
+    id: str | None
+    message: ReceivedMessage
 
-    def find(self, request: str) -> dict[str, Any] | None:
-        """Find the reply to a request."""
-        return self._replies.get(request)
-
-    def add(self, reply: dict[str, Any]) -> None:
-        """Remember a reply; over a restart, once it is written."""
-        self._replies[reply["id"]] = reply
-        while len(self._replies) > REMEMBERED:
-            self._replies.popitem(last=False)
-        self._unwritten = True
-
-    def write(self) -> None:
-        """Write what is not on disk yet."""
-        if not self._unwritten:
-            return
-        self._unwritten = False
-        self._file.save(list(self._replies.values()))
+    def __str__(self) -> str:
+        """Return the command in one line, cut, with control characters escaped."""
+        return _cut(f"{shown(self.verb)} {json.dumps(self.body)}")
 
 
 class Requests:
@@ -90,11 +74,10 @@ class Requests:
         client: Client,
         topics: Topics,
         subscriptions: Subscriptions,
-        memory: ReplyMemory,
+        memory: CommandMemory,
         *,
         commands: Iterable[Command[Any]],
         deliveries: Handler,
-        credible: Callable[[], bool] = lambda: True,
     ) -> None:
         """Prepare.
 
@@ -103,10 +86,9 @@ class Requests:
             client: publishes the replies.
             topics: this device's.
             subscriptions: know what is for whom.
-            memory: of earlier requests.
+            memory: of earlier commands.
             commands: that there are.
             deliveries: takes what is in an inbox and is no command: models and transfers.
-            credible: whether this machine's clock shows the time.
 
         """
         self.malformed = 0
@@ -118,7 +100,6 @@ class Requests:
         self._memory = memory
         self._commands = {command.verb: command for command in commands}
         self._deliveries = deliveries
-        self._credible = credible
 
     def run(self, on_idle: Callable[[], object] = lambda: None) -> None:
         """Handle messages until the inbox is closed.
@@ -133,11 +114,9 @@ class Requests:
                 message = self._inbox.get(timeout=0.0 if busy else IDLE_SECONDS)
             except Empty:
                 busy = False
-                self._memory.write()
                 on_idle()
                 continue
             if message is None:
-                self._memory.write()
                 return
             busy = True
             acknowledged_later = False
@@ -146,6 +125,11 @@ class Requests:
             except MalformedError as problem:
                 self.malformed += 1
                 log.debug("%s: %s", message.topic, problem)
+            except Exception:
+                # Not the end of the agent: the broker would send a message of QoS 1 again at the
+                # next start, which would end that one too.
+                self.malformed += 1
+                log.exception("%s: cannot be handled; the message is discarded", message.topic)
             if not acknowledged_later:
                 message.ack()
 
@@ -181,74 +165,113 @@ class Requests:
         """Carry a command out, and answer it.
 
         Raises:
-            MalformedError: it cannot be answered.
+            MalformedError: it cannot be understood; answered where it has a response topic.
 
         """
-        if len(message.payload) > MAX_COMMAND_BYTES:
-            raise MalformedError(f"larger than {MAX_COMMAND_BYTES} bytes")
         try:
-            body = json.loads(message.payload)
-        except (ValueError, RecursionError):
-            raise MalformedError("not JSON") from None
-        request = body.get("id") if isinstance(body, dict) else None
-        if not isinstance(request, str) or not is_name(request):
-            raise MalformedError(f'has no "id" that is a name ({NAME_RULE})')
-        earlier = self._memory.find(request)
-        if earlier is not None and not message.retained:
-            self._answer(earlier, message)
-            return
-        reply: dict[str, Any] = {"schema": payloads.SCHEMA, "id": request}
-        refusal = self._refusal(verb, body, message)
-        if refusal is not None:
+            request = _parse(verb, message)
+        except MalformedError as problem:
+            self._answer(None, message, error=str(problem))
+            raise
+        try:
+            repeatable = self._check(request)
+        except RequestError as problem:
             self.malformed += 1
-            self._answer({**reply, "ok": False, "error": refusal}, message)
+            log.info("command %s: refused: %s", request, problem)
+            self._answer(request.id, message, error=str(problem))
             return
+        if repeatable is not None:
+            try:
+                earlier = self._memory.find(repeatable)
+            except RequestError as problem:
+                log.info("command %s: refused: %s", request, problem)
+                self._answer(request.id, message, error=str(problem))
+                return
+            if earlier is not None:
+                self._publish({**earlier, "repeated": True}, message)
+                return
         command = self._commands[verb]
-        try:
-            result = command.run(parse(command.parameters, body))
-        except AgentError as problem:
-            reply |= {"ok": False, "error": str(problem)}
-        else:
-            reply |= {"ok": True, "result": dict(result)}
-        self._memory.add(reply)
-        if command.changes:
+        reply, done = self._carry_out(command, request)
+        if repeatable is not None:
             # Before it is answered: a requester without an answer asks again.
-            self._memory.write()
-        self._answer(reply, message)
+            self._memory.add(repeatable, reply, durable=done and command.changes)
+        self._publish(reply, message)
 
-    def _refusal(self, verb: str, body: Mapping[str, Any], message: ReceivedMessage) -> str | None:
-        """Return why a command is not even tried.
+    def _carry_out(self, command: Command[Any], request: _Request) -> tuple[dict[str, Any], bool]:
+        """Return the reply, and whether the command was carried out."""
+        level = logging.INFO if command.changes else logging.DEBUG
+        try:
+            result = command.run(parse(command.parameters, request.body))
+        except AgentError as problem:
+            log.log(level, "command %s: failed: %s", request, problem)
+            return _reply(request.id, error=str(problem)), False
+        except Exception as problem:
+            log.exception("command %s: failed", request)
+            error = f"failed by an error of the agent: {problem!r}; its log has the details"
+            return _reply(request.id, error=error), False
+        log.log(level, "command %s: done", request)
+        return _reply(request.id, result=result), True
 
-        The age of a command can only be judged by a clock that has been set: one that has not would
-        refuse all of them, or none. Until then they are carried out; none twice, and none that is
-        retained.
+    def _check(self, request: _Request) -> Repeatable | None:
+        """Check whether a command may be tried; return what to remember it by, if anything.
+
+        Raises:
+            RequestError: it is not even tried.
+
         """
-        if message.retained:
-            return (
+        if request.message.retained:
+            raise RequestError(
                 "retained commands are refused: they would replay at every connect; "
                 "publish without retain"
             )
-        if verb not in self._commands:
+        if request.verb not in self._commands:
             known = sorted(self._commands.items())
             listed = ", ".join(f"{name} {usage(each.parameters)}" for name, each in known)
-            return f"unknown command {verb!r}; known: {listed}"
-        if "time" in body:
-            try:
-                sent = datetime.fromisoformat(str(body["time"]))
-            except ValueError:
-                return f"time: {body['time']!r} is not ISO 8601"
-            if sent.tzinfo is None:
-                sent = sent.replace(tzinfo=UTC)
-            age = time.time() - sent.timestamp()
-            if self._credible() and age > MAX_AGE_SECONDS:
-                return f"expired: sent {age:.0f} s ago, taken for {MAX_AGE_SECONDS:.0f} s"
-        return None
+            raise RequestError(f"unknown command {shown(request.verb)}; known: {listed}")
+        return self._memory.identify(request.verb, request.body, request.id)
 
-    def _answer(self, reply: Mapping[str, Any], message: ReceivedMessage) -> None:
+    def _answer(self, request: str | None, message: ReceivedMessage, *, error: str) -> None:
+        self._publish(_reply(request, error=error), message)
+
+    def _publish(self, reply: Mapping[str, Any], message: ReceivedMessage) -> None:
         payload = payloads.encode(reply)
-        self._client.publish_reply(self._topics.reply(reply["id"]), payload)
+        if reply["id"] is not None:
+            self._client.publish_reply(self._topics.reply(reply["id"]), payload)
         if message.response_topic and _is_for_replies(message.response_topic, self._topics):
-            self._client.publish_reply(message.response_topic, payload, message.correlation)
+            self._client.publish_reply(
+                message.response_topic, payload, message.correlation, foreign=True
+            )
+
+
+def _parse(verb: str, message: ReceivedMessage) -> _Request:
+    """Parse the payload of a command.
+
+    Raises:
+        MalformedError: it is not a JSON object, or its id is not a name.
+
+    """
+    if len(message.payload) > MAX_COMMAND_BYTES:
+        raise MalformedError(f"larger than {MAX_COMMAND_BYTES} bytes")
+    body = message.body
+    if body is None:
+        raise MalformedError("the payload is not a JSON object; send {} where there is nothing")
+    request = body.get("id")
+    if request is not None and not (isinstance(request, str) and is_name(request)):
+        raise MalformedError(f"id: {shown(request)} is not a name ({NAME_RULE})")
+    return _Request(verb, body, request, message)
+
+
+def _reply(
+    request: str | None, *, result: Mapping[str, Any] | None = None, error: str | None = None
+) -> dict[str, Any]:
+    reply = {"schema": payloads.SCHEMA, "id": request, "ok": error is None}
+    if error is not None:
+        return {**reply, "error": _cut(error)}
+    return {**reply, "result": dict(result or {})}
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_ERROR else f"{text[: MAX_ERROR - 1]}…"
 
 
 def _is_for_replies(topic: str, own: Topics) -> bool:
@@ -257,8 +280,10 @@ def _is_for_replies(topic: str, own: Topics) -> bool:
     A requester's own topic is; of the devices' topics only this one's for replies are. A reply on
     `status` or `model/…` would pass for the state of a device, and under `in/` for a request.
     """
-    if any(mark in topic for mark in "+#\0"):
+    if len(topic) > MAX_RESPONSE_TOPIC or any(mark in topic for mark in "+#"):
         return False
+    if topic.startswith("$") or not topic.isprintable():
+        return False  # the broker's own, or none that all brokers take
     if topic == own.root or topic.startswith(f"{own.root}/"):
         replies = own.reply("")
         return topic.startswith(replies) and is_name(topic.removeprefix(replies))

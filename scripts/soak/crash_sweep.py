@@ -67,7 +67,7 @@ BLOCKS = 43
 DEADLINE = 60.0
 """Seconds that one case may take; never reached when all is well."""
 BELONGS = frozenset({"store.lock", "agent.lock", "deployments.json", "announced.json"}) | {
-    "requests.json",
+    "commands.jsonl",
     "overrides.json",
     "models",
     "incoming",

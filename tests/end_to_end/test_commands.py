@@ -180,6 +180,8 @@ def test_replies_also_go_where_the_request_says(broker: Mosquitto, device: Devic
     [
         ("callers/me", True),
         (f"{D}/reply/elsewhere", True),
+        ("$SYS/x", False),
+        ("a/" * 300 + "a", False),
         (f"{D}/status", False),
         (f"{D}/model/finder", False),
         (f"{D}/reply", False),
@@ -452,20 +454,30 @@ def test_what_is_malformed_is_counted(shared_device: Device) -> None:
     shared_device.health(lambda h: h["malformed"] == before + 3)
 
 
-def test_the_same_request_is_done_once(device: Device) -> None:
-    """A restart asked for twice with one id happens once, also across the restart itself.
+def now() -> str:
+    """Return the time as a command has it."""
+    return datetime.now(UTC).isoformat()
 
-    Both times the same answer is given.
+
+def test_the_same_request_is_done_once(device: Device) -> None:
+    """A restart asked for twice with one id and time happens once, also across the restart itself.
+
+    Both times the same answer is given, the second time as a repeated one.
     """
     first = device.heard.wait_state(f"{D}/status", state="online")["session"]
-    device.ask("restart", {"id": "again", "time": datetime.now(UTC).isoformat()})
+    request = {"id": "again", "time": now()}
+    device.ask("restart", request)
     reply = device.reply("again")
     assert reply["ok"] is True
     device.heard.wait_state(f"{D}/status", state="offline", reason="stopped")
     second = device.heard.wait_state(f"{D}/status", state="online")["session"]
     assert second != first
-    device.ask("restart", {"id": "again"})
-    assert device.reply("again", 2) == reply
+    device.ask("restart", request)
+    assert device.reply("again", 2) == {**reply, "repeated": True}
+    device.ask("set", {"id": "again", "time": now(), "pipeline": "live", "threshold": 0.95})
+    other = device.reply("again", 3)
+    assert other["ok"] is False
+    assert "again was given to another command" in other["error"]
     device.ask("ping", {"id": "still"})
     device.reply("still")
     device.more_results("live", 5)
@@ -474,27 +486,83 @@ def test_the_same_request_is_done_once(device: Device) -> None:
     assert device.agent.stop() == 0
 
 
-def test_many_requests_are_remembered_across_a_restart(device: Device) -> None:
-    """Those that change nothing, too, though they are not written down one by one."""
-    topic = f"{D}/snapshot/live"
+def test_without_a_time_every_arrival_counts(device: Device) -> None:
+    """Buttons send the same payload each time; their id only names the reply."""
+    for threshold in (0.7, 0.95, 0.7):
+        device.ask("set", {"id": "button", "pipeline": "live", "threshold": threshold})
+    device.reply("button", 3)
+    replies = device.heard.on(f"{D}/reply/button")
+    assert [reply["result"]["threshold"] for reply in replies] == [0.7, 0.95, 0.7]
+    assert not any("repeated" in reply for reply in replies)
+
+
+def test_without_an_id_it_is_carried_out(device: Device) -> None:
+    """And not answered, where there is no response topic."""
+    device.ask("set", {"pipeline": "live", "threshold": 0.95})
+    device.ask("ping", {"id": "behind"})
+    device.reply("behind")
+    topics = {heard.topic for heard in device.heard.heard}
+    assert [topic for topic in topics if "/reply" in topic] == [f"{D}/reply/behind"]
+    device.heard.wait_for(lambda _: not device.more_results("live", 1)[-1]["detections"], "it")
+
+
+def test_what_was_carried_out_outlives_a_kill(device: Device) -> None:
+    """What changes something is on disk before it is answered; the rest is never written."""
+    kept = device.agent.folder / "state" / "commands.jsonl"
     for number in range(30):
-        device.ask("ping", {"id": f"many{number}"})
-    device.ask("snapshot", {"id": "many", "pipeline": "live"})
-    device.reply("many29")
-    first = device.reply("many")
-    device.heard.wait_for(lambda heard: any(h.topic == topic for h in heard), topic)
-    kept = device.agent.folder / "state" / "requests.json"
-    wait_until(lambda: kept.exists() and '"many"' in kept.read_text(), "written down")
+        device.ask("ping", {"id": f"p{number}", "time": now()})
+    device.ask("set", {"id": "wrong", "time": now(), "pipeline": "nobody", "rate": 1})
+    device.ask("dance", {"id": "unknown", "time": now()})
+    device.reply("unknown")
+    assert not kept.exists()
+    request = {"id": "kept", "time": now(), "pipeline": "live", "threshold": 0.7}
+    device.ask("set", {**request, "more": "x" * 60_000})
+    first = device.reply("kept")
+    assert kept.stat().st_size < 1000
     device.agent.signal(signal.SIGKILL)
     device.agent.wait()
     device.agent.restart()
     device.heard.wait_for(lambda _: device.started() == 2, "a second start")
-    device.ask("snapshot", {"id": "many", "pipeline": "live"})
-    assert device.reply("many", 2) == first
-    device.ask("ping", {"id": "after"})
-    device.reply("after")
-    device.more_results("live", 5)
-    assert sum(h.topic == topic for h in device.heard.heard) == 1
+    device.ask("set", {**request, "more": "x" * 60_000})
+    assert device.reply("kept", 2) == {**first, "repeated": True}
+
+
+def test_a_flood_of_commands_does_not_wear_out_the_disk(device: Device) -> None:
+    """300 commands of 60 kB each, 18 MB: what is written to remember them is a thousandth."""
+    written = bytes_written(device.agent)
+    for number in range(300):
+        more = {"pipeline": "live", "threshold": 0.7, "more": "x" * 60_000}
+        device.ask("set", {"id": f"n{number}", "time": now(), **more})
+    device.reply("n299")
+    assert bytes_written(device.agent) - written < 4 * 2**20
+    error = "y" * 60_000
+    device.ask("set", {"id": "long", "pipeline": error, "rate": 1})
+    assert len(device.reply("long")["error"]) <= 1000
+
+
+def bytes_written(agent: AgentProcess) -> int:
+    """Return how many bytes the agent's process has had written to disks."""
+    content = Path(f"/proc/{agent.process.pid}/io").read_text()
+    return int(dict(line.split(": ") for line in content.splitlines())["write_bytes"])
+
+
+def test_commands_are_in_the_log(device: Device) -> None:
+    """Those that change something, with what became of them; escaped, so that no line is forged."""
+    device.ask("set", {"id": "a", "pipeline": "live", "threshold": 0.7})
+    device.ask("set", {"id": "b", "pipeline": "no\nbody", "rate": 1})
+    device.reply("b")
+    words = device.agent.words()
+    assert """command 'set' {"id": "a", "pipeline": "live", "threshold": 0.7}: done""" in words
+    assert """command 'set' {"id": "b", "pipeline": "no\\nbody", "rate": 1}: failed: """ in words
+
+
+def test_health_is_retained(device: Device, listen: Listeners, broker: Mosquitto) -> None:
+    """Who connects later sees at once how the device is, and from its time how old that is."""
+    device.health(lambda health: health["state"] == "ok")
+    late = listen(broker.port)
+    health = late.wait_for(lambda heard: [h for h in heard if h.topic == f"{D}/health"], "health")
+    assert health[0].retained
+    assert health[0].json["state"] == "ok"
 
 
 def test_a_snapshot_is_made_when_asked_for(device: Device) -> None:

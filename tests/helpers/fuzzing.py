@@ -61,10 +61,11 @@ from edge_agent.models.packages.package import PackageHeader
 from edge_agent.models.store.catalog import Library
 from edge_agent.models.store.store import Store
 from edge_agent.mqtt import payloads as wire
+from edge_agent.mqtt.command_memory import CommandMemory
 from edge_agent.mqtt.connection import ReceivedMessage, parse_object
 from edge_agent.mqtt.inbox import Inbox
 from edge_agent.mqtt.one_shot import OneShotClient
-from edge_agent.mqtt.requests import Command, ReplyMemory, Requests
+from edge_agent.mqtt.requests import Command, Requests
 from edge_agent.mqtt.subscriptions import Subscriptions
 from edge_agent.runtime.pipelines.commands import Set
 from edge_agent.sources.spec import parse_source, redact
@@ -352,7 +353,7 @@ def check_topics(given: tuple[list[tuple[str, str, bytes, bool, str | None]], bo
         client,
         topics,
         Subscriptions(topics, lambda: ("lab",)),
-        ReplyMemory(_place() / "requests.json"),
+        CommandMemory(_place() / "commands.jsonl"),
         commands=[
             Command("ping", Ping, lambda _request: {}),
             Command("set", Set, lambda request: {"pipeline": request.pipeline, **request.changes}),

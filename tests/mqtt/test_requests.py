@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +14,10 @@ from edge_agent.core.errors import RequestError
 from edge_agent.core.frozen import record
 from edge_agent.core.parameters import Flag, Name, Number, Version, parse, usage
 from edge_agent.mqtt.client import Client
+from edge_agent.mqtt.command_memory import MAX_AGE_SECONDS, MOST, SLACK, CommandMemory
 from edge_agent.mqtt.connection import ReceivedMessage
 from edge_agent.mqtt.inbox import Inbox
-from edge_agent.mqtt.requests import Command, ReplyMemory, Requests
+from edge_agent.mqtt.requests import Command, Requests
 from edge_agent.mqtt.subscriptions import Subscriptions
 from tests.helpers.idle_parts import TOPICS, offline_client
 
@@ -46,7 +48,9 @@ class Device:
         self.client: Client = offline_client(self.inbox)
         self.subscriptions = Subscriptions(TOPICS, lambda: ("lab",))
         self.delivered: list[tuple[str, ...]] = []
-        self._memory = folder / "requests.json"
+        self.memory = folder / "commands.jsonl"
+        self.now = 1_800_000_000.0
+        self.credible = True
 
     def handle(self, *messages: tuple[str, bytes]) -> Requests:
         """Handle messages, given topic and payload."""
@@ -55,7 +59,7 @@ class Device:
             self.client,
             TOPICS,
             self.subscriptions,
-            ReplyMemory(self._memory),
+            CommandMemory(self.memory, credible=lambda: self.credible, clock=lambda: self.now),
             commands=COMMANDS,
             deliveries=self._deliver,
         )
@@ -72,7 +76,11 @@ class Device:
     @property
     def replies(self) -> list[dict[str, Any]]:
         """What waits to be published."""
-        return [json.loads(body) for _, body, _ in self.client._outbox._replies]
+        return [json.loads(body) for _, body, _, _ in self.client._outbox._replies]
+
+    def time(self, ago: float = 0.0) -> str:
+        """Return a time by this device's clock."""
+        return datetime.fromtimestamp(self.now - ago, UTC).isoformat()
 
 
 @pytest.fixture
@@ -113,10 +121,110 @@ def test_an_unknown_command_is_answered_with_those_there_are(device: Device) -> 
 
 
 def test_a_repeated_request_is_answered_by_memory(device: Device) -> None:
-    """Over a restart, too: the function is not called again."""
-    device.handle(ask(id="a", name="one"))
-    device.handle(ask(id="a", name="two"))
-    assert [reply["result"]["words"] for reply in device.replies] == ["hello one", "hello one"]
+    """Over a restart, too: the function is not called again; and only with the same body."""
+    first, other = (ask(id="a", time=device.time(), name=name) for name in ("one", "two"))
+    device.handle(first)
+    device.handle(first, other)
+    fresh, repeated, refused = device.replies
+    assert repeated == {**fresh, "repeated": True}
+    assert refused["error"].startswith("id: a was given to another command within the last 60 s")
+
+
+def test_a_command_without_a_time_is_carried_out_each_time(device: Device) -> None:
+    """And none is written down."""
+    device.handle(ask(id="a", name="one"), ask(id="a", name="one"), ask(id="a", name="two"))
+    words = [reply["result"]["words"] for reply in device.replies]
+    assert words == ["hello one", "hello one", "hello two"]
+    assert not device.memory.exists()
+
+
+def test_no_more_than_a_minute_is_remembered(device: Device) -> None:
+    """An id is free again once its command would be refused as expired; the file stays small."""
+    for number in range(5 * SLACK):
+        device.handle(ask(id=f"n{number}", time=device.time(), name="one"))
+        device.now += 1.0
+    assert len(device.memory.read_bytes().splitlines()) < 2 * MAX_AGE_SECONDS + 2 * SLACK
+    device.handle(ask(id="n0", time=device.time(), name="two"))
+    assert device.replies[-1]["result"]["words"] == "hello two"
+    late = ask(id="late", time=device.time(MAX_AGE_SECONDS + 1), name="one")
+    device.handle(late)
+    assert device.replies[-1]["error"] == "expired: sent 61 s ago, taken for 60 s"
+
+
+def test_a_time_ahead_of_the_clock_is_refused(device: Device) -> None:
+    """It would have to be remembered for as long."""
+    device.handle(ask(id="a", time=device.time(-7200), name="one"))
+    assert "is 7200 s ahead of this device's clock" in device.replies[-1]["error"]
+    device.credible = False
+    device.handle(ask(id="a", time=device.time(-7200), name="one"))
+    assert device.replies[-1]["ok"] is True
+
+
+def test_more_commands_than_can_be_remembered_are_refused(device: Device) -> None:
+    """Only until the first of them are forgotten; with a clock that is unset the oldest go."""
+    device.memory.write_text(
+        "".join(
+            json.dumps([f"n{number}", device.now, "digest", {"ok": True}]) + "\n"
+            for number in range(MOST)
+        )
+    )
+    more = ask(id="more", time=device.time(), name="one")
+    device.handle(more)
+    assert device.replies[-1]["error"].startswith(f"more than {MOST} commands")
+    device.credible = False
+    device.handle(more)
+    assert device.replies[-1]["ok"] is True
+
+
+def test_a_line_that_a_power_cut_has_torn_is_left_out(device: Device) -> None:
+    """The lines before and behind it count."""
+    first, second = (ask(id=name, time=device.time(), name=name) for name in ("a", "b"))
+    device.handle(first)
+    with device.memory.open("ab") as file:
+        file.write(b'\n["torn", 18')
+    device.handle(second)
+    device.handle(first, second)
+    assert [reply.get("repeated", False) for reply in device.replies] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("payload", "error"),
+    [
+        (b"PRESS", "the payload is not a JSON object; send {} where there is nothing"),
+        (b"", "the payload is not a JSON object; send {} where there is nothing"),
+        (b'{"id": "no name"}', "id: 'no name' is not a name"),
+        (b'{"name": "x", "time": "' + b"9" * 90 + b'"}', "time: '99999999999999999999999999999999"),
+        (b'{"name": "x", "time": 5}', "time: 5 is not ISO 8601"),
+        (b'{"name": "x", "time": "0001-01-01T00:00:00+23:59"}', "expired: "),
+    ],
+)
+def test_what_has_no_id_is_answered_on_its_response_topic(
+    device: Device, payload: bytes, error: str
+) -> None:
+    """And counted as malformed."""
+    topic = "edge/box/in/command/greet"
+    device.inbox.put(ReceivedMessage(topic, payload, retained=False, response_topic="caller/me"))
+    requests = device.handle()
+    (reply,) = device.replies
+    assert (reply["id"], reply["ok"]) == (None, False)
+    assert reply["error"].startswith(error)
+    assert len(reply["error"]) < 200
+    assert requests.malformed == 1
+
+
+def test_an_error_of_ours_does_not_end_the_thread(device: Device) -> None:
+    """It is answered, and the next command is carried out."""
+
+    def fail(_request: Greet) -> Mapping[str, Any]:
+        raise KeyError("surprise")
+
+    COMMANDS.append(Command("fail", Greet, fail))
+    try:
+        device.handle(("edge/box/in/command/fail", b'{"id": "a", "name": "x"}'), ask(name="x"))
+    finally:
+        COMMANDS.pop()
+    (reply,) = device.replies
+    assert reply["error"].startswith("failed by an error of the agent: KeyError('surprise')")
 
 
 def test_other_topics_of_an_inbox_are_delivered(device: Device) -> None:

@@ -168,7 +168,8 @@ def _broker(settings: Any) -> str:
     version = "5" if connection.protocol == 5 else "3.1.1"
     limit = f", packets up to {connection.max_packet} bytes" if connection.max_packet else ""
     connection.close()
-    return f"{settings.broker.address}, MQTT {version}{limit}"
+    lacks = "".join(f"; it {words}" for words in connection.abilities.limits())
+    return f"{settings.broker.address}, MQTT {version}{limit}{lacks}"
 
 
 def _device(settings: Any) -> list[str]:

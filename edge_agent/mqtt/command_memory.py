@@ -1,0 +1,206 @@
+"""Which commands were carried out, so that none with `id` and `time` is carried out twice.
+
+A command older than MAX_AGE_SECONDS is refused, so no more than that has to be remembered. What has
+changed something is remembered over restarts: one line a command, appended to a file that is
+written anew once most of its lines are out of date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import RequestError
+from ..core.files import replace_file
+from ..core.frozen import record
+from ..core.logs import Latch
+from ..core.parameters import shown
+
+log = logging.getLogger(__name__)
+
+MAX_AGE_SECONDS = 60.0
+"""Age of a command, by its `time`, up to which it is carried out; as far ahead as well."""
+MOST = 1024
+"""Commands that have changed something, in MAX_AGE_SECONDS; more are refused."""
+MOST_UNCHANGING = 256
+"""Others that are remembered; the oldest are forgotten."""
+SLACK = 64
+"""Lines that are out of date, before the file is written anew."""
+
+
+@record
+class Repeatable:
+    """What a command with `id` and `time` is remembered by."""
+
+    id: str
+    sent: float
+    """Its `time`: seconds since 1970."""
+    digest: str
+    """Of verb and body."""
+
+
+class CommandMemory:
+    """The commands of the last minute and their replies. Used by one thread."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        credible: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Read what the last run has left.
+
+        Args:
+            path: of the file, one JSON array a line.
+            credible: whether this machine's clock shows the time. Until then the age of a command
+                cannot be judged: none is refused, and none is forgotten before there are MOST.
+            clock: seconds since 1970.
+
+        """
+        self._path = path
+        self._credible = credible
+        self._clock = clock
+        self._changed: OrderedDict[str, tuple[Repeatable, dict[str, Any]]] = OrderedDict()
+        self._others: OrderedDict[str, tuple[Repeatable, dict[str, Any]]] = OrderedDict()
+        self._lines = 0
+        self._failing = Latch()
+        self._read()
+
+    def identify(
+        self, verb: str, body: Mapping[str, Any], request: str | None
+    ) -> Repeatable | None:
+        """Check the `time` of a command; return what to remember it by, None: every arrival counts.
+
+        Raises:
+            RequestError: its time is none, or too long ago, or ahead.
+
+        """
+        written = body.get("time")
+        if written is None:
+            return None
+        try:
+            at = datetime.fromisoformat(written)
+            sent = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+        except (TypeError, ValueError, OverflowError):
+            raise RequestError(f"time: {shown(written)} is not ISO 8601") from None
+        if self._credible():
+            age = self._clock() - sent
+            if age > MAX_AGE_SECONDS:
+                raise RequestError(
+                    f"expired: sent {age:.0f} s ago, taken for {MAX_AGE_SECONDS:.0f} s"
+                )
+            if -age > MAX_AGE_SECONDS:
+                raise RequestError(
+                    f"time: {shown(written)} is {-age:.0f} s ahead of this device's clock; "
+                    "set the sender's clock, and give the time in UTC with Z"
+                )
+        if request is None:
+            return None
+        content = json.dumps([verb, body], sort_keys=True).encode()
+        return Repeatable(request, sent, hashlib.sha256(content).hexdigest()[:32])
+
+    def find(self, asked: Repeatable) -> dict[str, Any] | None:
+        """Find the reply to a command that was carried out before; None: it was not.
+
+        Raises:
+            RequestError: its id was given to another command, or there are too many to remember.
+
+        """
+        self._forget_old()
+        known = self._changed.get(asked.id) or self._others.get(asked.id)
+        if known is not None:
+            before, reply = known
+            if before.digest != asked.digest:
+                raise RequestError(
+                    f"id: {asked.id} was given to another command within the last "
+                    f"{MAX_AGE_SECONDS:.0f} s; use a new one"
+                )
+            return reply
+        if len(self._changed) >= MOST:
+            raise RequestError(
+                f"more than {MOST} commands with id and time within {MAX_AGE_SECONDS:.0f} s; "
+                "ask again later"
+            )
+        return None
+
+    def add(self, done: Repeatable, reply: dict[str, Any], *, durable: bool) -> None:
+        """Remember a reply; with *durable* over restarts, where the disk can be written."""
+        if not durable:
+            self._others[done.id] = (done, reply)
+            while len(self._others) > MOST_UNCHANGING:
+                self._others.popitem(last=False)
+            return
+        self._changed[done.id] = (done, reply)
+        try:
+            self._write(done, reply)
+        except OSError as problem:
+            if self._failing.begins(True):
+                log.warning(
+                    "%s: cannot be written: %s; a command that is repeated after a restart would "
+                    "be carried out again",
+                    self._path,
+                    problem.strerror or problem,
+                )
+        else:
+            self._failing.begins(False)
+
+    def _forget_old(self) -> None:
+        """Forget what would be refused as expired."""
+        if not self._credible():
+            while len(self._changed) >= MOST:
+                self._changed.popitem(last=False)
+            return
+        now = self._clock()
+        for replies in (self._changed, self._others):
+            for request in [
+                request
+                for request, (done, _) in replies.items()
+                if now - done.sent > MAX_AGE_SECONDS
+            ]:
+                del replies[request]
+
+    def _write(self, done: Repeatable, reply: Mapping[str, Any]) -> None:
+        if self._lines == 0 or self._lines >= 2 * len(self._changed) + SLACK:
+            content = b"".join(_line(*entry) for entry in self._changed.values())
+            replace_file(self._path, content)
+            self._lines = len(self._changed)
+            return
+        descriptor = os.open(
+            self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
+        )
+        with os.fdopen(descriptor, "ab") as file:
+            file.write(_line(done, reply))
+            file.flush()
+            os.fdatasync(descriptor)
+        self._lines += 1
+
+    def _read(self) -> None:
+        try:
+            lines = self._path.read_bytes().splitlines()
+        except FileNotFoundError:
+            return
+        except OSError as problem:
+            log.warning("%s: cannot be read: %s", self._path, problem.strerror or problem)
+            return
+        self._lines = len(lines)
+        for line in lines:
+            try:
+                request, sent, digest, reply = json.loads(line)
+                done = Repeatable(str(request), float(sent), str(digest))
+                self._changed[done.id] = (done, {**reply, "id": done.id})
+            except (ValueError, TypeError, RecursionError):
+                continue  # the last one, cut off by a power cut
+
+
+def _line(done: Repeatable, reply: Mapping[str, Any]) -> bytes:
+    # The line break first: it ends a line that a power cut has left without one.
+    return b"\n" + json.dumps([done.id, done.sent, done.digest, reply]).encode()

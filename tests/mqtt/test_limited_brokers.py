@@ -1,0 +1,254 @@
+"""Brokers that can less than others, or send what no broker should."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from edge_agent.config.settings import Broker
+from edge_agent.mqtt.client import Client
+from edge_agent.mqtt.connection import Abilities, Hooks, ReceivedMessage, Will, connect
+from tests.helpers.mqtt_client import STATUS, make_client
+from tests.helpers.support import Listener, Mosquitto, wait_until
+
+Listeners = Callable[..., Listener]
+CONNECTED = b"\x20\x03\x00\x00\x00"
+
+
+class ScriptedBroker:
+    """Accepts a connection of MQTT 5 after the other, and says what it was told to say."""
+
+    def __init__(self, said: bytes, *, acknowledges: bool = True) -> None:
+        """Listen.
+
+        Args:
+            said: bytes that are sent once a client has subscribed.
+            acknowledges: whether PUBLISH of QoS 1 is answered.
+
+        """
+        self.connections = 0
+        self._said = said
+        self._acknowledges = acknowledges
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"mqtt://127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                wire, _ = self._server.accept()
+            except OSError:
+                return
+            self.connections += 1
+            with wire:
+                try:
+                    self._talk(wire)
+                except OSError:
+                    continue
+
+    def _talk(self, wire: socket.socket) -> None:
+        stream = wire.makefile("rb")
+        while kind := stream.read(1):
+            body = stream.read(_length(stream.read))
+            match kind[0] >> 4:
+                case 1:
+                    wire.sendall(CONNECTED)
+                case 3 if kind[0] & 6 and self._acknowledges:
+                    topic = int.from_bytes(body[:2], "big")
+                    wire.sendall(b"\x40\x02" + body[2 + topic : 4 + topic])
+                case 8:
+                    wire.sendall(b"\x90\x04" + body[:2] + b"\x00\x01" + self._said)
+                case 12:
+                    wire.sendall(b"\xd0\x00")
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.close()
+
+
+def _length(read: Callable[[int], bytes]) -> int:
+    """Read the length of a packet."""
+    length = shift = 0
+    while True:
+        digit = read(1)[0]
+        length |= (digit & 0x7F) << shift
+        shift += 7
+        if not digit & 0x80:
+            return length
+
+
+def publish(topic: bytes, payload: bytes, properties: bytes = b"") -> bytes:
+    """Return a PUBLISH of QoS 0."""
+    body = len(topic).to_bytes(2, "big") + topic + bytes([len(properties)]) + properties + payload
+    return bytes([0x30, len(body)]) + body
+
+
+@pytest.fixture
+def dead_threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.ExceptHookArgs]:
+    """Collect threads that die; in an agent each of them is its end."""
+    dead: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", dead.append)
+    return dead
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[[Client], Client]]:
+    """Run clients, which are closed after the test."""
+    running: list[Client] = []
+
+    def begin(client: Client) -> Client:
+        threading.Thread(target=client.run, daemon=True).start()
+        running.append(client)
+        return client
+
+    yield begin
+    for client in running:
+        client.close()
+
+
+def test_a_topic_that_is_not_utf_8_ends_nothing(
+    dead_threads: list[threading.ExceptHookArgs], run: Callable[[Client], Client]
+) -> None:
+    """It is handed on as a topic that nobody knows; the connection stays."""
+    broker = ScriptedBroker(
+        publish(b"edge/box/in/\xff\xfe", b"1") + publish(b"edge/box/in/command/ping", b"2")
+    )
+    inbox: SimpleQueue[ReceivedMessage | None] = SimpleQueue()
+    run(make_client(broker.url, inbox))
+    first, second = inbox.get(timeout=10), inbox.get(timeout=10)
+    broker.close()
+    assert first is not None
+    assert second is not None
+    assert (first.topic, first.payload) == (r"b'edge/box/in/\xff\xfe'", b"1")
+    assert (second.topic, second.payload) == ("edge/box/in/command/ping", b"2")
+    assert broker.connections == 1
+    assert not dead_threads
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        publish(b"edge/box/in/x", b"", b"\xff\xff\xff"),
+        publish(b"edge/box/in/x", b"", b"\x08\x00\x02\xff\xfe"),
+        b"\x30\x01\x00",
+        b"\x40\x03\x00\x01\xee",
+        b"\xf0\x00",
+        b"\xe0\x01\xee",
+    ],
+    ids=["properties", "response topic", "cut off", "reason", "auth", "disconnect"],
+)
+def test_what_cannot_be_read_ends_the_connection_only(
+    said: bytes, dead_threads: list[threading.ExceptHookArgs], run: Callable[[Client], Client]
+) -> None:
+    """The next connection is made as after any other loss."""
+    broker = ScriptedBroker(said)
+    run(make_client(broker.url))
+    wait_until(lambda: broker.connections >= 2, "another connection")
+    broker.close()
+    assert not dead_threads
+
+
+def test_a_broker_that_never_acknowledges_is_a_problem(
+    run: Callable[[Client], Client], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged once, and health has it."""
+    broker = ScriptedBroker(b"", acknowledges=False)
+    client = run(make_client(broker.url))
+    wait_until(lambda: client.counters().problem is not None, "the problem", 30)
+    assert "has not acknowledged a message for 10 s" in str(client.counters().problem)
+    broker.close()
+    assert sum("acknowledged" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("protocol", [5, 4])
+@pytest.mark.parametrize(
+    ("extra", "abilities", "limits"),
+    [
+        ("max_qos 0\n", Abilities(qos=0), ["takes QoS 0 only"]),
+        ("retain_available false\n", Abilities(retain=False), ["keeps no retained messages"]),
+        (
+            "max_qos 0\nretain_available false\n",
+            Abilities(qos=0, retain=False),
+            ["takes QoS 0 only", "keeps no retained messages"],
+        ),
+    ],
+)
+def test_a_broker_without_qos_1_or_retain_is_used_as_far_as_it_goes(
+    tmp_path: Path,
+    listen: Listeners,
+    run: Callable[[Client], Client],
+    caplog: pytest.LogCaptureFixture,
+    extra: str,
+    abilities: Abilities,
+    limits: list[str],
+    protocol: int,
+) -> None:
+    """The will is published all the same, replies come, and the log says what is lacking."""
+    caplog.set_level(logging.WARNING)
+    broker = Mosquitto(tmp_path / "broker", extra)
+    listener = listen(broker.port)
+    client = run(make_client(broker.url, protocol=protocol))
+    listener.wait_state(STATUS, state="online")
+    client.publish_retained("edge/box/source/a", b'{"state": "running"}')
+    client.publish_reply("edge/box/reply/a", b'{"ok": true}')
+    listener.wait_state("edge/box/source/a", state="running")
+    listener.wait_state("edge/box/reply/a", ok=True)
+    said = [record.message for record in caplog.records if record.message.startswith("broker: ")]
+    if protocol == 5:
+        assert len(said) == len(limits)
+        assert all(words in line for words, line in zip(limits, said, strict=True))
+    else:
+        assert said, "3.1.1 does not tell which of them it is"
+    with_will = connect(
+        Broker(url=broker.url, protocol=protocol),
+        "another",
+        hooks=Hooks(),
+        will=Will("edge/box/will", b'{"state": "gone"}'),
+    )
+    if protocol == 5:
+        assert with_will.abilities == abilities
+    with_will._client.socket().close()  # type: ignore[union-attr]
+    listener.wait_state("edge/box/will", state="gone")
+    broker.stop()
+
+
+def test_a_small_packet_size_is_said_once_for_a_topic(
+    tmp_path: Path, run: Callable[[Client], Client], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Health is published every few seconds: each one is counted, the first one is logged."""
+    broker = Mosquitto(tmp_path / "broker", "max_packet_size 2000\n")
+    client = run(make_client(broker.url))
+    wait_until(lambda: client.connected, "a connection")
+    for _ in range(5):
+        client.publish("edge/box/health", json.dumps({"x": "x" * 3000}).encode(), retain=True)
+    broker.stop()
+    assert client.counters().refused == 5
+    (line,) = [r.message for r in caplog.records if "not published" in r.message]
+    assert line.startswith("edge/box/health: not published: ")
+
+
+def test_a_refused_reply_is_no_problem_of_the_device(
+    tmp_path: Path, run: Callable[[Client], Client]
+) -> None:
+    """A requester's response topic that the access list forbids does not count as unauthorized."""
+    rights = tmp_path / "rights"
+    rights.write_text("topic readwrite edge/#\n")
+    broker = Mosquitto(tmp_path / "broker", f"user {getpass.getuser()}\nacl_file {rights}\n")
+    client = run(make_client(broker.url))
+    wait_until(lambda: client.connected, "a connection")
+    client.publish_reply("callers/me", b"{}", foreign=True)
+    wait_until(lambda: client.counters().waiting == 0, "nothing to wait")
+    client.publish_reply("edge/box/reply/a", b"{}")
+    wait_until(lambda: not client._outbox._foreign, "the refusal")
+    assert client.counters().unauthorized == 0
+    client.publish_reply("forbidden/too", b"{}")
+    wait_until(lambda: client.counters().unauthorized == 1, "a refusal that counts")
+    broker.stop()
