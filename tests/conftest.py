@@ -17,13 +17,43 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SLOW_FIXTURES = {"agent", "broker", "shared_broker"}
 _SLOW_FOLDERS = {"bench", "delivery", "end_to_end"}
+_SLOW_FILES = {
+    f"test_{name}"
+    for name in [
+        "batching",
+        "bombs",
+        "damaged",
+        "demo",
+        "docs",
+        "fair_share",
+        "folding",
+        "integrity",
+        "limited_brokers",
+        "openvino_passes",
+        "prepare_task",
+        "prepared",
+        "prepared_streaming",
+        "sources",
+        "spool_writer",
+        "try",
+        "tuning",
+    ]
+}
+"""Of other folders: those that take more than five seconds."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts a broker or an agent as slow: `scripts/test quick` leaves it out."""
+    """Mark what starts a broker or an agent, or takes long, as slow.
+
+    `scripts/test quick` leaves it out.
+    """
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
-        if fixtures & _SLOW_FIXTURES or item.path.parent.name in _SLOW_FOLDERS:
+        if (
+            fixtures & _SLOW_FIXTURES
+            or item.path.parent.name in _SLOW_FOLDERS
+            or item.path.stem in _SLOW_FILES
+        ):
             item.add_marker(pytest.mark.slow)
 
 

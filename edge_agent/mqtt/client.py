@@ -21,7 +21,7 @@ from ..config.settings import Broker
 from ..core.backoff import Backoff
 from ..core.frozen import record
 from ..core.logs import ANSWER, Latch
-from .connection import ALL, Connection, Hooks, ReceivedMessage, Refusal, Will
+from .connection import ALL, Connection, Hooks, ReceivedMessage, Refusal, Will, is_acknowledged
 from .message import Channel, Message
 from .outbox import BARRIER_SECONDS, Outbox
 from .reconnect import Reconnect
@@ -291,7 +291,7 @@ class Client:
             self._status_topic, self._status("offline", "stopped"), 1, retain=True
         )
         deadline = time.monotonic() + OFFLINE_SECONDS
-        while not (receipt.is_published() or connection.gone.wait(0.005)):
+        while not (is_acknowledged(receipt) or connection.gone.wait(0.005)):
             if time.monotonic() > deadline:
                 log.warning(
                     "broker: the status 'offline' was not acknowledged within %.0f s; "

@@ -299,6 +299,17 @@ def connect(
         return connection
 
 
+def is_acknowledged(receipt: Any) -> bool:
+    """Whether a message was acknowledged, given its receipt from `Connection.publish`.
+
+    One that found the connection broken never is; paho's own method raises then.
+    """
+    try:
+        return bool(receipt.is_published())
+    except (RuntimeError, ValueError):
+        return False
+
+
 def _connect(
     broker: Broker,
     client_id: str,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 from ..config.settings import Broker
 from ..core.errors import BrokerError
-from .connection import Connection, Hooks, ReceivedMessage, Refusal, connect
+from .connection import Connection, Hooks, ReceivedMessage, Refusal, connect, is_acknowledged
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class OneShotClient:
         """
         waiting = list(receipts)
         deadline = time.monotonic() + seconds
-        while waiting := [receipt for receipt in waiting if not receipt.is_published()]:
+        while waiting := [receipt for receipt in waiting if not is_acknowledged(receipt)]:
             if time.monotonic() > deadline:
                 raise BrokerError(f"the broker has not acknowledged within {seconds:.0f} s")
             self.next(0.02)

@@ -15,7 +15,14 @@ import pytest
 
 from edge_agent.config.settings import Broker
 from edge_agent.mqtt.client import Client
-from edge_agent.mqtt.connection import Abilities, Hooks, ReceivedMessage, Will, connect
+from edge_agent.mqtt.connection import (
+    Abilities,
+    Hooks,
+    ReceivedMessage,
+    Will,
+    connect,
+    is_acknowledged,
+)
 from tests.helpers.mqtt_client import STATUS, make_client
 from tests.helpers.support import Listener, Mosquitto, wait_until
 
@@ -252,3 +259,14 @@ def test_a_refused_reply_is_no_problem_of_the_device(
     client.publish_reply("forbidden/too", b"{}")
     wait_until(lambda: client.counters().unauthorized == 1, "a refusal that counts")
     broker.stop()
+
+
+def test_it_is_closed_though_the_broker_has_just_gone(tmp_path: Path) -> None:
+    """What finds no connection any more is no error at the end."""
+    broker = Mosquitto(tmp_path / "broker")
+    connection = connect(Broker(url=broker.url), "box", hooks=Hooks())
+    broker.stop()
+    wait_until(connection.gone.is_set, "the end of the connection")
+    receipt = connection.publish("edge/box/status", b"{}", 1, retain=True)
+    assert not is_acknowledged(receipt)
+    connection.close()
