@@ -18,26 +18,23 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 _SLOW_FIXTURES = {"agent", "broker", "shared_broker"}
 _SLOW_FOLDERS = {"bench", "delivery", "end_to_end"}
 _SLOW_FILES = {
-    f"test_{name}"
-    for name in [
-        "batching",
-        "bombs",
-        "damaged",
-        "demo",
-        "docs",
-        "fair_share",
-        "folding",
-        "integrity",
-        "limited_brokers",
-        "openvino_passes",
-        "prepare_task",
-        "prepared",
-        "prepared_streaming",
-        "sources",
-        "spool_writer",
-        "try",
-        "tuning",
-    ]
+    "test_batching",
+    "test_bombs",
+    "test_damaged",
+    "test_demo",
+    "test_docs",
+    "test_fair_share",
+    "test_folding",
+    "test_integrity",
+    "test_limited_brokers",
+    "test_openvino_passes",
+    "test_prepare_task",
+    "test_prepared",
+    "test_prepared_streaming",
+    "test_sources",
+    "test_spool_writer",
+    "test_try",
+    "test_tuning",
 }
 """Of other folders: those that take more than five seconds."""
 

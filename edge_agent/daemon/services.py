@@ -137,7 +137,7 @@ def compose(
         metrics,
         Deployment(runner, store, deployer, local_requests, stops),
         RequestLoop(runner.inbox, requests, transfers, local_requests, deployer, catalog),
-        *upkeep.conductors,
+        *upkeep.threads,
     ]
     background = Services(services)
     health = Health(

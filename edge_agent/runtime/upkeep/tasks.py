@@ -19,7 +19,7 @@ from ..serving.loader import ModelLoader
 from ..serving.planned_model import PlannedModel
 from .batch_setup import BatchSetup
 from .challenger import Challenger
-from .conductor import ClosedTask, Conductor
+from .task_thread import ClosedTask, TaskThread
 from .engine_upgrade import EngineUpgrade
 from .failover import Failover
 from .form_upgrade import FormUpgrade
@@ -64,7 +64,7 @@ class Upkeep:
         challenger = Challenger(active)
         self._prepare = PrepareTask(store, active, loader, quota, prepared, closing)
         failover, integrity = Failover(active, loader), IntegrityCheck(store.root, active)
-        self._slow = Conductor(
+        self._slow = TaskThread(
             "upkeep",
             active,
             models=(
@@ -84,7 +84,7 @@ class Upkeep:
             at_end=(challenger.close, plan.close),
             closing=closing,
         )
-        self._prompt = Conductor(
+        self._prompt = TaskThread(
             "failover",
             active,
             tasks=(
@@ -95,7 +95,7 @@ class Upkeep:
         )
 
     @property
-    def conductors(self) -> tuple[Conductor, Conductor]:
+    def threads(self) -> tuple[TaskThread, TaskThread]:
         """Those that run until they are closed, each in a thread of its own."""
         return self._prompt, self._slow
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from edge_agent.inference.model import Model
 from edge_agent.runtime.serving.active import Serving
-from edge_agent.runtime.upkeep.conductor import Conductor
+from edge_agent.runtime.upkeep.task_thread import TaskThread
 
 
 class Named:
@@ -50,9 +50,9 @@ class Table:
     def task(self, name: str, *pauses: float | None) -> Recorded:
         return Recorded(name, self.calls, *pauses)
 
-    def conductor(self, *sequences: tuple[Recorded, ...], **more: Any) -> Conductor:
+    def thread_of(self, *sequences: tuple[Recorded, ...], **more: Any) -> TaskThread:
         active: Any = SimpleNamespace(all=lambda: self.servings)
-        return Conductor("upkeep", active, models=sequences, clock=lambda: self.now, **more)
+        return TaskThread("upkeep", active, models=sequences, clock=lambda: self.now, **more)
 
     def taken(self) -> list[str]:
         """Return the calls since the last time."""
@@ -65,10 +65,10 @@ def test_what_stands_first_is_done_first() -> None:
     """Each model goes through a sequence once; what is for all of them comes after."""
     table = Table("a", "b")
     one, two, last = table.task("one"), table.task("two"), table.task("last")
-    conductor = table.conductor((one, two), tasks=(last,))
-    assert conductor.round() == math.inf
+    worker = table.thread_of((one, two), tasks=(last,))
+    assert worker.round() == math.inf
     assert table.taken() == ["one a", "two a", "one b", "two b", "last"]
-    conductor.round()
+    worker.round()
     assert table.taken() == ["last"]
 
 
@@ -76,14 +76,14 @@ def test_a_task_waits_for_the_one_before_it() -> None:
     """While one is not done with a model the next one is kept from that model, and no other."""
     table = Table("a", "b")
     slow, after, other = table.task("slow", 5.0, None), table.task("after"), table.task("other")
-    conductor = table.conductor((slow, after), (other,))
-    assert conductor.round() == 5.0
+    worker = table.thread_of((slow, after), (other,))
+    assert worker.round() == 5.0
     assert table.taken() == ["slow a", "slow b", "after b", "other a", "other b"]
     table.now = 4.0
-    assert conductor.round() == 1.0
+    assert worker.round() == 1.0
     assert table.taken() == []
     table.now = 5.0
-    assert conductor.round() == math.inf
+    assert worker.round() == math.inf
     assert table.taken() == ["slow a", "after a"]
 
 
@@ -91,16 +91,16 @@ def test_another_model_goes_through_all_of_them() -> None:
     """One that a task has put there is seen to from the beginning, in the next round."""
     table = Table("a")
     one, two = table.task("one"), table.task("two")
-    conductor = table.conductor((one, two))
+    worker = table.thread_of((one, two))
     new = Named("new")
 
     def exchange() -> None:
         table.servings[0].model = new
 
     one.on_run = exchange
-    assert conductor.round() == 0.0
+    assert worker.round() == 0.0
     assert table.taken() == ["one a"]
-    assert conductor.round() == math.inf
+    assert worker.round() == math.inf
     assert table.taken() == ["one new", "two new"]
 
 
@@ -109,13 +109,13 @@ def test_closing_waits_for_the_task_that_runs_and_for_no_other() -> None:
     table = Table("a", "b")
     long, after, last = table.task("long"), table.task("after"), table.task("last")
     ended: list[str] = []
-    conductor = table.conductor(
+    worker = table.thread_of(
         (long, after),
         tasks=(last,),
         at_end=(lambda: ended.append(threading.current_thread().name),),
     )
-    long.on_run = conductor.close
-    thread = threading.Thread(target=conductor.run, name="upkeep")
+    long.on_run = worker.close
+    thread = threading.Thread(target=worker.run, name="upkeep")
     thread.start()
     thread.join(10)
     assert not thread.is_alive()
@@ -129,14 +129,14 @@ def test_it_is_woken_by_a_change() -> None:
     seen = threading.Event()
     one = table.task("one")
     one.on_run = seen.set
-    conductor = table.conductor((one,))
-    thread = threading.Thread(target=conductor.run)
+    worker = table.thread_of((one,))
+    thread = threading.Thread(target=worker.run)
     thread.start()
     assert seen.wait(10)
     seen.clear()
     table.servings.append(SimpleNamespace(model=Named("b")))
-    conductor.wake()
+    worker.wake()
     assert seen.wait(10)
-    conductor.close()
+    worker.close()
     thread.join(10)
     assert table.taken() == ["one a", "one b"]

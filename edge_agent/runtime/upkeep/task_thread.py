@@ -47,11 +47,11 @@ class ClosedTask(Task, Protocol):
         """Finish it."""
 
 
-class Conductor:
+class TaskThread:
     """Calls tasks in their order, until closed.
 
     Long work holds up what stands after it, in this thread and nowhere else: what must be prompt
-    has a conductor of its own.
+    has a thread of its own.
     """
 
     def __init__(
