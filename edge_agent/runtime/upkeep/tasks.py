@@ -19,13 +19,13 @@ from ..serving.loader import ModelLoader
 from ..serving.planned_model import PlannedModel
 from .batch_setup import BatchSetup
 from .challenger import Challenger
-from .task_thread import ClosedTask, TaskThread
 from .engine_upgrade import EngineUpgrade
 from .failover import Failover
 from .form_upgrade import FormUpgrade
 from .integrity import IntegrityCheck
 from .memory import MemoryRelease
 from .prepare_task import PrepareTask
+from .task_thread import ClosedTask, TaskThread
 
 
 class Upkeep:
