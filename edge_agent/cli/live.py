@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+from ..core.text import printable
 from ..mqtt.payloads import percentiles
 from .terminal import summary
 
@@ -56,9 +57,9 @@ class LiveView:
             quiet: take in without showing.
 
         """
-        self._title = title
+        self._title = printable(title)
         self._quiet = quiet
-        self.notes = notes
+        self.notes = [printable(note) for note in notes]
         self.rows: dict[str, Row] = {}
         self._live: Any = None
         self._recent: deque[str] = deque(maxlen=8)
@@ -112,6 +113,7 @@ class LiveView:
 
     def print(self, text: str) -> None:
         """Add a line of another kind."""
+        text = printable(text)
         self._recent.append(text)
         if self._live is None and not self._quiet:
             print(text, flush=True)
@@ -154,4 +156,4 @@ class LiveView:
         parts: list[Any] = [table, Text("")]
         parts += [Text(line, "dim", no_wrap=True, overflow="ellipsis") for line in self._recent]
         parts += [Text("")] + [Text(note) for note in self.notes]
-        return Panel(Group(*parts), title=self._title, border_style="blue")
+        return Panel(Group(*parts), title=Text(self._title), border_style="blue")

@@ -17,8 +17,9 @@ from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
 from .. import __version__
-from ..core.errors import AgentError, one_line, print_error
+from ..core.errors import AgentError, print_error
 from ..core.logs import set_up
+from ..core.text import one_line
 from ..core.timeline import Timeline
 
 
@@ -79,7 +80,7 @@ class CommandParser(argparse.ArgumentParser):
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}; see '{self.prog} --help'", file=sys.stderr)
+        print(f"{self.prog}: {one_line(message)}; see '{self.prog} --help'", file=sys.stderr)
         raise SystemExit(2)
 
 

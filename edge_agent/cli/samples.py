@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Self
 
 from ..core.errors import SampleError
+from ..core.text import printable
 from ..core.types import Sample
 from ..inference.preprocess.windowing import Windower
 from ..models.manifest import InputSpec
@@ -124,4 +125,4 @@ class Samples:
                 yield Sample(data, seq, time_ns, since, picture=False)
                 seq += 1
         if seq == 0 and self._spec.kind == "signal" and not self._closing.is_set():
-            print(f"skipped  {self._spec.redacted} holds less than one window")
+            print(printable(f"skipped  {self._spec.redacted} holds less than one window"))

@@ -6,10 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-
-def printable(text: str) -> str:
-    """Write out what would not be a letter but an order to the terminal, or break the line."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+from ..core.text import printable
 
 
 def printable_json(value: Any) -> str:
@@ -19,7 +16,11 @@ def printable_json(value: Any) -> str:
 
 
 def summary(payload: Mapping[str, Any]) -> str:
-    """Return a result's findings in a few words."""
+    """Return a result's findings in a few words; labels and names in them are made harmless."""
+    return printable(_findings(payload))
+
+
+def _findings(payload: Mapping[str, Any]) -> str:
     if "detections" in payload:
         found = payload["detections"]
         if not found:

@@ -41,7 +41,7 @@ class Broker:
     """The MQTT broker: results go there, models come from there."""
 
     __pydantic_config__ = _STRICT
-    url: str = "mqtt://localhost:1883"
+    url: str = field(default="mqtt://localhost:1883", repr=False)
     topic_root: str = field(default="edge", metadata=RESTART)
     username: str | None = None
     """Wins over the URL's."""
@@ -143,7 +143,7 @@ class Pipeline:
 
     __pydantic_config__ = _STRICT
     name: str
-    source: str
+    source: str = field(repr=False)
     model: str
     rate: Annotated[float, Plain(), Ge(RATES[0]), Le(RATES[1])] | None = None
     threshold: Threshold | None = None
@@ -272,17 +272,23 @@ def parse_url(url: str) -> Address:
         UsageError: the text of the error never repeats the URL, which may hold a password.
 
     """
+    mend = ""
+    if "@" in url:
+        mend = (
+            "; in user and password percent-encode '@' as %40, '#' as %23, '/' as %2F, '?' as %3F, "
+            "or give them as username and password (systemd credential broker.password)"
+        )
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise UsageError("the port is not a number from 1 to 65535") from None
+        raise UsageError(f"the port is not a number from 1 to 65535{mend}") from None
     if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname or port == 0:
-        raise UsageError("expected mqtt://[user[:password]@]host[:port] or mqtts://…")
+        raise UsageError(f"expected mqtt://[user[:password]@]host[:port] or mqtts://…{mend}")
     if any(character.isspace() or not character.isprintable() for character in url):
         raise UsageError("holds a space or control character; write it as %20")
     if parts.path not in {"", "/"} or parts.query or parts.fragment:
-        raise UsageError("expected nothing after host and port")
+        raise UsageError(f"expected nothing after host and port{mend}")
     tls = parts.scheme == "mqtts"
     return Address(
         parts.hostname,

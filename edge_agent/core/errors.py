@@ -18,9 +18,18 @@ from __future__ import annotations
 
 import sys
 
+from .text import one_line
+
 
 class AgentError(Exception):
-    """An error whose text is one line: where, what is wrong, and the mend."""
+    """An error whose text is one line: where, what is wrong, and the mend.
+
+    The text may quote what comes from outside: it is made harmless here, for every log, topic and
+    terminal that it goes to.
+    """
+
+    def __init__(self, text: object = "") -> None:
+        super().__init__(one_line(str(text)))
 
 
 class UsageError(AgentError):
@@ -67,12 +76,7 @@ class MalformedError(AgentError):
     """A message that cannot be parsed, so that no reply is possible."""
 
 
-def one_line(text: str) -> str:
-    """Escape what would break the line or the terminal: control characters of untrusted text."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 def print_error(problem: AgentError) -> int:
     """Print the error that ended a command on stderr; return the exit status."""
-    print(f"edge-agent: {one_line(str(problem))}", file=sys.stderr)  # noqa: T201 - a command's output
+    print(f"edge-agent: {problem}", file=sys.stderr)  # noqa: T201 - a command's output
     return 2 if isinstance(problem, UsageError) else 1

@@ -14,7 +14,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
+
+from .text import one_line
 
 SOCKET = Path("/run/systemd/journal/socket")
 """Where journald takes entries with fields; systemd, docs/JOURNAL_NATIVE_PROTOCOL.md."""
@@ -51,8 +53,22 @@ def handler_for(
     if _is_journal(stream, environ):
         return Journal(stream, place)
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
     return handler
+
+
+class Formatter(logging.Formatter):
+    """One line a record, whatever the message quotes, and a traceback indented below it.
+
+    So nothing that comes from outside can pass for a line of its own.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        return one_line(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(f"  {one_line(line)}" for line in lines)
 
 
 def _is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -89,6 +105,7 @@ class Journal(logging.Handler):
 
     def __init__(self, stream: TextIO, place: Path = SOCKET) -> None:
         super().__init__()
+        self.setFormatter(Formatter())
         # Not needed to write lines.
         import socket
 
@@ -106,7 +123,7 @@ class Journal(logging.Handler):
                 self._channel.sendto(encode_entry(_fields(record, message)), self._place)
             except OSError:
                 priority = priority_of(record)
-                lines = [f"<{priority}>{line}\n" for line in message.splitlines() or [""]]
+                lines = [f"<{priority}>{line}\n" for line in message.split("\n")]
                 self._stream.write("".join(lines))
                 self._stream.flush()
         except Exception:  # noqa: BLE001 - logging's own way: printed on stderr, the program goes on

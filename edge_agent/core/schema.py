@@ -124,8 +124,10 @@ def _trouble(entries: list[ErrorDetails], kind: type | None) -> str:
     if wanted == ["a table"] and isinstance(entry["loc"][-1], str):
         return f"{text}; write its keys below a line [{entry['loc'][-1]}]"
     shown = repr(found) if isinstance(found, str | int | float | bool) else ""
-    secret = "://" in shown or any(
-        word in str(step) for step in entry["loc"] for word in ("password", "secret")
+    secret = (
+        "://" in shown
+        or "@" in shown
+        or any(word in str(step) for step in entry["loc"] for word in ("password", "secret"))
     )
     if not shown or secret:
         return text

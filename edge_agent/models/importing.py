@@ -12,6 +12,7 @@ from typing import Any
 
 from ..core.errors import AgentError, ModelError, UsageError
 from ..core.names import NAME_RULE, is_name, is_version
+from ..core.text import printable
 from .files.check_onnx import inspect
 from .manifest import MANIFEST, Manifest, ModelFolder, load, parse
 
@@ -74,7 +75,7 @@ def import_model(
             from .files.metadata import manifest_of
 
             manifest, assumed = manifest_of(path, name, version or "1")
-            assumptions = tuple(assumed)
+            assumptions = tuple(map(printable, assumed))
             for part in inspect(path).files:
                 copy = made / part.relative_to(path.parent)
                 copy.parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from ..core.errors import UsageError
 from ..core.frozen import record
+from ..core.text import redact as redact_url
 from ..core.types import Kind
 from .schemes import DEFAULT, FORMS, RESERVED, Form, Options
 
@@ -45,7 +46,7 @@ class SourceSpec:
 
     @property
     def redacted(self) -> str:
-        """The text without user and password: for logs, errors and topics."""
+        """The text without secrets: for logs, errors and topics."""
         return redact(self.text)
 
     @property
@@ -76,7 +77,7 @@ def parse_source(text: str, base: Path) -> SourceSpec:
             f"use one of {_known()}"
         )
     if form is None:
-        raise UsageError(f"source {shown!r}: {_unknown(scheme if colon else '', text)}")
+        raise UsageError(f"source {shown!r}: {_unknown(scheme if colon else '', text, shown)}")
     if form.address == "url":
         _check_url(text, shown, form)
         return SourceSpec(form=form, text=text)
@@ -89,16 +90,27 @@ def parse_source(text: str, base: Path) -> SourceSpec:
     return SourceSpec(form=form, text=text, path=base / path, options=options)
 
 
-# user:password@ of any URL in a text. The second alternative takes in passwords with an unescaped
-# "/", which make a URL invalid but must not show in the error that says so; ":554/" is a port.
-_USER = re.compile(r"(?<=://)(?:[^/?#\s]*@|[^/?#\s:@]*:(?!\d+(?:[/?#\s]|$))[^\s@]*@)")
-# Many cameras take the password as a parameter: ?user=admin&pwd=…
-_SECRET = re.compile(r"(?i)([?&][^=&\s]*(?:pass|pwd|psw|secret|token|auth|key)[^=&\s]*=)[^&#\s]+")
-
-
 def redact(text: str) -> str:
-    """Remove users, passwords and the like from the URLs in *text*."""
-    return _SECRET.sub(r"\1***", _USER.sub("", text))
+    """Hide what may be secret in the text of a source, also in one that is written wrong."""
+    scheme, colon, rest = text.partition(":")
+    form = FORMS.get(scheme.lower())
+    ours = colon and (scheme.lower() in RESERVED or (form is not None and form.address != "url"))
+    if ours:
+        # A URL behind a form that takes none, or in its place, is a mistake that may hold a login.
+        address = "://" in rest or (rest.startswith("//") and not rest.startswith("///"))
+        return f"{scheme}:{redact_url(rest)}" if address else text
+    return redact_url(text) if colon or _is_address(text) else text
+
+
+# What a camera's address looks like without its scheme: with a login, a numeric host, a port.
+_LOGIN = r"//|[^/?#]*:.*@"
+_HOST = r"(?:\d{1,3}(?:\.\d{1,3}){3}|\[[0-9a-fA-F:.]+\]|localhost|[\w.-]+:\d{2,5})(?=[:/?]|$)"
+
+
+def _is_address(text: str) -> bool:
+    """Whether a text without a form names a host rather than a file."""
+    host = text.rpartition("@")[2]
+    return re.match(_LOGIN, text) is not None or re.match(_HOST, host) is not None
 
 
 def guess_source(text: str) -> str:
@@ -114,7 +126,7 @@ def guess_source(text: str) -> str:
     if not path.exists() and "?" in text:
         name, _, query = text.partition("?")
         path = Path(name)
-    if colon and not path.exists():
+    if not path.exists() and (colon or _is_address(text)):
         return text
     scheme = "dir" if path.is_dir() else _scheme_of(path)
     if scheme == "v4l2" and str(path).isdigit():
@@ -139,17 +151,25 @@ def _known() -> str:
     return ", ".join(f"{scheme}:" for scheme in FORMS)
 
 
-def _unknown(scheme: str, text: str) -> str:
+def _unknown(scheme: str, text: str, shown: str) -> str:
+    """Return what is wrong with a text whose form is unknown or missing; without its secrets."""
+    if not text.strip():
+        return f"is empty; write e.g. {FORMS['rtsp'].example} or {FORMS['file'].example}"
+    if _is_address(text):
+        address = shown.lstrip("/")
+        address += "" if "/" in address else "/…"
+        return f"has no form; for a camera write 'rtsp://{address}' or 'http://{address}'"
     if scheme and not scheme.startswith((".", "/")):
         from difflib import get_close_matches
 
         close = get_close_matches(scheme.lower(), FORMS, n=1, cutoff=0.7)
         hint = f"did you mean '{close[0]}:'? Known" if close else "known"
         return f"unknown form '{scheme}:'; {hint}: {_known()}"
-    if not text.strip():
-        return f"is empty; write e.g. {FORMS['rtsp'].example} or {FORMS['file'].example}"
     scheme = "dir" if text.endswith("/") else _scheme_of(Path(text.partition("?")[0]))
-    return f"has no form; did you mean '{scheme}:{text}'? Known: {_known()}"
+    return f"has no form; did you mean '{scheme}:{shown}'? Known: {_known()}"
+
+
+_ENCODE = "percent-encode what is special in user and password: @ %40, # %23, / %2F, ? %3F"
 
 
 def _check_url(text: str, shown: str, form: Form) -> None:
@@ -161,16 +181,18 @@ def _check_url(text: str, shown: str, form: Form) -> None:
         host, _ = parts.hostname, parts.port
     except ValueError:
         # urllib's own message would quote the password.
-        raise UsageError(
-            f"source {shown!r}: host or port is not valid; "
-            "percent-encode special characters of user and password ('/' is %2F, '@' is %40)"
-        ) from None
+        raise UsageError(f"source {shown!r}: host or port is not valid; {_ENCODE}") from None
     if not host:
         raise UsageError(f"source {shown!r}: names no host; write e.g. {form.example}")
+    if "@" in parts.fragment:
+        raise UsageError(f"source {shown!r}: a '#' stands before the '@'; {_ENCODE}")
 
 
 def _local_path(name: str, form: Form, shown: str, base: Path) -> Path:
     if name.startswith("//"):
+        if "@" in name:
+            camera = redact_url(name)
+            raise UsageError(f"source {shown!r}: names a user; for a camera write 'rtsp:{camera}'")
         host, slash, rest = name[2:].partition("/")
         if host not in {"", "localhost"}:
             raise UsageError(

@@ -118,7 +118,7 @@ def test_a_traceback_is_one_entry(daemon: socket.socket) -> None:
     handler.emit(entry)
     handler.close()
     message = decode_entry(daemon.recv(65536))["MESSAGE"]
-    assert message.startswith("stopped\nTraceback")
+    assert message.startswith("stopped\n  Traceback")
     assert message.endswith("ValueError: broken")
 
 
@@ -135,9 +135,41 @@ def test_without_journald_lines_go_to_stderr(tmp_path: Path) -> None:
     """Where nobody listens at the socket, each line goes to stderr with its priority in front."""
     stream = StringIO()
     handler = Journal(stream, tmp_path / "nobody")
-    handler.emit(record("first\nsecond", logging.ERROR))
+    entry = record("first", logging.ERROR)
+    entry.exc_info = (ValueError, ValueError("second"), None)
+    handler.emit(entry)
     handler.close()
-    assert stream.getvalue() == "<3>first\n<3>second\n"
+    assert stream.getvalue() == "<3>first\n<3>  ValueError: second\n"
+
+
+FORGED = "x\n12:00:00 INFO    edge-agent: all is well\r\x1b[2J\x9b1m\u2028\u202e\x85<0>y\udc80"
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_nothing_that_is_quoted_passes_for_a_line_of_its_own(raised: bool) -> None:
+    """Line breaks, escape sequences and marks of direction are written out, in a traceback too."""
+    stream = StringIO()
+    handler = handler_for(stream, {})
+    entry = record("tensor %r is unknown: %s", logging.WARNING, "y", FORGED)
+    if raised:
+        entry.exc_info = (ValueError, ValueError(FORGED), None)
+    handler.emit(entry)
+    first, *below = stream.getvalue().removesuffix("\n").split("\n")
+    assert first.endswith(
+        r"x\n12:00:00 INFO    edge-agent: all is well\r\x1b[2J\x9b1m\u2028\u202e\x85<0>y\udc80"
+    )
+    assert all(line.startswith("  ") for line in below)
+    assert bool(below) is raised
+    assert all(line.isprintable() for line in (first, *below))
+
+
+def test_a_url_in_a_line_shows_no_password() -> None:
+    """Whatever a library says of an address, user and password are taken out of it."""
+    stream = StringIO()
+    handler_for(stream, {}).emit(
+        record("cannot open %s, trying again", 30, "rtsp://u:secret@cam/s")
+    )
+    assert stream.getvalue().endswith("cannot open rtsp://***@cam/s, trying again\n")
 
 
 def test_only_the_journals_own_stream_counts(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ def cameras() -> Iterator[dict[str, str]]:
         "page": page.url(login) + f"?channel=1&pwd={PASSWORD}&auth_token={TOKEN}",
         "nobody": f"rtsp://{login}@127.0.0.1:{port}/stream?password={PASSWORD}",
         "unknown": f"rtsp://{login}@no-such-camera.invalid/stream",
-        "secure": f"https://{login}@127.0.0.1:{port}/stream.mjpg?token={TOKEN}",
+        "secure": f"https://{login}@127.0.0.1:{port}/stream.mjpg?sig={TOKEN}&session={PASSWORD}",
+        "path": f"rtsp://127.0.0.1:{port}/{TOKEN}0123456789/user={USER}_password={PASSWORD}",
     }
     for server in (works, other, page):
         server.cut()
@@ -91,10 +92,10 @@ def test_an_agent_gives_no_password_away(
     listener.wait_state(f"{D}/reply/2", ok=True)
     listener.wait_for(
         lambda heard: any(
-            h.topic == f"{D}/health" and sum("source of" in why for why in h.json["why"]) == 5
+            h.topic == f"{D}/health" and sum("source of" in why for why in h.json["why"]) == 6
             for h in heard
         ),
-        "health to name the five",
+        "health to name the six",
     )
     listener.wait_for(lambda heard: any(h.topic == f"{D}/info" for h in heard), "info")
     assert running.stop() == 0
@@ -134,6 +135,11 @@ def test_the_first_aid_kit_gives_no_password_away(
         f"http://camera/stream.mjpg?user=x&pwd={PASSWORD} ",
         f"rstp://{USER}:{PASSWORD}@camera/stream",
         f"rtsp://{USER}:{PASSWORD}@[::1/stream",
+        f"rtsp://{USER}:{PASSWORD} {PASSWORD}@camera/stream",
+        f"rtsp:/{USER}:{PASSWORD}@camera/stream",
+        f"//{USER}:{PASSWORD}@camera/stream",
+        f"{USER}:{PASSWORD}@camera/stream",
+        f"http:/camera/{TOKEN}{TOKEN}/live?sig={TOKEN}",
     ],
 )
 def test_a_source_that_is_written_wrong_is_not_repeated_whole(

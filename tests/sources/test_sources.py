@@ -192,29 +192,71 @@ def test_a_wrong_text_is_one_clear_line(text: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("rtsp://admin:pw@cam/s", "rtsp://cam/s"),
-        ("rtsp://admin:p@w@cam:554/s", "rtsp://cam:554/s"),
-        ("rtsp://admin:p/w@cam/s", "rtsp://cam/s"),
-        ("rtsp://admin@cam/s", "rtsp://cam/s"),
-        ("rtsp://cam:554/live@1", "rtsp://cam:554/live@1"),
-        ("http://cam/v.cgi?user=admin&pwd=pw&size=2", "http://cam/v.cgi?user=admin&pwd=***&size=2"),
-        ("lost rtsp://a:b@c/d, and rtsp://e:f@g/h", "lost rtsp://c/d, and rtsp://g/h"),
-        ("file:clip.mp4", "file:clip.mp4"),
+        ("rtsp://admin:pw@cam/s", "rtsp://***@cam/s"),
+        ("file:clip@2.mp4?loop=1", "file:clip@2.mp4?loop=1"),
+        ("file:///a/u:b@c/20240101120000.mp4", "file:///a/u:b@c/20240101120000.mp4"),
+        ("v4l2:/dev/v4l/by-id/usb-046d_C920_A1B2C3D4E5F6", None),
+        ("mqtt:zigbee2mqtt/press@7", "mqtt:zigbee2mqtt/press@7"),
+        ("mqtt://u:pw@broker/press", "mqtt://***@broker/press"),
+        ("file:rtsp://u:pw@cam/s", "file:rtsp://***@cam/s"),
+        ("file://u:pw@cam/s", "file://***@cam/s"),
+        ("videos/20240101120000.mp4", "videos/20240101120000.mp4"),
+        ("u:pw@cam/s", "***@cam/s"),
+        ("//u:p/w@cam/s", "//***@cam/s"),
+        ("192.168.1.10/abcdef0123456789abcdef", "192.168.1.10/abc***"),
     ],
 )
-def test_passwords_are_taken_out(text: str, shown: str) -> None:
-    """What is shown of a source holds neither user nor password."""
-    assert redact(text) == shown
+def test_secrets_are_taken_out(text: str, shown: str | None) -> None:
+    """What is shown of a network source holds no secret; a local one is shown as it is written."""
+    assert redact(text) == (text if shown is None else shown)
 
 
 @pytest.mark.parametrize(
-    "text", ["rtsp://admin:secret/1@cam/s", "rtps://admin:secret@cam/s", "rtsp://a:secret@/s"]
+    "text",
+    [
+        "rtsp://admin:secret/1@cam/s",
+        "rtps://admin:secret@cam/s",
+        "rtsp://a:secret@/s",
+        "rtsp://a:secret",
+        "rtsp://a:se cret@cam/s",
+        "rtsp://a:12#secret@cam/s",
+        "rtsp:/a:secret@cam/s",
+        "rtsp:a:secret@cam/s",
+        "rtps:/a:secret@cam/s",
+        "//a:secret@cam/s",
+        "a:secret@cam/s",
+        "a:s/ecret?secret@cam/s",
+        "file://a:secret@cam/s",
+        "file://a:s/secret@cam/s",
+        "mqtt://a:secret@cam/s",
+        "http:/cam/v?sig=secret",
+        "192.168.1.10?session=secret",
+    ],
 )
-def test_errors_hold_no_password(text: str) -> None:
-    """An error about a source's text does not tell its password."""
+def test_errors_hold_no_secret(text: str) -> None:
+    """An error about a source's text, also one that is written wrong, does not tell its secret."""
     with pytest.raises(UsageError) as problem:
         parse_source(text, HERE)
     assert "secret" not in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "mend"),
+    [
+        ("192.168.1.10", "rtsp://192.168.1.10/…"),
+        ("192.168.1.10/Streaming/Channels/101", "rtsp://192.168.1.10/Streaming/Channels/101"),
+        ("cam.lan:554/stream", "rtsp://cam.lan:554/stream"),
+        ("u:pw@cam/s", r"rtsp://\*\*\*@cam/s"),
+        ("//u:pw@cam/s", r"rtsp://\*\*\*@cam/s"),
+        ("file://u:pw@cam/s", r"rtsp://\*\*\*@cam/s"),
+        ("rtsp://u:p#w@cam/s", "percent-encode .*# %23"),
+        ("rtsp://u:12#w@cam/s", "percent-encode .*# %23"),
+    ],
+)
+def test_a_camera_without_its_form_is_told_the_form(text: str, mend: str) -> None:
+    """Who names a camera by its address alone, or a wrong password, is told how it is written."""
+    with pytest.raises(UsageError, match=mend):
+        parse_source(guess_source(text), HERE)
 
 
 def test_a_spec_shows_no_password() -> None:

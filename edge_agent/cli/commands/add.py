@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import ModelError, UsageError
 from ...core.names import is_name, safe_name, version_key
+from ...core.text import printable
 from ..options import Options, add_config, load_settings
 
 if TYPE_CHECKING:
@@ -129,4 +130,4 @@ def _golden(model: Model) -> None:
         return
     if not agreement.passed:
         raise ModelError(f"{model.id}: golden: {agreement.why}")
-    print(f"golden: {agreement.why}")
+    print(printable(f"golden: {agreement.why}"))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import AgentError, ModelError, SampleError, UsageError
+from ...core.text import printable
 from ...models.manifest import MANIFEST, threshold_trouble
 from ..options import Options, add_config, load_settings
 
@@ -25,7 +26,7 @@ class _Report:
     def line(self, mark: str, subject: str, text: str) -> None:
         shade = {"ok": 32, "FAIL": 31, "note": 33}[mark]
         shown = f"\033[{shade}m{mark:4}\033[0m" if self._color else f"{mark:4}"
-        print(f"{shown}  {subject}: {text}")
+        print(f"{shown}  {printable(f'{subject}: {text}')}")
         self.failed += mark == "FAIL"
 
     def tried(self, subject: str, look: Callable[[], str]) -> bool:

@@ -21,6 +21,7 @@ from ...mqtt.loopback import Loopback, broker
 from ...mqtt.one_shot import OneShotClient
 from ..live import LiveView
 from ..options import Options, positive
+from ..terminal import printable_json
 
 DEVICE = "demo"
 PIPELINES = {
@@ -166,5 +167,5 @@ def _show(
             counting = True
             deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
         if options.json:
-            print(json.dumps(payload, ensure_ascii=False), flush=True)
+            print(printable_json(payload), flush=True)
         view.result(payload)

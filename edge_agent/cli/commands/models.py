@@ -6,9 +6,9 @@ import argparse
 
 from ...core.errors import AgentError, UsageError
 from ...core.names import NAME_RULE, is_name
+from ...core.text import printable
 from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings
-from ..terminal import printable
 from .push import World
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ...core.errors import AgentError, BrokerError, UsageError
 from ...core.names import NAME_RULE, is_name, version_key
+from ...core.text import printable
 from ...delivery.sender import Progress, Sender
 from ...models.importing import BARE, import_model, import_tar
 from ...models.packages.build import Package, make, open_package
@@ -19,7 +20,6 @@ from ...models.packages.keys import load_private
 from ...mqtt.connection import parse_object
 from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings, positive
-from ..terminal import printable
 
 if TYPE_CHECKING:
     from ...models.packages.keys import PrivateKey

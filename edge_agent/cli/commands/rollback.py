@@ -9,10 +9,10 @@ import uuid
 
 from ...core.errors import AgentError, UsageError
 from ...core.names import NAME_RULE, is_name
+from ...core.text import printable
 from ...mqtt import payloads
 from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings, positive
-from ..terminal import printable
 from .push import World
 
 

@@ -7,10 +7,11 @@ import json
 
 from ...core.errors import UsageError
 from ...core.names import NAME_RULE, is_name
+from ...core.text import printable
 from ...mqtt.connection import parse_object
 from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings, positive_int
-from ..terminal import message_line, printable, printable_json
+from ..terminal import message_line, printable_json
 
 TOPICS = {
     "result": ("result/+",),

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from xxhash import xxh3_128_hexdigest
 
 from ...config.locations import default_state
+from ...core.text import redact
 from ...runtime.serving.planned_model import PlannedModel
 from .fingerprint import stamp
 
@@ -141,9 +142,9 @@ def _hidden(settings: Any) -> bool:
     """Whether the environment holds a camera's credentials: they are never written down either."""
     if not any(name.upper().startswith("EDGE_AGENT_PIPELINES") for name in os.environ):
         return False
-    # A password, or a token behind a "?", of an address; not the options of a file.
+    # Of an address; the options of a file are none.
     sources = [str(pipeline["source"]) for pipeline in settings["pipelines"]["of"]]
-    return any("://" in source and ("@" in source or "?" in source) for source in sources)
+    return any("://" in source and redact(source) != source for source in sources)
 
 
 def _seal(body: bytes) -> bytes:

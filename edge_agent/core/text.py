@@ -1,0 +1,121 @@
+"""Text that comes from outside, made fit to be shown: no control characters, no secrets.
+
+Names in model files, topics and payloads of a broker, file names and labels are whatever somebody
+wrote. A source or a broker's URL may hold a password, also where it is written wrong. Every log
+line, error and line of a terminal goes through `printable`, every URL through `redact`.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+HIDDEN = "***"
+
+
+def printable(text: str) -> str:
+    """Escape what would break the line or give orders to the terminal.
+
+    That is control characters (C0, C1, DEL), line and paragraph separators, marks that change the
+    direction of writing and others without a shape, half surrogates, and spaces that only look
+    like one.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def one_line(text: str) -> str:
+    """Make a message fit for a line: `printable`, and `redact_urls` of whatever it quotes."""
+    return printable(redact_urls(text))
+
+
+# The patterns are compiled when they are first needed, not when a program starts.
+# With one slash or none only where it cannot be the name of a user.
+_SCHEME = r"(?i)\s*(?:[a-z][a-z0-9+.-]*://|(?:rtsps?|https?|mqtts?):)/*"
+# A numeric host: what follows is a path, whatever is in it.
+_NUMERIC = r"(?i)(?:\d{1,3}(?:\.\d{1,3}){3}|\[[0-9a-f:.]+\])(?::\d*)?(?:[/?#]|$)"
+_PORT = r"[0-9]{1,4}|[1-5][0-9]{4}|6[0-5][0-9]{3}"
+# Parameters that tell one camera of a recorder from another, and are too short for a secret.
+_HARMLESS = (
+    r"(?i)(?<![^&;_/?])(?:camera|channel|ch|fps|h26x|height|inst|profile|resolution|size|stream"
+    r"|subtype|width)=\d{1,4}(?:x\d{1,4})?(?![^\W_])"
+)
+_WORD = r"[^\W_]+"
+# Where the letters of a word change their kind: aB, a1, A1, 1a.
+_SWITCH = r"(?<=[a-z])(?=[A-Z0-9])|(?<=[A-Z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])"
+_URL = r"(?i)\b(?!file:)[a-z][a-z0-9+.-]*://[^\s'\"<>]*[^\s'\"<>,.:;)]"
+
+
+def redact(url: str) -> str:
+    """Hide what may be secret in a URL, also in one that is written wrong.
+
+    Hidden are user and password (all that stands before the last "@" that could end them), the
+    query but for short numbers that name a camera, parameters in the path likewise, and long parts
+    of the path that look random, as a token does. Applied again it changes nothing.
+    """
+    found = re.match(_SCHEME, url)
+    scheme = found.group() if found else url[: len(url) - len(url.lstrip("/"))]
+    where, mark, query = _split(_without_login(url[len(scheme) :]))
+    host, *path = where.split("/")
+    if found:
+        host = _without_password(host)
+    return scheme + "/".join([host, *map(_segment, path)]) + mark + _parameters(query)
+
+
+def redact_urls(text: str) -> str:
+    """Do so with each URL within a text: the message of an error, say."""
+    if "://" not in text:
+        return text
+    return re.sub(_URL, lambda found: redact(found.group()), text)
+
+
+def _split(text: str) -> tuple[str, str, str]:
+    """Split at the first "?" or "#"."""
+    found = re.search(r"[?#]", text)
+    if found is None:
+        return text, "", ""
+    return text[: found.start()], found.group(), text[found.end() :]
+
+
+def _without_login(rest: str) -> str:
+    """Hide user and password in what follows the scheme and its slashes."""
+    if re.match(_NUMERIC, rest):
+        return rest
+    authority = _split(rest)[0].partition("/")[0]
+    # A password may hold what should have been percent-encoded, "/", "?" and "#" too.
+    login, at, _ = (rest if ":" in authority else authority).rpartition("@")
+    return HIDDEN + rest[len(login) :] if at else rest
+
+
+def _without_password(host: str) -> str:
+    """Hide what is no port: the password of a login whose host is missing."""
+    name, colon, port = host.rpartition(":")
+    if not colon or not port or re.fullmatch(_PORT, port) or name.startswith("["):
+        return host
+    return f"{name}:{HIDDEN}"
+
+
+def _parameters(text: str) -> str:
+    """Hide all parameters but those that are known to be harmless."""
+    kept = [found.group() for found in re.finditer(_HARMLESS, text)]
+    hidden = [] if "&".join(kept) == text else [HIDDEN]
+    return "&".join(kept + hidden)
+
+
+def _segment(segment: str) -> str:
+    """Hide the parameters in a part of a path, shorten one that looks random."""
+    if "=" in segment:
+        return _parameters(segment)
+    if not _looks_random(unquote(segment)):
+        return segment
+    return segment[:3] + HIDDEN if len(segment) >= 16 else HIDDEN
+
+
+def _looks_random(segment: str) -> bool:
+    words = re.findall(_WORD, segment)
+    if any(len(word) >= 16 or re.search(r"\d{8}", word) for word in words):
+        return True
+    letters = sum(map(len, words))
+    switches = sum(len(re.findall(_SWITCH, word)) for word in words)
+    return letters >= 8 and switches >= 3 and switches * 4 > letters
