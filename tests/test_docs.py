@@ -155,6 +155,8 @@ def _keys(record: Any, above: str = "") -> Iterator[str]:
         if not is_key(item):
             continue
         inner = [kind for kind in (hints[item.name], *_inside(hints[item.name])) if _table(kind)]
+        if inner and bool in get_args(hints[item.name]):
+            yield f"{above}{item.name}"  # a flag, or a table
         if inner:
             yield from _keys(inner[0], f"{above}{item.name}.")
         else:

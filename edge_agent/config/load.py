@@ -28,6 +28,7 @@ from ..core.schema import explain, is_key, nearest, read_toml
 from ..sources.spec import parse_source
 from .locations import PLACES, default_state
 from .settings import Pipeline, Settings, parse_route
+from .shapes import MOST_SHAPES, polygon_trouble
 
 PREFIX = "EDGE_AGENT_"
 _FLAGS = {
@@ -341,6 +342,7 @@ def _problems(pipeline: Pipeline, base: Path) -> Iterator[tuple[str, str]]:
     if any((x1, y1, x2, y2)) and (x2 <= x1 or y2 <= y1):
         wanted = "expected [x1, y1, x2, y2] with x1 < x2 and y1 < y2"
         yield "roi", f"{wanted}, found {list(pipeline.roi)}"
+    yield from _filter_problems(pipeline)
     for index, stage in enumerate(pipeline.then):
         key = f"then[{stage.name}]"
         if not is_name(stage.name):
@@ -352,6 +354,18 @@ def _problems(pipeline: Pipeline, base: Path) -> Iterator[tuple[str, str]]:
                 yield f"{key}.model", f"expected one model, found {stage.model!r}"
         except UsageError as problem:
             yield f"{key}.model", str(problem)
+
+
+def _filter_problems(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with what a pipeline leaves out: key and text."""
+    if len(pipeline.min_box) != 2:
+        yield "min_box", f"expected [width, height], found {list(pipeline.min_box)}"
+    if len(pipeline.masks) > MOST_SHAPES:
+        yield "masks", f"expected at most {MOST_SHAPES} polygons, found {len(pipeline.masks)}"
+    for number, polygon in enumerate(pipeline.masks, 1):
+        trouble = polygon_trouble(polygon)
+        if trouble is not None:
+            yield "masks", f"polygon {number}: {trouble}"
 
 
 def _absolute(settings: Settings, origins: Origins, env: Mapping[str, str]) -> Settings:

@@ -1,4 +1,4 @@
-"""Thresholds and rates changed by the command `set`, some of them kept over restarts."""
+"""What the command `set` has changed of pipelines, some of it kept over restarts."""
 
 from __future__ import annotations
 
@@ -10,41 +10,30 @@ from typing import Any
 
 from ..core.errors import ModelError
 from ..core.state_file import StateFile
-from .settings import RATES, THRESHOLDS, Pipeline
+from .settings import Pipeline
 
 log = logging.getLogger(__name__)
 
-_BOUNDS: Mapping[str, tuple[float, float]] = {"threshold": THRESHOLDS, "rate": RATES}
-"""What can be set, within the bounds that the settings have."""
-
-
-def _number(key: str, value: object) -> float:
-    """Return a value as the settings would have it.
-
-    Raises:
-        ValueError: they would refuse it.
-
-    """
-    # Imported only where the file has something: this is on the way to the first result.
-    from ..core.parameters import Number
-
-    return Number(*_BOUNDS[key]).parse(value)
-
 
 class Overrides:
-    """Thresholds and rates by pipeline, in a file."""
+    """Changes by pipeline, in a file."""
 
     def __init__(self, path: Path) -> None:
         """Read the file; a value that the settings would refuse is ignored and logged."""
         self._file = StateFile(path, "changes made by `set`")
-        self._changes: dict[str, dict[str, float]] = {}
-        self._until_restart: dict[str, dict[str, float]] = {}
+        self._changes: dict[str, dict[str, Any]] = {}
+        self._until_restart: dict[str, dict[str, Any]] = {}
         self._given: dict[str, Pipeline] = {}
         """Settings of each pipeline when it was last made."""
         for name, change in (self._file.read(_parse) or {}).items():
+            # Imported only where the file has something: this is on the way to the first result.
+            from .settable import SETTABLE
+
             for key, value in change.items():
+                if key not in SETTABLE:
+                    continue
                 try:
-                    self._changes.setdefault(name, {})[key] = _number(key, value)
+                    self._changes.setdefault(name, {})[key] = SETTABLE[key].parse(value)
                 except ValueError as problem:
                     log.warning("%s: %s: %s: %s; ignored", path, name, key, problem)
 
@@ -60,7 +49,7 @@ class Overrides:
         self._given[settings.name] = settings
         return replace(settings, **(change | passing))
 
-    def set_until_restart(self, name: str, changes: Mapping[str, float]) -> None:
+    def set_until_restart(self, name: str, changes: Mapping[str, Any]) -> None:
         """Record changes until the restart, whatever becomes of the pipeline meanwhile."""
         self._until_restart.setdefault(name, {}).update(changes)
 
@@ -71,7 +60,7 @@ class Overrides:
             log.warning("%s: %s: %s; ignored", self._file.path, name, why)
         return kept is not None
 
-    def persist(self, name: str, changes: Mapping[str, float]) -> None:
+    def persist(self, name: str, changes: Mapping[str, Any]) -> None:
         """Record changes for good.
 
         Raises:
@@ -88,7 +77,4 @@ class Overrides:
 
 
 def _parse(content: Any) -> dict[str, dict[str, Any]]:
-    return {
-        str(name): {key: change[key] for key in _BOUNDS if key in change}
-        for name, change in content.items()
-    }
+    return {str(name): dict(change) for name, change in content.items()}

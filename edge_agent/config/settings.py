@@ -5,6 +5,7 @@ Plain frozen dataclasses; `load` reads them from environment, systemd credential
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -32,7 +33,11 @@ Threshold = Annotated[float, Plain(), Ge(THRESHOLDS[0]), Le(THRESHOLDS[1])]
 Flag = Annotated[bool, Plain()]
 RESTART: Any = {"restart": True}
 """Metadata of a key that takes effect at the next start only."""
+LIVE: Any = {"live": True}
+"""Metadata of a key of a pipeline that takes effect while the pipeline runs."""
 Pixels = Annotated[int, Plain(), Ge(0), Le(1_000_000)]
+Polygon = tuple[tuple[Share, ...], ...]
+"""Corners x, y in 0..1 of the frame."""
 
 
 @storable
@@ -138,6 +143,20 @@ class SecondStage:
 
 @storable
 @record(kw_only=True)
+class Snapshots:
+    """What is published as a pipeline's snapshots."""
+
+    __pydantic_config__ = _STRICT
+    width: Annotated[int, Plain(), Ge(0), Le(16384)] = 0
+    """Pixels; wider pictures are made smaller; 0: as captured."""
+    quality: Annotated[int, Plain(), Ge(1), Le(100)] = 80
+    """Of the JPEG."""
+    every_s: Seconds = 0.0
+    """Least time between two of them; 0: one with every result."""
+
+
+@storable
+@record(kw_only=True)
 class Pipeline:
     """One source through one model."""
 
@@ -145,15 +164,32 @@ class Pipeline:
     name: str
     source: str = field(repr=False)
     model: str
-    rate: Annotated[float, Plain(), Ge(RATES[0]), Le(RATES[1])] | None = None
-    threshold: Threshold | None = None
+    rate: Annotated[float, Plain(), Ge(RATES[0]), Le(RATES[1])] | None = field(
+        default=None, metadata=LIVE
+    )
+    threshold: Threshold | None = field(default=None, metadata=LIVE)
     qos: Annotated[int, Plain(), Ge(0), Le(1)] = 0
     priority: Annotated[int, Plain(), Ge(-1000), Le(1000)] = 0
     deadline_ms: Milliseconds = 0.0
     motion: Flag = False
     roi: tuple[Pixels, ...] = (0, 0, 0, 0)
-    snapshot: Flag = False
+    snapshot: Flag | Snapshots = field(default=False, metadata=LIVE)
+    enabled: Flag = field(default=True, metadata=LIVE)
+    """False: the source is closed and nothing runs; the pipeline stays listed."""
+    labels: tuple[str, ...] = field(default=(), metadata=LIVE)
+    """Only these are results; empty: all."""
+    thresholds: Mapping[str, Threshold] = field(default_factory=dict, metadata=LIVE)
+    """By label, instead of `threshold`."""
+    min_box: tuple[Pixels, ...] = field(default=(0, 0), metadata=LIVE)
+    """Width and height in source pixels; detections that are smaller are left out."""
+    masks: tuple[Polygon, ...] = field(default=(), metadata=LIVE)
+    """Black before model, motion gate and every picture."""
     then: tuple[SecondStage, ...] = ()
+
+    def differs_live(self, other: Pipeline) -> bool:
+        """Whether *other* differs only in keys that take effect while the pipeline runs."""
+        live = [item.name for item in fields(self) if item.metadata.get("live", False)]
+        return replace(self, **{name: getattr(other, name) for name in live}) == other
 
     @property
     def arms(self) -> tuple[Arm, ...]:

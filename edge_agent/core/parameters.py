@@ -96,10 +96,53 @@ class Number:
         return number
 
 
-Text = Annotated[str, _Text()]
+class Items:
+    """A list, of which each item is of one kind."""
+
+    def __init__(self, kind: Kind, least: int = 0, most: int = 1000) -> None:
+        self.kind = kind
+        self.least = least
+        self.most = most
+
+    def parse(self, value: object) -> tuple[object, ...]:
+        if not isinstance(value, list | tuple) or not self.least <= len(value) <= self.most:
+            raise ValueError(
+                f"expected a list of {self.least} to {self.most}, found {shown(value)}"
+                if self.least != self.most
+                else f"expected a list of {self.least}, found {shown(value)}"
+            )
+        return tuple([self.kind.parse(item) for item in value])
+
+
+class Table:
+    """An object, of which each value is of one kind."""
+
+    def __init__(self, kind: Kind, most: int = 1000) -> None:
+        self.kind = kind
+        self.most = most
+
+    def parse(self, value: object) -> dict[str, object]:
+        if not isinstance(value, Mapping) or len(value) > self.most:
+            raise ValueError(f"expected an object, found {shown(value)}")
+        return {str(key): self.kind.parse(item) for key, item in value.items()}
+
+
+class Whole(Number):
+    """A whole number within bounds."""
+
+    def parse(self, value: object) -> int:
+        number = super().parse(value)
+        if number != int(number):
+            raise ValueError(f"expected a whole number, found {shown(value)}")
+        return int(number)
+
+
+TEXT = _Text()
+FLAG = _Flag()
+Text = Annotated[str, TEXT]
 Name = Annotated[str, _Name()]
 Version = Annotated[str, _Version()]
-Flag = Annotated[bool, _Flag()]
+Flag = Annotated[bool, FLAG]
 
 
 @record

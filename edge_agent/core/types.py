@@ -79,6 +79,8 @@ class Request:
     """Instead of the manifest's."""
     region: tuple[int, int, int, int] | None = None
     """Of a picture, only this part: x1, y1, x2, y2 in its pixels."""
+    least: float | None = None
+    """What is found above this is wanted too, be the threshold higher."""
 
 
 @record(quick=True, eq=False)

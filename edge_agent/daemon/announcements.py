@@ -17,6 +17,7 @@ from ..inference.engines.probe import installed
 from ..inference.prepared.fallback import is_streaming
 from ..models.packages.blocks import MAX_BLOCK
 from ..mqtt import payloads
+from ..runtime.pipelines.commands import states
 
 if TYPE_CHECKING:
     from ..delivery.rollout.ledger import Ledger
@@ -81,6 +82,10 @@ class Announcements:
         self._model_topics: list[str] | None = None
         """Of the models that there are; None: not known before they are loaded."""
         self._retained.register(runner.topics.model(""), lambda: self._model_topics)
+        self._retained.register(
+            runner.topics.pipeline(""),
+            lambda: [runner.topics.pipeline(name) for name in list(runner.pipelines)],
+        )
         self._publishing = threading.RLock()
         self._streaming: set[str] = set()
         """Models whose streaming mode has been logged."""
@@ -143,6 +148,17 @@ class Announcements:
             "limits": {"max_block_bytes": MAX_BLOCK},
         }
 
+    # Pipelines
+
+    def pipelines(self) -> None:
+        """Publish what can be set of each pipeline, as it holds, where that has changed."""
+        with self._publishing:
+            for pipeline in list(self._runner.pipelines.values()):
+                held = states(pipeline)
+                enabled = "ON" if held["enabled"] else "OFF"
+                payload = {"schema": payloads.SCHEMA, **held, "enabled": enabled}
+                self._retained.publish(self._runner.topics.pipeline(pipeline.name), payload)
+
     # Models
 
     def models(self) -> None:
@@ -164,6 +180,7 @@ class Announcements:
             self._model_topics = list(now)
             self._retained.clear_gone()
             self.info()
+            self.pipelines()
 
     def _model_state(self, name: str, library: Library) -> dict[str, Any]:
         runner = self._runner

@@ -56,6 +56,7 @@ class Control:
     def start(self) -> None:
         """Publish what this device is, then start the services."""
         self._announcements.info()
+        self._announcements.pipelines()
         self._services.start(self._runner.threads)
 
     def reload(self) -> None:

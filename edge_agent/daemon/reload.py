@@ -120,6 +120,11 @@ class SettingsReload:
             words = "%s: names no pipeline any more, so all %d are gone; is it whole?"
             log.warning(words, self._file or "the settings", len(before), extra=ANSWER)
         with self._arranging:
+            for name in [name for name in after if name in before and after[name] != before[name]]:
+                if before[name].differs_live(after[name]):
+                    runner.pipelines[name].apply(runner.overrides.applied(after[name]))
+                    log.info("pipeline %s goes on with changed settings", name, extra=ANSWER)
+                    before[name] = after[name]
             for name in [name for name in before if after.get(name) != before[name]]:
                 runner.remove(name)
                 if name not in after:
@@ -135,6 +140,7 @@ class SettingsReload:
         # a while where they are many.
         self._runner.client.retained.clear_gone()
         self._announcements.info()
+        self._announcements.pipelines()
         active = self._runner.active
         active.load_all()
         with self._arranging:

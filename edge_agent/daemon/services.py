@@ -118,6 +118,7 @@ def compose(
 
     # What others ask for.
 
+    pipeline_commands = PipelineCommands(runner, announcements.pipelines)
     requests = Requests(
         runner.inbox,
         client,
@@ -126,10 +127,11 @@ def compose(
         CommandMemory(settings.state / "commands.jsonl", credible=runner.wall.credible),
         commands=(
             *AgentCommands(runner, stops).commands,
-            *PipelineCommands(runner).commands,
+            *pipeline_commands.commands,
             *deployer.commands.commands,
         ),
         deliveries=transfers.message,
+        set_bare=pipeline_commands.set_bare,
     )
 
     # In the order of their start; closed in reverse.

@@ -111,7 +111,8 @@ class Model:
         self._decode = decode
         self._id = folder.manifest.id
         self._place = call_target(self._id, choice.engine, choice.device, str(folder.network))
-        self._threshold = default_threshold(folder)
+        self.threshold = default_threshold(folder)
+        """Lowest score of a result where none is asked for."""
 
     @property
     def id(self) -> str:
@@ -201,7 +202,9 @@ class Model:
 
         """
         start = time.perf_counter()
-        threshold = self._threshold if request.threshold is None else request.threshold
+        threshold = self.threshold if request.threshold is None else request.threshold
+        if request.least is not None:
+            threshold = min(threshold, request.least)
         try:
             found = self._decode(outputs, prepared.tensors, threshold)
         except (EngineError, SampleError) as problem:
@@ -269,7 +272,7 @@ class Model:
 
     def decode(self, outputs: Tensors, inputs: Tensors) -> Findings:
         """Decode ready outputs, as `infer` does, in pixels of the network's input."""
-        return self._decode(outputs, inputs, self._threshold)
+        return self._decode(outputs, inputs, self.threshold)
 
     def warm_up(self) -> None:
         """Run once on zeros, so that the first frame does not pay for lazy set-up."""

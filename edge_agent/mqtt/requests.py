@@ -78,6 +78,7 @@ class Requests:
         *,
         commands: Iterable[Command[Any]],
         deliveries: Handler,
+        set_bare: Callable[[str, str, bytes], object] | None = None,
     ) -> None:
         """Prepare.
 
@@ -89,6 +90,7 @@ class Requests:
             memory: of earlier commands.
             commands: that there are.
             deliveries: takes what is in an inbox and is no command: models and transfers.
+            set_bare: sets a key of a pipeline, given both and the bare value.
 
         """
         self.malformed = 0
@@ -100,6 +102,7 @@ class Requests:
         self._memory = memory
         self._commands = {command.verb: command for command in commands}
         self._deliveries = deliveries
+        self._set_bare = set_bare
 
     def run(self, on_idle: Callable[[], object] = lambda: None) -> None:
         """Handle messages until the inbox is closed.
@@ -141,11 +144,34 @@ class Requests:
             case ("command", verb):
                 self._handle_command(verb, message)
                 return False
+            case ("set", pipeline, key) if self._set_bare is not None:
+                if message.retained and message.payload:
+                    self._refuse_retained(message.topic)
+                if message.payload:  # empty, it is what clears a retained message
+                    self._handle_bare(pipeline, key, message)
+                return False
             case _:
                 # Empty, it is what clears a retained message.
                 if message.retained and message.payload:
                     self._refuse_retained(message.topic)
                 return self._deliveries(levels, message)
+
+    def _handle_bare(self, pipeline: str, key: str, message: ReceivedMessage) -> None:
+        """Set a key of a pipeline; answered where there is a response topic.
+
+        Raises:
+            MalformedError: it cannot be set to that; its sender may read the log only.
+
+        """
+        assert self._set_bare is not None  # noqa: S101 - checked by the caller
+        try:
+            self._set_bare(pipeline, key, message.payload)
+        except AgentError as problem:
+            log.warning("set %s %s: refused: %s", shown(pipeline), shown(key), _cut(str(problem)))
+            self._answer(None, message, error=str(problem))
+            raise MalformedError(str(problem)) from None
+        log.info("set %s %s: done", shown(pipeline), shown(key))
+        self._publish(_reply(None), message)
 
     def _refuse_retained(self, topic: str) -> NoReturn:
         """Refuse what cannot be answered; the log tells its sender why.

@@ -36,6 +36,9 @@ class Topics:
     def snapshot(self, pipeline: str) -> str:
         return self._own("snapshot", pipeline)
 
+    def pipeline(self, pipeline: str) -> str:
+        return self._own("pipeline", pipeline)
+
     def source(self, pipeline: str) -> str:
         return self._own("source", pipeline)
 

@@ -28,11 +28,14 @@ from .status import FrameErrors, SourceStatus
 
 if TYPE_CHECKING:
     from ...inference.preprocess.windowing import Windower
+    from .masks import Masks
     from .motion_gate import MotionGate
 
 log = logging.getLogger(__name__)
 
 OPEN_SECONDS = 30.0
+CLOSE_SECONDS = 2.0
+"""For a source that was switched off to be closed, before it is opened again."""
 STUCK_READS = 4
 """Reads that may be stuck in a driver at a time before no new one is begun."""
 SOURCE_STABLE = 10.0
@@ -105,6 +108,8 @@ class Capture:
         self._errors = errors
         self._context = context
         self._motion = settings.motion
+        self._masks = _masks(settings)
+        """Replaced as a whole while frames go on."""
         self._gate: MotionGate | None = None
         self._due = 0.0
         self._misfit = False
@@ -112,10 +117,15 @@ class Capture:
         self._attempt: Attempt | None = None
         self._stuck: list[Attempt] = []
 
-    def change_rate(self, rate: float) -> None:
-        """Apply another rate at once, however long the pause that the old one asked for."""
-        self.rate = rate
-        self._due = 0.0
+    def apply(self, settings: PipelineSettings) -> None:
+        """Apply another rate, at once however long the pause that the old one asks for, and masks.
+
+        The next picture has the new masks.
+        """
+        self._masks = _masks(settings)
+        if settings.rate != self.rate:
+            self.rate = settings.rate
+            self._due = 0.0
 
     def halt(self) -> None:
         """Stop capturing."""
@@ -125,8 +135,17 @@ class Capture:
     def start(self, threads: ThreadGroup) -> None:
         """Start capturing."""
         attempt = Attempt()
-        self._attempt = attempt
-        attempt.thread = threads.spawn(f"capture-{self.name}", lambda: self._capture(attempt))
+        before, self._attempt = self._attempt, attempt
+        self._due = 0.0
+
+        def capture() -> None:
+            left = before is not None and before in self._stuck
+            if before is not None and before.thread is not None and not left:
+                # A camera that is still open cannot be opened again.
+                before.thread.join(CLOSE_SECONDS)
+            self._capture(attempt)
+
+        attempt.thread = threads.spawn(f"capture-{self.name}", capture)
 
     def watch(self, threads: ThreadGroup) -> None:
         """Abandon a camera that hangs in its driver, where no time-out helps (opencv#22677).
@@ -253,6 +272,8 @@ class Capture:
             raise SampleError(why)
 
     def _put_picture(self, reading: Reading) -> bool:
+        if self._masks is not None:
+            reading = replace(reading, data=self._masks.apply(reading.data))
         needed = self._snapshots.needs(reading.data, self.queue.account.dropped["deadline"])
         # The gate gets each one, to know the background.
         if self._motion and not self._moved(reading.data) and not needed:
@@ -311,6 +332,15 @@ class Capture:
         if self.rate is not None:
             self._due = max(self._due, time.monotonic()) + 1.0 / self.rate
         return True
+
+
+def _masks(settings: PipelineSettings) -> Masks | None:
+    """Return what blackens the areas of a picture; None: nothing does."""
+    if not settings.masks:
+        return None
+    from .masks import Masks
+
+    return Masks(settings.masks)
 
 
 class Windows:

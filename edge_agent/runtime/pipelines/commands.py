@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
-from ...config.settings import RATES, THRESHOLDS
+from ...config.settable import SETTABLE, read_bare
 from ...core.errors import RequestError
 from ...core.frozen import record
-from ...core.parameters import Flag, Number, Text
+from ...core.parameters import Flag, Text, parse
 from ...models.manifest import threshold_trouble
 from ...mqtt.requests import Command
 from .pipeline import Pipeline
@@ -20,14 +21,19 @@ class Set:
     """Change a pipeline until the next start; with `persist`, for good."""
 
     pipeline: Text
-    threshold: Annotated[float, Number(*THRESHOLDS)] | None = None
-    rate: Annotated[float, Number(*RATES)] | None = None
+    enabled: Annotated[bool, SETTABLE["enabled"]] | None = None
+    threshold: Annotated[float, SETTABLE["threshold"]] | None = None
+    rate: Annotated[float, SETTABLE["rate"]] | None = None
+    labels: Annotated[tuple[str, ...], SETTABLE["labels"]] | None = None
+    thresholds: Annotated[Mapping[str, float], SETTABLE["thresholds"]] | None = None
+    min_box: Annotated[tuple[int, ...], SETTABLE["min_box"]] | None = None
+    masks: Annotated[tuple[Any, ...], SETTABLE["masks"]] | None = None
     persist: Flag = False
 
     @property
-    def changes(self) -> dict[str, float]:
+    def changes(self) -> dict[str, Any]:
         """The keys that are given."""
-        given = {"threshold": self.threshold, "rate": self.rate}
+        given = {key: getattr(self, key) for key in SETTABLE}
         return {key: value for key, value in given.items() if value is not None}
 
 
@@ -41,32 +47,46 @@ class Snapshot:
 class PipelineCommands:
     """Carried out by the thread of requests."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, changed: Callable[[], object]) -> None:
+        """Carry out nothing yet.
+
+        Args:
+            runner: has the pipelines.
+            changed: called when something was set.
+
+        """
         self._runner = runner
+        self._changed = changed
         self.commands: tuple[Command[Any], ...] = (
             Command("set", Set, self.set),
             Command("snapshot", Snapshot, self.snapshot, changes=False),
         )
 
     def set(self, request: Set) -> Mapping[str, Any]:
-        """Change a pipeline's threshold or rate; return both as they hold."""
+        """Change a pipeline while it runs; return what can be set, as it holds."""
         pipeline = self._find(request.pipeline)
         changes = request.changes
         if not changes:
-            raise RequestError("nothing to set: give threshold or rate")
+            raise RequestError(f"nothing to set: give {', '.join(SETTABLE)}")
         for serving in pipeline.servings:
-            if serving.model is not None and request.threshold is not None:
-                trouble = threshold_trouble(serving.model.manifest.task, request.threshold)
+            if serving.model is None:
+                continue
+            for key, threshold in _thresholds(request):
+                trouble = threshold_trouble(serving.model.manifest.task, threshold)
                 if trouble is not None:
-                    raise RequestError(f"threshold: {trouble}")
-        if request.threshold is not None:
-            pipeline.threshold = request.threshold
-        if request.rate is not None:
-            pipeline.change_rate(request.rate)
+                    raise RequestError(f"{key}: {trouble}")
+        pipeline.apply(replace(pipeline.settings, **changes))
         self._runner.overrides.set_until_restart(pipeline.name, changes)
-        if request.persist:
-            self._runner.overrides.persist(pipeline.name, changes)
-        return {"pipeline": pipeline.name, "threshold": pipeline.threshold, "rate": pipeline.rate}
+        try:
+            if request.persist:
+                self._runner.overrides.persist(pipeline.name, changes)
+        finally:
+            self._changed()
+        return {"pipeline": pipeline.name, **states(pipeline)}
+
+    def set_bare(self, name: str, key: str, payload: bytes) -> Mapping[str, Any]:
+        """Set one key of a pipeline to a bare value, as phones and switches send it."""
+        return self.set(parse(Set, {"pipeline": name, key: read_bare(key, payload)}))
 
     def snapshot(self, request: Snapshot) -> Mapping[str, Any]:
         """Request a picture of a pipeline's next frame; return the topic it will come on."""
@@ -103,3 +123,23 @@ class PipelineCommands:
                 f"pipeline: there is no {name!r}; there are {', '.join(pipelines) or 'none'}"
             )
         return pipelines[name]
+
+
+def _thresholds(request: Set) -> list[tuple[str, float]]:
+    """List the thresholds that a request gives, each with its key."""
+    given = [(f"thresholds.{label}", value) for label, value in (request.thresholds or {}).items()]
+    return given if request.threshold is None else [("threshold", request.threshold), *given]
+
+
+def states(pipeline: Pipeline) -> dict[str, Any]:
+    """Return what can be set of a pipeline, as it holds; JSON."""
+    settings = pipeline.settings
+    return {
+        "enabled": settings.enabled,
+        "threshold": pipeline.lowest,
+        "rate": pipeline.rate,
+        "labels": list(settings.labels),
+        "thresholds": dict(settings.thresholds),
+        "min_box": list(settings.min_box),
+        "masks": [[list(point) for point in polygon] for polygon in settings.masks],
+    }

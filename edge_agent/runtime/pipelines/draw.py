@@ -70,6 +70,14 @@ def jpeg(picture: Array, quality: int = 80) -> bytes:
     return data.tobytes()
 
 
+def shrunk(picture: Array, width: int) -> Array:
+    """Return a picture no wider than so many pixels, in its proportions; 0: as it is."""
+    if not 0 < width < picture.shape[1]:
+        return picture
+    height = max(1, round(picture.shape[0] * width / picture.shape[1]))
+    return cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
+
+
 def _lines(canvas: Array, lines: list[str], scale: float) -> None:
     for index, line in enumerate(lines):
         _tag(canvas, line, (4, round((index + 1) * 34 * scale)), scale, (40, 40, 40))

@@ -75,6 +75,7 @@ class Pipeline:
         self.results = MqttSink(settings, identity, client, lossless=spec.lossless)
         self.snapshots = SnapshotSink(settings, identity, client, self.errors)
         self._board = board
+        self._threads: ThreadGroup | None = None
         self._route = PipelineRoute(
             settings,
             servings,
@@ -112,8 +113,25 @@ class Pipeline:
 
     def start(self, threads: ThreadGroup) -> None:
         """Capture from now on."""
+        self._threads = threads
         self._board.add(self.queue)
-        self._capture.start(threads)
+        if self.settings.enabled:
+            self._capture.start(threads)
+        else:
+            self.source.switch(enabled=False)
+
+    def apply(self, settings: PipelineSettings) -> None:
+        """Go on with settings that differ from the present ones in live keys; no frame is lost."""
+        before, self.settings = self.settings, settings
+        self._route.apply(settings)
+        self._capture.apply(settings)
+        self.snapshots.apply(settings)
+        if settings.enabled != before.enabled and self._threads is not None:
+            if not settings.enabled:
+                self._capture.halt()
+            self.source.switch(enabled=settings.enabled)
+            if settings.enabled:
+                self._capture.start(self._threads)
 
     def halt(self) -> None:
         """Stop capturing."""
@@ -161,10 +179,6 @@ class Pipeline:
         """Most captures a second."""
         return self._capture.rate
 
-    def change_rate(self, rate: float) -> None:
-        """Apply another rate at once."""
-        self._capture.change_rate(rate)
-
     @property
     def threshold(self) -> float | None:
         """Lowest score of a result; None: the manifest's."""
@@ -173,6 +187,14 @@ class Pipeline:
     @threshold.setter
     def threshold(self, threshold: float | None) -> None:
         self._route.threshold = threshold
+
+    @property
+    def lowest(self) -> float | None:
+        """The threshold that holds, the manifest's where the settings have none; None: unknown."""
+        if self.threshold is not None:
+            return self.threshold
+        model = next((serving.model for serving in self.servings if serving.model), None)
+        return None if model is None else model.threshold
 
     def threshold_problem(self) -> str | None:
         """Return why no result of its models can pass a threshold; None: some can."""

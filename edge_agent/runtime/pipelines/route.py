@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ...config.settings import Pipeline as PipelineSettings
@@ -13,6 +14,7 @@ from ...core.types import Detections, Outcome, Request, Sample, Second
 from ...inference.model import Model, Region
 from ..scheduler.board import Board, Job
 from ..serving.active import Serving
+from .filters import Filter, above
 from .sinks import ResultSink
 from .status import FrameErrors
 
@@ -46,6 +48,8 @@ class PipelineRoute:
 
         """
         self.threshold = settings.threshold
+        self.filter = Filter(settings)
+        """Replaced as a whole while frames go on."""
         self.region: Region | None = None
         """Of a picture, all that the models get; None: the whole."""
         if any(settings.roi):
@@ -64,6 +68,11 @@ class PipelineRoute:
         self._credit = [0] * len(servings)
         self._loaded = False
         """Every model has been loaded once, or could not be."""
+
+    def apply(self, settings: PipelineSettings) -> None:
+        """Ask and filter by other settings, from the next frame on."""
+        self.threshold = settings.threshold
+        self.filter = Filter(settings)
 
     # Before inference
 
@@ -103,7 +112,7 @@ class PipelineRoute:
 
     def request(self, sample: Sample) -> Request:
         """Return what is asked of the model, by the threshold of the moment."""
-        return Request(sample, self.threshold, self.region)
+        return Request(sample, self.threshold, self.region, self.filter.least)
 
     # After inference
 
@@ -112,7 +121,7 @@ class PipelineRoute:
         try:
             if isinstance(answer, AgentError):
                 raise answer
-            outcome = self._add_second_stages(job.sample, answer)
+            outcome = self._add_second_stages(job.sample, self._filtered(job.model, answer))
         except (SampleError, EngineError, ModelError) as problem:
             job.model.errors += 1
             self._errors.record(problem)
@@ -121,7 +130,18 @@ class PipelineRoute:
             return
         self._timeline.record("first_inference", outcome.timing.infer_ms / 1e3)
         self._board.finish(job, partial(self._deliver, job.sample, outcome))
-        self._shadow(job, outcome)
+        self._shadow(job, answer)
+
+    def _filtered(self, model: Model, answer: Outcome) -> Outcome:
+        """Leave out what the settings do not want."""
+        chosen = self.filter
+        if not chosen:
+            return answer
+        return replace(answer, findings=chosen.kept(answer.findings, self._limit(model)))
+
+    def _limit(self, model: Model) -> float:
+        """Return the lowest score of a result, where its label has none of its own."""
+        return model.threshold if self.threshold is None else self.threshold
 
     def _add_second_stages(self, sample: Sample, outcome: Outcome) -> Outcome:
         """Run the second stages on what was found."""
@@ -146,8 +166,12 @@ class PipelineRoute:
             sink.result(self._name, sample, outcome)
 
     def _shadow(self, job: Job[Model], outcome: Outcome | None) -> None:
-        """Hand the frame to a candidate, which infers and compares."""
+        """Hand the frame to a candidate, which infers and compares: before any filter."""
         for serving in self._servings:
             shadow = serving.shadow  # taken away by another thread
             if shadow is not None and serving.model is job.model:
+                if outcome is not None and self.filter.least is not None:
+                    # More was asked of the model that serves than is asked of the candidate.
+                    found = above(outcome.findings, self._limit(job.model))
+                    outcome = replace(outcome, findings=found)
                 shadow.compare(job.sample, outcome, self.threshold, self.region)

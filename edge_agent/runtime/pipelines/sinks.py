@@ -6,6 +6,7 @@ whoever makes the `Runner`.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from ...config.settings import Pipeline as PipelineSettings
+from ...config.settings import Snapshots
 from ...core.errors import SampleError
 from ...core.types import Array, Findings, Outcome, Sample
 from ...mqtt import payloads
@@ -86,18 +88,24 @@ class MqttSink:
 
 
 class SnapshotSink:
-    """Publishes a frame with its findings drawn: every one, or the next after a request."""
+    """Publishes a frame with its findings drawn: as the settings say, or after a request."""
 
     def __init__(
         self, settings: PipelineSettings, identity: Identity, client: Client, errors: FrameErrors
     ) -> None:
         self.requested = False
-        self._always = settings.snapshot
+        self._wanted = _snapshots(settings)
+        self._last = -math.inf
+        """When the latest was published, monotonic seconds of its capture."""
         self._topic = identity.topics.snapshot(settings.name)
         self._client = client
         self._errors = errors
         self._candidate: tuple[float, int] | None = None
         """When the first frame after a request came, and how many had been late before."""
+
+    def apply(self, settings: PipelineSettings) -> None:
+        """Publish as other settings say."""
+        self._wanted = _snapshots(settings)
 
     def request(self) -> None:
         """Publish the next frame."""
@@ -106,7 +114,12 @@ class SnapshotSink:
     def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
         """Publish the frame if it is wanted."""
         del pipeline
-        if sample.picture and (self._always or self.requested):
+        if not sample.picture:
+            return
+        wanted = self._wanted
+        due = wanted is not None and sample.since - self._last >= wanted.every_s
+        if due or self.requested:
+            self._last = sample.since
             self._publish(sample.data, outcome.findings)
 
     def needs(self, picture: Array, late: int) -> bool:
@@ -128,12 +141,21 @@ class SnapshotSink:
         return self.requested
 
     def _publish(self, data: Array, found: Findings | None) -> None:
-        from .draw import annotate, jpeg
+        from .draw import annotate, jpeg, shrunk
 
         self.requested, self._candidate = False, None
+        form = self._wanted or Snapshots()
+        drawn = data if found is None else annotate(data, found)
         try:
-            picture = jpeg(data if found is None else annotate(data, found))
+            picture = jpeg(shrunk(drawn, form.width), form.quality)
         except SampleError as problem:
             self._errors.record(problem)
             return
         self._client.publish(self._topic, picture)
+
+
+def _snapshots(settings: PipelineSettings) -> Snapshots | None:
+    """Return how snapshots are published without being requested; None: they are not."""
+    if isinstance(settings.snapshot, Snapshots):
+        return settings.snapshot
+    return Snapshots() if settings.snapshot else None

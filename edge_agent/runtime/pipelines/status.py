@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from ...core.frozen import record
 from ...core.timeline import Timeline
@@ -35,13 +37,25 @@ class SourceStatus:
         """running, lost or ended; None: it has not been opened yet."""
         self.error: str | None = None
         """Why it is lost."""
+        self.enabled = True
+        """False: it was switched off, and what its thread still says counts no more."""
         self._name = name
         self._identity = identity
         self._client = client
 
+    def switch(self, *, enabled: bool) -> None:
+        """Record that the source is switched off, or to be opened."""
+        if not enabled:
+            self.enabled, self.state, self.error = False, "ended", None
+            log.info("source of %s: switched off", self._name)
+            self._publish({"state": "ended", "enabled": False})
+        elif not self.enabled:
+            self.enabled, self.state, self.error = True, None, None
+            log.info("source of %s: switched on", self._name)
+
     def set(self, state: str, error: str | None) -> None:
         """Record a state; publish it if it is another one."""
-        if (state, error) == (self.state, self.error):
+        if not self.enabled or (state, error) == (self.state, self.error):
             return
         self.state, self.error = state, error
         if state == "lost":
@@ -50,11 +64,12 @@ class SourceStatus:
             log.warning("source of %s: %s: %s", self._name, state, error)
         else:
             log.info("source of %s: %s", self._name, state)
-        payload = {"schema": payloads.SCHEMA, "state": state, "time": payloads.iso(time.time_ns())}
-        if error is not None:
-            payload["error"] = error
+        self._publish({"state": state} if error is None else {"state": state, "error": error})
+
+    def _publish(self, state: Mapping[str, Any]) -> None:
+        now = payloads.iso(time.time_ns())
         topic = self._identity.topics.source(self._name)
-        self._client.retained.publish(topic, payload)
+        self._client.retained.publish(topic, {"schema": payloads.SCHEMA, **state, "time": now})
 
     def first_frame(self, seconds: float) -> None:
         """Record how long the start took up to the first frame."""

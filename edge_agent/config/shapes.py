@@ -1,0 +1,96 @@
+"""Checks of polygons and lines in 0..1 of the frame, as settings and commands give them.
+
+Everything here is bounded: a shape of a stranger's costs no more than one of MOST_POINTS.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+MOST_POINTS = 256
+"""Of a polygon or line."""
+MOST_SHAPES = 64
+"""Masks, zones or lines of a pipeline."""
+SMALLEST = 1e-6
+"""Area of a polygon, as a share of the frame's: a smaller one has its points on a line."""
+
+Points = Sequence[Sequence[float]]
+
+
+def polygon_trouble(points: Points) -> str | None:
+    """Return why a list of points is no area; None: it is one."""
+    trouble = _points_trouble(points, 3, "a polygon")
+    if trouble is not None:
+        return trouble
+    corners = [(float(x), float(y)) for x, y in points]
+    count = len(corners)
+    for first in range(count):
+        for second in range(first + 1, count):
+            if second - first == 1 or (first == 0 and second == count - 1):
+                continue  # neighbors share a corner
+            if crosses(
+                corners[first],
+                corners[(first + 1) % count],
+                corners[second],
+                corners[(second + 1) % count],
+            ):
+                return (
+                    f"crosses itself: the side after point {first + 1} and the one after point "
+                    f"{second + 1} meet; list the points in order around the area"
+                )
+    if abs(area(corners)) < SMALLEST:
+        return "has no area: its points lie on one line"
+    return None
+
+
+def line_trouble(points: Points) -> str | None:
+    """Return why a list of points is no line; None: it is one."""
+    trouble = _points_trouble(points, 2, "a line")
+    if trouble is not None:
+        return trouble
+    for number, (one, other) in enumerate(pairwise(points), 1):
+        if tuple(one) == tuple(other):
+            return f"points {number} and {number + 1} are the same"
+    return None
+
+
+def _points_trouble(points: Points, least: int, what: str) -> str | None:
+    if not least <= len(points) <= MOST_POINTS:
+        return f"{what} takes {least} to {MOST_POINTS} points, found {len(points)}"
+    for number, point in enumerate(points, 1):
+        if len(point) != 2 or not all(math.isfinite(x) and 0 <= x <= 1 for x in point):
+            return f"point {number}: expected [x, y], each from 0 to 1, found {list(point)[:4]}"
+    return None
+
+
+def area(corners: Sequence[tuple[float, float]]) -> float:
+    """Return the area of a polygon, positive where its corners go clockwise in the picture."""
+    pairs = zip(corners, [*corners[1:], corners[0]], strict=True)
+    return sum(x1 * y2 - x2 * y1 for (x1, y1), (x2, y2) in pairs) / 2
+
+
+Point = tuple[float, float]
+
+
+def crosses(a: Point, b: Point, c: Point, d: Point) -> bool:
+    """Whether the stretches from a to b and from c to d have a point in common."""
+
+    def turn(p: Point, q: Point, r: Point) -> float:
+        return (q[0] - p[0]) * (r[1] - p[1]) - (q[1] - p[1]) * (r[0] - p[0])
+
+    def within(p: Point, q: Point, r: Point) -> bool:
+        return min(p[0], q[0]) <= r[0] <= max(p[0], q[0]) and min(p[1], q[1]) <= r[1] <= max(
+            p[1], q[1]
+        )
+
+    t1, t2, t3, t4 = turn(c, d, a), turn(c, d, b), turn(a, b, c), turn(a, b, d)
+    if t1 * t2 < 0 and t3 * t4 < 0:
+        return True
+    return (
+        (t1 == 0 and within(c, d, a))
+        or (t2 == 0 and within(c, d, b))
+        or (t3 == 0 and within(a, b, c))
+        or (t4 == 0 and within(a, b, d))
+    )
