@@ -23,7 +23,7 @@ PACKAGE = CHECKOUT / "edge_agent"
 
 PACKAGES = (
     *("core", "device", "models", "inference", "sources", "config", "mqtt"),
-    *("runtime", "delivery", "health", "daemon", "bench", "cli"),
+    *("runtime", "delivery", "health", "rules", "homeassistant", "daemon", "bench", "cli"),
 )
 """From bottom to top: a package imports from those before it only."""
 
@@ -49,6 +49,7 @@ HOMES: Mapping[str, str] = {
     "rich": "cli",
     "tomli_w": "models.importing cli",
     "amqtt": "mqtt.amqtt_broker",
+    "lap": "rules.assignment",
     "prometheus_client": "health.prometheus",
     "matplotlib": "bench.common.bars bench.pipeline.bars",
 }
@@ -66,6 +67,7 @@ DISTRIBUTIONS: Mapping[str, str] = {
 HEAVY = (
     *("openvino", "onnxruntime", "onnx", "cv2", "pydantic", "pydantic_settings"),
     *("paho", "cryptography", "rich", "psutil", "amqtt", "prometheus_client", "matplotlib"),
+    "lap",
 )
 """What a command that does not use it must not wait for."""
 

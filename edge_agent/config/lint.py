@@ -38,6 +38,10 @@ def lint_pipeline(
         )
     if pipeline.threshold is not None and known and WITHOUT_THRESHOLD.issuperset(tasks):
         lines.append(_without("threshold", known[0]))
+    if pipeline.follows:
+        from .rule_checks import lint_rules
+
+        lines += lint_rules(pipeline, firsts)
     whole = len(known) == len(firsts)
     for stage, second in zip(pipeline.then, seconds, strict=True):
         subject = f"then[{stage.name}]"

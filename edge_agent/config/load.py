@@ -307,7 +307,7 @@ def _check(settings: Settings, origins: Origins) -> None:
         if pipeline.name in taken[:index]:
             text = "two pipelines have this name; each needs its own"
             raise error(text, "pipelines", key=f"pipelines[{pipeline.name}].name")
-        for key, text in _problems(pipeline, settings.base):
+        for key, text in _problems(pipeline, settings.base, broker.topic_root):
             raise error(text, "pipelines", key=f"pipelines[{pipeline.name}].{key}")
 
 
@@ -328,7 +328,7 @@ def _may_be_folder(path: Path) -> bool:
         return True
 
 
-def _problems(pipeline: Pipeline, base: Path) -> Iterator[tuple[str, str]]:
+def _problems(pipeline: Pipeline, base: Path, root: str) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with a pipeline: key and text."""
     try:
         parse_source(pipeline.source, base)
@@ -343,6 +343,10 @@ def _problems(pipeline: Pipeline, base: Path) -> Iterator[tuple[str, str]]:
         wanted = "expected [x1, y1, x2, y2] with x1 < x2 and y1 < y2"
         yield "roi", f"{wanted}, found {list(pipeline.roi)}"
     yield from _filter_problems(pipeline)
+    if pipeline.follows:
+        from .rule_checks import rule_problems
+
+        yield from rule_problems(pipeline, root)
     for index, stage in enumerate(pipeline.then):
         key = f"then[{stage.name}]"
         if not is_name(stage.name):

@@ -155,6 +155,89 @@ class Snapshots:
     """Least time between two of them; 0: one with every result."""
 
 
+Anchor = Literal["bottom", "center"]
+"""The point of a box that counts: the middle of its lower edge, or its center."""
+
+
+@storable
+@record(kw_only=True)
+class Zone:
+    """An area of the frame in which objects are looked for."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    polygon: Polygon
+    anchor: Anchor = "bottom"
+
+
+@storable
+@record(kw_only=True)
+class Line:
+    """A line across which objects are counted."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    points: Polygon
+    """From its first to its last; "in" is from its left to its right, seen along it."""
+    anchor: Anchor = "bottom"
+
+
+On = Literal["begin", "update", "end", "once", "all"]
+"""The state of an event at which an action is done; "begin" is also that of a moment."""
+
+
+@storable
+@record(kw_only=True)
+class Action:
+    """What is done when a rule fires."""
+
+    __pydantic_config__ = _STRICT
+    publish: str | None = None
+    """A topic, which may hold words in braces; of the payload likewise."""
+    payload: str = ""
+    """Empty: the event."""
+    qos: Annotated[int, Plain(), Ge(0), Le(1)] = 0
+    retain: Flag = False
+    http: str | None = None
+    """A URL to post the event to."""
+    on: On = "begin"
+
+
+@storable
+@record(kw_only=True)
+class Rule:
+    """When an event occurs."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    when: Literal[
+        "enter", "leave", "cross", "dwell", "count", "absent", "class", "anomaly", "value", "drift"
+    ]
+    zone: str | None = None
+    """None: the whole frame."""
+    line: str | None = None
+    direction: Literal["in", "out", "any"] = "any"
+    labels: tuple[str, ...] = ()
+    """Empty: all."""
+    frames: str = "2/3"
+    """True in k of the last n results before it counts."""
+    for_s: Seconds = 0.0
+    above: Threshold | None = None
+    below: Threshold | None = None
+    """With both, the second ends what the first begins."""
+    value: str | None = None
+    cooldown_s: Seconds = 0.0
+    qos: Annotated[int, Plain(), Ge(0), Le(1)] = 1
+    picture: Literal["none", "crop", "frame"] = "none"
+    do: tuple[Action, ...] = ()
+
+    @property
+    def needed(self) -> tuple[int, int]:
+        """Of how many results, in the last how many, it must be true."""
+        needed, _, of = self.frames.partition("/")
+        return int(needed), int(of)
+
+
 @storable
 @record(kw_only=True)
 class Pipeline:
@@ -184,7 +267,22 @@ class Pipeline:
     """Width and height in source pixels; detections that are smaller are left out."""
     masks: tuple[Polygon, ...] = field(default=(), metadata=LIVE)
     """Black before model, motion gate and every picture."""
+    track: Flag = field(default=False, metadata=LIVE)
+    """Detections get a number that stays with an object; zones, lines and rules imply it."""
+    zones: tuple[Zone, ...] = field(default=(), metadata=LIVE)
+    lines: tuple[Line, ...] = field(default=(), metadata=LIVE)
+    rules: tuple[Rule, ...] = field(default=(), metadata=LIVE)
     then: tuple[SecondStage, ...] = ()
+
+    @property
+    def follows(self) -> bool:
+        """Whether results are followed from one to the next: by tracks, zones, lines or rules."""
+        return bool(self.track or self.zones or self.lines or self.rules)
+
+    def follows_like(self, other: Pipeline) -> bool:
+        """Whether *other* follows the same."""
+        mine = (self.track, self.zones, self.lines, self.rules)
+        return mine == (other.track, other.zones, other.lines, other.rules)
 
     def differs_live(self, other: Pipeline) -> bool:
         """Whether *other* differs only in keys that take effect while the pipeline runs."""
@@ -212,6 +310,26 @@ class Arm:
 
 @storable
 @record(kw_only=True)
+class HomeAssistant:
+    """Entities of this device in Home Assistant, by its MQTT discovery."""
+
+    __pydantic_config__ = _STRICT
+    enabled: Flag = False
+    prefix: str = "homeassistant"
+
+
+@storable
+@record(kw_only=True)
+class Evidence:
+    """Pictures of events, kept in the state folder."""
+
+    __pydantic_config__ = _STRICT
+    keep_mb: Annotated[int, Plain(), Ge(0), Le(2**20)] = 0
+    """The oldest go first; 0: none is kept."""
+
+
+@storable
+@record(kw_only=True)
 class Settings:
     """The whole of `config.toml`."""
 
@@ -229,6 +347,8 @@ class Settings:
     trust: Trust = field(default_factory=Trust)
     trial: Trial = field(default_factory=Trial)
     batching: Batching = field(default_factory=Batching, metadata=RESTART)
+    homeassistant: HomeAssistant = field(default_factory=HomeAssistant)
+    evidence: Evidence = field(default_factory=Evidence)
     pipelines: tuple[Pipeline, ...] = ()
     base: Path = field(default_factory=Path.cwd, metadata={"key": False})
     """Not a key: the folder that relative paths count from."""

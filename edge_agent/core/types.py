@@ -95,6 +95,10 @@ class Detections:
     """(n,)"""
     points: NDArray[np.float32] | None = None
     """(n, k, 2) landmarks in pixels, where the network gives them."""
+    tracks: NDArray[np.int64] | None = None
+    """(n,) the number of each object, 0 where it has none yet; None: they are not tracked."""
+    zones: tuple[tuple[str, ...], ...] | None = None
+    """(n,) the names of the zones that each is in; None: there are no zones."""
 
     def __len__(self) -> int:
         return len(self.scores)

@@ -35,6 +35,7 @@ from ..runtime.pipelines.runner import Runner
 from .fast_start import readahead
 from .fast_start.plan import forget
 from .fast_start.reexec import hold_signals, restart
+from .following import Following
 from .hang_watch import HANG_SECONDS, HangWatch
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Agent:
         self._stops = Stops()
         self._inventory: Inventory | None = None
         self._reading = threading.Lock()
+        self._following = Following()
         self._runner = Runner(
             settings,
             lanes=planned[0].lanes if planned else self._take_inventory(settings).loader.lanes,
@@ -96,6 +98,7 @@ class Agent:
             loader=lambda: self._take_inventory(self._runner.settings).loader,
             stops=self._stops,
             timeline=timeline,
+            stages=self._following.stage,
         )
         self._control: Control | None = None
         self._closing = False
@@ -250,7 +253,14 @@ class Agent:
         inventory = self._take_inventory(self._runner.settings)
         inventory.blame(self._last)
         recorder.remember_kills()
-        control = compose(self._runner, inventory, self._stops, self._reread, self._origins)
+        control = compose(
+            self._runner,
+            inventory,
+            self._stops,
+            self._reread,
+            self._origins,
+            following=self._following,
+        )
         control.recover()
         with self._changing:
             if self._closing:

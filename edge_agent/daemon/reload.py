@@ -41,6 +41,7 @@ class SettingsReload:
         *,
         file: str | None,
         lazy: bool,
+        gone: Callable[[str], object],
     ) -> None:
         """Read nothing yet.
 
@@ -52,6 +53,7 @@ class SettingsReload:
             reread: reads the settings from where they came from.
             file: the settings file; None: there is only the environment.
             lazy: whether models of second stages are loaded when they are needed.
+            gone: called with the name of each pipeline that is removed.
 
         """
         self._runner = runner
@@ -61,6 +63,7 @@ class SettingsReload:
         self._reread = reread
         self._file = file
         self._lazy = lazy
+        self._gone = gone
         self._arranging = threading.Lock()
         """Held while pipelines come and go, so that no model is released that one begins to use."""
 
@@ -127,6 +130,7 @@ class SettingsReload:
                     before[name] = after[name]
             for name in [name for name in before if after.get(name) != before[name]]:
                 runner.remove(name)
+                self._gone(name)
                 if name not in after:
                     log.info("pipeline %s is gone", name, extra=ANSWER)
             for name in [name for name in after if after[name] != before.get(name)]:

@@ -31,7 +31,9 @@ from .announcements import Announcements, PushStatus
 from .commands import AgentCommands
 from .control import Control
 from .deployment import Deployment
+from .event_commands import EventCommands
 from .fast_start.plan_writer import PlanWriter
+from .following import Following
 from .inventory import Inventory
 from .reload import SettingsReload
 from .request_loop import RequestLoop
@@ -44,6 +46,7 @@ def compose(
     stops: Stops,
     reread: Callable[[], Settings],
     origins: tuple[str | None, str],
+    following: Following,
 ) -> Control:
     """Build everything that runs beside the frames; nothing is started.
 
@@ -53,6 +56,7 @@ def compose(
         stops: where reasons to stop are left.
         reread: reads the settings again from where they came from.
         origins: the settings file and the digest of what the settings were made from.
+        following: makes events of results.
 
     """
     settings, active, client = runner.settings, runner.active, runner.client
@@ -128,6 +132,7 @@ def compose(
         commands=(
             *AgentCommands(runner, stops).commands,
             *pipeline_commands.commands,
+            *EventCommands(runner, following).commands,
             *deployer.commands.commands,
         ),
         deliveries=transfers.message,
@@ -137,6 +142,7 @@ def compose(
     # In the order of their start; closed in reverse.
     services: list[Service] = [
         metrics,
+        following,
         Deployment(runner, store, deployer, local_requests, stops),
         RequestLoop(runner.inbox, requests, transfers, local_requests, deployer, catalog),
         *upkeep.threads,
@@ -151,6 +157,7 @@ def compose(
         malformed=lambda: requests.malformed + runner.inbox.dropped,
         credible=runner.wall.credible,
         problems=(recorder.problems, inventory.crashes.problems, background.problems),
+        actions=following.health,
     )
     active.on_change.add(announcements.models, plan_writer.changed, upkeep.wake)
     form_ready.add(plan_writer.write, announcements.models)
@@ -163,7 +170,14 @@ def compose(
         announcements=announcements,
         health=health,
         reload=SettingsReload(
-            runner, plan_writer, announcements, metrics, reread, file=origins[0], lazy=lazy
+            runner,
+            plan_writer,
+            announcements,
+            metrics,
+            reread,
+            file=origins[0],
+            lazy=lazy,
+            gone=following.forget,
         ),
     )
 

@@ -88,6 +88,14 @@ def detections(found: Detections, digits: int = 1) -> list[dict[str, Any]]:
     if found.points is not None:
         for entry, points in zip(entries, found.points.tolist(), strict=True):
             entry["points"] = [[number(x, digits), number(y, digits)] for x, y in points]
+    if found.tracks is not None:
+        for entry, track in zip(entries, found.tracks.tolist(), strict=True):
+            if track:
+                entry["track"] = track
+    if found.zones is not None:
+        for entry, zones in zip(entries, found.zones, strict=True):
+            if zones:
+                entry["zones"] = list(zones)
     return entries
 
 

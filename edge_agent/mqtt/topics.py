@@ -33,6 +33,12 @@ class Topics:
     def event(self, pipeline: str) -> str:
         return self._own("event", pipeline)
 
+    def count(self, pipeline: str) -> str:
+        return self._own("count", pipeline)
+
+    def picture(self, pipeline: str, event: str) -> str:
+        return self._own("picture", pipeline, event)
+
     def snapshot(self, pipeline: str) -> str:
         return self._own("snapshot", pipeline)
 

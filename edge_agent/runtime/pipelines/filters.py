@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...config.settings import Pipeline as PipelineSettings
 from ...core.types import Array, Classes, Detections, Findings
@@ -34,34 +33,37 @@ class Filter:
             threshold: lowest score of a label that has none of its own.
 
         """
+        return self.split(found, threshold)[0]
+
+    def split(self, found: Findings, threshold: float) -> tuple[Findings, Detections | None]:
+        """Return what passes, and which detections pass but for their score; see `kept`."""
         if not isinstance(found, Detections | Classes):
-            return found
-        keep = self._passing(found.labels, np.asarray(found.scores, np.float64), threshold)
+            return found, None
+        wanted = np.ones(len(found.labels), bool)
+        if self._labels:
+            wanted = np.fromiter((label in self._labels for label in found.labels), bool)
+        limits: Array = np.full(len(found.labels), threshold, np.float32)
+        if self._thresholds:
+            own = [self._thresholds.get(label, threshold) for label in found.labels]
+            limits = np.asarray(own, np.float32)
         if isinstance(found, Classes):
+            keep = wanted & (np.asarray(found.scores, np.float32) >= limits)
             if keep.all():
-                return found
+                return found, None
             there = np.nonzero(keep)[0].tolist()
-            return Classes(
-                tuple(found.labels[index] for index in there),
-                tuple(found.scores[index] for index in there),
-            )
+            labels = tuple(found.labels[index] for index in there)
+            return Classes(labels, tuple(found.scores[index] for index in there)), None
         if self._min_box is not None and len(found):
             sides = found.boxes[:, 2:] - found.boxes[:, :2]
-            keep &= (sides >= self._min_box).all(axis=1)
-        return found if keep.all() else select(found, np.nonzero(keep)[0])
-
-    def _passing(
-        self, labels: tuple[str, ...], scores: NDArray[np.float64], threshold: float
-    ) -> NDArray[np.bool_]:
-        if self._thresholds:
-            limits = [self._thresholds.get(label, threshold) for label in labels]
-            # The decoder's own comparison, in the scores' precision.
-            keep = scores >= np.asarray(limits, np.float32)
-        else:
-            keep = np.ones(len(labels), bool)
-        if self._labels:
-            keep &= np.fromiter((label in self._labels for label in labels), bool, len(labels))
-        return keep
+            wanted &= (sides >= self._min_box).all(axis=1)
+        # The decoder's own comparison, in the scores' precision.
+        sure = found.scores >= limits
+        keep = wanted & sure
+        if keep.all():
+            return found, None
+        weak = np.nonzero(wanted & ~sure)[0]
+        passing = select(found, np.nonzero(keep)[0])
+        return passing, select(found, weak) if weak.size else None
 
 
 def above(found: Findings, threshold: float) -> Findings:

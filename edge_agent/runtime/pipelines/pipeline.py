@@ -17,7 +17,7 @@ from ..scheduler.board import Board, FrameQueue
 from ..serving.active import Serving
 from .capture import Capture
 from .route import PipelineRoute
-from .sinks import MqttSink, ResultSink, SnapshotSink
+from .sinks import MqttSink, ResultSink, ResultStage, SnapshotSink
 from .status import FrameErrors, Identity, SourceStatus
 
 __all__ = ["Identity", "Pipeline"]
@@ -28,6 +28,10 @@ LOSSLESS_ROOM = 4
 
 def _load_nothing(_serving: Serving) -> None:
     pass
+
+
+def _no_stage(_settings: PipelineSettings, _spec: SourceSpec) -> ResultStage | None:
+    return None
 
 
 class Pipeline:
@@ -50,6 +54,7 @@ class Pipeline:
         context: SourceContext | None = None,
         sinks: Sequence[ResultSink] = (),
         load: Callable[[Serving], None] = _load_nothing,
+        stages: Callable[[PipelineSettings, SourceSpec], ResultStage | None] = _no_stage,
     ) -> None:
         """Put the parts together; nothing is opened before `start`.
 
@@ -64,8 +69,11 @@ class Pipeline:
             context: what the source is opened with.
             sinks: take the results too, after those that every pipeline has.
             load: loads a model of a second stage that is needed now.
+            stages: makes what adds to its results before the sinks take them, instead of what it
+                has made for this pipeline before; None: nothing does.
 
         """
+        self._stages = stages
         self.settings = settings
         self.spec = spec
         self.servings = servings
@@ -85,7 +93,9 @@ class Pipeline:
             errors=self.errors,
             timeline=identity.timeline,
             load=load,
+            stage=stages(settings, spec),
         )
+        self.source.on_gone = self._lose
         self.queue: FrameQueue[Model] = FrameQueue(
             settings.name,
             self._route,
@@ -123,7 +133,10 @@ class Pipeline:
     def apply(self, settings: PipelineSettings) -> None:
         """Go on with settings that differ from the present ones in live keys; no frame is lost."""
         before, self.settings = self.settings, settings
-        self._route.apply(settings)
+        stage = self._route.stage
+        if not before.follows_like(settings):
+            stage = self._stages(settings, self.spec)
+        self._route.apply(settings, stage)
         self._capture.apply(settings)
         self.snapshots.apply(settings)
         if settings.enabled != before.enabled and self._threads is not None:
@@ -142,6 +155,12 @@ class Pipeline:
         self._capture.halt()
         self._board.remove(self.queue)
         self.results.close()
+
+    def _lose(self, switched_off: bool) -> None:
+        """End what is followed from result to result."""
+        stage = self._route.stage
+        if stage is not None:
+            stage.gone(switched_off=switched_off)
 
     def watch(self, threads: ThreadGroup) -> None:
         """Replace a capture thread that hangs; called every second or so."""

@@ -15,7 +15,7 @@ from ...inference.model import Model, Region
 from ..scheduler.board import Board, Job
 from ..serving.active import Serving
 from .filters import Filter, above
-from .sinks import ResultSink
+from .sinks import ResultSink, ResultStage
 from .status import FrameErrors
 
 
@@ -33,6 +33,7 @@ class PipelineRoute:
         errors: FrameErrors,
         timeline: Timeline,
         load: Callable[[Serving], None],
+        stage: ResultStage | None = None,
     ) -> None:
         """Build the route of one pipeline.
 
@@ -45,11 +46,14 @@ class PipelineRoute:
             errors: records why frames are dropped.
             timeline: measures the start.
             load: loads a model that is needed now; returns when it is there, or cannot be loaded.
+            stage: adds to results before the sinks take them.
 
         """
         self.threshold = settings.threshold
         self.filter = Filter(settings)
         """Replaced as a whole while frames go on."""
+        self.stage = stage
+        """Replaced while frames go on, too."""
         self.region: Region | None = None
         """Of a picture, all that the models get; None: the whole."""
         if any(settings.roi):
@@ -69,10 +73,11 @@ class PipelineRoute:
         self._loaded = False
         """Every model has been loaded once, or could not be."""
 
-    def apply(self, settings: PipelineSettings) -> None:
+    def apply(self, settings: PipelineSettings, stage: ResultStage | None) -> None:
         """Ask and filter by other settings, from the next frame on."""
         self.threshold = settings.threshold
         self.filter = Filter(settings)
+        self.stage = stage
 
     # Before inference
 
@@ -112,7 +117,15 @@ class PipelineRoute:
 
     def request(self, sample: Sample) -> Request:
         """Return what is asked of the model, by the threshold of the moment."""
-        return Request(sample, self.threshold, self.region, self.filter.least)
+        return Request(sample, self.threshold, self.region, self._least)
+
+    @property
+    def _least(self) -> float | None:
+        """What is asked for below the threshold; None: nothing."""
+        least, stage = self.filter.least, self.stage
+        if stage is None or stage.least is None:
+            return least
+        return stage.least if least is None else min(least, stage.least)
 
     # After inference
 
@@ -121,7 +134,8 @@ class PipelineRoute:
         try:
             if isinstance(answer, AgentError):
                 raise answer
-            outcome = self._add_second_stages(job.sample, self._filtered(job.model, answer))
+            outcome, weak = self._filtered(job.model, answer)
+            outcome = self._add_second_stages(job.sample, outcome)
         except (SampleError, EngineError, ModelError) as problem:
             job.model.errors += 1
             self._errors.record(problem)
@@ -129,15 +143,15 @@ class PipelineRoute:
             self._shadow(job, None)
             return
         self._timeline.record("first_inference", outcome.timing.infer_ms / 1e3)
-        self._board.finish(job, partial(self._deliver, job.sample, outcome))
+        self._board.finish(job, partial(self._deliver, job.sample, outcome, weak))
         self._shadow(job, answer)
 
-    def _filtered(self, model: Model, answer: Outcome) -> Outcome:
-        """Leave out what the settings do not want."""
-        chosen = self.filter
-        if not chosen:
-            return answer
-        return replace(answer, findings=chosen.kept(answer.findings, self._limit(model)))
+    def _filtered(self, model: Model, answer: Outcome) -> tuple[Outcome, Detections | None]:
+        """Leave out what the settings do not want; what is only too weak is returned beside it."""
+        if not self.filter and self._least is None:
+            return answer, None
+        found, weak = self.filter.split(answer.findings, self._limit(model))
+        return replace(answer, findings=found), weak
 
     def _limit(self, model: Model) -> float:
         """Return the lowest score of a result, where its label has none of its own."""
@@ -160,17 +174,22 @@ class PipelineRoute:
                     then[stage.name] = second_stage.infer(stage, model, sample, outcome.findings)
         return Outcome(outcome.model, outcome.engine, outcome.findings, outcome.timing, then)
 
-    def _deliver(self, sample: Sample, outcome: Outcome) -> None:
-        """Call the sinks; the board does so in the order of capture."""
+    def _deliver(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> None:
+        """Call stage and sinks; the board does so in the order of capture."""
+        stage = self.stage
+        if stage is not None:
+            outcome = stage.process(sample, outcome, weak)
         for sink in self._sinks:
             sink.result(self._name, sample, outcome)
+        if stage is not None:
+            stage.result(self._name, sample, outcome)
 
     def _shadow(self, job: Job[Model], outcome: Outcome | None) -> None:
         """Hand the frame to a candidate, which infers and compares: before any filter."""
         for serving in self._servings:
             shadow = serving.shadow  # taken away by another thread
             if shadow is not None and serving.model is job.model:
-                if outcome is not None and self.filter.least is not None:
+                if outcome is not None and self._least is not None:
                     # More was asked of the model that serves than is asked of the candidate.
                     found = above(outcome.findings, self._limit(job.model))
                     outcome = replace(outcome, findings=found)

@@ -26,12 +26,12 @@ from ...mqtt.inbox import Inbox
 from ...mqtt.subscriptions import Subscriptions
 from ...mqtt.topics import Topics
 from ...sources.source import SourceContext
-from ...sources.spec import parse_source
+from ...sources.spec import SourceSpec, parse_source
 from ..scheduler.board import Board
 from ..serving.active import ActiveModels, Serving
 from .lane import Lane
 from .pipeline import Identity, Pipeline
-from .sinks import ResultSink
+from .sinks import ResultSink, ResultStage
 
 if TYPE_CHECKING:
     from ...models.store.catalog import Library
@@ -53,6 +53,7 @@ class Runner:
         stops: Stops,
         timeline: Timeline,
         sinks: Sequence[ResultSink] = (),
+        stages: Callable[[Runner, PipelineSettings, SourceSpec], ResultStage | None] | None = None,
     ) -> None:
         """Open what can be opened without waiting for others.
 
@@ -64,6 +65,7 @@ class Runner:
             stops: where reasons to stop are left.
             timeline: measures the start.
             sinks: take every result of every pipeline, beside those that a pipeline has itself.
+            stages: makes what adds to the results of a pipeline before the sinks take them.
 
         Raises:
             UsageError: something the settings name is not as it should be.
@@ -98,6 +100,7 @@ class Runner:
         self._lane_count = lanes
         self._lanes: list[Lane] = []
         self._sinks = sinks
+        self._stages = stages
         self._counted: dict[str, int] = {}
         """Of pipelines that are gone: how far they had counted."""
         self._cold: tuple[str, ...] = ()
@@ -159,6 +162,7 @@ class Runner:
             context=self._context,
             sinks=self._sinks,
             load=self.active.load,
+            stages=lambda made, spec: self._stages(self, made, spec) if self._stages else None,
         )
         for stage, serving in pipeline.seconds:
             serving.crops = max(serving.crops, stage.limit)

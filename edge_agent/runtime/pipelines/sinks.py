@@ -16,7 +16,7 @@ from typing import Protocol
 from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import Snapshots
 from ...core.errors import SampleError
-from ...core.types import Array, Findings, Outcome, Sample
+from ...core.types import Array, Detections, Findings, Outcome, Sample
 from ...mqtt import payloads
 from ...mqtt.client import Channel, Client, Message
 from .status import FrameErrors, Identity
@@ -37,6 +37,29 @@ class ResultSink(Protocol):
             outcome: what was found in it, second stages included.
 
         """
+
+
+class ResultStage(Protocol):
+    """Adds to results before the sinks take them. Called as a sink is."""
+
+    least: float | None
+    """It wants detections of this score, too; None: no weaker ones than the settings."""
+
+    def process(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> Outcome:
+        """Return a result with what this adds.
+
+        Args:
+            sample: the frame or window, to be read only.
+            outcome: what was found in it.
+            weak: what else was found, whose scores are below the threshold; None: nothing.
+
+        """
+
+    def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
+        """Take that result once the sinks have it; as a sink does."""
+
+    def gone(self, *, switched_off: bool) -> None:
+        """Forget what was: the source is lost, has ended, or was switched off."""
 
 
 class MqttSink:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...core.frozen import record
@@ -37,6 +37,8 @@ class SourceStatus:
         """running, lost or ended; None: it has not been opened yet."""
         self.error: str | None = None
         """Why it is lost."""
+        self.on_gone: Callable[[bool], object] = lambda _switched_off: None
+        """Called when the source is lost, has ended or is switched off, with whether it is that."""
         self.enabled = True
         """False: it was switched off, and what its thread still says counts no more."""
         self._name = name
@@ -49,6 +51,7 @@ class SourceStatus:
             self.enabled, self.state, self.error = False, "ended", None
             log.info("source of %s: switched off", self._name)
             self._publish({"state": "ended", "enabled": False})
+            self.on_gone(True)
         elif not self.enabled:
             self.enabled, self.state, self.error = True, None, None
             log.info("source of %s: switched on", self._name)
@@ -65,6 +68,8 @@ class SourceStatus:
         else:
             log.info("source of %s: %s", self._name, state)
         self._publish({"state": state} if error is None else {"state": state, "error": error})
+        if state != "running":
+            self.on_gone(False)
 
     def _publish(self, state: Mapping[str, Any]) -> None:
         now = payloads.iso(time.time_ns())

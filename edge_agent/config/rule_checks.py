@@ -1,0 +1,161 @@
+"""Checks of zones, lines and rules: what cannot be, and what can never act."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from ..core.names import NAME_RULE, is_name
+from ..models.manifest import ModelFolder
+from .settings import Action, Pipeline, Rule
+from .shapes import MOST_SHAPES, line_trouble, polygon_trouble
+from .templates import topic_trouble, trouble, url_trouble
+
+MOST_RULES = 64
+MOST_OF = 62
+"""Results that `frames` can look back on."""
+Problem = tuple[str, str]
+"""Key and text."""
+ON_OBJECTS = frozenset({"enter", "leave", "cross", "dwell", "count", "absent"})
+TASKS = {"class": "classification", "anomaly": "anomaly", "value": "regression"}
+"""By kind of rule: the task of the models whose results it looks at."""
+BOUNDED = frozenset({"count", "class", "anomaly", "value", "drift"})
+LASTING = frozenset({"dwell", "absent"}) | BOUNDED
+
+
+def rule_problems(pipeline: Pipeline, root: str) -> Iterator[Problem]:
+    """Yield what is wrong with a pipeline's zones, lines and rules.
+
+    Args:
+        pipeline: its settings.
+        root: the topic root.
+
+    """
+    for key, shapes, most in (
+        ("zones", pipeline.zones, MOST_SHAPES),
+        ("lines", pipeline.lines, MOST_SHAPES),
+        ("rules", pipeline.rules, MOST_RULES),
+    ):
+        if len(shapes) > most:
+            yield key, f"expected at most {most}, found {len(shapes)}"
+        names = [shape.name for shape in shapes]
+        for index, name in enumerate(names):
+            if not is_name(name):
+                yield f"{key}[{index}].name", f"{name!r} is not a name ({NAME_RULE})"
+            if name in names[:index]:
+                yield f"{key}[{name}].name", "another one has this name; each needs its own"
+    for zone in pipeline.zones:
+        if (why := polygon_trouble(zone.polygon)) is not None:
+            yield f"zones[{zone.name}].polygon", why
+    for line in pipeline.lines:
+        if (why := line_trouble(line.points)) is not None:
+            yield f"lines[{line.name}].points", why
+    for rule in pipeline.rules:
+        for key, text in _rule_problems(rule, pipeline, root):
+            yield f"rules[{rule.name}].{key}", text
+
+
+def _rule_problems(rule: Rule, pipeline: Pipeline, root: str) -> Iterator[Problem]:
+    found = re.fullmatch(r"([0-9]{1,2})/([0-9]{1,2})", rule.frames)
+    if not found or not 1 <= int(found[1]) <= int(found[2]) <= MOST_OF:
+        yield "frames", f'expected "k/n" with 1 ≤ k ≤ n ≤ {MOST_OF}, found {rule.frames!r}'
+    zones = [zone.name for zone in pipeline.zones]
+    lines = [line.name for line in pipeline.lines]
+    if rule.zone is not None and rule.zone not in zones:
+        yield "zone", f"there is no zone {rule.zone!r}; there are {', '.join(zones) or 'none'}"
+    if rule.when == "cross" and rule.line is None:
+        yield "line", f'a rule of when = "cross" names one of: {", ".join(lines) or "none"}'
+    if rule.line is not None and rule.line not in lines:
+        yield "line", f"there is no line {rule.line!r}; there are {', '.join(lines) or 'none'}"
+    if rule.when == "value" and rule.value is None:
+        yield "value", 'a rule of when = "value" names the value'
+    if rule.when == "value" and rule.above is None and rule.below is None:
+        yield "above", 'a rule of when = "value" needs `above` or `below`'
+    if rule.above is not None and rule.below is not None and rule.below > rule.above:
+        yield (
+            "below",
+            (
+                f"with both, `below` ends what `above` begins: expected at most {rule.above:g}, "
+                f"found {rule.below:g}"
+            ),
+        )
+    for index, action in enumerate(rule.do):
+        for key, text in _action_problems(action, root):
+            yield f"do[{index}]{key}", text
+
+
+def _action_problems(action: Action, root: str) -> Iterator[Problem]:
+    if (action.publish is None) == (action.http is None):
+        yield "", "expected either `publish` or `http`"
+    if action.http is not None and (why := url_trouble(action.http)) is not None:
+        yield ".http", why
+    if action.publish is not None:
+        # With a name in place of each word, a topic is as it will be.
+        why = trouble(action.publish) or topic_trouble(
+            re.sub(r"\{[a-z_]+\}", "x", action.publish), root
+        )
+        if why is not None:
+            yield ".publish", why
+    if (why := trouble(action.payload)) is not None:
+        yield ".payload", why
+
+
+def lint_rules(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> Iterator[str]:
+    """Yield which zones, lines and rules of a pipeline can never act.
+
+    Args:
+        pipeline: its settings.
+        firsts: the models that its frames go through, as far as they are known.
+
+    """
+    known = [folder for folder in firsts if folder is not None]
+    tasks: set[str] = {folder.manifest.task for folder in known}
+    names = ", ".join(folder.manifest.id for folder in known)
+    for key, given in (
+        ("track", pipeline.track),
+        ("zones", pipeline.zones),
+        ("lines", pipeline.lines),
+    ):
+        if given and known and "detection" not in tasks:
+            yield f"{key} has no effect: {names} finds no boxes"
+    for rule in pipeline.rules:
+        for line in _lint_rule(rule, pipeline, known, tasks, names):
+            yield f"rules[{rule.name}]{line}"
+
+
+def _lint_rule(
+    rule: Rule, pipeline: Pipeline, known: Sequence[ModelFolder], tasks: set[str], names: str
+) -> Iterator[str]:
+    if rule.when == "drift":
+        yield ": never acts: this version measures no drift"
+        return
+    wanted = "detection" if rule.when in ON_OBJECTS else TASKS[rule.when]
+    fits = wanted in tasks or (rule.when == "value" and "raw" in tasks)
+    if known and not fits:
+        kind = f'when = "{rule.when}" looks at results of task {wanted}'
+        yield f": never acts: {kind}, not those of {names}"
+        return
+    if rule.labels and pipeline.labels and not set(rule.labels) & set(pipeline.labels):
+        yield f".labels: never acts: the pipeline's labels are {', '.join(pipeline.labels)}"
+    elif rule.labels and known and all(folder.labels for folder in known):
+        found = {label for folder in known for label in folder.labels}
+        absent = [label for label in rule.labels if label not in found]
+        if absent:
+            acts = "never acts: " if len(absent) == len(rule.labels) else ""
+            yield f".labels: {acts}{', '.join(map(repr, absent))} is not among what {names} finds"
+    if rule.above is not None and rule.when == "class" and rule.above >= 1:
+        yield f".above: never acts: no score is above {rule.above:g}"
+    if rule.below is not None and rule.above is None and rule.when == "count" and rule.below <= 0:
+        yield f".below: never acts: no count is below {rule.below:g}"
+    if rule.for_s and rule.when not in LASTING:
+        yield f'.for_s has no effect: when = "{rule.when}" is of a moment'
+    if (rule.above is not None or rule.below is not None) and rule.when not in BOUNDED:
+        yield f'.above and .below have no effect on when = "{rule.when}"'
+    if rule.line is not None and rule.when != "cross":
+        yield f'.line has no effect on when = "{rule.when}"'
+    if rule.zone is not None and rule.when not in ON_OBJECTS - {"cross"}:
+        yield f'.zone has no effect on when = "{rule.when}"'
+    for action in rule.do:
+        once = rule.when in {"enter", "leave", "cross"}
+        if (once and action.on in {"update", "end"}) or (not once and action.on == "once"):
+            yield f'.do: on = "{action.on}" never occurs with when = "{rule.when}"'

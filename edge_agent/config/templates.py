@@ -1,0 +1,67 @@
+"""Topics, payloads and addresses of actions; words in braces stand for values: `{label}`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+WORDS = (
+    *("event", "rule", "pipeline", "device", "label", "zone", "line"),
+    *("state", "score", "count", "time"),
+)
+_WORD = re.compile(r"\{([a-z_]*)\}")
+
+
+def trouble(text: str) -> str | None:
+    """Return which words of a text there are not; None: there are all.
+
+    Braces that hold anything but one word of small letters are text: JSON has many.
+    """
+    for word in _WORD.findall(text):
+        if word not in WORDS:
+            known = ", ".join(f"{{{known}}}" for known in WORDS)
+            return f"there is no {{{word}}}; known: {known}"
+    return None
+
+
+def fill(text: str, values: Mapping[str, object]) -> str:
+    """Put values in place of the words; what is not known of an event is empty."""
+    return _WORD.sub(lambda found: str(values.get(found[1], "")), text)
+
+
+def topic_trouble(topic: str, root: str) -> str | None:
+    """Return why nothing may be published on a topic; None: it may.
+
+    Args:
+        topic: as written, or filled.
+        root: the topic root: below its `in/` are the requests of devices.
+
+    """
+    if not topic or len(topic.encode()) > 1024:
+        return "expected a topic of 1 to 1024 bytes"
+    if "+" in topic or "#" in topic:
+        return f"{topic!r}: a topic to publish on has no wildcard"
+    if not topic.isprintable():
+        return f"{topic!r}: holds a control character"
+    if topic.startswith("$"):
+        return f"{topic!r}: begins with '$', which is the broker's own"
+    levels = topic.split("/")
+    own = root.split("/")
+    if levels[: len(own)] == own and "in" in levels[len(own) :]:
+        return f"{topic!r}: is below 'in/' of {root!r}, where devices take requests"
+    return None
+
+
+def url_trouble(url: str) -> str | None:
+    """Return why nothing can be posted to a URL; None: it can."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "expected http://host[:port]/path"
+    if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
+        return "expected http://host[:port]/path"
+    if any(mark.isspace() or not mark.isprintable() for mark in url):
+        return "holds a space or control character; write it as %20"
+    return None

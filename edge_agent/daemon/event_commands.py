@@ -1,0 +1,63 @@
+"""The commands about events: reset, picture. Section 3 of the interface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..core.errors import RequestError
+from ..core.frozen import record
+from ..core.parameters import Name, Text
+from ..mqtt.requests import Command
+from ..runtime.pipelines.runner import Runner
+from .following import Following
+
+
+@record
+class Reset:
+    """Count the lines of a pipeline anew."""
+
+    pipeline: Text
+
+
+@record
+class Picture:
+    """Publish the picture of an event that was kept."""
+
+    event: Name
+
+
+class EventCommands:
+    """Carried out by the thread of requests."""
+
+    def __init__(self, runner: Runner, following: Following) -> None:
+        self._runner = runner
+        self._following = following
+        self.commands: tuple[Command[Any], ...] = (
+            Command("reset", Reset, self.reset),
+            Command("picture", Picture, self.picture, changes=False),
+        )
+
+    def reset(self, request: Reset) -> Mapping[str, Any]:
+        """Set the totals of a pipeline's lines to nothing."""
+        desk = self._following.desk
+        if request.pipeline not in self._runner.pipelines:
+            known = ", ".join(self._runner.pipelines) or "none"
+            raise RequestError(f"pipeline: there is no {request.pipeline!r}; there are {known}")
+        if desk is None or not desk.reset(request.pipeline):
+            raise RequestError(f"pipeline: {request.pipeline} has no lines")
+        return {"topic": self._runner.topics.count(request.pipeline)}
+
+    def picture(self, request: Picture) -> Mapping[str, Any]:
+        """Publish a picture again; return its topic."""
+        desk = self._following.desk
+        kept = None if desk is None else desk.evidence.find(request.event)
+        if kept is None:
+            raise RequestError(
+                f"event: there is no picture of {request.event}; "
+                "those that are kept are bounded by evidence.keep_mb"
+            )
+        pipeline, data = kept
+        topic = self._runner.topics.picture(pipeline, request.event)
+        self._runner.client.publish(topic, data)
+        return {"topic": topic}

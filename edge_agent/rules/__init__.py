@@ -1,0 +1,1 @@
+"""From boxes to events: tracks, zones, lines, rules, and what is done when one fires."""

@@ -1,0 +1,216 @@
+"""What is done when a rule fires: messages on other topics, and posts to web servers.
+
+Bounded and retried, in threads of its own: nothing here waits on the way of a frame.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from ..config.settings import Action
+from ..config.templates import fill, topic_trouble
+from ..core.frozen import record
+from ..core.logs import Latch
+from ..mqtt import payloads
+
+log = logging.getLogger(__name__)
+
+MOST = 100
+"""Actions that may wait; the oldest give way."""
+TRIES = 3
+HTTP_SECONDS = 5.0
+PAUSE_SECONDS = 1.0
+"""Between two tries."""
+MESSAGE_SECONDS = 60.0
+"""How long a message waits for a connection."""
+
+
+@record
+class _Post:
+    url: str
+    body: bytes
+    rule: str
+
+
+class Actions:
+    """Carries out actions. `run` by one thread; others may call the rest."""
+
+    name = "actions"
+
+    def __init__(
+        self, publish: Callable[[str, bytes, int, bool], bool], root: Callable[[], str]
+    ) -> None:
+        """Begin with nothing to do.
+
+        Args:
+            publish: publishes topic, payload, QoS, retained or not; False without a connection.
+            root: returns the topic root.
+
+        """
+        self.done = 0
+        self.failed = 0
+        """Given up: after all tries, or for want of room."""
+        self._publish = publish
+        self._root = root
+        self._posts: deque[_Post] = deque()
+        self._messages: deque[tuple[float, str, bytes, Action]] = deque()
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._running = False
+        self._failing: dict[str, Latch] = {}
+        self.problem: str | None = None
+        """Why an action was given up last, while none has been carried out since."""
+
+    # What the events' thread calls
+
+    def act(self, action: Action, payload: Mapping[str, Any]) -> None:
+        """Carry out an action soon."""
+        if action.http is not None:
+            self._put_post(_Post(action.http, payloads.encode(payload), str(payload["rule"])))
+            return
+        values = {**payload, "label": _topic_safe(str(payload.get("label", "")))}
+        topic = fill(action.publish or "", values)
+        why = topic_trouble(topic, self._root())
+        if why is not None:
+            self._give_up(f"rule {payload['rule']}: publish: {why}", "topic")
+            return
+        text = (
+            fill(action.payload, payload).encode() if action.payload else payloads.encode(payload)
+        )
+        if len(self._messages) >= MOST:
+            self._messages.popleft()
+            self._give_up("publish: too many messages wait for the broker", "room")
+        self._messages.append((time.monotonic(), topic, text, action))
+        self.flush()
+
+    def flush(self) -> None:
+        """Publish the messages that wait, where there is a connection."""
+        while self._messages:
+            since, topic, data, action = self._messages[0]
+            if self._publish(topic, data, action.qos, action.retain):
+                self.done += 1
+                self._recovered("room")
+            elif action.qos and time.monotonic() - since < MESSAGE_SECONDS:
+                return
+            else:
+                self._give_up(f"publish {topic}: the broker was away", "room")
+            self._messages.popleft()
+
+    def _put_post(self, post: _Post) -> None:
+        with self._changed:
+            if len(self._posts) >= MOST:
+                self._posts.popleft()
+                self._give_up(f"{_redacted(post.url)}: too many events wait for it", post.url)
+            self._posts.append(post)
+            self._changed.notify()
+
+    # The thread
+
+    def run(self) -> None:
+        """Post what waits, until closed."""
+        while not self._closing.is_set():
+            with self._changed:
+                self._changed.wait_for(lambda: self._posts or self._closing.is_set())
+                if self._closing.is_set():
+                    return
+                post = self._posts.popleft()
+            self._try(post)
+
+    def _try(self, post: _Post) -> None:
+        why: str | None = None
+        for number in range(TRIES):
+            if number and self._closing.wait(PAUSE_SECONDS):
+                return
+            why, again = _posted(post)
+            if why is None:
+                self.done += 1
+                self._recovered(post.url)
+                return
+            if not again:
+                break
+        self._give_up(f"rule {post.rule}: {_redacted(post.url)}: {why}", post.url)
+
+    def close(self) -> None:
+        """End the thread; what waits is given up."""
+        self._closing.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _give_up(self, why: str, what: str) -> None:
+        self.failed += 1
+        self.problem = why
+        # Once in a row: a server that is away is away for every event.
+        if self._failing.setdefault(what, Latch()).begins(True):
+            log.warning("action: %s", why)
+
+    def _recovered(self, what: str) -> None:
+        self.problem = None
+        if what in self._failing:
+            self._failing[what].begins(False)
+
+
+def _posted(post: _Post) -> tuple[str | None, bool]:
+    """Post once; return why it failed, None if it did not, and whether to try again."""
+    import http.client
+    from http.client import HTTPConnection, HTTPException, HTTPSConnection
+
+    parts = urlsplit(post.url)
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    connection: http.client.HTTPConnection = kind(
+        parts.hostname or "", parts.port, timeout=HTTP_SECONDS
+    )
+    headers = {"Content-Type": "application/json", "User-Agent": "edge-agent"}
+    if parts.username is not None:
+        import base64
+        from urllib.parse import unquote
+
+        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+    def cut() -> None:
+        # The time-out is that of each read: a server that sends a byte now and then has none.
+        if connection.sock is not None:
+            import socket
+
+            with suppress(OSError):  # gone already
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+    limit = threading.Timer(HTTP_SECONDS, cut)
+    limit.daemon = True
+    limit.start()
+    try:
+        connection.request("POST", target, post.body, headers)
+        status = connection.getresponse().status
+    except TimeoutError:
+        return f"no answer within {HTTP_SECONDS:.0f} s", True
+    except (OSError, HTTPException, ValueError) as problem:
+        if not limit.is_alive():
+            return f"no answer within {HTTP_SECONDS:.0f} s", True
+        return str(problem) or type(problem).__name__, True
+    finally:
+        limit.cancel()
+        connection.close()
+    if 200 <= status < 300:
+        return None, False
+    if 300 <= status < 400:
+        return f"answered {status}; redirects are not followed, name the final address", False
+    return f"answered {status}", status >= 500 or status == 429
+
+
+def _redacted(url: str) -> str:
+    """Return a URL without credentials and query."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
+
+
+def _topic_safe(label: str) -> str:
+    """Return a label as one level of a topic."""
+    return "".join("_" if mark in "/+#" or not mark.isprintable() else mark for mark in label)

@@ -1,0 +1,99 @@
+"""Conditions of a whole result: true in k of n, for so long, with hysteresis."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..config.settings import Rule
+from ..core.types import Anomaly, Classes, Findings, Values
+
+Change = Literal["begin", "end"]
+
+
+class Condition:
+    """Whether a rule that lasts is true, from result to result. Used by one thread at a time."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.active = False
+        """Between its begin and its end."""
+        self._rule = rule
+        counted = rule.when in {"count", "absent"}
+        # What is counted was true in k of n by itself, object by object.
+        self._least, self._of = (1, 1) if counted else rule.needed
+        self._bits = 0
+        self._results = 0
+        self._true = False
+        self._since = 0.0
+
+    def step(self, value: float | None, now: float, *, plain: bool = True) -> Change | None:
+        """Take a result; return what changes with it.
+
+        Args:
+            value: what is compared with `above` and `below`; None: it is not there.
+            now: monotonic seconds of the result.
+            plain: whether it is true where there are no bounds.
+
+        """
+        wanted = value is not None and self._holds(value, plain=plain)
+        # A bit for each result in which it was not as it is held to be.
+        self._bits = (self._bits << 1 | (wanted != self._true)) & ((1 << self._of) - 1)
+        if self._bits.bit_count() >= self._least:
+            self._true, self._since, self._bits = wanted, now, 0
+        if self._true and not self.active and now - self._since >= self._rule.for_s:
+            self.active = True
+            return "begin"
+        if not self._true and self.active:
+            self.active = False
+            return "end"
+        return None
+
+    def reset(self) -> None:
+        """Forget what was: nothing is known of the time between."""
+        self.active = self._true = False
+        self._bits = 0
+
+    def _holds(self, value: float, *, plain: bool) -> bool:
+        above, below = self._rule.above, self._rule.below
+        if above is not None and below is not None and self._true:
+            return value >= below
+        if above is not None:
+            return value > above
+        if below is not None:
+            return value < below
+        return plain
+
+
+def measured(rule: Rule, found: Findings) -> tuple[float | None, bool, dict[str, object]]:
+    """Return what a result says of a rule on classes, anomaly or values.
+
+    Returns:
+        The value to compare, None where there is none; whether the rule is true where it has no
+        bounds; and what an event about it tells.
+
+    """
+    match found:
+        case Classes() if rule.when == "class" and found.labels:
+            best = next(
+                (i for i, label in enumerate(found.labels) if label in rule.labels),
+                0 if not rule.labels else None,
+            )
+            if best is None:
+                # Not among those that leave the decoder: its score is lower than theirs.
+                return 0.0, False, {}
+            score = float(found.scores[best])
+            return score, best == 0, {"label": found.labels[best], "score": round(score, 4)}
+        case Anomaly() if rule.when == "anomaly":
+            facts = {"score": found.score, "threshold": found.threshold}
+            facts["anomalous"] = found.anomalous
+            shown = {
+                key: value if isinstance(value, bool) else float(f"{value:.6g}")
+                for key, value in facts.items()
+            }
+            return found.score, found.anomalous, {"anomaly": shown}
+        case Values() if (
+            rule.when == "value" and rule.value is not None and rule.value in found.values
+        ):
+            value = float(found.values[rule.value])
+            return value, False, {"value": float(f"{value:.6g}")}
+        case _:
+            return None, False, {}

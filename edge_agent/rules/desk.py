@@ -1,0 +1,267 @@
+"""The events of all pipelines on their way: journal, broker, pictures, counts, actions.
+
+One thread takes what the lanes leave here; nothing of it is on the way of a frame.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ..config.settings import Pipeline as PipelineSettings
+from ..config.settings import Settings
+from ..core.errors import SampleError
+from ..mqtt import payloads
+from ..mqtt.client import Client, Message
+from ..mqtt.topics import Topics
+from .actions import Actions
+from .event import Event, Why, payload
+from .journal import Journal, Payload
+from .pictures import Evidence, render
+from .scene import Scene
+from .totals import TotalsFile
+
+log = logging.getLogger(__name__)
+
+MOST = 10_000
+"""Events that may wait for the thread."""
+MOST_PICTURES = 8
+"""Of them with a picture: a frame takes megabytes."""
+TICK_SECONDS = 0.25
+COUNT_SECONDS = 1.0
+"""Between two messages of counts."""
+END_SECONDS = 0.5
+"""For the broker to acknowledge the last events."""
+
+
+class Desk:
+    """Takes events from scenes, and counts from them; `run` by one thread."""
+
+    def __init__(
+        self,
+        client: Client,
+        topics: Topics,
+        session: str,
+        settings: Callable[[], Settings],
+        credible: Callable[[int], bool],
+    ) -> None:
+        """Read what the last run has left.
+
+        Args:
+            client: publishes.
+            topics: this device's.
+            session: of this run.
+            settings: returns those that hold.
+            credible: whether a time, in nanoseconds since 1970, can be right.
+
+        """
+        self.actions = Actions(
+            lambda topic, data, qos, retain: client.publish(topic, data, qos=qos, retain=retain),
+            lambda: topics.root,
+        )
+        self.lost = 0
+        """Events that found no room."""
+        self._client = client
+        self._topics = topics
+        self._session = session
+        self._settings = settings
+        self._credible = credible
+        state = settings().state
+        self._journal = Journal(state / "events.json")
+        self._left = self._journal.left()
+        self._totals = TotalsFile(state / "counts.json")
+        self.evidence = Evidence(state / "evidence")
+        self._numbers = itertools.count(1)
+        self._stem = session.replace("-", "")[:12]
+        self._channels = [client.open_channel("events", qos=q, lossless=False) for q in (0, 1)]
+        self._scenes: dict[str, tuple[Scene, PipelineSettings]] = {}
+        self._events: deque[Event] = deque()
+        self._pictures = 0
+        self._changed = threading.Condition()
+        self._closing = False
+        self._counted = 0.0
+        self._reset: set[str] = set()
+        client.retained.register(topics.count(""), self._count_topics)
+
+    # Scenes
+
+    def open(self, settings: PipelineSettings, *, lossless: bool) -> Scene:
+        """Make the scene of a pipeline, instead of the one that it has."""
+        scene = Scene(
+            settings,
+            lossless=lossless,
+            name_event=self._name_event,
+            emit=self._emit,
+            totals=self._totals.of(settings.name),
+        )
+        self._scenes[settings.name] = (scene, settings)
+        return scene
+
+    def close_scene(self, name: str, why: Why) -> None:
+        """End what lasts in a pipeline that goes, or goes on with other settings."""
+        scene, _ = self._scenes.pop(name, (None, None))
+        if scene is not None:
+            scene.close(why)
+
+    def reset(self, name: str) -> bool:
+        """Begin to count a pipeline's lines anew; False: it has none."""
+        _, settings = self._scenes.get(name, (None, None))
+        if settings is None or not settings.lines:
+            return False
+        self._totals.of(name).reset()
+        return True
+
+    def _name_event(self) -> str:
+        return f"{self._stem}-{next(self._numbers)}"
+
+    def _emit(self, event: Event) -> None:
+        """Take an event; called by lanes."""
+        with self._changed:
+            if event.picture is not None:
+                if self._pictures >= MOST_PICTURES:
+                    event = _without_picture(event)
+                else:
+                    self._pictures += 1
+            if len(self._events) >= MOST:
+                self.lost += 1
+                return
+            self._events.append(event)
+            self._changed.notify()
+
+    # The thread
+
+    def run(self) -> None:
+        """Publish until closed, then what is left."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._events or self._closing, TICK_SECONDS)
+                events = list(self._events)
+                self._events.clear()
+                self._pictures = 0
+                closing = self._closing
+            self._publish_left()
+            self._publish(events)
+            self._count()
+            self.actions.flush()
+            self._journal.settle(delivered=self._delivered)
+            if closing and not self._events:
+                break
+        deadline = time.monotonic() + END_SECONDS
+        while self._client.connected and not self._delivered and time.monotonic() < deadline:
+            self._client.counters()  # takes the acknowledgements
+            time.sleep(0.01)
+        self._journal.close(delivered=self._delivered)
+
+    def close(self) -> None:
+        """End what lasts, and the thread."""
+        for name in list(self._scenes):
+            self._scenes[name][0].close("stopped")
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+
+    @property
+    def _delivered(self) -> bool:
+        return self._channels[1].pending == 0
+
+    def _publish_left(self) -> None:
+        """Publish what an agent that was killed has left: possible copies."""
+        if not self._left or not self._client.connected:
+            return
+        left, self._left = self._left, []
+        for each in left:
+            self._send(each, 1, replayed=True)
+        log.info("%d events that the last run has left are published again, or ended", len(left))
+
+    def _publish(self, events: list[Event]) -> None:
+        made = [(event, self._payload(event)) for event in events]
+        if made:
+            self._journal.add([(each, event.rule.qos) for event, each in made])
+        for event, each in made:
+            self._send(each, event.rule.qos)
+            for action in event.rule.do:
+                if action.on in {"all", event.state} or (action.on, event.state) == (
+                    "begin",
+                    "once",
+                ):
+                    self.actions.act(action, each)
+            if event.picture is not None:
+                self._publish_picture(event)
+
+    def _payload(self, event: Event) -> Payload:
+        device = self._topics.device
+        clock = self._credible(event.time_ns)
+        return payload(event, device, self._session, clock=clock)
+
+    def _send(self, made: Payload, qos: int, *, replayed: bool = False) -> None:
+        topic = self._topics.event(made["pipeline"])
+        encode = partial(_encode, made)
+        channel = self._channels[qos]
+        self._client.publish_message(Message(channel, topic, encode, event=True, replayed=replayed))
+
+    def _publish_picture(self, event: Event) -> None:
+        try:
+            data = render(event)
+        except SampleError as problem:
+            log.warning("picture of %s: %s", event.id, problem)
+            return
+        keep_mb = self._settings().evidence.keep_mb
+        if keep_mb:
+            self.evidence.keep(event.pipeline, event.id, data, keep_mb)
+        self._client.publish(self._topics.picture(event.pipeline, event.id), data)
+
+    def _count(self) -> None:
+        """Publish what is in the zones and has crossed the lines, once a second at most."""
+        now = time.monotonic()
+        if now - self._counted < COUNT_SECONDS and not self._closing:
+            return
+        self._counted = now
+        changed = [
+            (scene, settings)
+            for scene, settings in list(self._scenes.values())
+            if (settings.zones or settings.lines)
+            and (scene.changed or self._totals.of(settings.name).changed)
+        ]
+        # First to the disk, so that what was published is known after a power cut.
+        self._totals.save()
+        for scene, settings in changed:
+            made = {
+                "schema": payloads.SCHEMA,
+                "zones": scene.counts(),
+                **self._totals.of(settings.name).of([line.name for line in settings.lines]),
+            }
+            self._client.retained.publish(self._topics.count(settings.name), made)
+
+    def _count_topics(self) -> list[str]:
+        return [
+            self._topics.count(name)
+            for name, (_, settings) in list(self._scenes.items())
+            if settings.zones or settings.lines
+        ]
+
+    # For health
+
+    def problems(self) -> list[str]:
+        """Return why the device is degraded."""
+        found = [f"action: {self.actions.problem}"] if self.actions.problem else []
+        return [*found, f"events: {self.lost} were lost for want of room"] if self.lost else found
+
+    def health(self) -> dict[str, Any]:
+        """Return what health publishes of actions."""
+        return {"done": self.actions.done, "failed": self.actions.failed}
+
+
+def _encode(made: Payload, replayed: bool) -> bytes:
+    return payloads.encode({**made, "replayed": True} if replayed else made)
+
+
+def _without_picture(event: Event) -> Event:
+    from dataclasses import replace
+
+    return replace(event, picture=None)

@@ -1,0 +1,128 @@
+"""The journal of events: none is lost, and each that has begun is ended, over a kill too.
+
+An event is written here before it is published, and stays until the broker has it or the spool has
+written it to disk. One that lasts stays until its end. What is left by an agent that was killed is
+published again at the next start, as possible copies, and what had begun is ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ..core.state_file import StateFile
+from ..mqtt import payloads
+
+SPOOLED_SECONDS = 3.0
+"""After so long a message of QoS 1 is on the disk, if the broker has not got it."""
+ALIVE_SECONDS = 10.0
+"""How often it is noted that events still last."""
+MOST = 1000
+
+Payload = dict[str, Any]
+
+
+class Journal:
+    """Events on their way, and those that last, in a file. Used by one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = StateFile(path, "events that had begun")
+        left = self._file.read(_parse)
+        self._left = left if left is not None else ([], [], None)
+        self._fresh: list[tuple[float, Payload]] = []
+        """Published or about to be, with when."""
+        self._open: dict[str, Payload] = {}
+        """By event: the latest message of those that last."""
+        self._written = 0.0
+        self._outdated = bool(left and (left[0] or left[1]))
+
+    def left(self) -> list[Payload]:
+        """Return what an agent that was killed has left, its events ended: to be published."""
+        fresh, lasting, alive = self._left
+        self._left = ([], [], None)
+        ended = {payload["event"] for payload in fresh if payload["state"] == "end"}
+        found = [dict(payload) for payload in fresh]
+        for payload in lasting:
+            if payload["event"] in ended:
+                continue
+            began = _seconds(payload.get("began"))
+            until = max(_seconds(alive), _seconds(payload.get("time")))
+            found.append(
+                {
+                    **payload,
+                    "state": "end",
+                    "time": payloads.iso(time.time_ns()),
+                    "seconds": round(max(0.0, until - began), 3),
+                    "why": "stopped",
+                }
+            )
+        # Not forgotten before they are published.
+        self._fresh += [(time.monotonic(), payload) for payload in found]
+        return found
+
+    def add(self, events: Sequence[tuple[Payload, int]]) -> None:
+        """Write down events that are about to be published, each with its QoS."""
+        now = time.monotonic()
+        durable = False
+        for payload, qos in events:
+            state, name = payload["state"], payload["event"]
+            if state in {"begin", "update"}:
+                self._open[name] = payload
+                durable = True
+            elif state == "end":
+                durable = self._open.pop(name, None) is not None or durable
+            if qos:
+                self._fresh.append((now, payload))
+                durable = True
+        if durable:
+            self._write()
+
+    def settle(self, *, delivered: bool) -> None:
+        """Forget what is safe; called every now and then.
+
+        Args:
+            delivered: the broker has everything of QoS 1.
+
+        """
+        now = time.monotonic()
+        kept = [] if delivered else [e for e in self._fresh if now - e[0] < SPOOLED_SECONDS]
+        self._outdated |= len(kept) != len(self._fresh)
+        self._fresh = kept[-MOST:]
+        still = bool(self._open) and now - self._written > ALIVE_SECONDS
+        if still or (self._outdated and now - self._written > 1.0):
+            self._write()
+
+    def close(self, *, delivered: bool) -> None:
+        """Write down what is left at the end of the agent."""
+        if delivered:
+            self._fresh.clear()
+        self._write()
+
+    def _write(self) -> None:
+        self._written, self._outdated = time.monotonic(), False
+        self._file.save(
+            {
+                "fresh": [payload for _, payload in self._fresh],
+                "open": list(self._open.values()),
+                "alive": payloads.iso(time.time_ns()),
+            }
+        )
+
+
+def _parse(content: Mapping[str, Any]) -> tuple[list[Payload], list[Payload], str | None]:
+    both = [[dict(each) for each in content[key]] for key in ("fresh", "open")]
+    for payload in (*both[0], *both[1]):
+        if not all(isinstance(payload[key], str) for key in ("event", "state", "pipeline")):
+            raise ValueError("no event")
+    return both[0], both[1], content.get("alive")
+
+
+def _seconds(text: Any) -> float:
+    """Return a time of a payload as seconds since 1970; 0 where there is none."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return 0.0

@@ -1,0 +1,567 @@
+"""What goes on before a pipeline's source: tracks, zones, lines, and the rules about them.
+
+One scene for each pipeline that follows anything. As a stage it adds tracks and zones to a result
+before it is published; as a sink, behind that, it looks at its rules. All objects and all rules are
+looked at together, in arrays of (slots of tracks, rules): a frame costs much the same with one as
+with many.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config.settings import Pipeline as PipelineSettings
+from ..config.settings import Rule
+from ..core.frozen import record
+from ..core.types import Array, Detections, Outcome, Sample
+from .conditions import Condition, measured
+from .event import Event, State, Why
+from .geometry import Gates, Zones, anchors, margins, ones
+from .tracker import NONE, WEAK, Tracker
+
+USUAL = (2, 3)
+"""Results in which an object must be in a zone, or beyond a line, to be counted there."""
+UPDATE_SECONDS = 1.0
+BETTER = 0.05
+"""An update tells of a score that is so much better."""
+ON_OBJECTS = frozenset({"enter", "leave", "dwell", "count", "absent"})
+
+Floats = NDArray[np.float64]
+Slots = NDArray[np.intp]
+
+
+class Totals(Protocol):
+    """Counts what crosses lines, for good."""
+
+    def add(self, line: str, way: str, label: str) -> None:
+        """Count one crossing, `in` or `out`."""
+
+
+@record(quick=True, eq=False)
+class _View:
+    """The tracked objects of one result."""
+
+    slots: Slots
+    at: NDArray[np.intp]
+    """Their places among the detections."""
+    found: Detections
+    rose: NDArray[np.bool_]
+    fell: NDArray[np.bool_]
+    """(objects, columns): what has become true or false with this result."""
+    crossed: NDArray[np.int8]
+    """(objects, gates)"""
+
+
+class _Lasting:
+    """An event between its begin and its end."""
+
+    __slots__ = ("began", "began_ns", "best", "facts", "id", "told")
+
+    def __init__(self, name: str, now: float, time_ns: int, facts: dict[str, Any]) -> None:
+        self.id = name
+        self.began = self.told = now
+        self.began_ns = time_ns
+        self.facts = facts
+        self.best = float(facts.get("score", 0.0))
+
+
+class Scene:
+    """Follows the results of one pipeline. Any thread may call it."""
+
+    def __init__(
+        self,
+        settings: PipelineSettings,
+        *,
+        lossless: bool,
+        name_event: Callable[[], str],
+        emit: Callable[[Event], None],
+        totals: Totals,
+    ) -> None:
+        """Begin with nothing seen.
+
+        Args:
+            settings: the pipeline's.
+            lossless: every capture is inferred, as fast as it goes: what moves between two of them
+                is told by their numbers, not by the clock.
+            name_event: returns another name for an event.
+            emit: takes the events, must not wait.
+            totals: of the lines.
+
+        """
+        self.least: float | None = WEAK
+        """Scores from here on carry on tracks."""
+        self.changed = True
+        """Whether what is counted has changed since it was read last."""
+        self._settings = settings
+        self._lossless = lossless
+        self._name_event = name_event
+        self._emit = emit
+        self._totals = totals
+        self._lock = threading.Lock()
+        self._tracker = Tracker()
+        self._seq = -1
+        self._since = 0.0
+        self._zones = Zones(settings.zones) if settings.zones else None
+        self._lines = {line.name: line for line in settings.lines}
+        self._view: _View | None = None
+        self._quiet: dict[tuple[str, str], float] = {}
+        """Until when a rule is silent about a label."""
+        self._updated = 0.0
+        self._closed = False
+        """Lanes may still have results for it, which count no more."""
+
+        # Columns: the zones themselves, then the rules on objects.
+        zones = [zone.name for zone in settings.zones]
+        self._rules = [rule for rule in settings.rules if rule.when in ON_OBJECTS]
+        whole = len(zones)
+        self._zone_of = np.array(
+            [*range(whole), *(zones.index(r.zone) if r.zone else whole for r in self._rules)],
+            np.intp,
+        )
+        needed = [USUAL] * whole + [rule.needed for rule in self._rules]
+        self._needed = np.array([least for least, _ in needed], np.int64)
+        self._window = np.array([(1 << of) - 1 for _, of in needed], np.int64)
+        self._wanted: list[frozenset[str]] = [frozenset()] * whole
+        self._wanted += [frozenset(rule.labels) for rule in self._rules]
+        self._label_ok = np.zeros((0, len(needed)), bool)
+        room = self._tracker.room
+        self._inside = np.zeros((room, whole), bool)
+        self._bits = np.zeros((room, len(needed)), np.int64)
+        self._held = np.zeros((room, len(needed)), bool)
+        self._rise = np.zeros((room, len(needed)))
+        """When each became true, monotonic seconds."""
+        self._boxes = np.zeros((room, 4), np.float32)
+        self._scores = np.zeros(room, np.float32)
+
+        # Gates: the lines themselves, then the rules on lines.
+        self._crossings = [rule for rule in settings.rules if rule.when == "cross"]
+        gates = [*settings.lines, *(self._lines[r.line] for r in self._crossings if r.line)]
+        each = [USUAL] * len(settings.lines) + [rule.needed for rule in self._crossings]
+        self._gates = Gates(gates, each, room) if gates else None
+
+        self._dwells = [
+            (column, rule) for column, rule in enumerate(self._rules, whole) if rule.when == "dwell"
+        ]
+        self._dwelling: dict[tuple[int, int], _Lasting] = {}
+        """By column and slot."""
+        self._in_dwell = np.zeros((room, len(needed)), bool)
+        self._conditions = [
+            (column, rule, Condition(rule))
+            for column, rule in (
+                *(
+                    (c, r)
+                    for c, r in enumerate(self._rules, whole)
+                    if r.when in {"count", "absent"}
+                ),
+                *((-1, r) for r in settings.rules if r.when in {"class", "anomaly", "value"}),
+            )
+        ]
+        self._lasting: dict[str, _Lasting] = {}
+        """By rule: the events of conditions."""
+
+    # Before a result is published
+
+    def process(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> Outcome:
+        """Add tracks and zones to a result.
+
+        Args:
+            sample: what it was found in.
+            outcome: what was found.
+            weak: detections below the threshold, which carry on tracks.
+
+        """
+        found = outcome.findings
+        if not isinstance(found, Detections):
+            return outcome
+        with self._lock:
+            height, width = sample.data.shape[:2]
+            return replace(outcome, findings=self._follow(sample, found, weak, (width, height)))
+
+    def _follow(
+        self, sample: Sample, found: Detections, weak: Detections | None, size: tuple[int, int]
+    ) -> Detections:
+        tracker = self._tracker
+        slot_of = tracker.update(found, weak, self._elapsed(sample))
+        if tracker.room > len(self._inside):
+            self._grow(tracker.room)
+        self._forget(tracker.begun)
+        at = np.flatnonzero(slot_of >= 0)
+        slots = slot_of[at]
+        boxes = found.boxes[at]
+        self._boxes[slots], self._scores[slots] = boxes, found.scores[at]
+        bottom, center = anchors(boxes, size)
+        margin = margins(boxes)
+        numbers = np.where(slot_of >= 0, tracker.number[slot_of], 0)
+        names: tuple[tuple[str, ...], ...] | None = None
+        if self._zones is not None:
+            inside = self._zones.inside(bottom, center, margin, self._inside[slots], size)
+            self._inside[slots] = inside
+            names = self._name(len(found), at, inside)
+        rose, fell = self._hold(slots, sample.since)
+        crossed = np.zeros((len(slots), 0), np.int8)
+        if self._gates is not None:
+            crossed = self._gates.update(slots, bottom, center, margin, size)
+        self._view = _View(slots, at, found, rose, fell, crossed)
+        return replace(found, tracks=numbers, zones=names)
+
+    def _elapsed(self, sample: Sample) -> float:
+        """Return the seconds from the result before, as what moves has spent them."""
+        seq, since = self._seq, self._since
+        self._seq, self._since = sample.seq, sample.since
+        if seq < 0:
+            return 1 / 30
+        return (sample.seq - seq) / 30 if self._lossless else sample.since - since
+
+    def _name(
+        self, count: int, at: NDArray[np.intp], inside: NDArray[np.bool_]
+    ) -> tuple[tuple[str, ...], ...]:
+        """Return by detection the names of the zones that it is in."""
+        assert self._zones is not None  # noqa: S101 - checked by the caller
+        names: list[tuple[str, ...]] = [()] * count
+        known = self._zones.names
+        for row, column in zip(*(each.tolist() for each in np.nonzero(inside)), strict=True):
+            names[at[row]] += (known[column],)
+        return tuple(names)
+
+    def _hold(self, slots: Slots, now: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Take which objects are where; return (objects, columns) what becomes true or false."""
+        tracker = self._tracker
+        if len(self._label_ok) < len(tracker.labels):
+            self._label_ok = np.array(
+                [[not w or label in w for w in self._wanted] for label in tracker.labels], bool
+            ).reshape(len(tracker.labels), -1)
+        there = np.ones((len(slots), self._inside.shape[1] + 1), bool)
+        there[:, :-1] = self._inside[slots]
+        true = there[:, self._zone_of]
+        if len(self._label_ok):
+            true &= self._label_ok[tracker.label_of(slots)]
+        bits = (self._bits[slots] << 1 | true) & self._window
+        self._bits[slots] = bits
+        enough = ones(bits) >= self._needed
+        over = ~enough & (ones(~bits & self._window) >= self._needed)
+        before = self._held[slots]
+        held = np.where(before, ~over, enough & (tracker.number[slots] > 0)[:, None])
+        self._held[slots] = held
+        rose, fell = held & ~before, before & ~held
+        if rose.any() or fell.any():
+            self.changed = True
+            rise = self._rise[slots]
+            rise[rose] = now
+            self._rise[slots] = rise
+        return rose, fell
+
+    # Behind it
+
+    def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
+        """Look at the rules, given a result that `process` has seen."""
+        del pipeline
+        with self._lock:
+            if self._closed:
+                return
+            now = sample.since
+            view, self._view = self._view, None
+            if view is not None:
+                self._tell_crossings(view, sample)
+                self._tell_moves(view, sample)
+                self._tell_gone(sample)
+                self._tell_dwells(sample)
+            for column, rule, condition in self._conditions:
+                if column >= 0:
+                    if not isinstance(outcome.findings, Detections):
+                        continue
+                    count = int(self._held[self._tracker.alive, column].sum())
+                    absent = rule.when == "absent"
+                    facts: dict[str, Any] = {} if absent else {"count": count}
+                    if len(rule.labels) == 1:
+                        facts["label"] = rule.labels[0]
+                    self._step(
+                        rule,
+                        condition,
+                        None if absent and count else float(count),
+                        plain=count > 0 or absent,
+                        facts=facts,
+                        sample=sample,
+                    )
+                    continue
+                value, plain, more = measured(rule, outcome.findings)
+                self._step(rule, condition, value, plain=plain, facts=more, sample=sample)
+            if now - self._updated >= UPDATE_SECONDS:
+                self._updated = now
+                self._update_dwells(sample)
+
+    def _tell_crossings(self, view: _View, sample: Sample) -> None:
+        if view.crossed.any():
+            for row, gate in zip(*np.nonzero(view.crossed), strict=True):
+                self._cross(int(view.slots[row]), int(gate), int(view.crossed[row, gate]), sample)
+
+    def _cross(self, slot: int, gate: int, sign: int, sample: Sample) -> None:
+        way = "in" if sign > 0 else "out"
+        label = self._label(slot)
+        lines = self._settings.lines
+        if gate < len(lines):
+            self._totals.add(lines[gate].name, way, label)
+            self.changed = True
+            return
+        rule = self._crossings[gate - len(lines)]
+        wanted = not rule.labels or label in rule.labels
+        if wanted and rule.direction in {"any", way}:
+            facts = {**self._facts(slot), "line": rule.line, "direction": way}
+            self._once(rule, facts, sample)
+
+    def _tell_moves(self, view: _View, sample: Sample) -> None:
+        first = self._inside.shape[1]
+        for what, moved in (("enter", view.rose), ("leave", view.fell)):
+            if not moved[:, first:].any():
+                continue
+            for row, column in zip(*np.nonzero(moved[:, first:]), strict=True):
+                rule = self._rules[column]
+                slot = int(view.slots[row])
+                if rule.when == what:
+                    self._once(rule, self._facts(slot, rule), sample)
+                elif what == "leave" and rule.when == "dwell":
+                    self._end_dwell(first + int(column), slot, "over", sample)
+
+    def _tell_gone(self, sample: Sample) -> None:
+        """Tell of the objects that are not seen any more."""
+        first = self._inside.shape[1]
+        gone = self._tracker.ended
+        if not gone.size:
+            return
+        if self._gates is not None:
+            pending = self._gates.last(gone)
+            for row, gate in zip(*np.nonzero(pending), strict=True):
+                self._cross(int(gone[row]), int(gate), int(pending[row, gate]), sample)
+        held = self._held[gone]
+        for row, column in zip(*np.nonzero(held[:, first:]), strict=True):
+            rule, slot = self._rules[column], int(gone[row])
+            if rule.when == "leave":
+                self._once(rule, self._facts(slot, rule), sample)
+            elif rule.when == "dwell":
+                self._end_dwell(first + int(column), slot, "over", sample)
+        if held.any():
+            self.changed = True
+        self._forget(gone)
+
+    def _tell_dwells(self, sample: Sample) -> None:
+        alive = self._tracker.alive
+        for column, rule in self._dwells:
+            held = self._held[alive, column] & ~self._in_dwell[alive, column]
+            if not held.any():
+                continue
+            long = held & (sample.since - self._rise[alive, column] >= rule.for_s)
+            for slot in alive[long].tolist():
+                facts = self._facts(slot, rule)
+                if self._is_quiet(rule, facts, sample.since):
+                    continue
+                self._in_dwell[slot, column] = True
+                self._dwelling[column, slot] = self._begin(rule, facts, sample)
+
+    def _end_dwell(self, column: int, slot: int, why: Why, sample: Sample | None) -> None:
+        lasting = self._dwelling.pop((column, slot), None)
+        self._in_dwell[slot, column] = False
+        if lasting is not None:
+            rule = self._rules[column - self._inside.shape[1]]
+            self._end(rule, lasting, {}, why, sample)
+
+    def _update_dwells(self, sample: Sample) -> None:
+        """Tell of better views of objects that dwell."""
+        first = self._inside.shape[1]
+        for (column, slot), lasting in self._dwelling.items():
+            score = float(self._scores[slot])
+            if score < lasting.best + BETTER:
+                continue
+            lasting.best = score
+            rule = self._rules[column - first]
+            lasting.facts |= self._facts(slot, rule)
+            self._send(rule, "update", lasting, lasting.facts, sample)
+
+    def _step(
+        self,
+        rule: Rule,
+        condition: Condition,
+        value: float | None,
+        *,
+        plain: bool,
+        facts: dict[str, Any],
+        sample: Sample,
+    ) -> None:
+        change = condition.step(value, sample.since, plain=plain)
+        if rule.zone is not None:
+            facts["zone"] = rule.zone
+        lasting = self._lasting.get(rule.name)
+        if change == "end" and lasting is not None:
+            del self._lasting[rule.name]
+            self._end(rule, lasting, facts, "over", sample)
+        elif lasting is not None:
+            told = sample.since - lasting.told >= UPDATE_SECONDS
+            score = float(facts.get("score", 0.0))
+            other = facts.get("count") != lasting.facts.get("count")
+            if told and (other or score >= lasting.best + BETTER):
+                lasting.told, lasting.best = sample.since, max(score, lasting.best)
+                lasting.facts |= facts
+                self._send(rule, "update", lasting, lasting.facts, sample)
+        elif condition.active and not self._is_quiet(rule, facts, sample.since):
+            # Also where the silence after the last one ends while the condition still holds.
+            self._lasting[rule.name] = self._begin(rule, facts, sample)
+
+    # Events
+
+    def _once(self, rule: Rule, facts: dict[str, Any], sample: Sample) -> None:
+        if self._is_quiet(rule, facts, sample.since):
+            return
+        self._silence(rule, facts, sample.since)
+        moment = _Lasting(self._name_event(), sample.since, sample.time_ns, facts)
+        self._send(rule, "once", moment, facts, sample)
+
+    def _begin(self, rule: Rule, facts: dict[str, Any], sample: Sample) -> _Lasting:
+        lasting = _Lasting(self._name_event(), sample.since, sample.time_ns, facts)
+        self._send(rule, "begin", lasting, facts, sample)
+        return lasting
+
+    def _end(
+        self,
+        rule: Rule,
+        lasting: _Lasting,
+        facts: Mapping[str, Any],
+        why: Why,
+        sample: Sample | None,
+    ) -> None:
+        now = self._since if sample is None else sample.since
+        seconds = round(max(0.0, now - lasting.began), 3)
+        told = {**lasting.facts, **facts, "seconds": seconds, "why": why}
+        self._silence(rule, lasting.facts, now)
+        self._send(rule, "end", lasting, told, sample)
+
+    def _send(
+        self,
+        rule: Rule,
+        state: State,
+        lasting: _Lasting,
+        facts: Mapping[str, Any],
+        sample: Sample | None,
+    ) -> None:
+        if sample is None:
+            # At the end of all: when it was true last.
+            time_ns = lasting.began_ns + int((self._since - lasting.began) * 1e9)
+            self._emit(
+                Event(
+                    lasting.id,
+                    rule,
+                    self._settings.name,
+                    state,
+                    max(0, self._seq),
+                    time_ns,
+                    lasting.began_ns,
+                    dict(facts),
+                )
+            )
+            return
+        wanted = rule.picture != "none" and state != "end" and sample.picture
+        picture: Array | None = sample.data if wanted else None
+        self._emit(
+            Event(
+                lasting.id,
+                rule,
+                self._settings.name,
+                state,
+                sample.seq,
+                sample.time_ns,
+                lasting.began_ns,
+                dict(facts),
+                picture,
+            )
+        )
+
+    def _is_quiet(self, rule: Rule, facts: Mapping[str, Any], now: float) -> bool:
+        return now < self._quiet.get((rule.name, str(facts.get("label", ""))), 0.0)
+
+    def _silence(self, rule: Rule, facts: Mapping[str, Any], now: float) -> None:
+        if rule.cooldown_s:
+            self._quiet[rule.name, str(facts.get("label", ""))] = now + rule.cooldown_s
+
+    def _facts(self, slot: int, rule: Rule | None = None) -> dict[str, Any]:
+        """Return what an event tells of an object."""
+        facts: dict[str, Any] = {
+            "label": self._label(slot),
+            "score": round(float(self._scores[slot]), 4),
+            "track": int(self._tracker.number[slot]),
+            "box": [round(float(side), 1) for side in self._boxes[slot]],
+        }
+        if rule is not None and rule.zone is not None:
+            facts["zone"] = rule.zone
+        return facts
+
+    def _label(self, slot: int) -> str:
+        tracker = self._tracker
+        return tracker.labels[int(tracker.label_of(np.array([slot]))[0])]
+
+    # What others call
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return by zone how many objects of each label are in it."""
+        with self._lock:
+            self.changed = False
+            alive = self._tracker.alive
+            kinds = self._tracker.label_of(alive)
+            labels = self._tracker.labels
+            counted: dict[str, dict[str, int]] = {}
+            for column, zone in enumerate(self._settings.zones):
+                there = kinds[self._held[alive, column]].tolist()
+                counted[zone.name] = dict(Counter(labels[kind] for kind in there))
+            return counted
+
+    def gone(self, *, switched_off: bool) -> None:
+        """End what lasts, and forget all objects: the source is lost, or was switched off."""
+        self._finish("stopped" if switched_off else "lost")
+
+    def close(self, why: Why) -> None:
+        """End what lasts, for good: the pipeline stops, or goes on with other settings."""
+        self._finish(why, closed=True)
+
+    def _finish(self, why: Why, *, closed: bool = False) -> None:
+        with self._lock:
+            self._closed = closed
+            for column, slot in list(self._dwelling):
+                self._end_dwell(column, slot, why, None)
+            for rule, lasting in list(self._ongoing()):
+                self._end(rule, lasting, {}, why, None)
+            self._lasting.clear()
+            for _, _, condition in self._conditions:
+                condition.reset()
+            self._forget(self._tracker.alive)
+            self._tracker.reset()
+            self._seq = -1
+            self._view = None
+            self.changed = True
+
+    def _ongoing(self) -> Iterator[tuple[Rule, _Lasting]]:
+        for _, rule, _ in self._conditions:
+            if rule.name in self._lasting:
+                yield rule, self._lasting[rule.name]
+
+    # Slots
+
+    def _forget(self, slots: Slots) -> None:
+        """Prepare slots for other objects."""
+        if slots is NONE or not slots.size:
+            return
+        self._inside[slots] = self._held[slots] = self._in_dwell[slots] = False
+        self._bits[slots] = 0
+        if self._gates is not None:
+            self._gates.forget(slots)
+
+    def _grow(self, room: int) -> None:
+        for name in ("_inside", "_bits", "_held", "_rise", "_boxes", "_scores", "_in_dwell"):
+            old = getattr(self, name)
+            new = np.zeros((room, *old.shape[1:]), old.dtype)
+            new[: len(old)] = old
+            setattr(self, name, new)
+        if self._gates is not None:
+            self._gates.grow(room)

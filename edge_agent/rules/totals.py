@@ -1,0 +1,89 @@
+"""Totals of lines: what has crossed them since they were reset, over restarts and power cuts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core.state_file import StateFile
+from ..mqtt import payloads
+
+Ways = dict[str, dict[str, int]]
+"""`in` and `out`: how many by label."""
+
+
+class LineTotals:
+    """The totals of one pipeline's lines. Any thread may call it."""
+
+    def __init__(self, kept: Mapping[str, Any] | None) -> None:
+        """Go on from what was kept.
+
+        Args:
+            kept: what `content` returned, in this run or an earlier one; None: there was nothing.
+
+        """
+        self.changed = kept is None
+        self._lock = threading.Lock()
+        self._since = str(kept["since"]) if kept else payloads.iso(time.time_ns())
+        self._lines: dict[str, Ways] = {}
+        for line, ways in (kept["lines"] if kept else {}).items():
+            self._lines[str(line)] = {
+                way: {str(label): int(count) for label, count in ways[way].items()}
+                for way in ("in", "out")
+            }
+
+    def add(self, line: str, way: str, label: str) -> None:
+        """Count one crossing."""
+        with self._lock:
+            counted = self._lines.setdefault(line, {"in": {}, "out": {}})[way]
+            counted[label] = counted.get(label, 0) + 1
+            self.changed = True
+
+    def reset(self) -> None:
+        """Begin anew from nothing."""
+        with self._lock:
+            self._lines.clear()
+            self._since = payloads.iso(time.time_ns())
+            self.changed = True
+
+    def of(self, lines: Iterable[str]) -> dict[str, Any]:
+        """Return the totals of these lines, and since when they are counted."""
+        with self._lock:
+            none: Ways = {"in": {}, "out": {}}
+            totals = {
+                line: {way: dict(counts) for way, counts in self._lines.get(line, none).items()}
+                for line in lines
+            }
+            return {"lines": totals, "since": self._since}
+
+    def content(self) -> dict[str, Any]:
+        """Return all totals, to be kept."""
+        content = self.of(list(self._lines))
+        self.changed = False
+        return content
+
+
+class TotalsFile:
+    """The totals of all pipelines, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = StateFile(path, "totals of lines")
+        self._totals: dict[str, LineTotals] = {}
+        for pipeline, kept in (self._file.read(_parse) or {}).items():
+            self._totals[pipeline] = kept
+
+    def of(self, pipeline: str) -> LineTotals:
+        """Return the totals of a pipeline."""
+        return self._totals.setdefault(pipeline, LineTotals(None))
+
+    def save(self) -> None:
+        """Write what has changed, durably."""
+        if any(totals.changed for totals in self._totals.values()):
+            self._file.save({name: totals.content() for name, totals in self._totals.items()})
+
+
+def _parse(content: Any) -> dict[str, LineTotals]:
+    return {str(name): LineTotals(kept) for name, kept in content.items()}

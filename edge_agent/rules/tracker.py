@@ -1,0 +1,251 @@
+"""Tracks: a number that stays with an object, after ByteTrack (Zhang and others, 2022).
+
+Detections are given to tracks in two steps, first the sure ones, then the weak ones, by the overlap
+with where a Kalman filter expects the tracks. What is different here: time moves the filter, not a
+count of frames, and where frames are far apart a third step looks as far from the expected place as
+its uncertainty reaches. A track lives on unseen for LOST_SECONDS and LOST_RESULTS.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.types import Detections
+from .assignment import assign
+from .motion import Floats, Motion, overlaps, places
+
+WEAK = 0.1
+"""Lowest score of a detection that can carry on a track."""
+OVERLAP = 0.2
+"""Least overlap of a sure detection with a track …"""
+OVERLAP_WEAK = 0.4
+"""… of a weak one, …"""
+OVERLAP_NEW = 0.1
+"""… and of one with a track that has been seen once."""
+SAME_LABEL = 0.1
+"""Added to the overlap where the labels are the same: it decides between two that fit alike."""
+REACH = 9.2
+"""Squared distance from the expected place, in its spread: 99 of 100 are within."""
+TWIN = 0.8
+"""A detection that overlaps so much with one that has a track begins none: it is the same object
+under another label."""
+LOST_SECONDS = 1.0
+LOST_RESULTS = 3
+"""At low rates a track outlives so many results without it."""
+FRAMES_PER_SECOND = 30.0
+LONGEST = 3 * FRAMES_PER_SECOND
+"""Frames: no farther is extrapolated."""
+
+Slots = NDArray[np.intp]
+Flags = NDArray[np.bool_]
+NONE: Slots = np.zeros(0, np.intp)
+
+
+class Tracker:
+    """The tracks of one pipeline. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self.motion = Motion()
+        room = len(self.motion.place)
+        self.number = np.zeros(room, np.int64)
+        """By slot: the track's number; 0: it has been seen once only."""
+        self.votes = np.zeros((room, 8))
+        """By slot and label: the scores that it was seen with."""
+        self.labels: list[str] = []
+        self.alive = NONE
+        """Slots that are taken."""
+        self.ended = NONE
+        """Slots whose tracks have ended with the latest update; free for others from the next."""
+        self.begun = NONE
+        """Slots whose tracks were seen first in the latest update."""
+        self._index: dict[str, int] = {}
+        self._free = list(range(room))[::-1]
+        self._unseen = np.zeros(room)
+        """Seconds since each was seen …"""
+        self._missed = np.zeros(room, np.int64)
+        """… and results without it."""
+        self._next = 1
+
+    @property
+    def room(self) -> int:
+        """Slots that there are."""
+        return len(self.number)
+
+    def reset(self) -> None:
+        """End all tracks: nothing is known of what has happened meanwhile. Numbers go on."""
+        self._release(self.alive)
+        self.alive = self.begun = NONE
+        self.ended = NONE
+
+    def label_of(self, slots: Slots) -> Slots:
+        """Return the label that each track was seen with most, as an index of `labels`."""
+        found: Slots = self.votes[slots].argmax(axis=1)
+        return found
+
+    def update(self, found: Detections, weak: Detections | None, seconds: float) -> Slots:
+        """Take the detections of the next result.
+
+        Args:
+            found: the detections.
+            weak: further ones whose scores are below the threshold; they carry on tracks only.
+            seconds: since the result before.
+
+        Returns:
+            By detection of *found*: the slot of its track; -1: it has none.
+
+        """
+        self._release(self.ended)
+        frames = min(max(seconds, 1e-3) * FRAMES_PER_SECOND, LONGEST)
+        alive = self.alive
+        self.motion.predict(alive, frames)
+        slot_of = np.full(len(found), -1, np.intp)
+        kinds = self._kinds(found.labels)
+        seen = places(found.boxes)
+        rows_left = np.ones(len(alive), bool)
+        columns_left = np.ones(len(found), bool)
+        if len(alive) and len(found):
+            self._match(found, kinds, seen, slot_of, rows_left, columns_left)
+        self._take(slot_of, seen, kinds, found.scores)
+        if weak is not None and len(weak):
+            self._carry_on(alive, rows_left, weak)
+        self._age(alive[rows_left], seconds)
+        self._begin(found, slot_of, columns_left, seen, kinds)
+        return slot_of
+
+    def _match(
+        self,
+        found: Detections,
+        kinds: Slots,
+        seen: Floats,
+        slot_of: Slots,
+        rows_left: Flags,
+        columns_left: Flags,
+    ) -> None:
+        """Give detections to tracks: to known ones, to those seen once, then to what is near."""
+        alive = self.alive
+        rows, columns, fit = overlaps(self.motion.boxes(alive), found.boxes)
+        label = self.label_of(alive)
+        gain = fit + np.float32(SAME_LABEL) * (label[rows] == kinds[columns])
+        known = self.number[alive] > 0
+        known = known[rows]
+        for wanted in (known & (fit >= OVERLAP), ~known & (fit >= OVERLAP_NEW)):
+            there = np.flatnonzero(wanted & rows_left[rows] & columns_left[columns])
+            there = there[assign(rows[there], columns[there], gain[there])]
+            slot_of[columns[there]] = alive[rows[there]]
+            rows_left[rows[there]] = False
+            columns_left[columns[there]] = False
+        rest, free = np.flatnonzero(rows_left), np.flatnonzero(columns_left)
+        if not (rest.size and free.size):
+            return
+        near = self.motion.distance(alive[rest], seen[free])
+        sides = np.maximum(self.motion.place[alive[rest]][:, None, 2:], 1)
+        size = np.abs(np.log(np.maximum(seen[free][None, :, 2:], 1) / sides)).max(axis=2)
+        allowed = (near < REACH) & (size < np.log(2)) & (label[rest][:, None] == kinds[free])
+        rows, columns = np.nonzero(allowed)
+        picked = assign(rows, columns, (REACH - near[rows, columns]).astype(np.float32))
+        slot_of[free[columns[picked]]] = alive[rest[rows[picked]]]
+        rows_left[rest[rows[picked]]] = False
+        columns_left[free[columns[picked]]] = False
+
+    def _take(
+        self,
+        slot_of: Slots,
+        seen: Floats,
+        kinds: Slots,
+        scores: NDArray[np.float32],
+    ) -> None:
+        """Correct the tracks by what was found; one that is found again gets its number."""
+        there = np.flatnonzero(slot_of >= 0)
+        slots = slot_of[there]
+        self.motion.update(slots, seen[there])
+        self.votes[slots, kinds[there]] += scores[there]
+        self._unseen[slots] = 0.0
+        self._missed[slots] = 0
+        new = slots[self.number[slots] == 0]
+        self.number[new] = np.arange(self._next, self._next + len(new))
+        self._next += len(new)
+
+    def _carry_on(self, alive: Slots, rows_left: Flags, weak: Detections) -> None:
+        """Give weak detections to known tracks that were seen in the result before."""
+        there = np.flatnonzero(
+            rows_left & (self.number[alive] > 0) & (self._missed[alive] <= LOST_RESULTS)
+        )
+        if not there.size:
+            return
+        rows, columns, fit = overlaps(self.motion.boxes(alive[there]), weak.boxes)
+        enough = fit >= OVERLAP_WEAK
+        rows, columns, fit = rows[enough], columns[enough], fit[enough]
+        picked = assign(rows, columns, fit)
+        rows, columns = rows[picked], columns[picked]
+        slots = alive[there[rows]]
+        self.motion.update(slots, places(weak.boxes)[columns])
+        self._unseen[slots] = 0.0
+        self._missed[slots] = 0
+        rows_left[there[rows]] = False
+
+    def _age(self, slots: Slots, seconds: float) -> None:
+        """End what has not been seen for long, and what was seen once and not again."""
+        self._unseen[slots] += seconds
+        self._missed[slots] += 1
+        over = (self._unseen[slots] > LOST_SECONDS) & (self._missed[slots] > LOST_RESULTS)
+        over |= self.number[slots] == 0
+        self.ended = slots[over]
+        if self.ended.size:
+            self.alive = np.setdiff1d(self.alive, self.ended, assume_unique=True)
+
+    def _begin(
+        self,
+        found: Detections,
+        slot_of: Slots,
+        columns_left: Flags,
+        seen: Floats,
+        kinds: Slots,
+    ) -> None:
+        """Begin tracks of what belongs to none."""
+        new = np.flatnonzero(columns_left)
+        if new.size and len(found) > 1:
+            # Best first: of two detections of one object the better one begins the track.
+            rows, columns, fit = overlaps(found.boxes[new], found.boxes)
+            earlier = (columns < new[rows]) | ~columns_left[columns]
+            new = np.delete(new, rows[(fit > TWIN) & earlier])
+        while len(self._free) < len(new):
+            self._grow()
+        slots = np.array([self._free.pop() for _ in range(len(new))], np.intp)
+        self.begun = slots
+        if not new.size:
+            return
+        self.motion.begin(slots, seen[new])
+        self.number[slots] = 0
+        self.votes[slots] = 0.0
+        self.votes[slots, kinds[new]] = found.scores[new]
+        self._unseen[slots] = 0.0
+        self._missed[slots] = 0
+        slot_of[new] = slots
+        self.alive = np.concatenate([self.alive, slots])
+
+    def _kinds(self, labels: tuple[str, ...]) -> Slots:
+        """Return labels as indices of `labels`."""
+        index = self._index
+        for label in set(labels).difference(index):
+            index[label] = len(self.labels)
+            self.labels.append(label)
+        if len(self.labels) > self.votes.shape[1]:
+            more = np.zeros((self.room, 2 * len(self.labels)))
+            more[:, : self.votes.shape[1]] = self.votes
+            self.votes = more
+        return np.array([index[label] for label in labels], np.intp)
+
+    def _grow(self) -> None:
+        room = self.room
+        self.motion.grow(2 * room)
+        for name in ("number", "votes", "_unseen", "_missed"):
+            old = getattr(self, name)
+            new = np.zeros((2 * room, *old.shape[1:]), old.dtype)
+            new[:room] = old
+            setattr(self, name, new)
+        self._free += range(2 * room - 1, room - 1, -1)
+
+    def _release(self, slots: Slots) -> None:
+        self._free += slots.tolist()
+        self.ended = NONE

@@ -1,0 +1,103 @@
+"""Scenes without an agent: boxes in, tracks, counts and events out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from edge_agent.config.settings import Line, Pipeline, Rule, Zone
+from edge_agent.core.types import Detections, Findings, Outcome, Sample, Timing
+from edge_agent.rules.event import Event
+from edge_agent.rules.scene import Scene
+
+Box = tuple[str, float, tuple[float, float, float, float]]
+"""Label, score, x1 y1 x2 y2."""
+
+
+def box(x: float, y: float, side: float = 10, label: str = "a", score: float = 0.9) -> Box:
+    """Make a square box of which the middle of the lower edge is at a place."""
+    return (label, score, (x - side / 2, y - side, x + side / 2, y))
+
+
+def detections(boxes: Sequence[Box]) -> Detections:
+    """Make detections of boxes, best first."""
+    best = sorted(boxes, key=lambda each: -each[1])
+    return Detections(
+        np.array([each[2] for each in best], np.float32).reshape(-1, 4),
+        np.array([each[1] for each in best], np.float32),
+        tuple(each[0] for each in best),
+    )
+
+
+class Stage:
+    """A scene of 100 by 100 pixels, and what it has told."""
+
+    def __init__(
+        self,
+        *,
+        zones: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+        lines: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+        rules: Iterable[Mapping[str, Any]] = (),
+        rate: float = 25.0,
+        lossless: bool = False,
+        size: tuple[int, int] = (100, 100),
+        anchor: Any = "bottom",
+    ) -> None:
+        self.events: list[Event] = []
+        self.crossed: Counter[tuple[str, str, str]] = Counter()
+        self.period = 1 / rate
+        self.now = 100.0
+        self.seq = 0
+        self._picture = np.zeros((size[1], size[0], 3), np.uint8)
+        names = count(1)
+        self.scene = Scene(
+            Pipeline(
+                name="p",
+                source="dir:.",
+                model="m",
+                track=True,
+                zones=tuple(
+                    Zone(name=name, polygon=tuple(points), anchor=anchor)
+                    for name, points in (zones or {}).items()
+                ),
+                lines=tuple(
+                    Line(name=name, points=tuple(points), anchor=anchor)
+                    for name, points in (lines or {}).items()
+                ),
+                rules=tuple(Rule(**rule) for rule in rules),
+            ),
+            lossless=lossless,
+            name_event=lambda: f"e{next(names)}",
+            emit=self.events.append,
+            totals=self,
+        )
+
+    def add(self, line: str, way: str, label: str) -> None:
+        """Count a crossing, as the totals do."""
+        self.crossed[line, way, label] += 1
+
+    def show(self, *boxes: Box, weak: Sequence[Box] = (), wait: float | None = None) -> Detections:
+        """Show boxes in the next frame; gives the detections as they are published."""
+        found = self.give(detections(boxes), weak=weak, wait=wait)
+        assert isinstance(found, Detections)
+        return found
+
+    def give(
+        self, findings: Findings, *, weak: Sequence[Box] = (), wait: float | None = None
+    ) -> Findings:
+        """Give the findings of the next frame."""
+        self.now += self.period if wait is None else wait
+        self.seq += 1
+        sample = Sample(self._picture, self.seq, int(self.now * 1e9), self.now)
+        outcome = Outcome("m@1", "none", findings, Timing(0.0, 0.0, 0.0))
+        outcome = self.scene.process(sample, outcome, detections(weak) if weak else None)
+        self.scene.result("p", sample, outcome)
+        return outcome.findings
+
+    def told(self) -> list[tuple[str, str]]:
+        """Give rule and state of all events so far."""
+        return [(event.rule.name, event.state) for event in self.events]

@@ -1,0 +1,1 @@
+"""Tracks, zones, lines, rules, events."""

@@ -1,0 +1,174 @@
+"""Zones and rules: what is told of objects and of whole results, and how often."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_agent.core.types import Anomaly, Classes, Values
+from tests.helpers.scenes import Stage, box
+
+YARD = {"yard": [(0.3, 0.3), (1.0, 0.3), (1.0, 1.0), (0.3, 1.0)]}
+
+
+def rule(when: str, **keys: Any) -> dict[str, Any]:
+    """Make a rule `r`."""
+    return {"name": "r", "when": when, **keys}
+
+
+def test_frigate_3819_a_box_at_the_edge_of_the_frame_is_in_the_zone() -> None:
+    """frigate#3819: a box that reaches the frame's lower edge, or beyond, is not outside."""
+    stage = Stage(zones=YARD)
+    for low in (99.0, 100.0, 104.0):
+        found = stage.show(("a", 0.9, (60.0, 60.0, 90.0, low)))
+        assert found.zones == (("yard",),)
+    found = stage.show(("a", 0.9, (92.0, 60.0, 108.0, 100.0)))
+    assert found.zones == (("yard",),)
+
+
+def test_what_is_in_a_zone_is_told_by_result_and_counted_by_track() -> None:
+    """Results name the zones of each detection; counts are of objects, under their labels."""
+    stage = Stage(zones=YARD)
+    for _ in range(5):
+        found = stage.show(box(50, 60, label="cat"), box(10, 10, label="dog", score=0.8))
+    assert found.zones == (("yard",), ())
+    assert stage.scene.counts() == {"yard": {"cat": 1}}
+
+
+def test_an_object_enters_once_and_leaves_once_however_it_trembles_on_the_edge() -> None:
+    """A box whose edge shakes on a zone's border neither enters nor leaves with each frame."""
+    stage = Stage(
+        zones=YARD, rules=[rule("enter", zone="yard"), {**rule("leave", zone="yard"), "name": "l"}]
+    )
+    rng = np.random.default_rng(0)
+    for x in [*np.arange(10, 30, 1.0), *([30.0] * 100), *np.arange(30, 60, 1.0)]:
+        stage.show(box(x + rng.normal(0, 0.1), 60))
+    assert stage.told() == [("r", "once")]
+    event = stage.events[0]
+    assert event.facts["zone"] == "yard"
+    assert event.facts["track"] == 1
+    for x in np.arange(60, 10, -1.0):
+        stage.show(box(x, 60))
+    assert stage.told() == [("r", "once"), ("l", "once")]
+
+
+def test_an_object_that_vanishes_has_left() -> None:
+    """Whoever is not seen any more is not in the zone any more."""
+    stage = Stage(zones=YARD, rules=[rule("leave", zone="yard")])
+    for _ in range(10):
+        stage.show(box(60, 60))
+    for _ in range(40):
+        stage.show()
+    assert stage.told() == [("r", "once")]
+
+
+def test_who_stays_for_long_dwells_until_he_goes() -> None:
+    """One event for each object, with a begin after for_s and an end with how long it was."""
+    stage = Stage(zones=YARD, rules=[rule("dwell", zone="yard", for_s=2.0)], rate=10)
+    for i in range(40):
+        stage.show(box(60, 60), *([box(80, 80)] if i < 10 else []))
+    assert stage.told() == [("r", "begin")]
+    assert stage.events[0].facts["box"] == [55.0, 50.0, 65.0, 60.0]
+    for _ in range(20):
+        stage.show(box(10, 10))
+    assert stage.told() == [("r", "begin"), ("r", "end")]
+    assert stage.events[1].id == stage.events[0].id
+    assert stage.events[1].facts["why"] == "over"
+    assert stage.events[1].facts["seconds"] == pytest.approx(3.1, abs=0.5)
+
+
+def test_objects_are_counted_not_frames_with_hysteresis() -> None:
+    """`above` begins, `below` ends, and another count in between is an update."""
+    stage = Stage(zones=YARD, rules=[rule("count", zone="yard", above=2, below=2)], rate=2)
+    crowd = [box(40 + 12 * i, 60) for i in range(5)]
+    for number in (2, 2, 3, 3, 3, 4, 4, 4, 2, 2, 2, 2, 2):
+        stage.show(*crowd[:number])
+    assert stage.told() == [("r", "begin"), ("r", "update"), ("r", "update")]
+    assert [event.facts["count"] for event in stage.events] == [3, 4, 2]
+    for _ in range(12):
+        stage.show(*crowd[:1])
+    assert stage.told()[-1] == ("r", "end")
+
+
+def test_absence_begins_when_nobody_has_been_there_for_long() -> None:
+    """It ends when somebody comes."""
+    stage = Stage(zones=YARD, rules=[rule("absent", zone="yard", for_s=1.0)], rate=10)
+    for _ in range(15):
+        stage.show(box(10, 10))
+    assert stage.told() == [("r", "begin")]
+    for _ in range(5):
+        stage.show(box(60, 60))
+    assert stage.told() == [("r", "begin"), ("r", "end")]
+
+
+def test_a_rule_on_classes_is_true_in_k_of_n() -> None:
+    """A single window of another class neither begins an event nor ends it."""
+    stage = Stage(rules=[rule("class", labels=("bad",), frames="3/5")])
+    good, bad = Classes(("good", "bad"), (0.9, 0.1)), Classes(("bad", "good"), (0.8, 0.2))
+    for each in (bad, good, bad, good, good, good, good):
+        stage.give(each)
+    assert stage.told() == []
+    for each in (bad, good, bad, bad, bad, good, bad):
+        stage.give(each)
+    assert stage.told() == [("r", "begin")]
+    assert stage.events[0].facts == {"label": "bad", "score": 0.8}
+    for _ in range(5):
+        stage.give(good)
+    assert stage.told() == [("r", "begin"), ("r", "end")]
+
+
+def test_anomaly_and_values_have_rules_too() -> None:
+    """An anomaly that lasts, and a value beyond its bound until it is back below the other."""
+    stage = Stage(rules=[rule("anomaly", frames="1/1", for_s=0.1)])
+    for score in (1, 9, 1, 9, 9, 9, 9, 9):
+        stage.give(Anomaly(float(score), 5.0))
+    assert stage.told() == [("r", "begin")]
+    assert stage.events[0].facts["anomaly"] == {"score": 9.0, "threshold": 5.0, "anomalous": True}
+    stage = Stage(rules=[rule("value", value="t", above=80, below=70, frames="1/1")])
+    for value in (60, 81, 75, 82, 75, 69, 75):
+        stage.give(Values({"t": float(value), "u": 100.0}))
+    assert stage.told() == [("r", "begin"), ("r", "end")]
+
+
+def test_after_its_end_a_rule_is_silent_for_its_cooldown_by_label() -> None:
+    """Another label is another matter."""
+    stage = Stage(zones=YARD, rules=[rule("enter", zone="yard", cooldown_s=60)])
+    for label in ("cat", "cat", "dog"):
+        for x in (10, 15, 20, 60, 60, 60, 60):
+            stage.show(box(x, 60, 40, label=label))
+        for _ in range(40):
+            stage.show()
+    assert [event.label for event in stage.events] == ["cat", "dog"]
+
+
+@pytest.mark.parametrize("why", ["lost", "stopped", "reloaded"])
+def test_what_lasts_is_ended_with_the_reason(why: Any) -> None:
+    """At a lost source, a stop and a reload every begin gets its end; nothing comes after it."""
+    rules = [rule("dwell", zone="yard", for_s=0.2), {**rule("count", above=0), "name": "c"}]
+    stage = Stage(zones=YARD, rules=rules)
+    for _ in range(20):
+        stage.show(box(60, 60), box(80, 80))
+    begun = {event.id for event in stage.events if event.state == "begin"}
+    assert len(begun) == 3
+    if why == "lost":
+        stage.scene.gone(switched_off=False)
+    else:
+        stage.scene.close(why)
+    ends = [event for event in stage.events if event.state == "end"]
+    assert {event.id for event in ends} == begun
+    assert {event.facts["why"] for event in ends} == {why}
+    if why != "lost":
+        before = len(stage.events)
+        for _ in range(20):
+            stage.show(box(60, 60))
+        assert len(stage.events) == before
+
+
+def test_labels_of_a_rule_are_those_of_the_track() -> None:
+    """An object that is mistaken for another now and then does not fire the rule about that."""
+    stage = Stage(zones=YARD, rules=[rule("enter", zone="yard", labels=("person",))])
+    for i in range(30):
+        stage.show(box(20 + i, 60, 20, label="person" if i % 5 == 4 else "car"))
+    assert stage.told() == []

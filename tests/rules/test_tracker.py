@@ -1,0 +1,128 @@
+"""Tracks: a number stays with its object, at any rate, through gaps, and no longer than it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edge_agent.rules.assignment import assign
+from edge_agent.rules.tracker import LOST_SECONDS
+from tests.helpers.scenes import Stage, box
+
+
+def numbers(
+    stage: Stage, *boxes: tuple[str, float, tuple[float, float, float, float]]
+) -> list[int]:
+    """Show boxes; gives their tracks, 0 where they have none."""
+    tracks = stage.show(*boxes).tracks
+    assert tracks is not None
+    return [int(track) for track in tracks]
+
+
+def test_an_object_has_a_number_once_it_was_seen_twice() -> None:
+    """What is seen once may be nothing; what is seen again keeps its number."""
+    stage = Stage()
+    assert numbers(stage, box(20, 50)) == [0]
+    assert [numbers(stage, box(20 + i, 50)) for i in range(1, 10)] == [[1]] * 9
+
+
+@pytest.mark.parametrize("rate", [30.0, 10.0, 5.0, 2.0])
+def test_the_number_stays_at_low_rates(rate: float) -> None:
+    """An object that moves a width in a second keeps its number, however few frames show it."""
+    stage = Stage(rate=rate, size=(400, 100))
+    seen = [numbers(stage, box(20 + 20 * i / rate, 50, 20)) for i in range(int(8 * rate))]
+    assert {number for each in seen[1:] for number in each} == {1}
+
+
+def test_dropped_frames_do_not_count_the_clock_does() -> None:
+    """With a gap in the frames an object is expected where its time has taken it."""
+    stage = Stage(rate=25, size=(400, 100))
+    for i in range(25):
+        numbers(stage, box(20 + 4 * i, 50, 20))
+    # 16 frames are missing: by count it would be expected 4 pixels on, it is 64.
+    found = stage.show(box(20 + 4 * 40, 50, 20), wait=16 / 25).tracks
+    assert found is not None
+    assert found.tolist() == [1]
+
+
+def test_a_recording_is_moved_by_its_frames_not_by_the_clock() -> None:
+    """Of a lossless source frames come as fast as they are read, with pauses of any length."""
+    stage = Stage(lossless=True, size=(400, 100))
+    rng = np.random.default_rng(1)
+    for i in range(60):
+        tracks = stage.show(box(20 + 5 * i, 50, 14), wait=float(rng.uniform(0.001, 0.2))).tracks
+        assert tracks is not None
+        assert tracks.tolist() == [1 if i else 0]
+
+
+def test_weak_detections_carry_a_track_on_and_begin_none() -> None:
+    """Where only a weak detection is left of an object, its track goes on below the threshold."""
+    stage = Stage()
+    for i in range(10):
+        numbers(stage, box(20 + i, 50))
+    for i in range(10, 40):
+        stage.show(weak=[box(20 + i, 50, score=0.2), box(80, 80, score=0.3)])
+    assert numbers(stage, box(60, 50), box(80, 80)) == [1, 0]
+
+
+def test_an_object_that_is_gone_for_long_gets_another_number() -> None:
+    """A track ends when its object has not been seen for a second and a few results."""
+    stage = Stage(rate=10)
+    for _ in range(5):
+        numbers(stage, box(20, 50))
+    for _ in range(round(LOST_SECONDS * 10) + 1):
+        stage.show()
+    assert numbers(stage, box(20, 50)) == [0]
+    assert numbers(stage, box(20, 50)) == [2]
+
+
+def test_a_source_that_was_lost_begins_new_tracks() -> None:
+    """What stands where something stood before need not be the same; numbers are not reused."""
+    stage = Stage()
+    for _ in range(3):
+        numbers(stage, box(20, 50))
+    stage.scene.gone(switched_off=False)
+    assert numbers(stage, box(20, 50)) == [0]
+    assert numbers(stage, box(20, 50)) == [2]
+
+
+def test_two_labels_on_one_object_are_one_track() -> None:
+    """A detector that is not sure what it sees finds an object twice; it is still one."""
+    stage = Stage()
+    for _ in range(5):
+        numbers(stage, box(20, 50, label="good"), box(20.3, 50, label="crack", score=0.6))
+    assert numbers(stage, box(20, 50, label="crack")) == [1]
+    assert stage.scene.counts() == {}
+
+
+def test_objects_that_meet_keep_their_numbers() -> None:
+    """Two that pass each other are told apart by where they were going."""
+    stage = Stage(size=(400, 100))
+    for i in range(60):
+        left = (20 + 5 * i, 50.0)
+        right = (320 - 5 * i, 58.0)
+        found = numbers(stage, box(*left, 20, score=0.9), box(*right, 20, score=0.8))
+    assert found == [1, 2]
+
+
+def test_many_objects_get_more_room() -> None:
+    """There is no limit to how many are tracked."""
+    stage = Stage(size=(1000, 1000))
+    boxes = [box(20 + 40 * (i % 24), 30 + 40 * (i // 24)) for i in range(500)]
+    numbers(stage, *boxes)
+    assert sorted(numbers(stage, *boxes)) == list(range(1, 501))
+
+
+def test_the_assignment_is_the_best_one() -> None:
+    """As good as trying all permutations, on matrices with gaps."""
+    from itertools import permutations
+
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        gain = rng.uniform(0.01, 1, (4, 4)) * (rng.random((4, 4)) > 0.4)
+        rows, columns = np.nonzero(gain)
+        given = gain[rows, columns].astype(np.float32)
+        picked = assign(rows, columns, given)
+        assert len(set(rows[picked])) == len(set(columns[picked])) == picked.sum()
+        best = max(sum(gain[i, order[i]] for i in range(4)) for order in permutations(range(4)))
+        assert given[picked].sum() == pytest.approx(best, abs=1e-4)
