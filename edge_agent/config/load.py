@@ -266,6 +266,10 @@ def _check(settings: Settings, origins: Origins) -> None:
         for name in names:
             if not is_name(name):
                 raise error(f"{name!r} is not a name ({NAME_RULE})", key)
+    prefix = settings.homeassistant.prefix
+    if not prefix or any(mark in prefix for mark in "+#\0$") or prefix.strip("/") != prefix:
+        text = f"{prefix!r} cannot begin a topic; it must be without '+', '#', '$' and outer '/'"
+        raise error(text, "homeassistant", "prefix")
     broker = settings.broker
     root = broker.topic_root
     if (

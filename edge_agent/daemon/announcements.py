@@ -13,6 +13,7 @@ from .. import __version__
 from ..config.device_profile import unlisted
 from ..config.lint import lint_pipeline
 from ..core.errors import ModelError
+from ..core.listeners import Listeners
 from ..inference.engines.probe import installed
 from ..inference.prepared.fallback import is_streaming
 from ..models.packages.blocks import MAX_BLOCK
@@ -86,6 +87,8 @@ class Announcements:
             runner.topics.pipeline(""),
             lambda: [runner.topics.pipeline(name) for name in list(runner.pipelines)],
         )
+        self.on_pipelines = Listeners()
+        """Called after what can be set of the pipelines was published."""
         self._publishing = threading.RLock()
         self._streaming: set[str] = set()
         """Models whose streaming mode has been logged."""
@@ -158,6 +161,7 @@ class Announcements:
                 enabled = "ON" if held["enabled"] else "OFF"
                 payload = {"schema": payloads.SCHEMA, **held, "enabled": enabled}
                 self._retained.publish(self._runner.topics.pipeline(pipeline.name), payload)
+            self.on_pipelines()
 
     # Models
 

@@ -20,6 +20,7 @@ from ..delivery.rollout.deployer import Deployer
 from ..delivery.rollout.ledger import Ledger
 from ..health.prometheus import MetricsPort
 from ..health.report import Health
+from ..homeassistant.announcer import Announcer
 from ..models.packages.keys import TrustedKeys
 from ..mqtt.command_memory import CommandMemory
 from ..mqtt.requests import Requests
@@ -116,6 +117,8 @@ def compose(
     # What the device publishes of itself.
 
     announcements = Announcements(runner, inventory, ledger, upkeep.prepared)
+    machine = inventory.facts.board or inventory.facts.cpu
+    announcements.on_pipelines.add(Announcer(runner, machine, settings.state).publish)
     metrics = MetricsPort(
         settings.health.metrics_port, settings.device_id, __version__, lambda: health.latest
     )

@@ -1,0 +1,92 @@
+"""Publishes discovery where it is enabled, and clears what is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..core.state_file import StateFile
+from ..device.thermal import Thermometer
+from ..runtime.pipelines.pipeline import Pipeline
+from ..runtime.pipelines.runner import Runner
+from .discovery import Shown, identifier, payload
+
+SCORED = frozenset({"detection", "classification"})
+
+
+class Announcer:
+    """Publishes the discovery payload of this device. May be called by any thread."""
+
+    def __init__(self, runner: Runner, model: str, state: Path) -> None:
+        """Publish nothing yet.
+
+        Args:
+            runner: has the pipelines.
+            model: what kind of machine this is.
+            state: the state folder.
+
+        """
+        self._runner = runner
+        self._model = model
+        self._file = StateFile(state / "homeassistant.json", "entities of before")
+        self._known: dict[str, str] | None = None
+        """Platform by key of the entities that have been published; None: not read yet."""
+        self._prefix: str | None = None
+
+    def publish(self) -> None:
+        """Publish what there is now, if it is enabled and has changed."""
+        wanted = self._runner.settings.homeassistant
+        retained = self._runner.client.retained
+        if self._prefix is not None and (not wanted.enabled or self._prefix != wanted.prefix):
+            retained.clear_gone()
+            self._prefix = None
+        if not wanted.enabled:
+            return
+        if self._prefix is None:
+            self._prefix = wanted.prefix
+            retained.register(f"{wanted.prefix}/device/", self._topics)
+            retained.clear_gone()
+        made = self._payload()
+        components = made["components"]
+        now = {key: each["platform"] for key, each in components.items()}
+        if self._known is None:
+            self._known = self._file.read(dict) or {}
+        # An entity that is only left out would stay: it has to be named without anything. For
+        # good, as nobody knows when Home Assistant reads it.
+        for key, platform in self._known.items():
+            components.setdefault(key, {"platform": platform})
+        retained.publish(self._topic(wanted.prefix), made)
+        if not now.items() <= self._known.items():
+            self._known |= now
+            self._file.save(self._known)
+
+    def _topics(self) -> list[str]:
+        wanted = self._runner.settings.homeassistant
+        return [self._topic(wanted.prefix)] if wanted.enabled else []
+
+    def _topic(self, prefix: str) -> str:
+        return f"{prefix}/device/{identifier(self._runner.topics)}/config"
+
+    def _payload(self) -> dict[str, Any]:
+        runner = self._runner
+        pipelines = list(runner.pipelines.values())
+        return payload(
+            runner.topics,
+            __version__,
+            {"manufacturer": "edge-agent", "model": self._model},
+            [_shown(pipeline) for pipeline in pipelines],
+            sorted({serving.arm.name for serving in runner.active.all()}),
+            temperature=Thermometer().read().celsius is not None,
+        )
+
+
+def _shown(pipeline: Pipeline) -> Shown:
+    models = [serving.model for serving in pipeline.servings if serving.model is not None]
+    labels = models[0].folder.labels if models else ()
+    return Shown(
+        pipeline.settings,
+        tuple(labels),
+        pipeline.spec.kind == "picture",
+        all(model.manifest.task in SCORED for model in models),
+    )

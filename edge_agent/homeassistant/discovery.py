@@ -1,0 +1,232 @@
+"""Home Assistant's MQTT device discovery: one retained payload that names entities.
+
+Its entities read the topics that there are anyway and write below `in/`: nothing is published for
+them, and nothing more is subscribed to. Knows nothing of a running agent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..config.settings import Pipeline
+from ..core.frozen import record
+from ..mqtt.topics import Topics
+
+MOST_LABELS = 20
+"""Of a zone or line: a model may know a thousand."""
+OFF_SECONDS = 5
+"""A moment is shown for so long."""
+MOMENTS = frozenset({"enter", "leave", "cross"})
+
+Component = dict[str, Any]
+
+
+@record
+class Shown:
+    """A pipeline, and what of it can be shown."""
+
+    settings: Pipeline
+    labels: Sequence[str]
+    """What its models find, where that is known."""
+    picture: bool
+    """Whether its source gives pictures."""
+    scores: bool
+    """Whether its threshold is one of scores from 0 to 1."""
+
+
+def payload(
+    topics: Topics,
+    version: str,
+    device: Mapping[str, str],
+    pipelines: Sequence[Shown],
+    models: Sequence[str],
+    *,
+    temperature: bool,
+) -> dict[str, Any]:
+    """Return the discovery payload.
+
+    Args:
+        topics: the device's.
+        version: of the agent.
+        device: further facts, by Home Assistant's keys.
+        pipelines: that there are.
+        models: names of those that pipelines use.
+        temperature: whether the device has a sensor.
+
+    """
+    name = identifier(topics)
+    components: dict[str, Component] = {}
+
+    def add(platform: str, key: str, title: str, **keys: Any) -> None:
+        components[key] = {
+            "platform": platform,
+            "unique_id": f"{name}_{key}",
+            "name": title,
+            **keys,
+        }
+
+    add(
+        "button",
+        "restart",
+        "Restart",
+        command_topic=f"{topics.inbox}/command/restart",
+        payload_press="{}",
+        device_class="restart",
+        entity_category="config",
+    )
+    if temperature:
+        add(
+            "sensor",
+            "temperature",
+            "Temperature",
+            state_topic=topics.health,
+            value_template="{{ value_json.temperature_c | default('') }}",
+            device_class="temperature",
+            unit_of_measurement="°C",
+            state_class="measurement",
+            entity_category="diagnostic",
+        )
+    for model in models:
+        latest = "value_json.candidate.version if value_json.candidate is defined"
+        add(
+            "update",
+            f"model_{model}",
+            f"Model {model}",
+            state_topic=topics.model(model),
+            value_template=(
+                "{{ {'installed_version': value_json.live, 'latest_version': "
+                f"{latest} else value_json.live}} | tojson }}}}"
+            ),
+            entity_category="diagnostic",
+        )
+    for shown in pipelines:
+        for platform, key, title, keys in _of_pipeline(topics, shown):
+            pipeline = shown.settings.name
+            add(platform, f"{pipeline}_{key}", f"{pipeline} {title}", **keys)
+    return {
+        "device": {"identifiers": [name], "name": topics.device, "sw_version": version, **device},
+        "origin": {"name": "edge-agent", "sw_version": version},
+        "availability": [{"topic": topics.status, "value_template": "{{ value_json.state }}"}],
+        "components": components,
+    }
+
+
+def identifier(topics: Topics) -> str:
+    """Return the name of this device in Home Assistant."""
+    return f"edge-agent_{topics.device}"
+
+
+def _of_pipeline(topics: Topics, shown: Shown) -> Iterator[tuple[str, str, str, Component]]:
+    """Yield the entities of a pipeline: platform, key, title and the rest."""
+    settings = shown.settings
+    name = settings.name
+    state = topics.pipeline(name)
+    put = f"{topics.inbox}/set/{name}"
+    yield (
+        "switch",
+        "enabled",
+        "enabled",
+        {
+            "state_topic": state,
+            "value_template": "{{ value_json.enabled }}",
+            "command_topic": f"{put}/enabled",
+            "entity_category": "config",
+        },
+    )
+    if shown.scores:
+        yield "number", "threshold", "threshold", _number(state, put, "threshold", 0, 1, 0.01)
+    yield "number", "rate", "rate", _number(state, put, "rate", 0.1, 60, 0.1)
+    health = {"state_topic": topics.health, "state_class": "measurement"}
+    health["entity_category"] = "diagnostic"
+    own = f"value_json.pipelines.get({_text(name)}, {{}})"
+    rate = f"{{{{ {own}.get('fps', '') }}}}"
+    yield (
+        "sensor",
+        "fps",
+        "results",
+        {**health, "value_template": rate, "unit_of_measurement": "1/s"},
+    )
+    late = f"{{{{ {own}.get('latency_ms', {{}}).get('p99', '') }}}}"
+    yield (
+        "sensor",
+        "p99",
+        "latency p99",
+        {**health, "value_template": late, "unit_of_measurement": "ms", "device_class": "duration"},
+    )
+    if shown.picture:
+        picture = {"image_topic": topics.snapshot(name), "content_type": "image/jpeg"}
+        yield "image", "snapshot", "snapshot", picture
+        body = json.dumps({"pipeline": name})
+        command = f"{topics.inbox}/command"
+        press = {"command_topic": f"{command}/snapshot", "payload_press": body}
+        yield "button", "take_snapshot", "take snapshot", press
+        if settings.lines:
+            press = {"command_topic": f"{command}/reset", "payload_press": body}
+            yield "button", "reset", "reset totals", {**press, "entity_category": "config"}
+    yield from _counts(topics, shown)
+    for rule in settings.rules:
+        mine = f"value_json.rule == {_text(rule.name)}"
+        if rule.when in MOMENTS:
+            # One that waited out a broken connection is no news.
+            on = f"{{{{ 'ON' if {mine} and value_json.replayed is not defined else '' }}}}"
+            more: Component = {"off_delay": OFF_SECONDS}
+        else:
+            now = "'OFF' if value_json.state == 'end' else 'ON'"
+            on, more = f"{{{{ ({now}) if {mine} else '' }}}}", {}
+        sensor = {"state_topic": topics.event(name), "value_template": on, **more}
+        yield "binary_sensor", f"rule_{rule.name}", rule.name, sensor
+
+
+def _counts(topics: Topics, shown: Shown) -> Iterator[tuple[str, str, str, Component]]:
+    """Yield the entities of zones and lines, by label."""
+    settings = shown.settings
+    labels = list(settings.labels)
+    labels = labels or sorted({label for rule in settings.rules for label in rule.labels})
+    labels = labels or list(shown.labels)
+    topic = {"state_topic": topics.count(settings.name)}
+    for zone in settings.zones:
+        inside = f"value_json.zones.get({_text(zone.name)}, {{}})"
+        for label in labels[:MOST_LABELS]:
+            count = f"{inside}.get({_text(label)}, 0)"
+            key, title = f"{zone.name}_{_key(label)}", f"{zone.name} {label}"
+            there = {**topic, "value_template": f"{{{{ 'ON' if {count} > 0 else 'OFF' }}}}"}
+            yield "binary_sensor", f"zone_{key}", title, {**there, "device_class": "occupancy"}
+            number = {**topic, "value_template": f"{{{{ {count} }}}}", "state_class": "measurement"}
+            yield "sensor", f"count_{key}", f"{title} count", number
+    for line in settings.lines:
+        for way in ("in", "out"):
+            crossed = f"value_json.lines.get({_text(line.name)}, {{}}).get('{way}', {{}})"
+            total = {**topic, "state_class": "total_increasing"}
+            everything = {**total, "value_template": f"{{{{ {crossed}.values() | sum }}}}"}
+            yield "sensor", f"line_{line.name}_{way}", f"{line.name} {way}", everything
+            for label in labels[:MOST_LABELS]:
+                template = f"{{{{ {crossed}.get({_text(label)}, 0) }}}}"
+                key = f"line_{line.name}_{way}_{_key(label)}"
+                title = f"{line.name} {way} {label}"
+                yield "sensor", key, title, {**total, "value_template": template}
+
+
+def _number(state: str, put: str, key: str, least: float, most: float, step: float) -> Component:
+    return {
+        "state_topic": state,
+        "value_template": f"{{{{ value_json.{key} }}}}",
+        "command_topic": f"{put}/{key}",
+        "min": least,
+        "max": most,
+        "step": step,
+        "mode": "box",
+        "entity_category": "config",
+    }
+
+
+def _text(name: str) -> str:
+    """Return a name as a literal of a template, whatever it holds."""
+    return json.dumps(name)
+
+
+def _key(label: str) -> str:
+    """Return a label as part of an entity's id; others that look alike stay apart."""
+    plain = "".join(mark if mark.isascii() and mark.isalnum() else "_" for mark in label)
+    return plain if plain == label else f"{plain}_{label.encode().hex()[:16]}"

@@ -1,0 +1,96 @@
+"""Home Assistant's discovery: entities on the topics that there are, templates that hold."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edge_agent.config.settings import Line, Pipeline, Rule, Zone
+from edge_agent.homeassistant.discovery import Shown, payload
+from edge_agent.mqtt.topics import Topics
+from tests.helpers.small_models import detector, plain, write_clip
+from tests.helpers.support import AgentProcess, Listener, Mosquitto, agent_settings
+
+Agents = Callable[..., AgentProcess]
+Listeners = Callable[..., Listener]
+TOPIC = "homeassistant/device/edge-agent_box/config"
+YARD = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0))
+
+
+def made(**keys: Any) -> dict[str, Any]:
+    """Make the payload of one pipeline."""
+    settings = Pipeline(name="door", source="dir:.", model="m", **keys)
+    shown = Shown(settings, ("person", 'it\'s "one" }}'), picture=True, scores=True)
+    found = payload(Topics("edge", "box"), "1", {}, [shown], ["m"], temperature=True)
+    return json.loads(json.dumps(found))  # type: ignore[no-any-return]
+
+
+def test_every_entity_reads_and_writes_topics_of_the_interface() -> None:
+    """Nothing is subscribed to but what is below `in/`, and each id is there once."""
+    rules = (Rule(name="in", when="enter"), Rule(name="long", when="dwell", zone="yard"))
+    found = made(
+        zones=(Zone(name="yard", polygon=YARD),),
+        lines=(Line(name="gate", points=((0.0, 0.0), (1.0, 1.0))),),
+        rules=rules,
+    )
+    components = found["components"]
+    assert len({each["unique_id"] for each in components.values()}) == len(components)
+    for key, each in components.items():
+        if "command_topic" in each:
+            assert each["command_topic"].startswith("edge/box/in/"), key
+        for name in ("state_topic", "image_topic"):
+            assert each.get(name, "edge/box/").startswith("edge/box/"), key
+    platforms = [each["platform"] for each in components.values()]
+    assert {name: platforms.count(name) for name in sorted(set(platforms))} == {
+        "binary_sensor": 4,  # two rules, a zone with two labels
+        "button": 3,
+        "image": 1,
+        "number": 2,
+        "sensor": 11,
+        "switch": 1,
+        "update": 1,
+    }
+
+
+def test_discovery_follows_the_settings_and_goes_with_them(
+    tmp_path: Path, broker: Mosquitto, listen: Listeners, agent: Agents
+) -> None:
+    """A rule that is gone is named without anything; switched off, the topic is cleared."""
+    detector(tmp_path / "models" / "finder", [(0, 0.9, 0.1, 0.1, 0.4, 0.4)], ["person"])
+    clip = write_clip(tmp_path / "clip.avi", [plain(90)] * 10)
+    pipeline: dict[str, Any] = {
+        "name": "door",
+        "source": f"file:{clip}?loop=1",
+        "model": "finder",
+        "rules": [{"name": "seen", "when": "enter"}],
+    }
+    models = [str(tmp_path / "models")]
+
+    def settings(*, enabled: bool) -> str:
+        return agent_settings(
+            "box", broker.url, [pipeline], models_dirs=models, homeassistant={"enabled": enabled}
+        )
+
+    heard = listen(broker.port, "#")
+    running = agent(settings(enabled=True))
+
+    def components(heard_all: list[Any]) -> dict[str, Any]:
+        latest = [h for h in heard_all if h.topic == TOPIC and h.payload]
+        return latest[-1].json["components"] if latest else {}
+
+    heard.wait_for(lambda all_: "door_threshold" in components(all_), "entities")
+    assert len(components(heard.heard)["door_rule_seen"]) > 1
+    del pipeline["rules"]
+    running.config.write_text(settings(enabled=True))
+    running.signal(signal.SIGHUP)
+    gone = {"platform": "binary_sensor"}
+    heard.wait_for(lambda all_: components(all_).get("door_rule_seen") == gone, "the rule to go")
+    running.stop()
+    running.config.write_text(settings(enabled=False))
+    running.restart()
+    heard.wait_for(
+        lambda all_: [h for h in all_ if h.topic == TOPIC][-1].payload == b"", "it to be cleared"
+    )
