@@ -649,9 +649,11 @@ def test_nobody_says_more_than_its_role(
 
 MAY_HEAR = {
     "edge-02": set[str](),
-    "viewer": {"status", "info", "health", "result", "source", "model"},
-    "watcher": {"status", "info", "health", "result", "source", "model", "snapshot"},
-    "operator": {"status", "info", "health", "source", "model", "reply"},
+    "viewer": {"status", "info", "health", "result", "pipeline", "source", "model"},
+    "watcher": {
+        *("status", "info", "health", "result", "pipeline", "source", "model", "snapshot"),
+    },
+    "operator": {"status", "info", "health", "pipeline", "source", "model", "reply"},
     "deployer": {"status", "info", "model", "push"},
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.text import printable
+from .event_words import count_words, event_sentence
 
 
 def printable_json(value: Any) -> str:
@@ -76,6 +77,10 @@ def _body(kind: str, payload: Mapping[str, Any]) -> str:
             file = f" {payload['file']}" if "file" in payload else ""
             found = f"#{payload.get('seq')}{file} {summary(payload)}"
             return f"{found} · {payload.get('model')} · {age:.0f} ms{replayed}"
+        case "event":
+            return event_sentence(payload)
+        case "count":
+            return count_words(payload)
         case "status":
             return f"{payload.get('state')} ({payload.get('reason')})"
         case "source":

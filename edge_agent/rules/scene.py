@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from ..config.settings import Pipeline as PipelineSettings
 from ..config.settings import Rule
 from ..core.frozen import record
 from ..core.types import Array, Detections, Outcome, Sample
+from ..runtime.pipelines.overlay import Shape
 from .conditions import Condition, measured
 from .event import Event, State, Why
 from .geometry import Gates, Zones, anchors, margins, ones
@@ -42,6 +43,9 @@ class Totals(Protocol):
 
     def add(self, line: str, way: str, label: str) -> None:
         """Count one crossing, `in` or `out`."""
+
+    def of(self, lines: Iterable[str]) -> Mapping[str, Any]:
+        """Return under `lines` the totals of these lines, by way and label."""
 
 
 @record(quick=True, eq=False)
@@ -504,10 +508,15 @@ class Scene:
 
     # What others call
 
-    def counts(self) -> dict[str, dict[str, int]]:
-        """Return by zone how many objects of each label are in it."""
+    def counts(self, *, seen: bool = True) -> dict[str, dict[str, int]]:
+        """Return by zone how many objects of each label are in it.
+
+        Args:
+            seen: the change is known with this.
+
+        """
         with self._lock:
-            self.changed = False
+            self.changed = self.changed and not seen
             alive = self._tracker.alive
             kinds = self._tracker.label_of(alive)
             labels = self._tracker.labels
@@ -516,6 +525,20 @@ class Scene:
                 there = kinds[self._held[alive, column]].tolist()
                 counted[zone.name] = dict(Counter(labels[kind] for kind in there))
             return counted
+
+    def shapes(self) -> list[Shape]:
+        """Return zones and lines with what is counted in them, to be drawn."""
+        inside = self.counts(seen=False)
+        shapes = [
+            Shape(zone.polygon, True, f"{zone.name} {sum(inside[zone.name].values())}")
+            for zone in self._settings.zones
+        ]
+        totals = self._totals.of([line.name for line in self._settings.lines])["lines"]
+        for line in self._settings.lines:
+            ways = {way: sum(counts.values()) for way, counts in totals[line.name].items()}
+            text = f"{line.name} in {ways['in']} out {ways['out']}"
+            shapes.append(Shape(line.points, False, text))
+        return shapes
 
     def gone(self, *, switched_off: bool) -> None:
         """End what lasts, and forget all objects: the source is lost, or was switched off."""

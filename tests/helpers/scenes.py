@@ -80,6 +80,13 @@ class Stage:
         """Count a crossing, as the totals do."""
         self.crossed[line, way, label] += 1
 
+    def of(self, lines: Iterable[str]) -> dict[str, Any]:
+        """Give the totals, as the totals do."""
+        found: dict[str, Any] = {line: {"in": {}, "out": {}} for line in lines}
+        for (line, way, label), number in self.crossed.items():
+            found[line][way][label] = number
+        return {"lines": found}
+
     def show(self, *boxes: Box, weak: Sequence[Box] = (), wait: float | None = None) -> Detections:
         """Show boxes in the next frame; gives the detections as they are published."""
         found = self.give(detections(boxes), weak=weak, wait=wait)

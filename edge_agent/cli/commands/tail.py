@@ -22,6 +22,8 @@ TOPICS = {
     "all": (
         "result/+",
         "event/+",
+        "count/+",
+        "pipeline/+",
         "health",
         "status",
         "source/+",

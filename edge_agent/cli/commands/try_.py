@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
@@ -13,13 +14,14 @@ from typing import Any
 from urllib.parse import quote
 
 from ...config.load import load as load_settings
-from ...config.settings import Broker
+from ...config.settings import Broker, Pipeline
 from ...core.errors import AgentError, EngineError, SampleError, SourceError, UsageError
 from ...core.types import Array, Outcome, Sample
 from ...inference.model import Model, load_model
 from ...models.importing import BARE, ImportedModel, import_model
 from ...models.manifest import load as load_manifest
 from ...mqtt import payloads
+from ...runtime.pipelines.overlay import Shape
 from ...sources.spec import SourceSpec, guess_source, parse_source
 from ..live import LiveView
 from ..options import Options, positive
@@ -46,6 +48,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="end by itself; default: at the source's end or Ctrl-C",
     )
     parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="settings whose first pipeline's filters, zones, lines and rules are tried, too",
+    )
+    parser.add_argument(
         "--save", metavar="DIR", help="write the model folder and settings for `run`"
     )
 
@@ -57,6 +64,7 @@ def main(options: Options) -> int:
     if not options.model or not path.exists():
         raise UsageError(f"MODEL: {options.model!r}: no such file or folder")
     save = _new_folder(options.save)
+    tried = None if options.config is None else _pipeline(options.config)
     with import_model(path) as imported:
         _print_model(imported, path)
         with Samples(spec, imported.folder.manifest.input) as samples:
@@ -65,7 +73,7 @@ def main(options: Options) -> int:
                 raise SourceError(f"{spec.redacted}: ended before it gave anything to look at")
             best = _compare_engines(imported, spec, first, _bench_seconds(options.seconds))
             try:
-                count = _watch(options, best, samples, first, spec)
+                count = _watch(options, best, samples, first, spec, tried)
             finally:
                 best.close()
         if save is not None:
@@ -73,6 +81,12 @@ def main(options: Options) -> int:
     if count == 0:
         raise AgentError("no result: every frame was dropped by an error")
     return 0
+
+
+def _pipeline(file: str) -> Pipeline:
+    from ..following import read_pipeline
+
+    return read_pipeline(file)
 
 
 def _source(text: str) -> SourceSpec:
@@ -186,19 +200,32 @@ def _rate(model: Model, sample: Sample, lanes: int, seconds: float) -> tuple[flo
 
 
 def _watch(
-    options: Options, model: Model, samples: Samples, first: Sample, spec: SourceSpec
+    options: Options,
+    model: Model,
+    samples: Samples,
+    first: Sample,
+    spec: SourceSpec,
+    tried: Pipeline | None,
 ) -> int:
     """Show results until the source ends, the time is over or Ctrl-C."""
     picture = _Picture() if first.picture else None
     count = 0
     with LiveView(f"edge-agent try · {spec.redacted} · {model.id}", _notes(picture)) as view:
+        follower = None
+        if tried is not None:
+            from ..following import Follower
+
+            follower = Follower(tried, lossless=spec.lossless, say=view.print)
         deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
         try:
             # A camera's first is old by now: the engines were timed on it.
             begin = [replace(first, since=time.monotonic())] if spec.lossless else []
             for sample in chain(begin, samples.follow()):
                 try:
-                    outcome = model.infer(sample)
+                    if follower is None:
+                        outcome = model.infer(sample)
+                    else:
+                        sample, outcome = follower.infer(model, sample)  # noqa: PLW2901 - masked
                 except SampleError as problem:
                     view.print(f"dropped: {problem}")
                     continue
@@ -206,7 +233,8 @@ def _watch(
                 age_ms = (time.monotonic() - sample.since) * 1e3
                 view.result(payloads.result("try", "", "try", sample, outcome, age_ms))
                 if picture is not None:
-                    picture.show(sample.data, outcome)
+                    shapes = () if follower is None else follower.shapes()
+                    picture.show(sample.data, outcome, shapes)
                 if time.monotonic() >= deadline:
                     break
         except KeyboardInterrupt:
@@ -217,6 +245,8 @@ def _watch(
         picture.finish()
     for line in view.summary_lines():
         print(line)
+    if follower is not None and (counts := follower.counts()):
+        print(f"counted  {counts}")
     return count
 
 
@@ -235,16 +265,16 @@ class _Picture:
         self.trouble = ""
         """Why it cannot be written; the results are worth seeing all the same."""
         self._drawn = 0.0
-        self._last: tuple[Array, Outcome] | None = None
+        self._last: tuple[Array, Outcome, Sequence[Shape]] | None = None
         try:
             PART.write_bytes(b"")
             PART.unlink()
         except OSError as problem:
             self.trouble = problem.strerror or str(problem)
 
-    def show(self, picture: Array, outcome: Outcome) -> None:
+    def show(self, picture: Array, outcome: Outcome, shapes: Sequence[Shape]) -> None:
         """Take in a result; draw it if it is time to."""
-        self._last = picture, outcome
+        self._last = picture, outcome, shapes
         if time.monotonic() - self._drawn >= PICTURE_SECONDS:
             self._drawn = time.monotonic()
             self.finish()
@@ -255,9 +285,9 @@ class _Picture:
 
         if self.trouble or self._last is None:
             return
-        picture, outcome = self._last
+        picture, outcome, shapes = self._last
         try:
-            PART.write_bytes(jpeg(annotate(picture, outcome.findings)))
+            PART.write_bytes(jpeg(annotate(picture, outcome.findings, shapes)))
             PART.replace(PICTURE)
         except OSError as problem:
             self.trouble = problem.strerror or str(problem)

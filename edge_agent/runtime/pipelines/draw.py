@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import cv2
+import numpy as np
 
 from ...core.errors import SampleError
 from ...core.types import Anomaly, Array, Classes, Detections, Findings, RawTensors, Values
+from .overlay import Shape
 
 FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
-def annotate(picture: Array, found: Findings) -> Array:
-    """Return a copy of *picture*, uint8 BGR, with boxes and labels drawn."""
+def annotate(picture: Array, found: Findings, shapes: Sequence[Shape] = ()) -> Array:
+    """Return a copy of *picture*, uint8 BGR, with boxes and labels drawn.
+
+    Args:
+        picture: the frame.
+        found: in it; with tracks, each box has its number.
+        shapes: zones and lines.
+
+    """
     canvas = picture.copy()
     height, width = canvas.shape[:2]
     scale = max(0.4, min(width, height) / 900)
     # Of one pixel, JPEG's halved color resolution would leave a gray shade.
     thick = max(2, round(scale * 2))
+    for shape in shapes:
+        _shape(canvas, shape, scale, thick)
     match found:
         case Detections():
-            for label, score, box in zip(found.labels, found.scores, found.boxes, strict=True):
+            tracks = [0] * len(found) if found.tracks is None else found.tracks.tolist()
+            each = zip(found.labels, found.scores, found.boxes, tracks, strict=True)
+            for label, score, box, track in each:
                 x1, y1, x2, y2 = (round(float(side)) for side in box)
                 color = color_of(label)
                 cv2.rectangle(canvas, (x1, y1), (x2, y2), color, thick)
-                _tag(canvas, f"{label} {score:.2f}", (x1, y1), scale, color)
+                number = f" #{track}" if track else ""
+                _tag(canvas, f"{label} {score:.2f}{number}", (x1, y1), scale, color)
             if found.points is not None:
                 for x, y in found.points.reshape(-1, 2):
                     cv2.circle(
@@ -76,6 +91,22 @@ def shrunk(picture: Array, width: int) -> Array:
         return picture
     height = max(1, round(picture.shape[0] * width / picture.shape[1]))
     return cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
+
+
+def _shape(canvas: Array, shape: Shape, scale: float, thick: int) -> None:
+    """Draw a zone, or a line with an arrow to its right side: the way that counts as `in`."""
+    height, width = canvas.shape[:2]
+    points = np.round(np.array(shape.points, np.float64) * (width - 1, height - 1)).astype(np.int32)
+    color = (60, 200, 255) if shape.closed else (255, 160, 60)
+    cv2.polylines(canvas, [points], shape.closed, color, thick, cv2.LINE_AA)
+    if not shape.closed:
+        (x1, y1), (x2, y2) = points[0].tolist(), points[1].tolist()
+        middle = ((x1 + x2) // 2, (y1 + y2) // 2)
+        share = 40 * scale / max(1.0, float(np.hypot(x2 - x1, y2 - y1)))
+        tip = (round(middle[0] - (y2 - y1) * share), round(middle[1] + (x2 - x1) * share))
+        cv2.arrowedLine(canvas, middle, tip, color, thick, cv2.LINE_AA, tipLength=0.4)
+    x, y = points[points[:, 1].argmin()].tolist()
+    _tag(canvas, shape.text, (min(x, width * 2 // 3), y), scale, color)
 
 
 def _lines(canvas: Array, lines: list[str], scale: float) -> None:

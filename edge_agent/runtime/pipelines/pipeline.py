@@ -16,6 +16,7 @@ from ...sources.spec import SourceSpec
 from ..scheduler.board import Board, FrameQueue
 from ..serving.active import Serving
 from .capture import Capture
+from .overlay import Shape
 from .route import PipelineRoute
 from .sinks import MqttSink, ResultSink, ResultStage, SnapshotSink
 from .status import FrameErrors, Identity, SourceStatus
@@ -96,6 +97,7 @@ class Pipeline:
             stage=stages(settings, spec),
         )
         self.source.on_gone = self._lose
+        self.snapshots.shapes = self._shapes
         self.queue: FrameQueue[Model] = FrameQueue(
             settings.name,
             self._route,
@@ -161,6 +163,10 @@ class Pipeline:
         stage = self._route.stage
         if stage is not None:
             stage.gone(switched_off=switched_off)
+
+    def _shapes(self) -> Sequence[Shape]:
+        stage = self._route.stage
+        return () if stage is None else stage.shapes()
 
     def watch(self, threads: ThreadGroup) -> None:
         """Replace a capture thread that hangs; called every second or so."""

@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from ...core.errors import SampleError
 from ...core.types import Array, Detections, Findings, Outcome, Sample
 from ...mqtt import payloads
 from ...mqtt.client import Channel, Client, Message
+from .overlay import Shape
 from .status import FrameErrors, Identity
 
 SNAPSHOT_SECONDS = 2.0
@@ -57,6 +59,9 @@ class ResultStage(Protocol):
 
     def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
         """Take that result once the sinks have it; as a sink does."""
+
+    def shapes(self) -> Sequence[Shape]:
+        """Return what is drawn over pictures beside the findings."""
 
     def gone(self, *, switched_off: bool) -> None:
         """Forget what was: the source is lost, has ended, or was switched off."""
@@ -117,6 +122,8 @@ class SnapshotSink:
         self, settings: PipelineSettings, identity: Identity, client: Client, errors: FrameErrors
     ) -> None:
         self.requested = False
+        self.shapes: Callable[[], Sequence[Shape]] = tuple
+        """Returns zones and lines, to be drawn."""
         self._wanted = _snapshots(settings)
         self._last = -math.inf
         """When the latest was published, monotonic seconds of its capture."""
@@ -168,7 +175,7 @@ class SnapshotSink:
 
         self.requested, self._candidate = False, None
         form = self._wanted or Snapshots()
-        drawn = data if found is None else annotate(data, found)
+        drawn = data if found is None else annotate(data, found, self.shapes())
         try:
             picture = jpeg(shrunk(drawn, form.width), form.quality)
         except SampleError as problem:
