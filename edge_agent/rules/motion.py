@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 POSITION = 1 / 20
 """Noise of a measured position, and of where a box goes in a frame, as a share of its side."""
-VELOCITY = 1 / 160
+VELOCITY = 1 / 80
 """Change of its velocity in a frame, likewise."""
 
 

@@ -122,20 +122,22 @@ class Tracker:
         rows_left: Flags,
         columns_left: Flags,
     ) -> None:
-        """Give detections to tracks: to known ones, to those seen once, then to what is near."""
+        """Give detections to tracks: by overlap, then to what is near."""
         alive = self.alive
         rows, columns, fit = overlaps(self.motion.boxes(alive), found.boxes)
         label = self.label_of(alive)
         gain = fit + np.float32(SAME_LABEL) * (label[rows] == kinds[columns])
-        known = self.number[alive] > 0
-        known = known[rows]
-        for wanted in (known & (fit >= OVERLAP), ~known & (fit >= OVERLAP_NEW)):
-            there = np.flatnonzero(wanted & rows_left[rows] & columns_left[columns])
-            there = there[assign(rows[there], columns[there], gain[there])]
-            slot_of[columns[there]] = alive[rows[there]]
-            rows_left[rows[there]] = False
-            columns_left[columns[there]] = False
-        rest, free = np.flatnonzero(rows_left), np.flatnonzero(columns_left)
+        # All tracks at once: one that is known must not take what fits a new one better.
+        known = self.number[alive[rows]] > 0
+        there = np.flatnonzero(fit >= np.where(known, OVERLAP, OVERLAP_NEW))
+        there = there[assign(rows[there], columns[there], gain[there])]
+        slot_of[columns[there]] = alive[rows[there]]
+        rows_left[rows[there]] = False
+        columns_left[columns[there]] = False
+        # Not for tracks that were missing before: theirs reaches so far that they would take what
+        # is new.
+        fresh = rows_left & (self._missed[alive] == 0)
+        rest, free = np.flatnonzero(fresh), np.flatnonzero(columns_left)
         if not (rest.size and free.size):
             return
         near = self.motion.distance(alive[rest], seen[free])
