@@ -38,6 +38,10 @@ def lint_pipeline(
         )
     if pipeline.threshold is not None and known and WITHOUT_THRESHOLD.issuperset(tasks):
         lines.append(_without("threshold", known[0]))
+    if pipeline.labels or pipeline.thresholds or any(pipeline.min_box):
+        from .rule_checks import lint_filters
+
+        lines += lint_filters(pipeline, firsts)
     if pipeline.follows:
         from .rule_checks import lint_rules
 

@@ -100,6 +100,29 @@ def _action_problems(action: Action, root: str) -> Iterator[Problem]:
         yield ".payload", why
 
 
+def lint_filters(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> Iterator[str]:
+    """Yield which filters of a pipeline can have no effect, or leave nothing; as `lint_rules`."""
+    known = [folder for folder in firsts if folder is not None]
+    if not known or len(known) < len(firsts):
+        return
+    names = ", ".join(folder.manifest.id for folder in known)
+    tasks: set[str] = {folder.manifest.task for folder in known}
+    given = [key for key in ("labels", "thresholds") if getattr(pipeline, key)]
+    if not tasks & {"detection", "classification"}:
+        for key in given:
+            yield f"{key} has no effect: {names} finds nothing that has a label"
+        given = []
+    if any(pipeline.min_box) and "detection" not in tasks:
+        yield f"min_box has no effect: {names} finds no boxes"
+    if not all(folder.labels for folder in known):
+        return  # classes without names are called by their numbers, however many there are
+    found = {label for folder in known for label in folder.labels}
+    for key in given:
+        absent = [label for label in getattr(pipeline, key) if label not in found]
+        if absent:
+            yield f"{key}: {', '.join(map(repr, absent))} is not among what {names} finds"
+
+
 def lint_rules(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> Iterator[str]:
     """Yield which zones, lines and rules of a pipeline can never act.
 

@@ -122,6 +122,7 @@ def test_ratios_are_of_the_same_round() -> None:
     report.turns[HANDMADE] += [Turn(50.0), Turn(5.0)]
     report.turns[ENGINE] += [Turn(200.0), Turn(20.0)]
     report.steps.append({"decode": 1.0})
+    report.following_ms.append({"5 objects": 0.2})
     report.scaling[16] = [
         (Turn(100.0), Turn(80.0, 1.5, (3.0,))),
         (Turn(10.0), Turn(9.0, 2.5, (4.0,))),

@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 
 from edge_agent.config.lint import lint_pipeline
-from edge_agent.config.settings import Pipeline, SecondStage
+from edge_agent.config.settings import Action, Line, Pipeline, Rule, SecondStage, Zone
 from edge_agent.models.manifest import ModelFolder, load
 from tests.helpers.small_models import brightness, detector, plain, write_pictures
 from tests.helpers.support import (
@@ -171,3 +171,70 @@ def test_an_engine_that_the_settings_name_needs_no_word(tmp_path: Path, numbers:
     said = call_cli("check", "--config", str(config))
     assert "light@1 runs on openvino:CPU\n" in said.out
     assert "OpenVINO IR" not in call_cli("profile", "--config", str(config)).out
+
+
+YARD = Zone(name="yard", polygon=((0.0, 0.0), (1.0, 0.0), (1.0, 1.0)))
+GATE = Line(name="gate", points=((0.0, 0.0), (1.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"labels": ("dog",)}, "labels: 'dog' is not among what face@1 finds"),
+        ({"thresholds": {"dog": 0.5}}, "thresholds: 'dog' is not among"),
+        ({"rules": (Rule(name="r", when="drift"),)}, "rules[r]: never acts: this version"),
+        ({"rules": (Rule(name="r", when="class"),)}, 'rules[r]: never acts: when = "class"'),
+        (
+            {"rules": (Rule(name="r", when="enter", labels=("dog",)),)},
+            "rules[r].labels: never acts: 'dog'",
+        ),
+        (
+            {"labels": ("face",), "rules": (Rule(name="r", when="enter", labels=("hand",)),)},
+            "rules[r].labels: never acts: the pipeline's labels are face",
+        ),
+        (
+            {"rules": (Rule(name="r", when="count", below=0.0),)},
+            "rules[r].below: never acts: no count is below 0",
+        ),
+        ({"rules": (Rule(name="r", when="enter", for_s=3.0),)}, "rules[r].for_s has no effect"),
+        (
+            {
+                "lines": (GATE,),
+                "rules": (
+                    Rule(name="r", when="cross", line="gate", do=(Action(publish="x", on="end"),)),
+                ),
+            },
+            'rules[r].do: on = "end" never occurs',
+        ),
+    ],
+)
+def test_a_rule_that_can_never_act_is_said(
+    face: ModelFolder, keys: dict[str, Any], words: str
+) -> None:
+    """One line names the rule, or the filter, and why nothing can come of it."""
+    (line,) = lint_pipeline(asked(**keys), [face], [])
+    assert line.startswith(words)
+
+
+def test_zones_and_filters_of_boxes_on_a_model_of_numbers_are_said(light: ModelFolder) -> None:
+    """A model that finds no boxes has no objects in zones, and no labels."""
+    lines = lint_pipeline(
+        asked("light", zones=(YARD,), track=True, min_box=(9, 9), labels=("a",)), [light], []
+    )
+    assert len(lines) == 4
+    assert all("has no effect" in line for line in lines)
+
+
+def test_rules_that_can_act_are_no_doubt(face: ModelFolder, light: ModelFolder) -> None:
+    """Not a word about what may come about."""
+    rules = (
+        Rule(name="a", when="dwell", zone="yard", labels=("face",), for_s=3.0),
+        Rule(name="b", when="cross", line="gate", direction="in"),
+        Rule(
+            name="c", when="count", above=2.0, below=1.0, do=(Action(http="http://h/", on="end"),)
+        ),
+    )
+    given = asked(zones=(YARD,), lines=(GATE,), rules=rules, labels=("face",), min_box=(4, 4))
+    assert lint_pipeline(given, [face], []) == []
+    value = Rule(name="v", when="value", value="light", above=3.0)
+    assert lint_pipeline(asked("light", rules=(value,)), [light], []) == []

@@ -21,6 +21,7 @@ from ...mqtt.loopback import Loopback, broker
 from ...runtime.pipelines.draw import jpeg
 from ..common.child import call
 from .figures import AGENT, ENGINE, HANDMADE, PLAIN, Report, Setup, Turn
+from .following import following_ms
 from .overhead import overhead
 from .players import SETTLE_SECONDS, Line, Window, agent, endless, script
 from .streams import Place, carried, idle, together
@@ -151,6 +152,7 @@ def _round(folder: ModelFolder, place: Place, report: Report, setup: Setup) -> N
     report.usual_ms.append(alone["usual_preprocess_ms"])
     report.cached_ms.append(alone["cached_preprocess_ms"])
     report.steps.append({**alone["step_ms"], "publish": overhead(place.loopback)})
+    report.following_ms.append(following_ms())
 
 
 def _turn(window: Window) -> Turn:

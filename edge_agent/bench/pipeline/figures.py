@@ -90,6 +90,8 @@ class Report:
     )
     steps: list[Mapping[str, float]] = field(default_factory=list)
     """Of a frame, one at a time with nothing else running, ms."""
+    following_ms: list[Mapping[str, float]] = field(default_factory=list)
+    """Of tracks, zones, lines and rules, by how many objects there are."""
     usual_ms: list[float] = field(default_factory=list)
     """Of preprocessing alone, by the lines that a plain script has for it."""
     cached_ms: list[Mapping[str, float]] = field(default_factory=list)
@@ -138,6 +140,7 @@ class Report:
             "cpu_ratio": spread(self.cpu_ratios()),
             "age_ms": payloads.percentiles(ages),
             "step_ms": self.step_ms(),
+            "following_ms": _medians(self.following_ms),
             "usual_preprocess_ms": round(statistics.median(self.usual_ms), 4),
             "cached_preprocess_ms": _medians(self.cached_ms),
         }

@@ -168,6 +168,8 @@ def _print(report: Report) -> None:
     print(f"the script pipelined by hand ran on {report.handmade.replace(':', ', threads: ')}")
     steps = ", ".join(f"{name} {took:.3f}" for name, took in figures["step_ms"].items())
     print(f"one frame, one at a time with nothing else running, ms: {steps}")
+    follow = ", ".join(f"{name} {took:.3f}" for name, took in figures["following_ms"].items())
+    print(f"tracks, 8 zones, 8 lines and 16 rules, where there are any, ms a frame: {follow}")
     cached = figures["cached_preprocess_ms"]
     print(
         "preprocessing by the usual lines (resize, colours, float, mean and scale, planes), ms: "
