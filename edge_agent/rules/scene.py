@@ -192,7 +192,7 @@ class Scene:
         self, sample: Sample, found: Detections, weak: Detections | None, size: tuple[int, int]
     ) -> Detections:
         tracker = self._tracker
-        slot_of = tracker.update(found, weak, self._elapsed(sample))
+        slot_of = tracker.update(found, weak, self._elapsed(sample), size)
         if tracker.room > len(self._inside):
             self._grow(tracker.room)
         self._forget(tracker.begun)

@@ -30,6 +30,10 @@ REACH = 9.2
 TWIN = 0.8
 """A detection that overlaps so much with one that has a track begins none: it is the same object
 under another label."""
+EDGE = 2.0
+"""Pixels: a box that comes so near the frame's edge may be cut by it …"""
+CUT = 0.1
+"""… and says so much less of what it is."""
 LOST_SECONDS = 1.0
 LOST_RESULTS = 3
 """At low rates a track outlives so many results without it."""
@@ -83,13 +87,20 @@ class Tracker:
         found: Slots = self.votes[slots].argmax(axis=1)
         return found
 
-    def update(self, found: Detections, weak: Detections | None, seconds: float) -> Slots:
+    def update(
+        self,
+        found: Detections,
+        weak: Detections | None,
+        seconds: float,
+        size: tuple[int, int],
+    ) -> Slots:
         """Take the detections of the next result.
 
         Args:
             found: the detections.
             weak: further ones whose scores are below the threshold; they carry on tracks only.
             seconds: since the result before.
+            size: width and height of the frame.
 
         Returns:
             By detection of *found*: the slot of its track; -1: it has none.
@@ -106,11 +117,12 @@ class Tracker:
         columns_left = np.ones(len(found), bool)
         if len(alive) and len(found):
             self._match(found, kinds, seen, slot_of, rows_left, columns_left)
-        self._take(slot_of, seen, kinds, found.scores)
+        said = _said(found, size)
+        self._take(slot_of, seen, kinds, said)
         if weak is not None and len(weak):
             self._carry_on(alive, rows_left, weak)
         self._age(alive[rows_left], seconds)
-        self._begin(found, slot_of, columns_left, seen, kinds)
+        self._begin(found, slot_of, columns_left, seen, kinds, said)
         return slot_of
 
     def _match(
@@ -155,13 +167,13 @@ class Tracker:
         slot_of: Slots,
         seen: Floats,
         kinds: Slots,
-        scores: NDArray[np.float32],
+        said: NDArray[np.float32],
     ) -> None:
         """Correct the tracks by what was found; one that is found again gets its number."""
         there = np.flatnonzero(slot_of >= 0)
         slots = slot_of[there]
         self.motion.update(slots, seen[there])
-        self.votes[slots, kinds[there]] += scores[there]
+        self.votes[slots, kinds[there]] += said[there]
         self._unseen[slots] = 0.0
         self._missed[slots] = 0
         new = slots[self.number[slots] == 0]
@@ -203,6 +215,7 @@ class Tracker:
         columns_left: Flags,
         seen: Floats,
         kinds: Slots,
+        said: NDArray[np.float32],
     ) -> None:
         """Begin tracks of what belongs to none."""
         new = np.flatnonzero(columns_left)
@@ -220,7 +233,7 @@ class Tracker:
         self.motion.begin(slots, seen[new])
         self.number[slots] = 0
         self.votes[slots] = 0.0
-        self.votes[slots, kinds[new]] = found.scores[new]
+        self.votes[slots, kinds[new]] = said[new]
         self._unseen[slots] = 0.0
         self._missed[slots] = 0
         slot_of[new] = slots
@@ -251,3 +264,10 @@ class Tracker:
     def _release(self, slots: Slots) -> None:
         self._free += slots.tolist()
         self.ended = NONE
+
+
+def _said(found: Detections, size: tuple[int, int]) -> NDArray[np.float32]:
+    """Return what each detection says of its label: its score, if it can be seen as a whole."""
+    boxes = found.boxes
+    cut = (boxes[:, :2] <= EDGE).any(axis=1) | (boxes[:, 2:] >= np.array(size) - EDGE).any(axis=1)
+    return found.scores * np.where(cut, np.float32(CUT), np.float32(1))
