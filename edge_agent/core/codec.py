@@ -52,6 +52,8 @@ def pack(value: Any) -> Any:
         return {_CLASS: "tuple", "of": [pack(item) for item in value]}
     if isinstance(value, PosixPath):
         return {_CLASS: "path", "of": str(value)}
+    if isinstance(value, Mapping) and _CLASS in value:  # a label, say, is called so
+        return {_CLASS: "table", "of": [[key, pack(item)] for key, item in value.items()]}
     if isinstance(value, Mapping):
         return {str(key): pack(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -78,6 +80,8 @@ def unpack(value: Any) -> Any:
         return {key: unpack(item) for key, item in value.items()}
     if name == "tuple":
         return tuple([unpack(item) for item in value["of"]])
+    if name == "table":
+        return {key: unpack(item) for key, item in value["of"]}
     if name == "path":
         return PosixPath(value["of"])
     given = {key: unpack(item) for key, item in value.items() if key != _CLASS}

@@ -62,3 +62,9 @@ def test_what_needs_a_restart_says_so_itself() -> None:
     assert waiting == ["device_id", "broker.topic_root"]
     assert (kept.device_id, kept.groups) == ("one", ["yard"])
     assert (kept.broker.topic_root, kept.broker.url) == ("edge", "mqtt://other")
+
+
+def test_a_table_may_have_the_key_that_marks_classes() -> None:
+    """A label can be called anything."""
+    pipeline = Pipeline(name="p", source="dir:x", model="m", thresholds={"!": 0.5, "a": 0.2})
+    assert unpack(pack(pipeline)) == pipeline
