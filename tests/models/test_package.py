@@ -148,7 +148,7 @@ def test_what_cannot_be_packed_is_named(tmp_path: Path) -> None:
         pack(good, out, expires=NOW - timedelta(days=400), created=NOW)
     with pytest.raises(ModelError, match="'lab' is none of device:ID, profile:NAME, @GROUP"):
         pack(good, out, targets=["lab"])
-    with pytest.raises(ModelError, match=r"nowhere/out.tar: writing the package: No such file"):
+    with pytest.raises(ModelError, match=r"nowhere/out.tar: cannot be written: No such file"):
         pack(good, tmp_path / "nowhere" / "out.tar")
     long = make_model(tmp_path / "long", more={"a" * 120: b""})
     with pytest.raises(ModelError, match="does not fit a package"):
