@@ -18,7 +18,7 @@ from ...models.store.incoming import interrupted_transfers
 from ...models.store.store import Store
 from ..protocol import MAX_OFFER_BYTES
 from ..rollout.ledger import Candidate, Ledger
-from .admission import Admission, clock_is_set
+from .admission import Admission
 from .blocks import MAX_TRANSFERS, BlockReceiver
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class Offers:
         """Consider again the offers that wait, once the clock is set."""
         if self._waiting and now - self._clock_checked > CLOCK_SECONDS:
             self._clock_checked = now
-            if clock_is_set():
+            if self._admission.clock_is_set():
                 for transfer, (header, signature) in list(self._waiting.items()):
                     self._consider(transfer, header, signature)
 
