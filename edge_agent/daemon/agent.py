@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from ..config.settings import Arm, Settings
 from ..core import systemd
 from ..core.codec import unpack
+from ..core.containment import contained
 from ..core.errors import AgentError, EngineError, ModelError
 from ..core.files import make_state_folder, replace_file
 from ..core.flight_recorder import clear_starting, previous_crash, recorder
@@ -183,7 +184,7 @@ class Agent:
         self._runner.lazy(wanted=plan.lazy)
         for index, quick in enumerate(plan.models):
             try:
-                with recorder.call("load", _place(quick)):
+                with recorder.call("load", _place(quick)), contained(quick.name):
                     model = self._quick_model(quick, early.model(index))
             except AgentError as problem:
                 # It is loaded in the usual way, when the rest is there.

@@ -211,6 +211,8 @@ class Health:
                 "latency_ms": payloads.percentiles(list(pipeline.results.latency_ms)),
                 "source": state or "opening",
             }
+            if pipeline.errors.sinks:
+                payload["pipelines"][pipeline.name]["sink_errors"] = pipeline.errors.sinks
         for model in {
             id(s.model): s.model for s in self._servings() if s.model is not None
         }.values():

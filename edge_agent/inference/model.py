@@ -6,6 +6,7 @@ Knows no pipeline and no broker; where the model came from is the library's busi
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -15,10 +16,12 @@ from typing import Protocol
 
 import numpy as np
 
+from ..core.containment import contained, converted
 from ..core.errors import AgentError, EngineError, ModelError, SampleError
 from ..core.flight_recorder import call_target, recorder
 from ..core.frozen import record
 from ..core.types import (
+    Anomaly,
     Array,
     Detections,
     Findings,
@@ -28,6 +31,7 @@ from ..core.types import (
     Sample,
     Tensors,
     Timing,
+    Values,
 )
 from ..models.manifest import MANIFEST, ModelFolder
 from .cost import Cost
@@ -172,10 +176,20 @@ class Model:
         *,
         stream: bool = False,
     ) -> PreparedSample:
-        """Make the network's inputs of a picture or window, see `prepare` and `Preprocessor`."""
+        """Make the network's inputs of a picture or window, see `prepare` and `Preprocessor`.
+
+        Raises:
+            SampleError: the sample does not fit.
+
+        """
         start = time.perf_counter()
-        seen, dx, dy = (data, 0, 0) if region is None else cut(data, region)
-        tensors, placement = self._prepare(seen, out, stream=stream)
+        try:
+            seen, dx, dy = (data, 0, 0) if region is None else cut(data, region)
+            tensors, placement = self._prepare(seen, out, stream=stream)
+        except AgentError:
+            raise
+        except Exception as problem:
+            raise converted(problem, f"{self._id}: preparing its input", SampleError) from problem
         took = (time.perf_counter() - start) * 1e3
         return PreparedSample(tensors, placement, dx, dy, took, self, region)
 
@@ -204,12 +218,17 @@ class Model:
         threshold = self._threshold if request.threshold is None else request.threshold
         try:
             found = self._decode(outputs, prepared.tensors, threshold)
-        except (EngineError, SampleError) as problem:
+            if isinstance(found, Detections) and prepared.placement is not None:
+                found = place(found, prepared.placement, prepared.dx, prepared.dy)
+            check_finite(found)
+        except AgentError as problem:
             self.record_failure(problem, request.sample, request.region)
             raise
+        except Exception as problem:
+            failure = converted(problem, f"{self._id}: decoding its outputs", SampleError)
+            self.record_failure(failure, request.sample, request.region)
+            raise failure from problem
         self.failing = 0
-        if isinstance(found, Detections) and prepared.placement is not None:
-            found = place(found, prepared.placement, prepared.dx, prepared.dy)
         done = time.perf_counter()
         self.infer_ms.append(infer_ms / together)
         self.inferred += 1
@@ -237,14 +256,18 @@ class Model:
 
         """
         if self.batch is not None and len(requests) > 1:
-            return self.batch.infer_all(requests)
+            try:
+                with contained(f"{self._id}: {len(requests)} samples together"):
+                    return self.batch.infer_all(requests)
+            except AgentError as problem:
+                log.debug("%s; one by one", problem)
         return [self.answer(request) for request in requests]
 
     def answer(self, request: Request) -> Outcome | AgentError:
         """Return what `infer` returns, or the error that it raises."""
         try:
             return self._infer(request)
-        except (SampleError, EngineError, ModelError) as problem:
+        except AgentError as problem:
             return problem
 
     def raw(self, tensors: Tensors) -> dict[str, Array]:
@@ -252,29 +275,65 @@ class Model:
         return self.run(tensors)
 
     def ready(self, tensors: Tensors) -> Tensors:
-        """Return inputs of the network as `infer` hands them to the engine: for timing it."""
-        return tensors if self.engine.fold is None else self.engine.fold.feed(tensors)
+        """Return inputs of the network as `infer` hands them to the engine: for timing it.
+
+        Raises:
+            EngineError: they cannot be had so.
+
+        """
+        if self.engine.fold is None:
+            return tensors
+        with contained(f"{self._id}: preparing its input"):
+            return self.engine.fold.feed(tensors)
 
     def unfolded(self, tensors: Tensors) -> Tensors:
-        """Return what the engine was given as inputs of the network: for other engines."""
-        return tensors if self.engine.fold is None else self.engine.fold.unfold(tensors)
+        """Return what the engine was given as inputs of the network: for other engines.
+
+        Raises:
+            EngineError: they cannot be had so.
+
+        """
+        if self.engine.fold is None:
+            return tensors
+        with contained(f"{self._id}: preparing its input"):
+            return self.engine.fold.unfold(tensors)
 
     def run(self, tensors: Tensors, engine: Engine | None = None) -> dict[str, Array]:
-        """Call the engine, or another one of this model; a note of it outlives a crash."""
+        """Call the engine, or another one of this model; a note of it outlives a crash.
+
+        Raises:
+            EngineError: it failed.
+
+        """
         number = recorder.enter("infer", self._place)
         try:
             return (engine or self.engine).infer(tensors)
+        except AgentError:
+            raise
+        except Exception as problem:
+            raise converted(problem, self._id, EngineError) from problem
         finally:
             recorder.leave(number)
 
     def decode(self, outputs: Tensors, inputs: Tensors) -> Findings:
-        """Decode ready outputs, as `infer` does, in pixels of the network's input."""
-        return self._decode(outputs, inputs, self._threshold)
+        """Decode ready outputs, as `infer` does, in pixels of the network's input.
+
+        Raises:
+            SampleError: the outputs are not finite, or cannot be decoded.
+
+        """
+        with contained(f"{self._id}: decoding its outputs", SampleError):
+            return self._decode(outputs, inputs, self._threshold)
 
     def warm_up(self) -> None:
-        """Run once on zeros, so that the first frame does not pay for lazy set-up."""
+        """Run once on zeros, so that the first frame does not pay for lazy set-up.
+
+        Raises:
+            EngineError: it fails on them.
+
+        """
         # Noted as part of the load: on a GPU the first inference builds kernels, for long.
-        with recorder.call("load", self._place):
+        with recorder.call("load", self._place), contained(f"{self._id}: warming it up"):
             self.engine.infer(
                 {
                     spec.name: np.zeros([size or 1 for size in spec.shape], spec.dtype)
@@ -321,6 +380,28 @@ def cut(data: Array, region: Region) -> tuple[Array, int, int]:
     x1, y1 = min(max(region[0], 0), width - 1), min(max(region[1], 0), height - 1)
     x2, y2 = max(min(region[2], width), x1 + 1), max(min(region[3], height), y1 + 1)
     return data[y1:y2, x1:x2], x1, y1
+
+
+def check_finite(found: Findings) -> None:
+    """Check that no number has become infinite on the way from outputs that were finite.
+
+    Decoders check what they read, and boxes are cut to the picture; JSON has no infinity.
+
+    Raises:
+        SampleError: one has.
+
+    """
+    match found:
+        case Detections() if found.points is not None:
+            finite = bool(np.isfinite(found.points).all())
+        case Anomaly():
+            finite = math.isfinite(found.score)
+        case Values():
+            finite = all(map(math.isfinite, found.values.values()))
+        case _:
+            return
+    if not finite:
+        raise SampleError("outputs: what they stand for is not finite")
 
 
 def place(found: Detections, placement: Placement, dx: int, dy: int) -> Detections:
@@ -379,18 +460,19 @@ def load_model(
         EngineError: no engine can run it; says why for each.
 
     """
-    if not checked:
-        from ..models.files import check_onnx
+    with contained(folder.manifest.id, ModelError):
+        if not checked:
+            from ..models.files import check_onnx
 
-        check_onnx.check_network(folder.network)
-    from .folding.find import cut_for
+            check_onnx.check_network(folder.network)
+        from .folding.find import cut_for
 
-    cut_off = cut_for(folder, kind)
+        cut_off = cut_for(folder, kind)
     passed: list[str] = []
     for choice in choices:
         place = call_target(folder.manifest.id, choice.engine, choice.device, str(folder.network))
         try:
-            with recorder.call("load", place):
+            with recorder.call("load", place), contained(f"{choice.engine}:{choice.device}"):
                 engine = open_engine(
                     choice, folder.network, fixed_shapes(folder.manifest.input, kind), cut_off
                 )
@@ -400,7 +482,8 @@ def load_model(
         except ModelError as problem:
             raise ModelError(f"{folder.path / MANIFEST}: {problem}") from None
         try:
-            model = assemble(folder, choice, engine, kind)
+            with contained(folder.manifest.id, ModelError):
+                model = assemble(folder, choice, engine, kind)
             model.warm_up()
         except EngineError as problem:
             engine.close()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ...core.containment import contained
 from ...core.errors import ModelError
 from ...core.files import subfolders
 from ...core.names import is_name, version_key
@@ -205,7 +206,7 @@ def _stored(store: Store, name: str, version: str) -> Entry:
     path = store.models / name / version
     accepted = store.accepted(name, version)
     try:
-        folder = load(path)
+        folder = _load(path)
     except ModelError as problem:
         return Entry(name, version, "store", path, None, str(problem), accepted)
     if (folder.manifest.name, folder.manifest.version) != (name, version):
@@ -223,9 +224,20 @@ def _plain(parent: Path, place: Place) -> Iterator[Entry]:
         return
     for path in folders:
         try:
-            folder = load(path)
+            folder = _load(path)
         except ModelError as problem:
             name = path.name if is_name(path.name) else "?"
             yield Entry(name, None, place, path, None, str(problem))
         else:
             yield Entry(folder.manifest.name, folder.manifest.version, place, path, folder)
+
+
+def _load(path: Path) -> ModelFolder:
+    """Read a model folder; whatever is wrong with it costs this version only.
+
+    Raises:
+        ModelError: it cannot be read.
+
+    """
+    with contained(str(path), ModelError):
+        return load(path)

@@ -7,7 +7,8 @@ from functools import partial
 
 from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import SecondStage
-from ...core.errors import AgentError, EngineError, ModelError, SampleError
+from ...core.containment import contained, reason
+from ...core.errors import AgentError
 from ...core.timeline import Timeline
 from ...core.types import Detections, Outcome, Request, Sample, Second
 from ...inference.model import Model, Region
@@ -113,7 +114,7 @@ class PipelineRoute:
             if isinstance(answer, AgentError):
                 raise answer
             outcome = self._add_second_stages(job.sample, answer)
-        except (SampleError, EngineError, ModelError) as problem:
+        except AgentError as problem:
             job.model.errors += 1
             self._errors.record(problem)
             self._board.finish(job, None)
@@ -134,16 +135,26 @@ class PipelineRoute:
             unloaded = serving.lazy and serving.model is None and serving.problem is None
             if unloaded and second_stage.concerns(stage, outcome.findings):
                 self._load(serving)
-        with self._board.using(lambda: [serving.model for _, serving in self._seconds]) as models:
+        with (
+            contained(self._name),
+            self._board.using(lambda: [serving.model for _, serving in self._seconds]) as models,
+        ):
             for (stage, _), model in zip(self._seconds, models, strict=True):
                 if model is not None:
                     then[stage.name] = second_stage.infer(stage, model, sample, outcome.findings)
         return Outcome(outcome.model, outcome.engine, outcome.findings, outcome.timing, then)
 
     def _deliver(self, sample: Sample, outcome: Outcome) -> None:
-        """Call the sinks; the board does so in the order of capture."""
+        """Call the sinks; the board does so in the order of capture.
+
+        One that raises has not taken the result, which is counted; the others get it, and the lane
+        goes on.
+        """
         for sink in self._sinks:
-            sink.result(self._name, sample, outcome)
+            try:
+                sink.result(self._name, sample, outcome)
+            except Exception as problem:  # noqa: BLE001 - whatever it is, it is the sink's
+                self._errors.record_sink(type(sink).__name__, reason(problem))
 
     def _shadow(self, job: Job[Model], outcome: Outcome | None) -> None:
         """Hand the frame to a candidate, which infers and compares."""

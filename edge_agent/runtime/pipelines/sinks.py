@@ -24,7 +24,10 @@ SNAPSHOT_SECONDS = 2.0
 
 
 class ResultSink(Protocol):
-    """Takes results. Called by an inference lane: must not wait, and must not raise."""
+    """Takes results. Called by an inference lane: must not wait.
+
+    What it raises is logged and counted, and the lane goes on.
+    """
 
     def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
         """Take the result of one frame.
