@@ -20,6 +20,7 @@ from .. import __version__
 from ..core.errors import AgentError, print_error
 from ..core.logs import set_up
 from ..core.text import one_line
+from ..core.threads import thread_limit
 from ..core.timeline import Timeline
 
 
@@ -105,6 +106,13 @@ def main(arguments: Sequence[str], timeline: Timeline | None = None) -> int:
             return status
     except AgentError as problem:
         return print_error(problem)
+    except RuntimeError as problem:
+        told = thread_limit(problem)
+        if told is None:
+            raise
+        return print_error(told)
+    except MemoryError:
+        return print_error(AgentError("not enough memory"))
     except KeyboardInterrupt:
         print("edge-agent: interrupted", file=sys.stderr)
         return 1
