@@ -272,7 +272,9 @@ class _Bars:
                 )
             elif self._said.get(device) != progress.state:
                 self._said[device] = progress.state
-                why = f": {progress.why}" if progress.why else ""
+                # Of a rejection, the reason is part of the outcome, which is printed at the end.
+                shown = progress.why is not None and progress.state != "rejected"
+                why = f": {progress.why}" if shown else ""
                 said = printable(f"{device}: {progress.state}{why}")
                 print(said, file=sys.stderr, flush=True)
 

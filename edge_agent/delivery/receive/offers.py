@@ -96,10 +96,13 @@ class Offers:
         if not self._admission.is_here(transfer, header, phase=phase):
             return False
         if phase is not None:
-            self._status.publish(transfer, phase, have=header.blocks, total=header.blocks)
+            figures = self._ledger.figures(name, version)
+            self._status.publish(
+                transfer, phase, have=header.blocks, total=header.blocks, **figures
+            )
             return True
         log.info("push %s: %s is here already", transfer, header.id)
-        found = partial(self._library.find, name, version)
+        found = partial(self._library.find_unchanged, name, version)
         self._submit(Candidate(name, version, transfer, found), header.blocks)
         return True
 
@@ -111,7 +114,7 @@ class Offers:
             return
         candidate = self._ledger.by_transfer(transfer)
         if candidate is not None:
-            self._status.publish(transfer, candidate.phase, have=1, total=1)
+            self._ledger.answer(candidate)
             return
         self.forget(transfer)
         try:

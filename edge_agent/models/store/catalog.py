@@ -17,6 +17,7 @@ from ...core.files import subfolders
 from ...core.names import is_name, version_key
 from ...core.schema import nearest
 from ..manifest import MANIFEST, ModelFolder, load
+from .local_blocks import check_unchanged
 from .pointers import same_version
 from .store import Store
 
@@ -84,6 +85,18 @@ class Library:
             if entry.error and entry.version and same_version(entry.version, version):
                 raise ModelError(f"{name}@{version} is broken: {entry.error}")
         raise ModelError(f"{name}@{version}: not found; {self._known(name)}")
+
+    def find_unchanged(self, name: str, version: str) -> ModelFolder:
+        """Find a version that is to go live again; its files are read and compared with what came.
+
+        Raises:
+            ModelError: as `find`, or the disk has changed it since it was installed.
+
+        """
+        folder = self.find(name, version)
+        if folder.path.is_relative_to(self.store.models):
+            check_unchanged(folder.path, folder.manifest.id)
+        return folder
 
     def live(self, name: str) -> ModelFolder:
         """Find the version that runs: the store's pointer, else the highest there is.
