@@ -108,7 +108,7 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Recording:
     rows: Rows
     scheme = spec.form.scheme
     if scheme == "csv":
-        rows = CsvRows(spec.local, spec.redacted)
+        rows = CsvRows(spec.local, spec.redacted, spec.options["separator"])
     elif scheme == "npy":
         rows = open_npy(spec.local, spec.redacted)
     else:

@@ -61,12 +61,24 @@ def _channels(text: str) -> int:
     return int(text)
 
 
+_SEPARATORS = {"tab": "\t", "space": " "}
+
+
+def _separator(text: str) -> str:
+    text = _SEPARATORS.get(text, text)
+    if text not in {",", ";", "|", "\t", " "}:
+        raise ValueError("expected one of , ; | tab space")
+    return text
+
+
 LOOP = Option(_flag, default=False)
 """Whether it begins again at its end."""
 PACE = Option(_pace, "real")
 """real: as recorded; max: as fast as it is consumed."""
 RATE = Option(_rate, None)
 """Readings (rows, pictures) a second; None: as fast as they are consumed."""
+SEPARATOR = Option(_separator, None)
+"""Character between the values of a line of text; None: found out from its first lines."""
 CHANNELS = Option(_channels, 1)
 """float32 values in a row."""
 
@@ -156,7 +168,7 @@ _ALL = (
         options={"loop": LOOP, "rate": RATE},
         suffixes=PICTURES,
     ),
-    _recording("csv", "csv:vibration.csv", {".csv", ".tsv"}),
+    _recording("csv", "csv:vibration.csv", {".csv", ".tsv"}, separator=SEPARATOR),
     _recording("npy", "npy:vibration.npy", {".npy"}),
     _recording("f32", "f32:raw.bin?channels=128", {".f32", ".raw", ".bin"}, channels=CHANNELS),
 )

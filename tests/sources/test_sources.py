@@ -173,7 +173,8 @@ def test_options_are_read() -> None:
         ("csv:a.csv?rate=0", "rate: expected .*found '0'"),
         ("csv:a.csv?rate=1e-300", "rate: expected .* from 0.00001 to 1000000, found '1e-300'"),
         ("csv:a.csv?rate=nan", "rate: expected .*found 'nan'"),
-        ("csv:a.csv?channels=3", "unknown option 'channels'; csv: takes loop, rate"),
+        ("csv:a.csv?channels=3", "unknown option 'channels'; csv: takes loop, rate, separator"),
+        ("csv:a.csv?separator=:", "separator: expected one of , ; | tab space, found ':'"),
         ("f32:a.bin?channels=0", "channels: expected .*found '0'"),
         ("f32:a.bin?channels=1.5", "channels: expected .*found '1.5'"),
         ("rtsp:camera/x", "names no host"),
@@ -693,6 +694,10 @@ def text_file(folder: Path, text: str) -> Path:
         ("a,b\r\r\n1,2\r\r\n3,4\r\r\n", ("a", "b"), [[1, 2], [3, 4]]),
         ("1,2\r3,4\r", (), [[1, 2], [3, 4]]),
         ("time,0,1\n5,1e-3,-2.5E2\n", ("time", "0", "1"), [[5, 1e-3, -250]]),
+        ("# 100 Hz\n#\na,b\n1,2\n# a pause\n3,4\n", ("a", "b"), [[1, 2], [3, 4]]),
+        ("# 100 Hz, \n# a, b\n1,2\n# c,d\n3,4\n", ("a", "b"), [[1, 2], [3, 4]]),
+        ("# 100 Hz\n1,2\n", (), [[1, 2]]),
+        ("time; mm, left;x\n1.5;2;3\n", ("time", "mm, left", "x"), [[1.5, 2, 3]]),
     ],
 )
 def test_csv(text: str, columns: tuple[str, ...], rows: list[list[float]], tmp_path: Path) -> None:
@@ -704,8 +709,35 @@ def test_csv(text: str, columns: tuple[str, ...], rows: list[list[float]], tmp_p
 
 
 @pytest.mark.parametrize(
+    ("separator", "text", "columns", "rows"),
+    [
+        (";", "a;b\n1,5;2\n-3,25;4.5\n", ("a", "b"), [[1.5, 2], [-3.25, 4.5]]),
+        ("tab", "1,5\t2e1\n", (), [[1.5, 20]]),
+        ("%09", "1,5\t2e1\n", (), [[1.5, 20]]),
+        ("space", "  a   b \n 1.0   2 \n\n", ("a", "b"), [[1, 2]]),
+        ("|", "a|b\n1|2\n", ("a", "b"), [[1, 2]]),
+        (",", "a;x,b\n1,2\n", ("a;x", "b"), [[1, 2]]),
+    ],
+)
+def test_a_separator_that_is_given(
+    separator: str, text: str, columns: tuple[str, ...], rows: list[list[float]], tmp_path: Path
+) -> None:
+    """`separator` says what parts the cells; where that is no comma, one in a number is decimal."""
+    text_file(tmp_path, text)
+    taken = readings(opened(f"csv:rows.csv?separator={separator}", tmp_path))
+    assert taken[0].columns == columns
+    assert np.allclose(taken[0].data, rows)
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("a,b\n1,2\n1_000,4\n5,6\n", r"line 3, column 'a': .*'1_000', which is not written in"),
+        ("a,b\n1,2\n3,\u0661\u0662\n5,6\n", r"line 3, column 'b': .*'\u0661\u0662', which is"),
+        ("a,b\n1,2\n3,\uff11\n5,6\n", r"line 3, column 'b': expected a number"),
+        ('a,b\n1,2\n3,"4,5"\n5,6\n', r"line 3, column 'b': .*'4,5', a decimal comma; write a"),
+        ("a;b\n1;2\n3;4,5\n5;6\n", r"line 3, column 'b': .* name the separator: \?separator=;"),
+        ("a;b\n1;2\n3;1.000,5\n5;6\n", r"line 3, column 'b': .*'1.000,5'"),
         ("a,b\n1,2\n3,x\n5,6\n", r"line 3, column 'b': expected a number, found 'x'"),
         ("1,2\n3,x\n5,6\n", r"line 2, column 1: expected a number, found 'x'"),
         ("a,b\n1,2\n3,\n5,6\n", r"line 3, column 'b': .* an empty cell"),
@@ -757,9 +789,27 @@ def test_a_text_column_does_not_spoil_the_others(tmp_path: Path) -> None:
     assert np.isnan(data[:, [0, 2]]).all()
 
 
+def test_numbers_that_only_python_reads_are_errors_from_the_first_row_on(tmp_path: Path) -> None:
+    """A first row with `1_000` does not make its column text, and is no header."""
+    text_file(tmp_path, "a,b\n1_000,2\n3,4\n")
+    source = opened("csv:rows.csv", tmp_path)
+    assert source.grab()
+    with pytest.raises(SampleError, match="line 2, column 'a': expected a number, found '1_000'"):
+        source.retrieve()
+    assert source.grab()
+    assert source.retrieve().data.tolist() == [[3, 4]]
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
+        (b"a;b\n1,5;2,5\n", r"line 2, column 'a': .*'1,5', a decimal comma; .*\?separator=;"),
+        (b"1,5;2,5\n3,5;4\n", r"line 1, column 0: .*'1,5', a decimal comma; .*\?separator=;"),
+        (b"09:00:01;1,5\n09:00:02;2,5\n", r"line 1, column 1: .*'1,5', a decimal comma"),
+        (b"1,5\t2,5\n", r"a decimal comma; .* \?separator=tab"),
+        (b"a b\n1 2\n", r"line 2 holds no number.*\?separator=space"),
+        (b"1|2\n3|4\n", r"line 2 holds no number.*\?separator=\|"),
+        (b"# nothing\n# at all\n", "is empty"),
         (None, "No such file"),
         (b"", "is empty"),
         (b"a,b\n", "no rows of numbers"),
@@ -768,7 +818,22 @@ def test_a_text_column_does_not_spoil_the_others(tmp_path: Path) -> None:
         (b"x" * (MAX_LINE + 1), "line 1 is longer than"),
         (bytes(range(256)) * 9, "holds no number|cells"),
     ],
-    ids=["missing", "empty", "header only", "no numbers", "ragged", "long", "binary"],
+    ids=[
+        "decimal commas",
+        "no header",
+        "times",
+        "tabs",
+        "spaces",
+        "bars",
+        "comments",
+        "missing",
+        "empty",
+        "header only",
+        "no numbers",
+        "ragged",
+        "long",
+        "binary",
+    ],
 )
 def test_what_is_no_csv_is_one_clear_line(content: bytes | None, says: str, tmp_path: Path) -> None:
     """A file that holds no rows of numbers is refused when it is opened."""
