@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ from ...core.errors import AgentError, ModelError, SampleError, UsageError
 from ...core.text import printable
 from ...models.manifest import MANIFEST, threshold_trouble
 from ..options import Options, add_config, load_settings
+
+READINGS = 100
+"""Of a source, of which one must be fit to be used."""
 
 
 class _Report:
@@ -91,6 +96,8 @@ def main(options: Options) -> int:
         text = f"{file} names none; the agent runs, but has nothing to do"
         report.line("note", "pipelines", text)
     _trust(report, settings.trust)
+    if os.geteuid() == 0:
+        _service(report, settings, file)
     return 1 if report.failed else 0
 
 
@@ -109,14 +116,20 @@ def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, loade
 
     def source() -> str:
         opened = open_source(spec, SourceContext(hardware_decoding=settings.decode == "auto"))
+        useless: list[SampleError] = []
         try:
-            reading = next(readings(opened), None)
+            for reading in islice(readings(opened), READINGS):
+                if not isinstance(reading, SampleError):
+                    break
+                useless.append(reading)
+            else:
+                if useless:
+                    raise useless[0]
+                return f"{spec.redacted} is empty"
         finally:
             opened.close()
-        if reading is None:
-            return f"{spec.redacted} is empty"
-        if isinstance(reading, SampleError):
-            return f"{spec.redacted}, but its first reading cannot be used: {reading}"
+        if useless:
+            report.line("note", f"{subject} source", f"{len(useless)} passed over: {useless[0]}")
         if spec.kind == "picture":
             if any(pipeline.roi) and (why := outside(reading.data, pipeline.roi)):
                 raise UsageError(why)
@@ -195,3 +208,34 @@ def _trust(report: _Report, trust: Any) -> None:
         report.line("note", "trust", f"no key is trusted, so no model can be pushed: {mend}")
     if trust.allow_unsigned:
         report.line("note", "trust", "allow_unsigned: whoever may publish here may push a model")
+
+
+def _service(report: _Report, settings: Any, file: Path | None) -> None:
+    """Check that the installed service may read what the settings name: we are root, it is not."""
+    from ...config.device_profile import OWN_PROFILES
+    from ...sources.spec import parse_source
+    from .service_user import service_user
+
+    user = service_user()
+    if user is None:
+        return
+    broker = settings.broker
+    named: list[tuple[str, Any]] = [("profile", OWN_PROFILES), ("settings", file)]
+    named += [
+        (f"broker.{key}", getattr(broker, key)) for key in ("ca_file", "cert_file", "key_file")
+    ]
+    named += [("models_dirs", name) for name in settings.models_dirs]
+    named += [("trust.keys", name) for name in settings.trust.keys]
+    for pipeline in settings.pipelines:
+        spec = parse_source(pipeline.source, settings.base)
+        named.append((f"pipeline {pipeline.name} source", spec.path))
+    troubles = [
+        (subject, trouble)
+        for subject, path in named
+        if path is not None and (trouble := user.trouble(Path(path))) is not None
+    ]
+    own = file is not None and user.runs(file)
+    for subject, trouble in troubles:
+        report.line("FAIL" if own else "note", subject, trouble)
+    if own and not troubles:
+        report.line("ok", "service", f"its user, {user.name}, may read all that the settings name")
