@@ -64,7 +64,7 @@ def broker(folder: Path, more: str = "") -> Iterator[Loopback]:
     else:
         raise UsageError(
             "demo needs a broker: install mosquitto (apt install mosquitto), "
-            "or amqtt (pip install 'edge-agent[demo]')"
+            f"or amqtt ({sys.executable} -m pip install amqtt)"
         )
     log = folder / "broker.log"
     with log.open("wb") as output:

@@ -196,7 +196,7 @@ def test_without_any_broker_the_mend_is_said() -> None:
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == (
         "edge-agent: demo needs a broker: install mosquitto (apt install mosquitto), "
-        "or amqtt (pip install 'edge-agent[demo]')\n"
+        f"or amqtt ({sys.executable} -m pip install amqtt)\n"
     )
 
 

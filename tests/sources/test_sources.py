@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from edge_agent.core.errors import SampleError, SourceError, UsageError
 from edge_agent.core.types import Reading
+from edge_agent.sources.ask_camera import why_closed
 from edge_agent.sources.csv_file import MAX_LINE
 from edge_agent.sources.opencv import load
 from edge_agent.sources.source import Source, SourceContext, open_source
@@ -1043,9 +1045,35 @@ def test_mjpeg_with_a_password(mjpeg: Callable[..., MjpegServer]) -> None:
     """User and password of the URL are used; a refusal does not tell them."""
     server = mjpeg(login="cam:se:cret")
     assert len(readings(opened(server.url("cam:se%3Acret"), HERE), limit=2)) == 2
-    with pytest.raises(SourceError, match="check path, user and password") as problem:
+    with pytest.raises(SourceError, match=r"refuses user and password \(401\)") as problem:
         opened(server.url("cam:wrong"), HERE)
     assert "wrong" not in str(problem.value)
+    with pytest.raises(SourceError, match=r"wants user and password \(401\)"):
+        opened(server.url(), HERE)
+    for login in ("", "cam:se%3Acret"):
+        with pytest.raises(SourceError, match="401" if not login else "404"):
+            opened(server.url(login).replace("stream.mjpg", "other.mjpg"), HERE)
+
+
+def test_an_answer_without_end_is_not_waited_for() -> None:
+    """A camera that begins to answer and never comes to an end costs seconds, not the agent."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        said = threading.Event()
+
+        def drip() -> None:
+            while not said.wait(0.05):
+                connection, _ = server.accept()
+                threading.Thread(target=feed, args=(connection,), daemon=True).start()
+
+        def feed(connection: socket.socket) -> None:
+            with connection, suppress(OSError):
+                while not said.wait(0.02):
+                    connection.sendall(b"R")
+
+        threading.Thread(target=drip, daemon=True).start()
+        url = f"rtsp://127.0.0.1:{server.getsockname()[1]}/s"
+        assert "not with a video stream" in why_closed(url)
+        said.set()
 
 
 def test_a_web_page_is_no_camera() -> None:
@@ -1097,8 +1125,8 @@ def rtsp() -> Iterator[Callable[..., RtspServer]]:
         pytest.skip(why)
     servers: list[RtspServer] = []
 
-    def start(login: str = "", port: int | None = None) -> RtspServer:
-        servers.append(RtspServer(port=port, login=login))
+    def start(login: str = "", port: int | None = None, *, digest: bool = False) -> RtspServer:
+        servers.append(RtspServer(port=port, login=login, digest=digest))
         return servers[-1]
 
     yield start
@@ -1115,14 +1143,20 @@ def test_rtsp(rtsp: Callable[..., RtspServer]) -> None:
 
 
 @pytest.mark.rtsp
-def test_rtsp_with_a_password(rtsp: Callable[..., RtspServer]) -> None:
-    """User and password of the URL are used; without them the camera refuses."""
-    server = rtsp(login="cam:p@ss")
-    assert len(readings(opened(server.url("cam:p%40ss"), HERE), limit=2)) == 2
-    for login in ("", "cam:wrong"):
-        with pytest.raises(SourceError, match="check path, user and password") as problem:
+@pytest.mark.parametrize("digest", [False, True], ids=["basic", "digest"])
+def test_rtsp_with_a_password(rtsp: Callable[..., RtspServer], digest: bool) -> None:
+    """User and password of the URL are used; that they are refused, or the path, is said."""
+    server = rtsp(login="cam:p@s#s", digest=digest)
+    assert len(readings(opened(server.url("cam:p%40s%23s"), HERE), limit=2)) == 2
+    for login, says in (
+        ("", r"127.0.0.1 port \d+ wants user and password \(401\)"),
+        ("cam:wrong", r"127.0.0.1 port \d+ refuses user and password \(401\); .*percent-encoded"),
+    ):
+        with pytest.raises(SourceError, match=says) as problem:
             opened(server.url(login), HERE)
         assert "wrong" not in str(problem.value)
+    with pytest.raises(SourceError, match=r"has no stream of this path \(404\)"):
+        opened(server.url("cam:p%40s%23s") + "/other", HERE)
 
 
 @pytest.mark.rtsp

@@ -84,7 +84,7 @@ def main(options: Options) -> int:
         subject, _, text = why.partition(": ")
         report.line("note", subject, text)
     if settings.health.metrics_port and find_spec("prometheus_client") is None:
-        mend = "needs prometheus-client: pip install 'edge-agent[metrics]'"
+        mend = f"needs prometheus-client: {sys.executable} -m pip install prometheus-client"
         report.line("FAIL", "health.metrics_port", mend)
     report.tried("broker", lambda: _broker(settings))
     library = open_library(settings, store)
