@@ -87,7 +87,8 @@ def _body(kind: str, payload: Mapping[str, Any]) -> str:
                 for name, figures in payload.get("pipelines", {}).items()
             )
             why = f" ({'; '.join(payload.get('why', []))})" if payload.get("why") else ""
-            return f"{payload.get('state')}{why} · {pipelines} · {payload.get('rss_mb')} MB"
+            state, memory = payload.get("state"), payload.get("rss_mb")
+            return f"{state}{why} · {pipelines or 'no pipelines'} · {memory} MB"
         case "model":
             candidate = payload.get("candidate")
             trying = f" · {candidate['version']} {candidate['phase']}" if candidate else ""

@@ -67,6 +67,9 @@ class Control:
         if self._runner.timeline.age > GOOD_SECONDS:
             self._inventory.crashes.forgive()
         self._log_first_result()
+        if self._runner.stands():
+            # Without a pipeline, a camera that is on, or a model: what comes then is no start.
+            self._runner.timeline.give_up()
 
     def _log_first_result(self) -> None:
         """Log the steps of the start and publish them with the models, once."""

@@ -352,6 +352,13 @@ def test_kinds_are_told_apart() -> None:
     assert len(said.out.splitlines()) == 4
 
 
+def test_health_without_pipelines_says_so(talk: Talk) -> None:
+    """A device that has nothing to do yet is one line without a hole."""
+    talk.say("box-4/health", {"state": "ok", "pipelines": {}, "rss_mb": 56.5})
+    said = call_cli("tail", "--kind", "health", "--device", "box-4", "-n", "1")
+    assert said.out.strip() == "box-4 health: ok · no pipelines · 56.5 MB"
+
+
 @pytest.mark.usefixtures("talk")
 def test_one_device_can_be_followed() -> None:
     """--device shows that one's messages alone."""

@@ -202,6 +202,14 @@ class Runner:
             for pipeline in self.pipelines.values()
         )
 
+    def stands(self) -> bool:
+        """Whether no result can come before something is mended, added or comes back."""
+        return all(
+            pipeline.state in {"lost", "ended"}
+            or any(serving.problem is not None for serving in pipeline.servings)
+            for pipeline in self.pipelines.values()
+        )
+
     def check_thresholds(self) -> None:
         """Log which thresholds no result can pass; one that `set` has kept is dropped instead.
 

@@ -281,13 +281,11 @@ class Challenger:
 
 def log_decision(model: Model, who: str, decision: Decision) -> None:
     """Log the decision about a challenger of a model."""
-    log.info(
-        "model %s: %s %s: %s",
-        model.id,
-        who,
-        "takes over" if decision.takes_over else "does not take over",
-        decision.why,
-    )
+    if decision.takes_over:
+        log.info("model %s: %s takes over: %s", model.id, who, decision.why)
+        return
+    stays = model.engine.label
+    log.info("model %s stays on %s; %s was tried: %s", model.id, stays, who, decision.why)
 
 
 class ServingIncumbent:
