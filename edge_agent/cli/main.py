@@ -46,6 +46,9 @@ COMMANDS = (
     Command("tail", "follow what devices publish, one line a message", "tail"),
     Command("add", "install a model from a local path, no broker needed", "add"),
     Command("push", "send a model over MQTT, until it serves", "push"),
+    Command(
+        "status", "one look: a line a device, a line a pipeline; 1 if one is not well", "status"
+    ),
     Command("models", "what each device has, runs and is trying", "models"),
     Command("rollback", "back to the version before", "rollback"),
     Command("pack", "a model folder or bare model file into one package", "pack"),

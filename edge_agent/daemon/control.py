@@ -89,6 +89,8 @@ class Control:
 
         """
         payload = self._health.payload(watchdog)
+        # By which a reader tells health of now from what a device that hangs has left.
+        payload["interval_s"] = self._runner.settings.health.interval_s
         # Retained: whoever connects sees at once how the device is. Its `time` tells the age.
         self._runner.client.publish(
             self._runner.topics.health, payloads.encode(payload), retain=True

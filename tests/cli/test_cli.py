@@ -39,6 +39,7 @@ COMMANDS = (
     "profile",
     "tail",
     "push",
+    "status",
     "models",
     "rollback",
     "add",
