@@ -28,12 +28,13 @@ class Samples:
     own, which also closes it: a driver that hangs in a read must not be closed under its feet.
     """
 
-    def __init__(self, spec: SourceSpec, shape: InputSpec) -> None:
+    def __init__(self, spec: SourceSpec, shape: InputSpec, closing: threading.Event) -> None:
         """Open the source.
 
         Args:
             spec: of the source.
             shape: how a model wants its windows.
+            closing: ends all reading.
 
         Raises:
             SourceError: it cannot be opened.
@@ -41,7 +42,7 @@ class Samples:
         """
         self._spec = spec
         self._shape = shape
-        self._closing = threading.Event()
+        self._closing = closing
         self._source: Source = open_source(spec, SourceContext(self._closing))
         self._samples = self._read()
         self._waiting: deque[Sample] = deque(maxlen=None if spec.lossless else 1)
@@ -49,6 +50,8 @@ class Samples:
         self._done = False
         self._error: BaseException | None = None
         self._reader: threading.Thread | None = None
+        self._reading = False
+        """Somebody is in `first`; perhaps for ever, in a driver."""
 
     def __enter__(self) -> Self:
         return self
@@ -57,14 +60,17 @@ class Samples:
         self._closing.set()
         with self._changed:
             self._changed.notify_all()
-        if self._reader is None:
-            self._source.close()
-        else:
+        if self._reader is not None:
             self._reader.join(HANG_SECONDS)
+        elif not self._reading:
+            self._source.close()
 
     def first(self) -> Sample | None:
         """Wait for the first sample; None where the source ends before there is one."""
-        return next(self._samples, None)
+        self._reading = True
+        sample = next(self._samples, None)
+        self._reading = False
+        return sample
 
     def follow(self) -> Iterator[Sample]:
         """Yield all further samples; of a live source the newest, dropping those in between.
@@ -78,9 +84,11 @@ class Samples:
         self._reader.start()
         while True:
             with self._changed:
-                # A timeout, so that Ctrl-C is heard.
-                while not self._waiting and not self._done:
+                # A timeout, for `closing` wakes nobody.
+                while not self._waiting and not self._done and not self._closing.is_set():
                     self._changed.wait(0.25)
+                if self._closing.is_set():
+                    return
                 if not self._waiting:
                     if self._error is not None:
                         raise self._error

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from edge_agent.core.bundled import bundled
 from edge_agent.runtime.pipelines.draw import color_of
+from tests.helpers.push import endless, model_folder
 from tests.helpers.small_models import brightness, plain, write_pictures
 from tests.helpers.support import (
     ASSETS,
@@ -274,6 +275,59 @@ def test_a_signal_ends_it_cleanly(number: int, here: Path) -> None:
     assert re.search(r"^try: \d+ results", words, re.MULTILINE)
     assert not list((here / "tmp").glob("edge-agent*"))
     assert cv2.imread("try.jpg") is not None
+
+
+def start_endless(folder: Path, *more: str) -> tuple[subprocess.Popen[bytes], Path]:
+    """Try a model that never comes back from its first inference; what it says goes to a file."""
+    (folder / "tmp").mkdir()
+    model_folder(folder / "endless", "2")
+    endless(folder / "endless")
+    program = (
+        "import sys; from edge_agent.cli.commands import try_; try_.HANG_SECONDS = 0.5; "
+        "from edge_agent.__main__ import main; sys.exit(main())"
+    )
+    words = folder / "err"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", program, "try"),
+            *(write_pictures(folder / "p", frames()), str(folder / "endless"), *more),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=words.open("wb"),
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "TMPDIR": str(folder / "tmp")},
+    )
+    return process, words
+
+
+def test_a_model_that_computes_for_ever_is_said_and_interrupted(here: Path) -> None:
+    """What is waited for is said, and Ctrl-C ends it though a thread never returns."""
+    process, words = start_endless(here)
+    try:
+        wait_until(lambda: "has not come back" in words.read_text(), "what it waits for")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 1
+    finally:
+        process.kill()
+        process.wait()
+    first, *_, last = words.read_text().splitlines()
+    assert re.match(r"waiting  the first inference on \S+, loading included, has not come", first)
+    assert re.match(r"edge-agent: interrupted; the first inference on \S+, ", last)
+    assert "Traceback" not in words.read_text()
+    assert not list((here / "tmp").glob("edge-agent*"))
+
+
+def test_a_model_that_computes_for_ever_does_not_outlast_its_time(here: Path) -> None:
+    """With --seconds it ends by itself, with 1 and the reason."""
+    process, words = start_endless(here, "--seconds", "0.5")
+    try:
+        assert process.wait(PATIENCE) == 1
+    finally:
+        process.kill()
+        process.wait()
+    assert re.fullmatch(
+        r"edge-agent: the first inference on \S+, loading included, has not come back for \d+ s\n",
+        words.read_text(),
+    )
 
 
 def test_a_picture_that_cannot_be_written_is_said_and_done_without(here: Path) -> None:

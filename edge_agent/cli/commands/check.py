@@ -91,7 +91,7 @@ def main(options: Options) -> int:
     for name in settings.models_dirs:
         report.tried("models_dirs", partial(_models_dir, Path(name)))
     for pipeline in settings.pipelines:
-        _pipeline(report, settings, pipeline, library, loader)
+        _pipeline(report, settings, options.config, pipeline, library, loader)
     if not settings.pipelines:
         text = f"{file} names none; the agent runs, but has nothing to do"
         report.line("note", "pipelines", text)
@@ -101,15 +101,22 @@ def main(options: Options) -> int:
     return 1 if report.failed else 0
 
 
-def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, loader: Any) -> None:
+def _pipeline(
+    report: _Report,
+    settings: Any,
+    config: str | None,
+    pipeline: Any,
+    library: Any,
+    loader: Any,
+) -> None:
     """Check the source of one pipeline and each of its models."""
     from ...config.device_profile import unlisted
     from ...config.lint import lint_pipeline
     from ...config.settings import parse_route
-    from ...inference.golden import compare_golden
     from ...inference.model import outside
     from ...sources.source import SourceContext, open_source, readings
     from ...sources.spec import parse_source
+    from ..model_check import check_model
 
     subject = f"pipeline {pipeline.name}"
     spec = parse_source(pipeline.source, settings.base)
@@ -144,21 +151,15 @@ def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, loade
 
         def model(arm: Any = arm, kind: Any = kind, threshold: float | None = threshold) -> str:
             folder = folders[arm.reference] = library.find(arm.name, arm.version)
-            loaded, passed = loader.load(folder, kind)
-            try:
-                agreement = compare_golden(loaded)
-            finally:
-                loaded.close()
-            task = loaded.manifest.task
+            checked = check_model(settings, config, folder, kind)
+            task = folder.manifest.task
             if threshold is not None and (trouble := threshold_trouble(task, threshold)):
                 raise ModelError(f"threshold: {trouble}")
-            if agreement is not None and not agreement.passed:
-                raise ModelError(f"{loaded.id}: golden: {agreement.why}")
-            golden = "" if agreement is None else f", golden: {agreement.why}"
-            other = unlisted(loader.profile, loaded.choice.engine, settings.engine)
-            passed = passed if other is None else [*passed, other]
+            golden = "" if checked.golden is None else f", golden: {checked.golden}"
+            other = unlisted(loader.profile, checked.choice, settings.engine)
+            passed = checked.passed_over + ([] if other is None else [other])
             over = f" (passed over {'; '.join(passed)})" if passed else ""
-            return f"{loaded.id} runs on {loaded.engine.label}{golden}{over}"
+            return f"{folder.manifest.id} runs on {checked.engine}{golden}{over}"
 
         report.tried(f"{subject} model {arm.reference}", model)
     references = [arm.reference for arm, _, _ in wanted]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -21,6 +24,7 @@ from ...models.importing import BARE, ImportedModel, import_model
 from ...models.manifest import load as load_manifest
 from ...mqtt import payloads
 from ...sources.spec import SourceSpec, guess_source, parse_source
+from ..attended import Attendant
 from ..live import LiveView
 from ..options import Options, positive
 from ..samples import Samples
@@ -29,6 +33,8 @@ PICTURE = Path("try.jpg")
 PART = Path(".try.jpg.part")
 PICTURE_SECONDS = 0.5
 BENCH_SECONDS = 1.0
+HANG_SECONDS = 30.0
+"""Beyond `--seconds`, after which a model or source that does not come back ends the command."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,22 +63,41 @@ def main(options: Options) -> int:
     if not options.model or not path.exists():
         raise UsageError(f"MODEL: {options.model!r}: no such file or folder")
     save = _new_folder(options.save)
+    attendant = Attendant(None if options.seconds is None else options.seconds + HANG_SECONDS)
     with import_model(path) as imported:
         _print_model(imported, path)
-        with Samples(spec, imported.folder.manifest.input) as samples:
-            first = samples.first()
-            if first is None:
-                raise SourceError(f"{spec.redacted}: ended before it gave anything to look at")
-            best = _compare_engines(imported, spec, first, _bench_seconds(options.seconds))
+        with _opened(attendant, spec, imported) as samples:
+            first = attendant.call(lambda: _first(attendant, samples, spec))
+            seconds = _bench_seconds(options.seconds)
+            best = attendant.call(
+                lambda: _compare_engines(attendant, imported, spec, first, seconds)
+            )
             try:
-                count = _watch(options, best, samples, first, spec)
+                count = _watch(options, attendant, best, samples, first, spec)
             finally:
-                best.close()
+                if attendant.left_behind is None:
+                    best.close()
         if save is not None:
             _save(save, imported, spec)
     if count == 0:
         raise AgentError("no result: every frame was dropped by an error")
     return 0
+
+
+def _opened(attendant: Attendant, spec: SourceSpec, imported: ImportedModel) -> Samples:
+    def open_it() -> Samples:
+        with attendant.doing(f"opening {spec.redacted}"):
+            return Samples(spec, imported.folder.manifest.input, attendant.closing)
+
+    return attendant.call(open_it)
+
+
+def _first(attendant: Attendant, samples: Samples, spec: SourceSpec) -> Sample:
+    with attendant.doing(f"the first reading of {spec.redacted}"):
+        first = samples.first()
+    if first is None:
+        raise SourceError(f"{spec.redacted}: ended before it gave anything to look at")
+    return first
 
 
 def _source(text: str) -> SourceSpec:
@@ -117,7 +142,11 @@ def _bench_seconds(wanted: float | None) -> float:
 
 
 def _compare_engines(
-    imported: ImportedModel, spec: SourceSpec, sample: Sample, seconds: float
+    attendant: Attendant,
+    imported: ImportedModel,
+    spec: SourceSpec,
+    sample: Sample,
+    seconds: float,
 ) -> Model:
     """Time every engine of this box on the first sample; give the fastest, open."""
     best: Model | None = None
@@ -125,14 +154,17 @@ def _compare_engines(
     refusals: list[str] = []
     for choice in _choices(imported):
         name = f"{choice.engine}:{choice.device}"
+        attendant.check_open()
         try:
-            model, _ = load_model(imported.folder, [choice], spec.kind)
+            with attendant.doing(f"the first inference on {name}, loading included,"):
+                model, _ = load_model(imported.folder, [choice], spec.kind)
         except EngineError as problem:
             reason = str(problem).rpartition(f"{name}: ")[2]
             refusals.append(f"{name}: {reason}")
             print(f"engine   {name}: cannot run it: {reason}")
             continue
-        rate, alone_ms = _rate(model, sample, choice.lanes, seconds)
+        with attendant.doing(f"timing of the inference on {name}"):
+            rate, alone_ms = _rate(attendant, model, sample, choice.lanes, seconds)
         print(
             f"engine   {model.engine.label}: {rate:.1f} frames a second "
             f"({alone_ms:.2f} ms for one alone, {choice.lanes} at a time)",
@@ -162,11 +194,14 @@ def _choices(imported: ImportedModel) -> list[Any]:
     )
 
 
-def _rate(model: Model, sample: Sample, lanes: int, seconds: float) -> tuple[float, float]:
+def _rate(
+    attendant: Attendant, model: Model, sample: Sample, lanes: int, seconds: float
+) -> tuple[float, float]:
     """Measure frames a second with all lanes busy, and the median milliseconds of one alone."""
     alone: list[float] = []
     deadline = time.perf_counter() + seconds / 3
     while time.perf_counter() < deadline or len(alone) < 3:
+        attendant.check_open()
         start = time.perf_counter()
         model.infer(sample)
         alone.append((time.perf_counter() - start) * 1e3)
@@ -174,7 +209,7 @@ def _rate(model: Model, sample: Sample, lanes: int, seconds: float) -> tuple[flo
 
     def lane(_number: int) -> int:
         count = 0
-        while time.perf_counter() < deadline:
+        while time.perf_counter() < deadline and not attendant.closing.is_set():
             model.infer(sample)
             count += 1
         return count
@@ -186,24 +221,30 @@ def _rate(model: Model, sample: Sample, lanes: int, seconds: float) -> tuple[flo
 
 
 def _watch(
-    options: Options, model: Model, samples: Samples, first: Sample, spec: SourceSpec
+    options: Options,
+    attendant: Attendant,
+    model: Model,
+    samples: Samples,
+    first: Sample,
+    spec: SourceSpec,
 ) -> int:
     """Show results until the source ends, the time is over or Ctrl-C."""
     picture = _Picture() if first.picture else None
     count = 0
-    with LiveView(f"edge-agent try · {spec.redacted} · {model.id}", _notes(picture)) as view:
-        deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
+    deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
+    outcomes = attendant.each(
+        _outcomes(attendant, model, samples, first, spec), lambda: time.monotonic() < deadline
+    )
+    with (
+        LiveView(f"edge-agent try · {spec.redacted} · {model.id}", _notes(picture)) as view,
+        closing(outcomes),
+    ):
         try:
-            # A camera's first is old by now: the engines were timed on it.
-            begin = [replace(first, since=time.monotonic())] if spec.lossless else []
-            for sample in chain(begin, samples.follow()):
-                try:
-                    outcome = model.infer(sample)
-                except SampleError as problem:
-                    view.print(f"dropped: {problem}")
+            for sample, outcome, age_ms in outcomes:
+                if isinstance(outcome, SampleError):
+                    view.print(f"dropped: {outcome}")
                     continue
                 count += 1
-                age_ms = (time.monotonic() - sample.since) * 1e3
                 view.result(payloads.result("try", "", "try", sample, outcome, age_ms))
                 if picture is not None:
                     picture.show(sample.data, outcome)
@@ -217,7 +258,25 @@ def _watch(
         picture.finish()
     for line in view.summary_lines():
         print(line)
+    if attendant.left_behind is not None:
+        print(f"left behind: {attendant.left_behind}", file=sys.stderr)
     return count
+
+
+def _outcomes(
+    attendant: Attendant, model: Model, samples: Samples, first: Sample, spec: SourceSpec
+) -> Iterator[tuple[Sample, Outcome | SampleError, float]]:
+    """Yield what the model finds in each sample, or why nothing, and its age in milliseconds."""
+    # A camera's first is old by now: the engines were timed on it.
+    begin = [replace(first, since=time.monotonic())] if spec.lossless else []
+    for sample in chain(begin, samples.follow()):
+        found: Outcome | SampleError
+        try:
+            with attendant.doing(f"an inference on {model.engine.label}"):
+                found = model.infer(sample)
+        except SampleError as problem:
+            found = problem
+        yield sample, found, (time.monotonic() - sample.since) * 1e3
 
 
 def _notes(picture: _Picture | None) -> list[str]:
