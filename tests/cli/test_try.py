@@ -17,10 +17,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edge_agent.cli.saved import pipeline_name
+from edge_agent.config.load import load
 from edge_agent.core.bundled import bundled
 from edge_agent.runtime.pipelines.draw import color_of
+from edge_agent.sources.spec import parse_source
+from tests.helpers.cameras import MjpegServer
 from tests.helpers.push import endless, model_folder
-from tests.helpers.small_models import brightness, plain, write_pictures
+from tests.helpers.small_models import brightness, encode_jpeg, plain, write_pictures
 from tests.helpers.support import (
     ASSETS,
     CHECKOUT,
@@ -207,7 +211,7 @@ def test_a_bare_detector_is_shown_and_saved(
     }
     process.restart()
     try:
-        topic = f"edge/{make.__name__}/result/parts"
+        topic = f"edge/{make.__name__}/result/my-pictures"
         heard.wait_for(lambda _: len(heard.on(topic)) == 2, "both pictures' results")
     finally:
         assert process.stop() == 0, process.words()
@@ -215,6 +219,58 @@ def test_a_bare_detector_is_shown_and_saved(
         found = {entry["label"]: entry["box"] for entry in result["detections"]}
         assert found["person"] == pytest.approx(PERSON, abs=1)
         assert found["bottle"] == pytest.approx(BOTTLE, abs=1)
+
+
+def saved(folder: Path, source: str) -> Path:
+    """Try a source with --save; give the settings."""
+    said = call_cli("try", source, str(folder / "light"), "--save", "saved", "--seconds", "0.2")
+    assert (said.code, said.err) == (0, "")
+    return folder / "saved" / "edge-agent.toml"
+
+
+def test_what_is_saved_is_readable_by_its_owner_only(here: Path) -> None:
+    """A camera's password stands in the settings: the file is 0600, its folder 0700, and said."""
+    brightness(here / "light")
+    (here / "saved").mkdir(0o755)
+    with MjpegServer([encode_jpeg(plain(90))], login="me:geheim") as camera:
+        settings = saved(here, camera.url("me:geheim"))
+    assert "me:geheim@" in settings.read_text()
+    assert settings.stat().st_mode & 0o777 == 0o600
+    assert settings.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_saved_settings_can_be_gone_on_from(here: Path) -> None:
+    """Another [[pipelines]] table can be added, and every commented key holds as it stands."""
+    brightness(here / "light")
+    source = write_pictures(here / "p", frames())
+    settings = saved(here, source)
+    text = settings.read_text()
+    settings.write_text(
+        f'{text}\n[[pipelines]]\nname = "b"\nsource = "{source}"\nmodel = "light"\n'
+    )
+    assert [each.name for each in load(settings, {}).pipelines] == ["p", "b"]
+    # All but the explanations, which have no key.
+    bare = re.sub(r"^# (?=\w+ = |\[\[)", "", text, flags=re.MULTILINE)
+    settings.write_text(bare)
+    first, second = load(settings, {}).pipelines
+    assert (first.name, first.rate, first.qos, first.snapshot) == ("p", 5.0, 1, True)
+    assert (second.name, second.model) == ("second", "light")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("file:clips/Hall 3.mp4", "Hall-3"),
+        ("rtsp://me:geheim@gate.lan:554/h264", "gate"),
+        ("rtsp://192.168.1.10/1", "camera-192.168.1.10"),
+        ("http://[fe80::1]/mjpg", "camera-fe80-1"),
+        ("v4l2:/dev/video0", "video0"),
+        ("csv:%E6%8C%AF.csv", "source"),
+    ],
+)
+def test_a_pipeline_is_named_after_its_source(source: str, name: str) -> None:
+    """Not after the model, which many pipelines may share."""
+    assert pipeline_name(parse_source(source, Path("/"))) == name
 
 
 @pytest.mark.parametrize("task", ["segment", "pose", "obb"])

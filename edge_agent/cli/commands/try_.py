@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -13,21 +12,18 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from ...config.load import load as load_settings
-from ...config.settings import Broker
 from ...core.errors import AgentError, EngineError, SampleError, SourceError, UsageError
 from ...core.types import Array, Outcome, Sample
 from ...inference.model import Model, load_model
 from ...models.importing import BARE, ImportedModel, import_model
-from ...models.manifest import load as load_manifest
 from ...mqtt import payloads
 from ...sources.spec import SourceSpec, guess_source, parse_source
 from ..attended import Attendant
 from ..live import LiveView
 from ..options import Options, positive
 from ..samples import Samples
+from ..saved import new_folder, save
 
 PICTURE = Path("try.jpg")
 PART = Path(".try.jpg.part")
@@ -62,7 +58,7 @@ def main(options: Options) -> int:
     path = Path(options.model)
     if not options.model or not path.exists():
         raise UsageError(f"MODEL: {options.model!r}: no such file or folder")
-    save = _new_folder(options.save)
+    place = None if options.save is None else new_folder(options.save)
     attendant = Attendant(None if options.seconds is None else options.seconds + HANG_SECONDS)
     with import_model(path) as imported:
         _print_model(imported, path)
@@ -77,8 +73,10 @@ def main(options: Options) -> int:
             finally:
                 if attendant.left_behind is None:
                     best.close()
-        if save is not None:
-            _save(save, imported, spec)
+        if place is not None:
+            settings = save(place, imported, spec)
+            print(f"saved    {place}: the model, and commented settings; readable by you only")
+            print(f"next     edge-agent run --config {settings}")
     if count == 0:
         raise AgentError("no result: every frame was dropped by an error")
     return 0
@@ -108,20 +106,6 @@ def _source(text: str) -> SourceSpec:
     if spec.path is not None and not spec.live and not spec.path.exists():
         raise UsageError(f"SOURCE: {spec.path}: no such file or folder")
     return spec
-
-
-def _new_folder(name: str | None) -> Path | None:
-    """Make the folder to save to, before any time is spent on what goes into it."""
-    if name is None:
-        return None
-    folder = Path(name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise UsageError(f"--save: {folder} is there already and not empty; name a new folder")
-    except OSError as problem:
-        raise UsageError(f"--save: {folder}: {problem.strerror}; name a new folder") from None
-    return folder
 
 
 def _print_model(imported: ImportedModel, path: Path) -> None:
@@ -321,36 +305,3 @@ class _Picture:
         except OSError as problem:
             self.trouble = problem.strerror or str(problem)
             print(f"no further pictures: {PICTURE}: {self.trouble}")
-
-
-def _absolute(spec: SourceSpec) -> str:
-    """Return a source's text with an absolute path, so that it holds wherever the settings are."""
-    if spec.path is None:
-        return spec.text
-    _, mark, query = spec.text.partition("?")
-    # Links stay: the name under /dev/v4l/by-id is the one that lasts.
-    return f"{spec.form.scheme}:{quote(str(spec.path.absolute()))}{mark}{query}"
-
-
-def _save(place: Path, imported: ImportedModel, spec: SourceSpec) -> None:
-    """Write what `run` takes: the model folder and the settings."""
-    import tomli_w
-
-    manifest = imported.folder.manifest
-    folder = place / "models" / manifest.name
-    settings = place / "edge-agent.toml"
-    pipeline = {"name": manifest.name, "source": _absolute(spec), "model": manifest.name}
-    table = {
-        "models_dirs": ["models"],
-        "state_dir": "state",
-        "broker": {"url": Broker().url},
-        "pipelines": [pipeline],
-    }
-    shutil.copytree(imported.folder.path, folder)
-    settings.write_text(tomli_w.dumps(table), encoding="utf-8")
-    try:
-        load_manifest(folder)
-        load_settings(settings, {})
-    except AgentError as problem:
-        raise AgentError(f"--save: what was written cannot be read back: {problem}") from None
-    print(f"saved    {folder} and {settings}; now: edge-agent run --config {settings}")
