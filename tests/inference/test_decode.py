@@ -466,7 +466,21 @@ def test_an_absurd_yolox_size_is_an_error_and_no_warning() -> None:
             "yolov8",
             {"y": (1, 8400, 85)},
             {"labels": tuple(map(str, range(80)))},
-            r"\[1, 84, N\] for 80 classes, found one number more .* 'yolox' and 'yolov5' take",
+            r"81 classes by decoder 'yolov8' \(81 labels\), or as a box, an objectness and 80 "
+            r"classes by decoders 'yolov5' and 'yolox' \(80 labels\); found 80 labels",
+        ),
+        (
+            # One label short, boxes as columns: no decoder with an objectness takes these.
+            "yolov8",
+            {"y": (1, 9, 960)},
+            {"labels": ("a", "b", "c", "d")},
+            r"output.labels: expected 5 labels for the 5 classes of output y .*, found 4$",
+        ),
+        (
+            "yolov5",
+            {"y": (1, 960, 9)},
+            {"labels": ("a", "b", "c", "d", "e")},
+            r"5 classes by decoder 'yolov8' \(5 labels\), .* 4 classes .* found 5 labels",
         ),
         (
             "yolox",
@@ -477,14 +491,14 @@ def test_an_absurd_yolox_size_is_an_error_and_no_warning() -> None:
         (
             "yolox",
             {"y": (1, 126, 7)},
-            {"labels": ("a", "b", "c")},
-            r"output.labels: expected 2 labels for the 2 classes of output y .*, found 3",
+            {"labels": ("a",)},
+            r"output.labels: expected 2 labels for the 2 classes of output y .*, found 1",
         ),
         (
             "yolov5",
             {"y": (1, 9, 7)},
-            {"labels": ("a", "b"), "first_label": 1},
-            r"expected 1 labels for the 2 classes of .* \(first_label 1\), found 2",
+            {"labels": ("a", "b", "c"), "first_label": 1},
+            r"expected 1 labels for the 2 classes of .* \(first_label 1\), found 3",
         ),
         (
             "yolov8",

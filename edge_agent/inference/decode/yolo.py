@@ -138,8 +138,20 @@ def _rows(network: Network, labels: Labels, may_be: Callable[[int], bool] | None
         raise ModelError(
             f"output {output.spec}: expected rows of 5 numbers and at least 1 class, found {width}"
         )
+    if width is not None and labels.classes == width - 4:
+        raise ModelError(_two_readings(output, labels, labels.classes))
     check_classes(labels, None if width is None else width - 5, f"output {output.spec}")
     return replace(output, patterns=((1, None, known),))
+
+
+def _two_readings(output: Output, labels: Labels, classes: int) -> str:
+    """Return what rows of 4 + *classes* numbers may be, where the labels fit only one decoder."""
+    return (
+        f"output {output.spec}: a row is read as a box and {classes} classes by decoder 'yolov8' "
+        f"({classes - labels.first} labels), or as a box, an objectness and {classes - 1} classes "
+        f"by decoders 'yolov5' and 'yolox' ({classes - 1 - labels.first} labels); "
+        f"found {len(labels.names)} labels"
+    )
 
 
 def _objects(output: Output, table: Floats, threshold: float) -> Hits:
@@ -170,11 +182,8 @@ def _is_transposed(output: Output, labels: Labels) -> bool:
             return False
         if second in {width, None}:
             return True
-        if sizes[0] == width + 1:
-            raise ModelError(
-                f"output {output.spec}: expected [1, {width}, N] for {labels.classes} classes, "
-                "found one number more for each box, as decoders 'yolox' and 'yolov5' take"
-            )
+        if sizes[0] == width + 1 == second:
+            raise ModelError(_two_readings(output, labels, width - 3))
         if sizes[0] > 4:
             check_classes(labels, sizes[0] - 4, f"output {output.spec}")
     elif len(sizes) == 2 and 4 < sizes[0] < sizes[1]:
