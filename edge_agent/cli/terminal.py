@@ -46,6 +46,29 @@ def _findings(payload: Mapping[str, Any]) -> str:
     return ""
 
 
+def brief(payload: Mapping[str, Any]) -> str:
+    """Return a result's findings in as few words as there are kinds of them: "person ×5, car ×1".
+
+    The most frequent come first.
+    """
+    if "anomaly" in payload:
+        anomaly = payload["anomaly"]
+        word, sign = ("ANOMALY", ">") if anomaly["anomalous"] else ("normal", "≤")
+        return f"{word} {anomaly['score']:.3g} {sign} {anomaly['threshold']:.3g}"
+    if not payload.get("detections"):
+        return summary(payload)
+    counts: dict[str, int] = {}
+    for entry in payload["detections"]:
+        counts[entry["label"]] = counts.get(entry["label"], 0) + 1
+    ordered = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    return printable(", ".join(f"{label} ×{count}" for label, count in ordered))
+
+
+def engine_words(label: str) -> str:
+    """Write an engine as a reader knows it: "onnxruntime:CPU"."""
+    return label.removesuffix("ExecutionProvider")
+
+
 def _nested(entry: Mapping[str, Any]) -> str:
     then = entry.get("then")
     return f" [{'; '.join(summary(found) for found in then.values())}]" if then else ""

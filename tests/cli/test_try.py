@@ -166,7 +166,7 @@ def engines_of(said: Called) -> list[str]:
     return [name for name, _ in rates]
 
 
-BOTH = ["openvino:CPU", "onnxruntime:CPUExecutionProvider"]
+BOTH = ["openvino:CPU", "onnxruntime:CPU"]
 
 
 @pytest.mark.parametrize(

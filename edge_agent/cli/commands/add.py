@@ -10,6 +10,7 @@ from ...core.errors import ModelError, UsageError
 from ...core.names import is_name, safe_name, version_key
 from ...core.text import printable
 from ..options import Options, add_config, load_settings
+from ..terminal import engine_words
 
 if TYPE_CHECKING:
     from ...config.settings import Settings
@@ -91,7 +92,7 @@ def _try_out(settings: Settings, config: str | None, folder: ModelFolder) -> Non
     checked = check_model(settings, config, folder, kind)
     for reason in checked.passed_over:
         print(f"passed over: {reason}")
-    print(f"{folder.manifest.id} runs on {checked.engine}")
+    print(f"{folder.manifest.id} runs on {engine_words(checked.engine)}")
     if checked.golden is None:
         print("no golden.npz: its outputs are not compared with anything")
     else:

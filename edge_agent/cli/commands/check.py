@@ -16,6 +16,7 @@ from ...core.errors import AgentError, ModelError, SampleError, UsageError
 from ...core.text import printable
 from ...models.manifest import MANIFEST, threshold_trouble
 from ..options import Options, add_config, load_settings
+from ..terminal import engine_words
 
 READINGS = 100
 """Of a source, of which one must be fit to be used."""
@@ -159,7 +160,7 @@ def _pipeline(
             other = unlisted(loader.profile, checked.choice, settings.engine)
             passed = checked.passed_over + ([] if other is None else [other])
             over = f" (passed over {'; '.join(passed)})" if passed else ""
-            return f"{folder.manifest.id} runs on {checked.engine}{golden}{over}"
+            return f"{folder.manifest.id} runs on {engine_words(checked.engine)}{golden}{over}"
 
         report.tried(f"{subject} model {arm.reference}", model)
     references = [arm.reference for arm, _, _ in wanted]

@@ -54,7 +54,7 @@ def main(options: Options) -> int:
         with broker(folder) as loopback:
             settings = folder / "edge-agent.toml"
             settings.write_text(_settings(folder, loopback, names), encoding="utf-8")
-            return _watch(options, folder, loopback, settings)
+            return _watch(options, folder, loopback, settings, names)
 
 
 def _settings(folder: Path, loopback: Loopback, names: list[str]) -> str:
@@ -86,7 +86,9 @@ def _rate(model: str) -> float:
     return load(bundled("models") / model).manifest.input.rate_hz or 1000.0
 
 
-def _watch(options: Options, folder: Path, loopback: Loopback, settings: Path) -> int:
+def _watch(
+    options: Options, folder: Path, loopback: Loopback, settings: Path, names: list[str]
+) -> int:
     """Run the agent beside the view."""
     log = folder / "agent.log"
     command = [sys.executable, "-m", "edge_agent", "run", "--config", str(settings)]
@@ -113,7 +115,7 @@ def _watch(options: Options, folder: Path, loopback: Loopback, settings: Path) -
             # Ctrl-C is for us; the agent is told to end in its turn.
             start_new_session=True,
         )
-        view = LiveView("edge-agent demo", notes, quiet=options.json)
+        view = LiveView("edge-agent demo", notes, pipelines=names, quiet=options.json)
         try:
             with view:
                 _show(options, client, agent, view)
@@ -161,6 +163,7 @@ def _show(
             view.print(str(problem))
             return
         if heard is None:
+            view.tick()
             continue
         payload = json.loads(heard.payload)
         if not counting:

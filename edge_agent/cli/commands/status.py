@@ -15,7 +15,7 @@ from ...core.text import printable
 from ...mqtt import payloads
 from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings
-from ..terminal import printable_json
+from ..terminal import engine_words, printable_json
 from ..world import World, check_target, moment, offline_since, span
 
 USUAL_INTERVAL = 10.0
@@ -145,7 +145,7 @@ def _pipelines(world: World, device: str) -> Iterator[tuple[str, PipelineLook]]:
         model = serving.get(str(entry.get("model")), {})
         look.model = str(entry.get("model"))
         if model.get("serves"):
-            look.model = f"{model['serves']} on {model.get('engine')}"
+            look.model = f"{model['serves']} on {engine_words(str(model.get('engine')))}"
         look.fps = _number(figure.get("fps"))
         look.p99_ms = _number(_table(figure.get("latency_ms")).get("p99"))
         if source.get("error") or look.source == "lost":

@@ -24,6 +24,7 @@ from ..live import LiveView
 from ..options import Options, positive
 from ..samples import Samples
 from ..saved import new_folder, save
+from ..terminal import engine_words
 
 PICTURE = Path("try.jpg")
 PART = Path(".try.jpg.part")
@@ -150,7 +151,7 @@ def _compare_engines(
         with attendant.doing(f"timing of the inference on {name}"):
             rate, alone_ms = _rate(attendant, model, sample, choice.lanes, seconds)
         print(
-            f"engine   {model.engine.label}: {rate:.1f} frames a second "
+            f"engine   {engine_words(model.engine.label)}: {rate:.1f} frames a second "
             f"({alone_ms:.2f} ms for one alone, {choice.lanes} at a time)",
             flush=True,
         )
@@ -216,13 +217,15 @@ def _watch(
     picture = _Picture() if first.picture else None
     count = 0
     deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
-    outcomes = attendant.each(
-        _outcomes(attendant, model, samples, first, spec), lambda: time.monotonic() < deadline
-    )
-    with (
-        LiveView(f"edge-agent try · {spec.redacted} · {model.id}", _notes(picture)) as view,
-        closing(outcomes),
-    ):
+    title = f"edge-agent try · {spec.redacted} · {model.id}"
+    view = LiveView(title, _notes(picture), pipelines=["try"])
+
+    def tick() -> bool:
+        view.tick()
+        return time.monotonic() < deadline
+
+    outcomes = attendant.each(_outcomes(attendant, model, samples, first, spec), tick)
+    with view, closing(outcomes):
         try:
             for sample, outcome, age_ms in outcomes:
                 if isinstance(outcome, SampleError):
@@ -256,7 +259,7 @@ def _outcomes(
     for sample in chain(begin, samples.follow()):
         found: Outcome | SampleError
         try:
-            with attendant.doing(f"an inference on {model.engine.label}"):
+            with attendant.doing(f"an inference on {engine_words(model.engine.label)}"):
                 found = model.infer(sample)
         except SampleError as problem:
             found = problem
