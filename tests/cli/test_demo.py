@@ -207,3 +207,22 @@ def test_amqtt_stands_in_for_mosquitto() -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "amqtt on 127.0.0.1:" in ended.stdout
     assert "conveyor: " in ended.stdout
+
+
+def test_two_that_start_at_once_have_a_broker_each(tmp_path: Path) -> None:
+    """Whichever is later to take the port takes the next one, and neither hears the other."""
+    demos = [
+        subprocess.Popen(
+            [sys.executable, "-m", "edge_agent", "demo", "--seconds", "1", "--json"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    said = [demo.communicate(timeout=PATIENCE * 2) for demo in demos]
+    assert [demo.returncode for demo in demos] == [0] * 4, said
+    assert len({port_of(words) for _, words in said}) == 4
+    sessions = [{json.loads(line)["session"] for line in out.splitlines()} for out, _ in said]
+    assert [len(each) for each in sessions] == [1] * 4

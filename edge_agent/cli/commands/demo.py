@@ -118,7 +118,7 @@ def _watch(
         view = LiveView("edge-agent demo", notes, pipelines=names, quiet=options.json)
         try:
             with view:
-                _show(options, client, agent, view)
+                _show(options, client, agent, view, names)
         except KeyboardInterrupt:
             pass
         finally:
@@ -149,11 +149,15 @@ def _plain_environment() -> dict[str, str]:
 
 
 def _show(
-    options: Options, client: OneShotClient, agent: subprocess.Popen[bytes], view: LiveView
+    options: Options,
+    client: OneShotClient,
+    agent: subprocess.Popen[bytes],
+    view: LiveView,
+    names: list[str],
 ) -> None:
-    """Take in results until the time is over; it counts from the first result."""
+    """Take in results until the time is over; it counts once each pipeline has given one."""
     deadline = time.monotonic() + START_SECONDS
-    counting = False
+    waiting = set(names)
     while time.monotonic() < deadline:
         if agent.poll() is not None:
             return
@@ -166,9 +170,10 @@ def _show(
             view.tick()
             continue
         payload = json.loads(heard.payload)
-        if not counting:
-            counting = True
-            deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
+        if waiting:
+            waiting.discard(payload["pipeline"])
+            if not waiting:
+                deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
         if options.json:
             print(printable_json(payload), flush=True)
         view.result(payload)
