@@ -6,14 +6,13 @@ Payloads are taken as they are; whoever shows them must expect any JSON in them.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 from ..core.errors import AgentError, UsageError
 from ..core.names import NAME_RULE, is_name
 from ..mqtt.connection import parse_object
 from ..mqtt.one_shot import OneShotClient
+from .times import moment, span
 
 LOOK_SECONDS = 1.5
 """How long the first retained topic may take to arrive."""
@@ -147,31 +146,6 @@ def _absence(world: World, target: str) -> str:
     if target in world.status:
         return f"device {target} is {offline_since(world, target)}"
     return f"device {target} is unknown; known: {', '.join(sorted(world.status)) or 'none'}"
-
-
-# Times that others say
-
-
-def moment(says: Mapping[str, Any]) -> float | None:
-    """Return the time of a payload in seconds since 1970; None where it has none."""
-    from datetime import datetime
-
-    text = says.get("time")
-    try:
-        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
-    except (ValueError, OverflowError):
-        return None
-
-
-def span(seconds: float) -> str:
-    """Write a span of time in its two largest units: "2 d 3 h"."""
-    whole = max(0, round(seconds))
-    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    for (unit, size), (smaller, part) in pairwise(units):
-        if whole >= size:
-            rest = whole % size // part
-            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
-    return f"{whole} s"
 
 
 def offline_since(world: World, device: str) -> str:

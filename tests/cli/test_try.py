@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from tests.helpers.support import (
     needs_assets,
     wait_until,
 )
+from tests.helpers.terminal import Terminal
 from tests.helpers.tiny_networks import constant_outputs, to_ir
 
 Box = tuple[int, int, int, int]
@@ -452,3 +454,79 @@ def test_what_cannot_be_tried_ends_with_1(kind: str, here: Path) -> None:
     said = call_cli("try", *arguments)
     assert said.code == 1
     assert line in said.error
+
+
+# A camera that goes away
+
+
+LOST = r"source lost, trying again: http://127\.0\.0\.1:\d+/stream\.mjpg: "
+
+
+@contextmanager
+def trying(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Run `try` in the background; gives it and the file of what it says."""
+    words = folder / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edge_agent", "try", *arguments],
+        stdout=words.open("wb"),
+        stderr=subprocess.STDOUT,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+    )
+    try:
+        yield process, words
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_camera_that_comes_back_is_opened_again(here: Path) -> None:
+    """It is said that it is lost, with the whole reason, and that it is back; the end is 0."""
+    camera = MjpegServer([encode_jpeg(plain(90))])
+    model = str(brightness(here / "light"))
+    with trying(here, camera.url(), model) as (process, words):
+        wait_until(lambda: "try #" in words.read_text(), "the first result")
+        camera.cut()
+        wait_until(lambda: "source lost" in words.read_text(), "the loss to be said")
+        with MjpegServer([encode_jpeg(plain(30))], port=camera.port):
+            wait_until(lambda: "light 30" in words.read_text(), "results of the new one")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE) == 0
+    said = words.read_text()
+    assert re.search(rf"^{LOST}.*\S$", said, re.MULTILINE), said
+    assert "…" not in said
+    assert "\nsource is back\n" in said
+
+
+def test_a_camera_that_stays_away_makes_it_1(here: Path) -> None:
+    """Who ends it while the source is lost is told so again, with 1, after the summary."""
+    camera = MjpegServer([encode_jpeg(plain(90))])
+    model = str(brightness(here / "light"))
+    with trying(here, camera.url(), model) as (process, words):
+        wait_until(lambda: "try #" in words.read_text(), "the first result")
+        camera.cut()
+        wait_until(lambda: "source lost" in words.read_text(), "the loss to be said")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 1
+    summary, last = words.read_text().splitlines()[-2:]
+    assert re.match(r"try: \d+ results", summary)
+    assert re.match(r"edge-agent: http://127\.0\.0\.1:\d+/stream\.mjpg: ", last)
+
+
+def test_a_camera_that_stalls_is_seen_to(here: Path) -> None:
+    """In a terminal of 80 columns the rate goes to 0, and the reason stands there in full."""
+    camera = MjpegServer([encode_jpeg(plain(90))])
+    model = str(brightness(here / "light"))
+    with Terminal("try", camera.url(), model, columns=80, lines=24, cwd=here) as terminal:
+        terminal.wait_for(lambda seen: re.search(r"│ try +[1-9]", "\n".join(seen)), "a rate")
+        camera.cut()
+        terminal.wait_for(
+            lambda seen: (
+                re.search(r"│ try +0\.0 ", "\n".join(seen))
+                and re.search(r"source lost \d+ s ago, trying again: http", "\n".join(seen))
+            ),
+            "the loss to be seen",
+        )
+        assert terminal.scrolled == 0
+        terminal.press("\x03")
+        assert terminal.wait() == 1

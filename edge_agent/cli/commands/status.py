@@ -16,7 +16,8 @@ from ...mqtt import payloads
 from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings
 from ..terminal import engine_words, printable_json
-from ..world import World, check_target, moment, offline_since, span
+from ..times import moment, span
+from ..world import World, check_target, offline_since
 
 USUAL_INTERVAL = 10.0
 """Seconds between two health messages of a device that does not say."""

@@ -25,11 +25,14 @@ from ..options import Options, positive
 from ..samples import Samples
 from ..saved import new_folder, save
 from ..terminal import engine_words
+from ..times import span
 
 PICTURE = Path("try.jpg")
 PART = Path(".try.jpg.part")
 PICTURE_SECONDS = 0.5
 BENCH_SECONDS = 1.0
+SILENT_SECONDS = 2.0
+"""Without anything from a live source, after which that is said."""
 HANG_SECONDS = 30.0
 """Beyond `--seconds`, after which a model or source that does not come back ends the command."""
 
@@ -152,7 +155,7 @@ def _compare_engines(
             rate, alone_ms = _rate(attendant, model, sample, choice.lanes, seconds)
         print(
             f"engine   {engine_words(model.engine.label)}: {rate:.1f} frames a second "
-            f"({alone_ms:.2f} ms for one alone, {choice.lanes} at a time)",
+            f"({alone_ms:.2f} ms alone, {choice.lanes} at a time)",
             flush=True,
         )
         if rate > best_rate:
@@ -219,8 +222,10 @@ def _watch(
     deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
     title = f"edge-agent try · {spec.redacted} · {model.id}"
     view = LiveView(title, _notes(picture), pipelines=["try"])
+    watch = _SourceWatch(samples, spec, view)
 
     def tick() -> bool:
+        watch.look()
         view.tick()
         return time.monotonic() < deadline
 
@@ -228,6 +233,7 @@ def _watch(
     with view, closing(outcomes):
         try:
             for sample, outcome, age_ms in outcomes:
+                watch.look()
                 if isinstance(outcome, SampleError):
                     view.print(f"dropped: {outcome}")
                     continue
@@ -240,14 +246,42 @@ def _watch(
         except KeyboardInterrupt:
             view.print("stopped")
         except SourceError as problem:
-            view.print(f"source lost: {problem}")
+            samples.trouble = str(problem)
     if picture is not None:
         picture.finish()
     for line in view.summary_lines():
         print(line)
     if attendant.left_behind is not None:
         print(f"left behind: {attendant.left_behind}", file=sys.stderr)
+    if samples.trouble is not None:
+        raise SourceError(samples.trouble)
     return count
+
+
+class _SourceWatch:
+    """Tells the view when a source is lost, silent, or back."""
+
+    def __init__(self, samples: Samples, spec: SourceSpec, view: LiveView) -> None:
+        self._samples = samples
+        self._live = spec.live
+        self._view = view
+        self._told: str | None = None
+        samples.latest = time.monotonic()  # the engines were timed meanwhile
+
+    def look(self) -> None:
+        """Say what has changed."""
+        why = self._samples.trouble
+        silent = time.monotonic() - self._samples.latest
+        if why is not None:
+            self._view.trouble = f"source lost {span(silent)} ago, trying again: {why}"
+        elif self._live and silent > SILENT_SECONDS:
+            self._view.trouble = f"the source has given nothing for {span(silent)}"
+        else:
+            self._view.trouble = ""
+        if why == self._told:
+            return
+        self._told = why
+        self._view.print("source is back" if why is None else f"source lost, trying again: {why}")
 
 
 def _outcomes(
