@@ -130,21 +130,23 @@ def test_of_a_lost_device_the_latest_topic_tells_the_time(device: Make) -> None:
     one = device("one")
     one.healthy(ago=90)
     one.say("status", state="offline", reason="lost", time=iso(9000))
-    assert re.match(r"one  offline  \(lost\), last heard of .* UTC, 1 min 30 s ago; ", looked(1)[0])
+    assert re.match(
+        r"one  offline  \(lost\), last heard of .* UTC, 1 min \d+ s ago; ", looked(1)[0]
+    )
 
 
 def test_old_health_of_a_device_that_is_online_is_not_believed(device: Make) -> None:
     """Health of the run before, or three intervals old, says nothing of now."""
     device("hangs").healthy(ago=31)
-    device("seldom").healthy(ago=31, interval_s=60)
+    device("seldom").healthy(ago=31, interval_s=600)
     fresh = device("fresh")
     fresh.healthy(ago=5)
     fresh.say("status", state="online", reason="started", time=iso(1))
     device("mute")
-    lines = [line for line in looked(1) if not line.startswith(" ")]
+    lines = [re.sub(r"\d+ s old", "N s old", line) for line in looked(1) if line[0] != " "]
     assert lines == [
-        "fresh  unknown  online, but its last health, 5 s old: ok",
-        "hangs  unknown  online, but its last health, 31 s old: ok",
+        "fresh  unknown  online, but its last health, N s old: ok",
+        "hangs  unknown  online, but its last health, N s old: ok",
         "mute  unknown  online, but has told no health yet",
         "seldom  ok  up 1 h 59 min",
     ]
