@@ -96,6 +96,8 @@ class SnapshotSink:
     ) -> None:
         self.requested = False
         self._always = settings.snapshot
+        x1, y1, x2, y2 = settings.roi
+        self._region = (x1, y1, x2, y2) if any(settings.roi) else None
         self._topic = identity.topics.snapshot(settings.name)
         self._client = client
         self._errors = errors
@@ -135,7 +137,7 @@ class SnapshotSink:
 
         self.requested, self._candidate = False, None
         try:
-            picture = jpeg(data if found is None else annotate(data, found))
+            picture = jpeg(annotate(data, found, self._region))
         except SampleError as problem:
             self._errors.record(problem)
             return
