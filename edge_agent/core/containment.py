@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from traceback import walk_tb
 
-from .errors import AgentError, EngineError, one_line
+from .errors import AgentError, EngineError
+from .text import one_line
 
 log = logging.getLogger(__name__)
 

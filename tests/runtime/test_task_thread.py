@@ -158,13 +158,13 @@ def test_a_model_on_which_a_task_fails_costs_nothing_but_its_own_upkeep(
             raise problem
 
     one.on_run = fail
-    conductor = table.conductor((one, two))
-    assert conductor.round() == math.inf
+    worker = table.thread_of((one, two))
+    assert worker.round() == math.inf
     assert table.taken() == ["one a", "two a", "one b", "two b"]
     assert [line.exc_info for line in caplog.records if line.levelname == "ERROR"] == [None]
-    (told,) = conductor.problems()
+    (told,) = worker.problems()
     assert "\n" not in told
-    assert conductor.round() == math.inf, "it is not tried again and again"
+    assert worker.round() == math.inf, "it is not tried again and again"
     assert table.taken() == []
     table.servings.pop(0)
-    assert conductor.problems() == [], "a model that is gone is no problem"
+    assert worker.problems() == [], "a model that is gone is no problem"
