@@ -19,11 +19,13 @@ class DecoderSpec(NamedTuple):
     tasks: tuple[Task, ...]
     compares_input: bool = False
     """Whether it compares outputs with the input, whose numbers it therefore needs."""
+    rounding: Literal["half-even", "half-up", "down"] | None = None
+    """Of a letterboxed size, where the family's is not what its anchor usually goes with."""
 
 
 DECODERS: Mapping[str, DecoderSpec] = {
     "ultraface": DecoderSpec(".faces.ultraface", ("detection",)),
-    "yunet": DecoderSpec(".faces.yunet", ("detection",)),
+    "yunet": DecoderSpec(".faces.yunet", ("detection",), rounding="half-even"),
     "yolox": DecoderSpec(".yolo.yolox", ("detection",)),
     "yolov8": DecoderSpec(".yolo.yolov8", ("detection",)),
     "yolo-e2e": DecoderSpec(".yolo.end_to_end", ("detection",)),

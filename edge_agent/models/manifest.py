@@ -16,13 +16,16 @@ from ..core.errors import ModelError
 from ..core.files import path_inside
 from ..core.frozen import record
 from ..core.names import NAME_RULE, is_name, is_version
-from .decoders import DEFAULT, DecoderName, Task, decoders_of
+from .decoders import DECODERS, DEFAULT, DecoderName, Task, decoders_of
 
 MANIFEST = "model.toml"
 MAX_LABEL_BYTES = 2**20
 MAX_LABELS = 100_000
 
 Interpolation = Literal["linear", "area", "cubic", "nearest"]
+Rounding = Literal["half-even", "half-up", "down"]
+ANTIALIASED: frozenset[Interpolation] = frozenset({"linear", "cubic"})
+"""Interpolations that `antialias` goes with."""
 PICTURE_LAYOUTS = ("nchw", "nhwc")
 SIGNAL_LAYOUTS = ("ct", "tc", "flat-ct", "flat-tc")
 
@@ -68,6 +71,10 @@ class InputSpec:
     resize: Literal["stretch", "letterbox", "crop"] = "stretch"
     crop_ratio: Annotated[float, Gt(0), Le(1)] = 1.0
     interpolation: Interpolation = "linear"
+    antialias: Annotated[bool, Plain()] = False
+    """Linear and cubic as PIL and torchvision have them, which filter what they make smaller."""
+    rounding: Rounding | None = None
+    """Of a letterboxed size. None: half-even, or down where the anchor is top-left."""
     anchor: Literal["center", "top-left"] = "center"
     pad: Annotated[float, Ge(0), Le(255)] = 114.0
     # Signals
@@ -238,6 +245,11 @@ def parse(data: Mapping[str, Any], where: str) -> Manifest:
             f"{where}: input.layout: {manifest.input.layout!r} is for pictures, but input has "
             f"channels or a window; it takes one of {', '.join(SIGNAL_LAYOUTS)}"
         )
+    if manifest.input.antialias and manifest.input.interpolation not in ANTIALIASED:
+        raise ModelError(
+            f"{where}: input.antialias: goes with interpolation "
+            f"{' or '.join(sorted(ANTIALIASED))}, found {manifest.input.interpolation!r}"
+        )
     if manifest.input.transform == "logmel" and not manifest.input.is_signal:
         raise ModelError(
             f"{where}: input.transform: 'logmel' is for signals; give input.window or a layout of "
@@ -245,6 +257,13 @@ def parse(data: Mapping[str, Any], where: str) -> Manifest:
         )
     if manifest.input.transform == "logmel" and manifest.input.logmel is None:
         manifest = replace(manifest, input=replace(manifest.input, logmel=LogMel()))
+    rounding = DECODERS[manifest.decoder].rounding
+    if (
+        rounding is not None
+        and manifest.input.resize == "letterbox"
+        and not manifest.input.rounding
+    ):
+        manifest = replace(manifest, input=replace(manifest.input, rounding=rounding))
     return manifest
 
 
