@@ -405,9 +405,14 @@ def check_finite(found: Findings) -> None:
 
 
 def place(found: Detections, placement: Placement, dx: int, dy: int) -> Detections:
-    """Carry boxes from the network's input back to the frame."""
+    """Carry boxes from the network's input back to the frame; those outside it are left out."""
     boxes = placement.back(found.boxes)
     points = None if found.points is None else placement.back_points(found.points)
+    inside = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1))
+    if len(inside) < len(boxes):
+        labels = tuple(found.labels[place] for place in inside)
+        found = replace(found, scores=found.scores[inside], labels=labels)
+        boxes, points = boxes[inside], None if points is None else points[inside]
     if dx or dy:
         boxes = boxes + np.array([dx, dy, dx, dy], np.float32)
         points = None if points is None else points + np.array([dx, dy], np.float32)

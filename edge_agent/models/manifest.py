@@ -127,7 +127,12 @@ class OutputSpec:
     __pydantic_config__ = _STRICT
     decoder: DecoderName | None = None
     threshold: Number | None = None
-    iou: Annotated[float, Gt(0), Le(1)] = 0.45
+    iou: Annotated[float, Gt(0), Le(1)] | None = None
+    """Of non-maximum suppression. None: 0.45 where the family leaves it to its decoder."""
+    agnostic: Annotated[bool, Plain()] = False
+    """Suppression over all classes together."""
+    max_detections: Annotated[int, Ge(0), Le(100_000)] = 0
+    """The best so many; 0: as many as the family's own post-processing keeps."""
     labels: str | tuple[str, ...] = ()
     first_label: Annotated[int, Ge(-1), Le(10)] = 0
     top_k: Annotated[int, Ge(1), Le(100_000)] = 5
