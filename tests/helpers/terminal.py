@@ -22,7 +22,7 @@ from tests.helpers.support import CHECKOUT, PATIENCE
 
 
 class Terminal:
-    """Runs `edge-agent` in a pseudo-terminal; a context, at whose end the command is killed."""
+    """Runs `edge-agent` in a pseudo-terminal; a context, at whose end the command is ended."""
 
     def __init__(
         self,
@@ -133,7 +133,12 @@ class Terminal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
+        # Asked first: killed, it would leave what it has started.
+        self.process.terminate()
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         self._reader.join(PATIENCE)
         os.close(self._ours)
