@@ -171,8 +171,8 @@ class Samples:
                 )
                 continue
             windower = windower or Windower(self._shape, reading.columns)
-            for data, time_ns, since in windower.push(reading.data, reading.time_ns, reading.since):
-                yield Sample(data, self._next_seq(), time_ns, since, picture=False)
+            for window in windower.push(reading):
+                yield window.sample(self._next_seq())
         if self._seq == 0 and self._spec.kind == "signal" and not self._closing.is_set():
             print(printable(f"skipped  {self._spec.redacted} holds less than one window"))
 

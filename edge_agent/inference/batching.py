@@ -226,6 +226,8 @@ def load_batch(model: Model, kind: Kind, most: int) -> Batch:
 
     """
     spec = model.manifest.input
+    if spec.state:
+        raise EngineError(f"{model.id}: samples go one by one: each needs what the one before left")
     takes = sample_input(spec, model.engine.inputs).name
     engines: dict[int, Engine] = {}
     try:

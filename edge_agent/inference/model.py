@@ -29,13 +29,15 @@ from ..core.types import (
     Outcome,
     Request,
     Sample,
+    State,
     Tensors,
+    TensorSpec,
     Timing,
     Values,
 )
-from ..models.manifest import MANIFEST, ModelFolder
+from ..models.manifest import MANIFEST, InputSpec, ModelFolder
 from .cost import Cost
-from .decode.decoder import Decoder
+from .decode.decoder import Decoder, fits
 from .decode.registry import build_decoder
 from .engines.engine import Engine, EngineChoice
 from .engines.registry import ENGINES, capabilities, open_engine, readers
@@ -116,13 +118,24 @@ class Model:
         self._id = folder.manifest.id
         self._place = call_target(self._id, choice.engine, choice.device, str(folder.network))
         self._threshold = default_threshold(folder)
+        self._state = folder.manifest.input.state
 
     @property
     def id(self) -> str:
         return self._id
 
+    @property
+    def in_order(self) -> bool:
+        """Whether a window needs what the one before it has left: one at a time, in order."""
+        return bool(self._state)
+
     def infer(
-        self, sample: Sample, *, threshold: float | None = None, region: Region | None = None
+        self,
+        sample: Sample,
+        *,
+        threshold: float | None = None,
+        region: Region | None = None,
+        state: State | None = None,
     ) -> Outcome:
         """Run the model on *sample*.
 
@@ -130,16 +143,38 @@ class Model:
             sample: a picture, window or ready input.
             threshold: instead of the manifest's.
             region: of a picture: look only here; what is found is still in pixels of the frame.
+            state: what the windows before have left, of a model that has a state.
 
         Raises:
             SampleError: the sample does not fit, or the outputs are not finite.
             EngineError: the engine failed.
 
         """
-        return self._infer(Request(sample, threshold, region))
+        return self._infer(Request(sample, threshold, region, state=state))
 
     def _infer(self, request: Request) -> Outcome:
+        if self._state and request.state is not None:
+            return self._infer_on(request, request.state)
+        return self._infer_one(request, self.prepare(request))
+
+    def _infer_on(self, request: Request, state: State) -> Outcome:
+        """Infer a window with what the one before it has left."""
+        sample, before = request.sample, state.tensors
+        if state.of != self.id or not sample.follows or sample.seq != state.seq + 1:
+            before = {}
+        # Where this one fails, the next begins anew.
+        state.tensors, state.of, state.seq = {}, self.id, sample.seq
         prepared = self.prepare(request)
+        prepared = replace(prepared, tensors={**prepared.tensors, **before})
+        left: dict[str, Array] = {}
+        outcome = self._infer_one(request, prepared, left)
+        state.tensors = left
+        return outcome
+
+    def _infer_one(
+        self, request: Request, prepared: PreparedSample, left: dict[str, Array] | None = None
+    ) -> Outcome:
+        """Run and decode one sample; *left* takes what the network leaves to the next."""
         start = time.perf_counter()
         try:
             outputs = self.run(prepared.tensors)
@@ -147,6 +182,9 @@ class Model:
             self.record_failure(problem, request.sample, request.region)
             raise
         took = (time.perf_counter() - start) * 1e3
+        if left is not None:
+            # Copies: an engine may use the same memory again.
+            left.update({name: np.array(outputs[out]) for name, out in self._state.items()})
         return self.conclude(request, prepared, outputs, took)
 
     def prepare(self, request: Request, out: Array | None = None) -> PreparedSample:
@@ -507,6 +545,27 @@ def _blame(engine: str, problem: EngineError) -> str:
     return text if text.startswith(f"{engine}: ") else f"{engine}: {text}"
 
 
+def beside_state(spec: InputSpec, engine: Engine) -> tuple[TensorSpec, ...]:
+    """Return the outputs that are a result: those that no `input.state` takes up.
+
+    Raises:
+        ModelError: an output that it names is not there, or does not fit its input.
+
+    """
+    outputs = {output.name: output for output in engine.outputs}
+    inputs = {one.name: one for one in engine.inputs}
+    for name, left in spec.state.items():
+        if left not in outputs:
+            raise ModelError(
+                f"input.state.{name}: the model has no output {left!r}; its outputs: "
+                f"{', '.join(map(str, engine.outputs))}"
+            )
+        takes, gives = inputs[name], outputs[left]
+        if takes.dtype != gives.dtype or not fits(gives.shape, takes.shape):
+            raise ModelError(f"input.state.{name}: output {gives} does not fit input {takes}")
+    return tuple(one for one in engine.outputs if one.name not in spec.state.values())
+
+
 def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Kind) -> Model:
     """Make a model of an engine that has loaded its network.
 
@@ -516,9 +575,8 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
     """
     try:
         prepare = build_preprocessor(folder.manifest.input, engine.inputs, kind, engine.fold)
-        decode = build_decoder(
-            folder.manifest, folder.labels, engine.inputs, engine.outputs, prepare.size
-        )
+        outputs = beside_state(folder.manifest.input, engine)
+        decode = build_decoder(folder.manifest, folder.labels, engine.inputs, outputs, prepare.size)
     except ModelError as problem:
         raise ModelError(f"{folder.path / MANIFEST}: {problem}") from None
     return Model(folder, choice, engine, prepare, decode)

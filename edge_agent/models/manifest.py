@@ -42,17 +42,31 @@ Numbers = tuple[Number, ...]
 @storable
 @record(kw_only=True)
 class LogMel:
-    """Parameters of `transform = "logmel"`."""
+    """Parameters of `transform = "logmel"` and `"mfcc"`: those of the training code."""
 
     __pydantic_config__ = _STRICT
-    sample_rate: Annotated[int, Gt(0), Le(1e9)] = 16000
-    n_fft: Annotated[int, Gt(0), Le(65536)] = 512
-    window: Annotated[int, Gt(0), Le(65536)] = 480
-    hop: Annotated[int, Gt(0), Le(65536)] = 320
-    n_mels: Annotated[int, Gt(0), Le(1024)] = 40
-    f_min: Annotated[float, Ge(0), Le(1e9)] = 20.0
-    f_max: Annotated[float, Gt(0), Le(1e9)] = 4000.0
-    n_mfcc: Annotated[int, Ge(0), Le(1024)] = 0
+    frame_ms: Annotated[float, Gt(0), Le(60_000)] = 30.0
+    step_ms: Annotated[float, Gt(0), Le(60_000)] = 20.0
+    fft: Annotated[int, Ge(0), Le(65536)] = 0
+    """Samples of a transform; 0: the next power of two."""
+    window: Literal["hann", "hamming", "povey"] = "hann"
+    center: Annotated[bool, Plain()] = False
+    """Whether frames lie around their time, edges reflected."""
+    power: Annotated[int, Ge(1), Le(2)] = 1
+    mel: Literal["htk", "slaney"] = "htk"
+    bins: Annotated[int, Gt(0), Le(1024)] = 40
+    low_hz: Annotated[float, Ge(0), Le(1e9)] = 20.0
+    high_hz: Annotated[float, Ge(0), Le(1e9)] = 0.0
+    """0: half the rate."""
+    log: Literal["log", "log10", "log1p", "db"] = "log"
+    floor: Annotated[float, Gt(0), Le(1e9)] = 1e-6
+    """Added before the logarithm."""
+    coefficients: Annotated[int, Gt(0), Le(1024)] = 10
+    """Of an MFCC."""
+    preemphasis: Annotated[float, Ge(0), Le(1)] = 0.0
+    normalize: Literal["none", "peak", "max"] = "none"
+    """Of a window's samples before all this: divided by the largest, of either sign or (max) as it
+    is."""
 
 
 @storable
@@ -84,8 +98,15 @@ class InputSpec:
     hop: Annotated[int, Ge(1), Le(10_000_000)] | None = None
     """None: as the window, without overlap."""
     rate_hz: Annotated[float, Gt(0), Le(1e9)] | None = None
-    transform: Literal["none", "logmel"] = "none"
+    transform: Literal["none", "logmel", "mfcc"] = "none"
     logmel: LogMel | None = None
+    """Of transform logmel and mfcc."""
+    resample_hz: Annotated[float, Ge(0), Le(1e6)] = 0.0
+    """Readings are brought to so many a second; 0: as they come."""
+    lead: Annotated[int, Ge(0), Le(10_000_000)] = 0
+    """Zeros before the first sample."""
+    state: Mapping[str, str] = field(default_factory=dict)
+    """Inputs and the outputs of the window before that they are given."""
     # Both
     mean: Number | Numbers = ()
     scale: Number | Numbers = ()
@@ -93,6 +114,11 @@ class InputSpec:
     """The input that takes the sample, where the network has several."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Constant values of the other inputs: name = number or nested list."""
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The inputs that do not take the sample: constants, and what the window before left."""
+        return frozenset([*self.fixed, *self.state])
 
     @property
     def is_signal(self) -> bool:
@@ -255,12 +281,17 @@ def parse(data: Mapping[str, Any], where: str) -> Manifest:
             f"{where}: input.antialias: goes with interpolation "
             f"{' or '.join(sorted(ANTIALIASED))}, found {manifest.input.interpolation!r}"
         )
-    if manifest.input.transform == "logmel" and not manifest.input.is_signal:
+    both = sorted(set(manifest.input.fixed) & set(manifest.input.state))
+    if both:
+        raise ModelError(f"{where}: input.state: {both[0]!r} is also given in input.fixed")
+    if manifest.input.state and not manifest.input.is_signal:
+        raise ModelError(f"{where}: input.state: is for signals; give input.window")
+    if manifest.input.transform != "none" and not manifest.input.is_signal:
         raise ModelError(
-            f"{where}: input.transform: 'logmel' is for signals; give input.window or a layout of "
-            f"{', '.join(SIGNAL_LAYOUTS)}"
+            f"{where}: input.transform: {manifest.input.transform!r} is for signals; give "
+            f"input.window or a layout of {', '.join(SIGNAL_LAYOUTS)}"
         )
-    if manifest.input.transform == "logmel" and manifest.input.logmel is None:
+    if manifest.input.transform != "none" and manifest.input.logmel is None:
         manifest = replace(manifest, input=replace(manifest.input, logmel=LogMel()))
     rounding = DECODERS[manifest.decoder].rounding
     if (

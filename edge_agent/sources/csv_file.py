@@ -38,6 +38,7 @@ class CsvRows:
     """
 
     columns: tuple[str, ...] = ()
+    rate_hz: float | None = None
 
     def __init__(self, path: Path, name: str, separator: str | None = None) -> None:
         """Open the file and read its first lines.

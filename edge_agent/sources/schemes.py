@@ -170,6 +170,7 @@ _ALL = (
     ),
     _recording("csv", "csv:vibration.csv", {".csv", ".tsv"}, separator=SEPARATOR),
     _recording("npy", "npy:vibration.npy", {".npy"}),
+    _recording("wav", "wav:machine.wav", {".wav"}),
     _recording("f32", "f32:raw.bin?channels=128", {".f32", ".raw", ".bin"}, channels=CHANNELS),
 )
 
@@ -178,7 +179,6 @@ FORMS: Mapping[str, Form] = {form.scheme: form for form in _ALL}
 DEFAULT = "file"
 """Scheme of a bare path whose suffix is of no form."""
 RESERVED: Mapping[str, frozenset[str]] = {
-    "wav": frozenset({".wav"}),
     "mqtt": frozenset(),
     "serial": frozenset(),
 }

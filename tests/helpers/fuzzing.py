@@ -252,8 +252,8 @@ manifest_tables = record(
         mean=numbers | st.lists(numbers, max_size=4),
         scale=numbers | st.lists(numbers, max_size=4),
         fixed=st.dictionaries(words, json_values, max_size=2),
-        transform=st.sampled_from(["none", "logmel"]),
-        logmel=record(n_fft=st.integers(), f_min=numbers),
+        transform=st.sampled_from(["none", "logmel", "mfcc"]),
+        logmel=record(fft=st.integers(), low_hz=numbers, frame_ms=numbers, log=words),
     ),
     output=record(
         decoder=st.sampled_from([case.decoder for case in CASES] + ["raw", "score", "softmax"]),

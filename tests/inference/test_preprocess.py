@@ -693,7 +693,12 @@ def test_half_floats_do_not_overflow_silently() -> None:
         ),
         ((1, 8), "bool", {}, "expected one of uint8, .*, found bool"),
         ((1, None), "float32", {}, "leaves sizes open"),
-        ((1, 8), "float32", {"transform": "logmel"}, "logmel is not supported yet"),
+        (
+            (1, 8),
+            "float32",
+            {"transform": "logmel"},
+            "input.rate_hz: is missing; transform 'logmel' needs",
+        ),
         ((1, 4), "float32", {"mean": (1.0, 2.0)}, "input.mean: expected 1 or 4 numbers, found 2"),
         (
             (1, 3, 240, 320),

@@ -33,6 +33,7 @@ class Instant:
 
     users = 0
     together = 1
+    in_order = False
     errors = 0
     cost = Cost()
 

@@ -127,6 +127,7 @@ def test_local_paths(text: str, path: str) -> None:
         ("file:clip.mp4?pace=max", "picture", False, True),
         ("dir:frames?rate=2", "picture", False, True),
         ("csv:a.csv", "signal", False, True),
+        ("wav:a.wav", "signal", False, True),
         ("npy:a.npy?rate=100", "signal", False, True),
         ("f32:a.bin?channels=8&rate=0.5", "signal", False, True),
     ],
@@ -154,7 +155,6 @@ def test_options_are_read() -> None:
         ("/dev/video0", "did you mean 'v4l2:/dev/video0'"),
         ("rtsq://camera/x", "unknown form 'rtsq:'; did you mean 'rtsp:'.*Known: .*npy:"),
         ("ftp://host/x", "unknown form 'ftp:'.*known: rtsp:, .*f32:"),
-        ("wav:a.wav", "wav: is not supported by this version yet"),
         ("mqtt:sensors/a", "mqtt: is not supported by this version yet"),
         ("serial:/dev/ttyUSB0?baud=1", "serial: is not supported by this version yet"),
         ("file:", "names no path; write e.g. file:clip.mp4"),
@@ -930,6 +930,79 @@ def test_an_array_cut_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="was cut short while it was read"):
         source.grab()
     source.close()
+
+
+def wav(code: int, bits: int, data: bytes, *, extensible: bool = False, length: int = -1) -> bytes:
+    """Make a file of two channels at 8000 Hz, with a chunk of remarks of odd length before."""
+    width = 2 * bits // 8
+    form = struct.pack("<HIIHH", 2, 8000, 8000 * width, width, bits)
+    if extensible:
+        form = struct.pack("<H", 0xFFFE) + form + struct.pack("<HHIH14x", 22, bits, 3, code)
+    else:
+        form = struct.pack("<H", code) + form
+    body = b"WAVE" + struct.pack("<4sI", b"LIST", 3) + b"abc\0"
+    body += struct.pack("<4sI", b"fmt ", len(form)) + form
+    body += struct.pack("<4sI", b"data", len(data) if length < 0 else length) + data
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+WAVS = {
+    8: (1, bytes([128, 255, 0, 192])),
+    16: (1, struct.pack("<4h", 0, 32767, -32768, 16384)),
+    24: (1, b"\0\0\0\xff\xff\x7f\0\0\x80\0\0\x40"),
+    32: (1, struct.pack("<4i", 0, 2**31 - 1, -(2**31), 2**30)),
+    -32: (3, struct.pack("<4f", 0, 1, -1, 0.5)),
+    -64: (3, struct.pack("<4d", 0, 1, -1, 0.5)),
+}
+
+
+@pytest.mark.parametrize("extensible", [False, True])
+@pytest.mark.parametrize("bits", WAVS)
+def test_wav(bits: int, extensible: bool, tmp_path: Path) -> None:
+    """PCM of every width, and floats, come as rows of channels from -1 to 1, with their rate."""
+    code, data = WAVS[bits]
+    (tmp_path / "a.wav").write_bytes(wav(code, abs(bits), data, extensible=extensible))
+    (reading,) = readings(opened("wav:a.wav", tmp_path))
+    assert reading.rate_hz == 8000
+    assert reading.data == pytest.approx(np.array([[0, 1], [-1, 0.5]]), abs=0.008)
+
+
+@pytest.mark.parametrize("length", [0, 0xFFFFFFFF])
+def test_a_wav_that_was_written_as_a_stream(length: int, tmp_path: Path) -> None:
+    """A file whose header does not know its length is read to its end."""
+    (tmp_path / "a.wav").write_bytes(wav(1, 16, bytes(400), length=length))
+    assert len(all_rows(opened("wav:a.wav", tmp_path))) == 100
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is not a .wav file, or is cut short"),
+        (b"RIFF\0\0\0\0AVI LIST", "is not a .wav file"),
+        (wav(2, 4, bytes(8)), "format 2 of 4 bits, 2 channels, 8000 Hz; expected PCM .*ffmpeg"),
+        (wav(1, 16, b""), "holds no samples"),
+        (wav(1, 16, bytes(8))[:40], "is not a .wav file, or is cut short"),
+    ],
+)
+def test_what_is_no_wav_is_one_clear_line(content: bytes, says: str, tmp_path: Path) -> None:
+    """What cannot be read as sound is refused with what is wrong with it."""
+    (tmp_path / "a.wav").write_bytes(content)
+    with pytest.raises(SourceError, match=says):
+        opened("wav:a.wav", tmp_path)
+
+
+def test_a_sample_that_is_no_number_costs_only_itself(tmp_path: Path) -> None:
+    """A NaN in a file of floats is one SampleError."""
+    data = struct.pack("<6f", 0, 1, 0, float("nan"), 1, 0)
+    (tmp_path / "a.wav").write_bytes(wav(3, 32, data))
+    source = opened("wav:a.wav", tmp_path)
+    assert source.grab()
+    assert len(source.retrieve().data) == 1
+    assert source.grab()
+    with pytest.raises(SampleError, match="sample 1 is not a finite number"):
+        source.retrieve()
+    assert source.grab()
+    assert source.retrieve().data.tolist() == [[1, 0]]
 
 
 def test_f32(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from ...config.settings import SecondStage
 from ...core.containment import contained, reason
 from ...core.errors import AgentError
 from ...core.timeline import Timeline
-from ...core.types import Detections, Outcome, Request, Sample, Second
+from ...core.types import Detections, Outcome, Request, Sample, Second, State
 from ...inference.model import Model, Region
 from ..scheduler.board import Board, Job
 from ..serving.active import Serving
@@ -63,6 +63,8 @@ class PipelineRoute:
         # Its own: others split their frames between the same models otherwise.
         self._weights = [arm.weight for arm in settings.arms]
         self._credit = [0] * len(servings)
+        self._state = State()
+        """What a model has found so far in this pipeline's windows, where it has a state."""
         self._loaded = False
         """Every model has been loaded once, or could not be."""
 
@@ -104,7 +106,7 @@ class PipelineRoute:
 
     def request(self, sample: Sample) -> Request:
         """Return what is asked of the model, by the threshold of the moment."""
-        return Request(sample, self.threshold, self.region)
+        return Request(sample, self.threshold, self.region, self._state)
 
     # After inference
 
