@@ -50,6 +50,7 @@ HOMES: Mapping[str, str] = {
     "tomli_w": "models.importing cli",
     "amqtt": "mqtt.amqtt_broker",
     "prometheus_client": "health.prometheus",
+    "serial": "sources.serial_line",
     "matplotlib": "bench.common.bars bench.pipeline.bars",
 }
 
@@ -59,6 +60,7 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "paho": "paho-mqtt",
     "google": "onnx",
     "pydantic": "pydantic-settings",
+    "serial": "pyserial",
     "pydantic_core": "pydantic-settings",
     "annotated_types": "pydantic-settings",
 }

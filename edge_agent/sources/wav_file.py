@@ -115,7 +115,7 @@ class WavRows:
             with np.errstate(over="ignore"):
                 return raw.astype(np.float32)
         if self._width == 1:
-            return (raw.astype(np.float32) - 128) / 128
+            return np.asarray((raw.astype(np.float32) - 128) / 128, np.float32)
         if self._width == 3:
             # To the upper three of four bytes; the lowest is noise below them.
             wide = np.zeros((len(raw) // 3, 4), np.uint8)

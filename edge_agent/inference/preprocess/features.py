@@ -170,7 +170,7 @@ def _slaney(bins: int, fft: int, rate: float, low: float, high: float) -> Floats
     ends = np.linspace(_slaney_mel(low), _slaney_mel(high), bins + 2)
     edges = np.array([_slaney_hz(mel) for mel in ends.tolist()])
     weights = _triangles(np.arange(fft // 2 + 1) * rate / fft, edges)
-    return (weights * (2.0 / (edges[2:] - edges[:-2]))).astype(np.float32)
+    return np.asarray(weights * (2.0 / (edges[2:] - edges[:-2])), np.float32)
 
 
 def _triangles(places: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -28,6 +28,7 @@ from .status import FrameErrors, SourceStatus
 
 if TYPE_CHECKING:
     from ...inference.preprocess.windowing import Window, Windower
+    from ...sources.continuity import Counts
     from .motion_gate import MotionGate
 
 log = logging.getLogger(__name__)
@@ -107,6 +108,8 @@ class Capture:
         self._motion = settings.motion
         self._gate: MotionGate | None = None
         self._due = 0.0
+        self.counts: Counts | None = None
+        """What has come of a live signal."""
         self._misfit = False
         """What the source gave last did not fit: it runs again when something does."""
         self._attempt: Attempt | None = None
@@ -171,7 +174,9 @@ class Capture:
                 context = replace(self._context, closing=attempt.closing)
                 with closing(open_source(self.spec, context)) as source:
                     attempt.limit, attempt.opening = self.spec.form.stall_seconds, False
-                    if attempt.late:
+                    self.counts = getattr(source, "counts", None)
+                    # A sensor may say nothing for hours and be well all the same.
+                    if attempt.late or (self.spec.live and source.kind == "signal"):
                         attempt.late = False
                         self._status.set("running", None)
                     try:

@@ -70,7 +70,6 @@ class Runner:
 
         """
         self.settings = settings
-        self._context = SourceContext(hardware_decoding=settings.decode == "auto")
         self.timeline = timeline
         self.wall = WallClock(str(settings.state))
         self.session = str(uuid.uuid4())
@@ -91,6 +90,9 @@ class Runner:
             inbox=self.inbox,
             spool=settings.state / "spool.db",
             ledger=settings.state / "announced.json",
+        )
+        self._context = SourceContext(
+            hardware_decoding=settings.decode == "auto", topics=self.client.feeds
         )
         self.client.retained.register(self.topics.source(""), self._source_topics)
         self.overrides = Overrides(settings.state / "overrides.json")
