@@ -26,7 +26,10 @@ def main() -> int:
         return 2
     from .cli.main import main as command_line
 
-    return command_line(sys.argv[1:], timeline)
+    status = command_line(sys.argv[1:], timeline)
+    if (attended := sys.modules.get("edge_agent.cli.attended")) is not None:
+        attended.leave_behind(status)
+    return status
 
 
 def _mind_signals(arguments: list[str]) -> None:

@@ -120,14 +120,14 @@ make_venv() {
 # install_project LEVEL: base, demo (also amqtt) or dev (all that tests need). Fast when it is done.
 install_project() {
     local level=$1 stamp what=()
-    # The environment knows the folder where it lies: after a move it is installed again.
-    stamp=$(cat -- "$root/pyproject.toml" "$root/scripts/constraints.txt" <(printf '%s\n' "$root") | sha256sum | cut -d ' ' -f 1)
-    [ "$(cat -- "$venv/.installed-$level" 2>/dev/null)" = "$stamp" ] && return 0
     case $level in
-        base) what=(-e "$root") ;;
-        demo) what=(-e "${root}[demo]") ;;
-        dev) what=(-e "${root}[demo]" --group "$root/pyproject.toml:dev") ;;
+        base) what=(-e "${root}[metrics]") ;;
+        demo) what=(-e "${root}[demo,metrics]") ;;
+        dev) what=(-e "${root}[demo,metrics]" --group "$root/pyproject.toml:dev") ;;
     esac
+    # The environment knows the folder where it lies: after a move it is installed again.
+    stamp=$(cat -- "$root/pyproject.toml" "$root/scripts/constraints.txt" "$root/scripts/environment.sh" <(printf '%s\n' "$root") | sha256sum | cut -d ' ' -f 1)
+    [ "$(cat -- "$venv/.installed-$level" 2>/dev/null)" = "$stamp" ] && return 0
     say "installing edge-agent and what it needs into .venv (about 250 MB; the first time takes a few minutes)"
     local pip=("$python" -m pip --disable-pip-version-check)
     [ -t 2 ] || pip+=(--quiet)

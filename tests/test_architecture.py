@@ -51,6 +51,7 @@ HOMES: Mapping[str, str] = {
     "amqtt": "mqtt.amqtt_broker",
     "lap": "rules.assignment",
     "prometheus_client": "health.prometheus",
+    "serial": "sources.serial_line",
     "matplotlib": "bench.common.bars bench.pipeline.bars",
 }
 
@@ -60,6 +61,7 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "paho": "paho-mqtt",
     "google": "onnx",
     "pydantic": "pydantic-settings",
+    "serial": "pyserial",
     "pydantic_core": "pydantic-settings",
     "annotated_types": "pydantic-settings",
 }

@@ -5,17 +5,26 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 from ..core.text import printable
 from ..mqtt.payloads import percentiles
-from .terminal import summary
+from .terminal import brief, engine_words, summary
 
 LINE_SECONDS = 0.5
 """Where there is no terminal, one line a pipeline at most this often."""
+DRAW_SECONDS = 0.1
+STILL_SECONDS = 2.0
+"""And more than three times the usual interval without a result: its rate is 0."""
+RECENT = 8
+"""Lines of earlier results, where the terminal has the height."""
+FOUND_WIDTH = 24
+"""The least that a column may leave to what was found."""
+NAME_WIDTH = 24
+MODEL_WIDTH = 40
 
 
 @dataclass(slots=True)
@@ -27,16 +36,19 @@ class Row:
     ages: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
     infers: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
     times: deque[float] = field(default_factory=lambda: deque(maxlen=120))
-    last: str = ""
+    found: str = ""
     model: str = ""
     engine: str = ""
     said: float = 0.0
 
     def fps(self) -> float:
-        """Frames a second over the latest results."""
+        """Frames a second over the latest results; 0 once they have stopped."""
         if len(self.times) < 2:
             return 0.0
-        return (len(self.times) - 1) / max(self.times[-1] - self.times[0], 1e-6)
+        span = max(self.times[-1] - self.times[0], 1e-6)
+        rate = (len(self.times) - 1) / span
+        silent = time.monotonic() - self.times[-1]
+        return 0.0 if silent > max(STILL_SECONDS, 3 / rate) else rate
 
     def mean_fps(self) -> float:
         """Frames a second from the first result to the last."""
@@ -48,21 +60,32 @@ class Row:
 class LiveView:
     """Shows results; a context, so that the terminal is left as it was found."""
 
-    def __init__(self, title: str, notes: list[str], *, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        title: str,
+        notes: list[str],
+        *,
+        pipelines: Sequence[str] = (),
+        quiet: bool = False,
+    ) -> None:
         """Prepare.
 
         Args:
             title: above all.
             notes: below all.
+            pipelines: those that are to come: each has its row from the beginning.
             quiet: take in without showing.
 
         """
         self._title = printable(title)
         self._quiet = quiet
         self.notes = [printable(note) for note in notes]
+        self.trouble = ""
+        """What is wrong at the moment; shown in full, in place of earlier results."""
         self.rows: dict[str, Row] = {}
+        self._names = list(pipelines)
         self._live: Any = None
-        self._recent: deque[str] = deque(maxlen=8)
+        self._recent: deque[str] = deque(maxlen=RECENT)
         self._drawn = 0.0
 
     def __enter__(self) -> Self:
@@ -71,8 +94,9 @@ class LiveView:
         if sys.stdout.isatty():
             from rich.live import Live
 
-            self._live = Live(self._draw(), refresh_per_second=8, transient=False)
+            self._live = Live(auto_refresh=False)
             self._live.__enter__()
+            self._refresh()
         else:
             print(self._title)
             for note in self.notes:
@@ -86,7 +110,7 @@ class LiveView:
         trace: TracebackType | None,
     ) -> None:
         if self._live is not None:
-            self._live.update(self._draw(), refresh=True)
+            self._refresh()
             self._live.__exit__(kind, error, trace)
 
     def result(self, payload: Mapping[str, Any]) -> None:
@@ -98,18 +122,21 @@ class LiveView:
         row.times.append(now)
         row.ages.append(payload["timing"]["age_ms"])
         row.infers.append(payload["timing"]["infer_ms"])
-        row.last, row.model, row.engine = summary(payload), payload["model"], payload["engine"]
+        row.found, row.model = brief(payload), payload["model"]
+        row.engine = engine_words(payload["engine"])
         if now - row.said >= LINE_SECONDS:
             row.said = now
             file = f" {payload['file']}" if "file" in payload else ""
-            line = (
-                f"{payload['time'][11:23]} {name} #{payload['seq']}{file}  {row.last}  "
+            self.print(
+                f"{payload['time'][11:23]} {name} #{payload['seq']}{file}  {summary(payload)}  "
                 f"{payload['timing']['age_ms']:.1f} ms"
             )
-            self.print(line)
-        if self._live is not None and now - self._drawn > 0.1:
-            self._drawn = now
-            self._live.update(self._draw())
+        self.tick()
+
+    def tick(self) -> None:
+        """Draw what has changed by itself, and what has come, if it is time to."""
+        if self._live is not None and time.monotonic() - self._drawn > DRAW_SECONDS:
+            self._refresh()
 
     def print(self, text: str) -> None:
         """Add a line of another kind."""
@@ -131,29 +158,88 @@ class LiveView:
             )
         return lines
 
-    def _draw(self) -> Any:
+    def _refresh(self) -> None:
+        self._drawn = time.monotonic()
+        # One line less than there are: the last is the cursor's, and more would scroll.
+        width, height = self._live.console.size
+        self._live.update(self.draw(width, height - 1), refresh=True)
+
+    def draw(self, width: int, height: int) -> Any:
+        """Return the view in so many columns, at most so many lines; it is always as high.
+
+        Each pipeline has one line. Columns that do not fit are left out, never cut.
+        """
         from rich.console import Group
         from rich.panel import Panel
+        from rich.text import Text
+
+        names = [*self._names, *(name for name in self.rows if name not in self._names)]
+        # The frame, the headings, two empty lines.
+        room = height - 5 - len(self.notes)
+        shown = names[: max(1, room)]
+        parts: list[Any] = [self._table(shown, width - 4), Text("")]
+        parts += _clipped(self._middle(width - 4, min(RECENT, room - len(shown))), "dim")
+        parts += [Text(""), *_clipped(self.notes)]
+        return Panel(Group(*parts), title=Text(self._title), border_style="blue", width=width)
+
+    def _middle(self, width: int, height: int) -> list[str]:
+        """Return just so many lines: what is wrong in full, then the latest results."""
+        from textwrap import wrap
+
+        trouble = wrap(printable(self.trouble), width)[: max(0, height)]
+        rest = max(0, height - len(trouble))
+        recent = list(self._recent)[-rest:] if rest else []
+        return trouble + recent + [""] * (rest - len(recent))
+
+    def _table(self, names: Sequence[str], width: int) -> Any:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(expand=True, box=None, pad_edge=False)
-        for heading in ("pipeline", "a second", "age p50/p95/p99 ms", "infer ms", "model", "found"):
-            right = heading in {"a second", "infer ms"}
+        rows = [(name, self.rows.get(name, Row())) for name in names]
+        columns = _columns(rows, width)
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=width)
+        for heading, size, justify, style, _ in columns:
             table.add_column(
-                heading, justify="right" if right else "left", no_wrap=heading != "found"
+                heading, width=size, justify=justify, style=style, no_wrap=True, overflow="ellipsis"
             )
-        for name, row in self.rows.items():
-            age, infer = percentiles(list(row.ages)), percentiles(list(row.infers))
-            table.add_row(
-                Text(name, "bold cyan"),
-                f"{row.fps():.1f}",
-                f"{age['p50']:.1f} / {age['p95']:.1f} / {age['p99']:.1f}",
-                f"{infer['p50']:.2f}",
-                Text(f"{row.model} {row.engine}", "dim"),
-                Text(row.last, "green"),
-            )
-        parts: list[Any] = [table, Text("")]
-        parts += [Text(line, "dim", no_wrap=True, overflow="ellipsis") for line in self._recent]
-        parts += [Text("")] + [Text(note) for note in self.notes]
-        return Panel(Group(*parts), title=Text(self._title), border_style="blue")
+        for name, row in rows:
+            table.add_row(*(Text(cell(name, row)) for *_, cell in columns))
+        return table
+
+
+def _columns(rows: Sequence[tuple[str, Row]], width: int) -> list[Any]:
+    """Choose the columns that fit: heading, width, justification, style, and what a cell holds."""
+    named = max(8, min(NAME_WIDTH, max((len(name) for name, _ in rows), default=0)))
+    # Until it is known, so much is kept free that no column has to go again.
+    model = max((len(_model(row)) for _, row in rows), default=0) or MODEL_WIDTH
+    columns: list[Any] = [
+        ("pipeline", named, "left", "bold cyan", lambda name, _: name),
+        ("a second", 8, "right", "", lambda _, row: f"{row.fps():.1f}"),
+    ]
+    left = width - sum(size + 2 for _, size, *_ in columns) - FOUND_WIDTH
+    for column in (
+        ("age p50/p95/p99 ms", 22, "left", "", lambda _, row: _ages(row)),
+        ("infer ms", 8, "right", "", lambda _, row: f"{percentiles(list(row.infers))['p50']:.2f}"),
+        ("model", model, "left", "dim", lambda _, row: _model(row)),
+    ):
+        if column[1] + 2 <= left:
+            columns.append(column)
+            left -= column[1] + 2
+    columns.append(("found", left + FOUND_WIDTH, "left", "green", lambda _, row: row.found))
+    return columns
+
+
+def _model(row: Row) -> str:
+    return f"{row.model} {row.engine}".strip()
+
+
+def _ages(row: Row) -> str:
+    age = percentiles(list(row.ages))
+    return f"{age['p50']:.1f} / {age['p95']:.1f} / {age['p99']:.1f}"
+
+
+def _clipped(lines: Sequence[str], style: str = "") -> list[Any]:
+    """Return lines that never take more than one each."""
+    from rich.text import Text
+
+    return [Text(line, style, no_wrap=True, overflow="ellipsis") for line in lines]

@@ -20,6 +20,7 @@ from .. import __version__
 from ..core.errors import AgentError, print_error
 from ..core.logs import set_up
 from ..core.text import one_line
+from ..core.threads import thread_limit
 from ..core.timeline import Timeline
 
 
@@ -45,6 +46,9 @@ COMMANDS = (
     Command("tail", "follow what devices publish, one line a message", "tail"),
     Command("add", "install a model from a local path, no broker needed", "add"),
     Command("push", "send a model over MQTT, until it serves", "push"),
+    Command(
+        "status", "one look: a line a device, a line a pipeline; 1 if one is not well", "status"
+    ),
     Command("models", "what each device has, runs and is trying", "models"),
     Command("rollback", "back to the version before", "rollback"),
     Command("pack", "a model folder or bare model file into one package", "pack"),
@@ -105,6 +109,13 @@ def main(arguments: Sequence[str], timeline: Timeline | None = None) -> int:
             return status
     except AgentError as problem:
         return print_error(problem)
+    except RuntimeError as problem:
+        told = thread_limit(problem)
+        if told is None:
+            raise
+        return print_error(told)
+    except MemoryError:
+        return print_error(AgentError("not enough memory"))
     except KeyboardInterrupt:
         print("edge-agent: interrupted", file=sys.stderr)
         return 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Self
 
-from ..core.errors import SampleError
+from ..core.backoff import Backoff
+from ..core.errors import SampleError, SourceError
 from ..core.text import printable
 from ..core.types import Sample
 from ..inference.preprocess.windowing import Windower
@@ -17,6 +19,8 @@ from ..sources.spec import SourceSpec
 
 AHEAD = 4
 """Of a lossless source: samples that may wait."""
+STABLE_SECONDS = 10.0
+"""A source that has given so long is opened again at once when it is lost."""
 HANG_SECONDS = 2.0
 """What a driver gets to come back from a read when all is over."""
 
@@ -24,16 +28,19 @@ HANG_SECONDS = 2.0
 class Samples:
     """Opens a source and numbers what it gives; of a signal, cuts windows. A context.
 
+    A live source that is lost is opened again, with growing pauses, as the daemon does.
+
     `first` reads in the caller's thread. From `follow` on the source belongs to a thread of its
     own, which also closes it: a driver that hangs in a read must not be closed under its feet.
     """
 
-    def __init__(self, spec: SourceSpec, shape: InputSpec) -> None:
+    def __init__(self, spec: SourceSpec, shape: InputSpec, closing: threading.Event) -> None:
         """Open the source.
 
         Args:
             spec: of the source.
             shape: how a model wants its windows.
+            closing: ends all reading.
 
         Raises:
             SourceError: it cannot be opened.
@@ -41,7 +48,12 @@ class Samples:
         """
         self._spec = spec
         self._shape = shape
-        self._closing = threading.Event()
+        self._closing = closing
+        self.trouble: str | None = None
+        """Why the source is lost at the moment; None: it is not."""
+        self.latest = time.monotonic()
+        """Monotonic clock of its latest sample, or when it was opened."""
+        self._seq = 0
         self._source: Source = open_source(spec, SourceContext(self._closing))
         self._samples = self._read()
         self._waiting: deque[Sample] = deque(maxlen=None if spec.lossless else 1)
@@ -49,6 +61,8 @@ class Samples:
         self._done = False
         self._error: BaseException | None = None
         self._reader: threading.Thread | None = None
+        self._reading = False
+        """Somebody is in `first`; perhaps for ever, in a driver."""
 
     def __enter__(self) -> Self:
         return self
@@ -57,20 +71,23 @@ class Samples:
         self._closing.set()
         with self._changed:
             self._changed.notify_all()
-        if self._reader is None:
-            self._source.close()
-        else:
+        if self._reader is not None:
             self._reader.join(HANG_SECONDS)
+        elif not self._reading:
+            self._source.close()
 
     def first(self) -> Sample | None:
         """Wait for the first sample; None where the source ends before there is one."""
-        return next(self._samples, None)
+        self._reading = True
+        sample = next(self._samples, None)
+        self._reading = False
+        return sample
 
     def follow(self) -> Iterator[Sample]:
         """Yield all further samples; of a live source the newest, dropping those in between.
 
         Raises:
-            SourceError: the source is lost.
+            SourceError: the source is lost, and not live.
             ModelError: its samples do not fit the model.
 
         """
@@ -78,9 +95,11 @@ class Samples:
         self._reader.start()
         while True:
             with self._changed:
-                # A timeout, so that Ctrl-C is heard.
-                while not self._waiting and not self._done:
+                # A timeout, for `closing` wakes nobody.
+                while not self._waiting and not self._done and not self._closing.is_set():
                     self._changed.wait(0.25)
+                if self._closing.is_set():
+                    return
                 if not self._waiting:
                     if self._error is not None:
                         raise self._error
@@ -90,16 +109,21 @@ class Samples:
             yield sample
 
     def _read_ahead(self) -> None:
+        backoff = Backoff(first=0.5, most=30.0)
         try:
-            for sample in self._samples:
-                with self._changed:
-                    while self._spec.lossless and len(self._waiting) >= AHEAD:
-                        if self._closing.is_set():
-                            return
-                        self._changed.wait(0.25)
-                    self._waiting.append(sample)
-                    self._changed.notify_all()
-                if self._closing.is_set():
+            while not self._closing.is_set():
+                began = time.monotonic()
+                try:
+                    self._put_all()
+                    return
+                except SourceError as problem:
+                    if not self._spec.live:
+                        raise
+                    self.trouble = str(problem)
+                if time.monotonic() - began > STABLE_SECONDS:
+                    backoff.reset()
+                self._source.close()
+                if not self._reopen(backoff):
                     return
         except BaseException as problem:  # noqa: BLE001 - raised again in the caller's thread
             self._error = problem
@@ -109,20 +133,49 @@ class Samples:
                 self._done = True
                 self._changed.notify_all()
 
+    def _put_all(self) -> None:
+        """Put what the source gives where `follow` takes it, until it ends or is to end."""
+        for sample in self._samples:
+            self.trouble, self.latest = None, time.monotonic()
+            with self._changed:
+                while self._spec.lossless and len(self._waiting) >= AHEAD:
+                    if self._closing.is_set():
+                        return
+                    self._changed.wait(0.25)
+                self._waiting.append(sample)
+                self._changed.notify_all()
+            if self._closing.is_set():
+                return
+
+    def _reopen(self, backoff: Backoff) -> bool:
+        """Open the source again, however long that takes; False: it is to end."""
+        while not self._closing.wait(backoff.pause()):
+            try:
+                self._source = open_source(self._spec, SourceContext(self._closing))
+            except SourceError as problem:
+                self.trouble = str(problem)
+            else:
+                self._samples = self._read()
+                return True
+        return False
+
     def _read(self) -> Iterator[Sample]:
         windower: Windower | None = None
-        seq = 0
         for reading in readings(self._source):
             if isinstance(reading, SampleError):
                 print(f"skipped  {reading}")
                 continue
             if self._source.kind == "picture":
-                yield Sample(reading.data, seq, reading.time_ns, reading.since, reading.file)
-                seq += 1
+                yield Sample(
+                    reading.data, self._next_seq(), reading.time_ns, reading.since, reading.file
+                )
                 continue
             windower = windower or Windower(self._shape, reading.columns)
-            for data, time_ns, since in windower.push(reading.data, reading.time_ns, reading.since):
-                yield Sample(data, seq, time_ns, since, picture=False)
-                seq += 1
-        if seq == 0 and self._spec.kind == "signal" and not self._closing.is_set():
+            for window in windower.push(reading):
+                yield window.sample(self._next_seq())
+        if self._seq == 0 and self._spec.kind == "signal" and not self._closing.is_set():
             print(printable(f"skipped  {self._spec.redacted} holds less than one window"))
+
+    def _next_seq(self) -> int:
+        self._seq += 1
+        return self._seq - 1

@@ -47,6 +47,29 @@ def _findings(payload: Mapping[str, Any]) -> str:
     return ""
 
 
+def brief(payload: Mapping[str, Any]) -> str:
+    """Return a result's findings in as few words as there are kinds of them: "person ×5, car ×1".
+
+    The most frequent come first.
+    """
+    if "anomaly" in payload:
+        anomaly = payload["anomaly"]
+        word, sign = ("ANOMALY", ">") if anomaly["anomalous"] else ("normal", "≤")
+        return f"{word} {anomaly['score']:.3g} {sign} {anomaly['threshold']:.3g}"
+    if not payload.get("detections"):
+        return summary(payload)
+    counts: dict[str, int] = {}
+    for entry in payload["detections"]:
+        counts[entry["label"]] = counts.get(entry["label"], 0) + 1
+    ordered = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    return printable(", ".join(f"{label} ×{count}" for label, count in ordered))
+
+
+def engine_words(label: str) -> str:
+    """Write an engine as a reader knows it: "onnxruntime:CPU"."""
+    return label.removesuffix("ExecutionProvider")
+
+
 def _nested(entry: Mapping[str, Any]) -> str:
     then = entry.get("then")
     return f" [{'; '.join(summary(found) for found in then.values())}]" if then else ""
@@ -92,7 +115,8 @@ def _body(kind: str, payload: Mapping[str, Any]) -> str:
                 for name, figures in payload.get("pipelines", {}).items()
             )
             why = f" ({'; '.join(payload.get('why', []))})" if payload.get("why") else ""
-            return f"{payload.get('state')}{why} · {pipelines} · {payload.get('rss_mb')} MB"
+            state, memory = payload.get("state"), payload.get("rss_mb")
+            return f"{state}{why} · {pipelines or 'no pipelines'} · {memory} MB"
         case "model":
             candidate = payload.get("candidate")
             trying = f" · {candidate['version']} {candidate['phase']}" if candidate else ""

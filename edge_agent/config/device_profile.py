@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Len
-
 from ..core.bundled import bundled
-from ..core.constraints import Ge, Le, Plain
+from ..core.constraints import Ge, Le, MinLength, Plain
 from ..core.errors import UsageError
 from ..core.names import NAME_RULE, is_name
 from ..core.schema import build, nearest, read_toml
@@ -74,7 +72,7 @@ class DeviceProfile:
 
     __pydantic_config__ = _STRICT
     description: str
-    engines: Annotated[tuple[EngineLine, ...], Len(1)]
+    engines: Annotated[tuple[EngineLine, ...], MinLength(1)]
     """In order of preference."""
     match: MatchRule = field(default_factory=MatchRule)
     priority: Annotated[int, Plain(), Ge(-1000), Le(1000)] = 0

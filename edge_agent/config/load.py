@@ -16,7 +16,7 @@ import json
 import os
 import types
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from ..core.errors import UsageError
 from ..core.files import FAULT_VARIABLE
 from ..core.names import NAME_RULE, is_name
+from ..core.plain_record import DoubtError, read_plain
 from ..core.schema import explain, is_key, nearest, read_toml
 from ..sources.spec import parse_source
 from .locations import PLACES, default_state
@@ -212,7 +213,11 @@ def _read_single(hint: Any, value: Any) -> Any:
 
 
 def _validated(layers: list[_Layer], origins: Origins) -> Settings:
-    """Merge and check the layers, by pydantic-settings."""
+    """Merge and check the layers: by pydantic-settings, unless they are valid beyond doubt."""
+    try:
+        return read_plain(Settings, _merged([layer.values for layer in layers]))
+    except (DoubtError, RecursionError):
+        pass
     from pydantic import ValidationError, create_model
     from pydantic_settings import (
         BaseSettings,
@@ -244,6 +249,19 @@ def _validated(layers: list[_Layer], origins: Origins) -> Settings:
         given: Any = ChainMap(*(layer.values for layer in layers))
         raise UsageError(f"{where}: {explain(problem, Settings, given)}") from None
     return Settings(**{name: getattr(read, name) for name in keys})
+
+
+def _merged(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Lay tables over each other, the first on top; of lists and values the topmost counts."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            above = merged.get(key)
+            if isinstance(above, dict) and isinstance(value, Mapping):
+                merged[key] = _merged((above, value))
+            elif key not in merged:
+                merged[key] = value
+    return merged
 
 
 def _default(item: Field[Any]) -> Any:

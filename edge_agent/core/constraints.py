@@ -1,4 +1,4 @@
-"""Constraints on numbers, for `Annotated`; read by pydantic.
+"""Constraints on numbers, for `Annotated`; read by pydantic and by `plain_record`.
 
 Records that carry them are imported before the first result, where the library for such constraints
 would cost milliseconds.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 
-class _Bound:
+class Bound:
     """A limit on a number or a length."""
 
     key: str
@@ -20,23 +20,45 @@ class _Bound:
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         return {**handler(source), self.key: self.limit}
 
+    def holds(self, number: float) -> bool:
+        """Whether a number is within it; NaN never is."""
+        raise NotImplementedError
 
-class Ge(_Bound):
+
+class Ge(Bound):
     """At least this limit."""
 
     key = "ge"
 
+    def holds(self, number: float) -> bool:
+        return number >= self.limit
 
-class Gt(_Bound):
+
+class Gt(Bound):
     """Above this limit."""
 
     key = "gt"
 
+    def holds(self, number: float) -> bool:
+        return number > self.limit
 
-class Le(_Bound):
+
+class Le(Bound):
     """At most this limit."""
 
     key = "le"
+
+    def holds(self, number: float) -> bool:
+        return number <= self.limit
+
+
+class MinLength(Bound):
+    """At least so many items."""
+
+    key = "min_length"
+
+    def holds(self, number: float) -> bool:
+        return number >= self.limit
 
 
 class Plain:

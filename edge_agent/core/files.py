@@ -10,11 +10,12 @@ import errno
 import fcntl
 import os
 import signal
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Literal, get_args
+from typing import BinaryIO, Literal, get_args
 
 from .errors import ModelError, UsageError
 
@@ -154,6 +155,54 @@ def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
         raise
     fault("pointers.renamed")
     sync_folder(path.parent)
+
+
+@contextmanager
+def output_file(path: Path) -> Iterator[BinaryIO]:
+    """Open what a user has named as the place of an output, for writing.
+
+    A file is there as a whole, durably, when the context has ended without an error, and keeps mode
+    and owner of the one before. A link to a file stays a link, as with cp(1). What is no file, as
+    /dev/stdout and named pipes, is written to.
+
+    Raises:
+        UsageError: it is nothing that could be written to.
+        OSError: it cannot be written.
+
+    """
+    try:
+        known = path.stat()
+    except FileNotFoundError:
+        known = None
+        if path.is_symlink():
+            raise UsageError(f"{path}: is a link to what is not there: {path.readlink()}") from None
+    if known is not None and not stat.S_ISREG(known.st_mode):
+        if not (stat.S_ISCHR(known.st_mode) or stat.S_ISFIFO(known.st_mode)):
+            raise UsageError(f"{path}: is {_kind(known.st_mode)}, expected the name of a file")
+        with path.open("wb") as through:
+            yield through
+        return
+    target = path if known is None else path.resolve()
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            if known is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(known.st_mode))
+                if os.geteuid() == 0:
+                    os.fchown(file.fileno(), known.st_uid, known.st_gid)
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(target.parent)
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFBLK: "a disk", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "no file")
 
 
 def remove_tree(folder: Path) -> None:

@@ -24,10 +24,10 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def safe_name(text: str) -> str:
-    """Return a name made of a file's stem."""
+def safe_name(text: str, default: str = "model") -> str:
+    """Return a name made of a file's stem; *default* where nothing of it is left."""
     cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:64]
-    return cleaned if is_name(cleaned) else "model"
+    return cleaned if is_name(cleaned) else default
 
 
 def is_version(text: str) -> bool:

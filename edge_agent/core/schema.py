@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .errors import AgentError
+from .plain_record import DoubtError, read_plain
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -64,6 +65,10 @@ def build(kind: type[T], data: Mapping[str, Any], where: str, error: type[AgentE
         AgentError: of the type *error*: "<where>: <key>: <what is wrong>, <mend>".
 
     """
+    try:
+        return read_plain(kind, data)
+    except (DoubtError, RecursionError):
+        pass
     from pydantic import ValidationError
 
     try:

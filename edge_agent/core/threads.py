@@ -13,6 +13,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Self
 
+from .errors import AgentError
 from .frozen import record
 
 log = logging.getLogger(__name__)
@@ -89,8 +90,8 @@ class ThreadGroup:
         # A daemon thread, so that a read stuck in a driver cannot keep us from exiting.
         thread = threading.Thread(target=body, name=name, daemon=True)
         self._threads = [member for member in self._threads if member.is_alive()]
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
         return thread
 
     def abandon(self, thread: threading.Thread) -> None:
@@ -108,6 +109,19 @@ class ThreadGroup:
                 self.left_behind = True
                 # No failure: the load of a model cannot be interrupted.
                 log.info("thread %s is still in native code; leaving it behind", thread.name)
+
+
+def thread_limit(problem: BaseException | None) -> AgentError | None:
+    """Return the error that an operator can mend, where the system allows no further thread."""
+    # CPython has no class of its own for it; and on the way out, others may have tripped over it.
+    while problem is not None and str(problem) != "can't start new thread":
+        problem = problem.__context__
+    if not isinstance(problem, RuntimeError):
+        return None
+    return AgentError(
+        "the system allows no further thread; raise the limit of processes (ulimit -u, TasksMax= "
+        "of the service, pids.max of the container) or of memory, or use fewer pipelines"
+    )
 
 
 def stop_on_signals(stops: Stops, reload: Callable[[], None]) -> None:

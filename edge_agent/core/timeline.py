@@ -29,7 +29,8 @@ class Timeline:
         self._began = time.monotonic() - _since_exec()
         self._ms: dict[str, float] = {}
         self.first = threading.Event()
-        """Set when the first result has been handed to the broker, or none is expected."""
+        """Set when the first result has been handed to the broker."""
+        self._over = False
         self.record("exec", time.monotonic() - self._began)
 
     @property
@@ -43,9 +44,13 @@ class Timeline:
 
     def mark_published(self) -> None:
         """Record that a result is published; the first one ends the timeline."""
-        if "first_publish" not in self._ms:
+        if not self._over and "first_publish" not in self._ms:
             self.record("first_publish", self.age)
             self.first.set()
+
+    def give_up(self) -> None:
+        """End the timeline without a first result: what comes now tells nothing of the start."""
+        self._over = True
 
     @property
     def steps(self) -> dict[str, float] | None:

@@ -50,6 +50,12 @@ class Reading:
     """Of a folder of pictures: the name relative to the folder."""
     columns: tuple[str, ...] = ()
     """Of a signal with a header: the name of each channel."""
+    times: NDArray[np.int64] | None = None
+    """Of a live signal: wall clock of each row, nanoseconds, rising."""
+    rate_hz: float | None = None
+    """Rows a second, where the source itself knows."""
+    gap: bool = False
+    """Whether something is missing between the reading before and this one."""
 
 
 @record(quick=True, eq=False)
@@ -68,6 +74,22 @@ class Sample:
     early: object | None = None
     """Input prepared ahead by a model, an `inference.model.PreparedSample`; ignored where it cannot
     be used."""
+    began_ns: int | None = None
+    """Of a window of a live signal: wall clock of its first sample."""
+    follows: bool = True
+    """Of a window: whether nothing is missing since the one before."""
+
+
+class State:
+    """The state of a model along the windows of one pipeline: one window at a time."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Array] = {}
+        """Inputs of the next window; empty: zeros."""
+        self.of: object = None
+        """The model that they came from."""
+        self.seq = -1
+        """Of the latest window."""
 
 
 @record(quick=True, eq=False)
@@ -79,6 +101,8 @@ class Request:
     """Instead of the manifest's."""
     region: tuple[int, int, int, int] | None = None
     """Of a picture, only this part: x1, y1, x2, y2 in its pixels."""
+    state: State | None = None
+    """What a model with a state knows of the windows before; None: nothing."""
     least: float | None = None
     """What is found above this is wanted too, be the threshold higher."""
 

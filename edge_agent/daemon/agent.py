@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING
 from ..config.settings import Arm, Settings
 from ..core import systemd
 from ..core.codec import unpack
+from ..core.containment import contained
 from ..core.errors import AgentError, EngineError, ModelError
 from ..core.files import make_state_folder, replace_file
 from ..core.flight_recorder import clear_starting, previous_crash, recorder
 from ..core.logs import set_up
-from ..core.threads import Stop, Stops, stop_on_dead_threads, stop_on_signals
+from ..core.threads import Stop, Stops, stop_on_dead_threads, stop_on_signals, thread_limit
 from ..core.timeline import Timeline
 from ..inference.model import Model, load_model
 from ..inference.prepared.artifact import read
@@ -186,7 +187,7 @@ class Agent:
         self._runner.lazy(wanted=plan.lazy)
         for index, quick in enumerate(plan.models):
             try:
-                with recorder.call("load", _place(quick)):
+                with recorder.call("load", _place(quick)), contained(quick.name):
                     model = self._quick_model(quick, early.model(index))
             except AgentError as problem:
                 # It is loaded in the usual way, when the rest is there.
@@ -355,6 +356,9 @@ def _run(make: Callable[[], Agent]) -> int:
     except Restart:
         log.info("restarting")
         restart()
+    except RuntimeError as problem:
+        # From a thread that has just been started it comes as the error of the stop.
+        raise (thread_limit(problem) or problem) from None
     if stop.asked:
         log.info("stopped: %s", stop.reason)
         if agent.left_behind:
@@ -367,7 +371,8 @@ def _run(make: Callable[[], Agent]) -> int:
         log.error("stopped: %s", stop.reason)
         logging.shutdown()
         os._exit(1)
-    if isinstance(stop.error, AgentError):
-        raise stop.error
+    told = thread_limit(stop.error) or stop.error
+    if isinstance(told, AgentError):
+        raise told
     log.error("stopped: %s", stop.reason, exc_info=stop.error)
     return 1

@@ -148,6 +148,9 @@ class Announcements:
                 }
                 for serving in runner.active.all()
             ],
+            "subscriptions": sorted(
+                {p.spec.name for p in runner.pipelines.values() if p.spec.form.scheme == "mqtt"}
+            ),
             "limits": {"max_block_bytes": MAX_BLOCK},
         }
 

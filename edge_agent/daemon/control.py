@@ -68,6 +68,9 @@ class Control:
         if self._runner.timeline.age > GOOD_SECONDS:
             self._inventory.crashes.forgive()
         self._log_first_result()
+        if self._runner.stands():
+            # Without a pipeline, a camera that is on, or a model: what comes then is no start.
+            self._runner.timeline.give_up()
 
     def _log_first_result(self) -> None:
         """Log the steps of the start and publish them with the models, once."""
@@ -87,6 +90,8 @@ class Control:
 
         """
         payload = self._health.payload(watchdog)
+        # By which a reader tells health of now from what a device that hangs has left.
+        payload["interval_s"] = self._runner.settings.health.interval_s
         # Retained: whoever connects sees at once how the device is. Its `time` tells the age.
         self._runner.client.publish(
             self._runner.topics.health, payloads.encode(payload), retain=True

@@ -51,9 +51,11 @@ def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
     start = time.monotonic()
     try:
         early = Preload(plan, timeline)
-    except ImportError:
+    except (ImportError, RuntimeError):
+        # An engine has been uninstalled, or no thread can be made: the normal start finds another
+        # way, or reports it.
         clear_starting(plan.state)
-        return None  # an engine has been uninstalled: the normal start finds another, or reports it
+        return None
     from .agent import resume
 
     timeline.record("imports", time.monotonic() - start)

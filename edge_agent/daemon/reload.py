@@ -122,6 +122,9 @@ class SettingsReload:
         if before and not after:
             words = "%s: names no pipeline any more, so all %d are gone; is it whole?"
             log.warning(words, self._file or "the settings", len(before), extra=ANSWER)
+        if before != after:
+            # The first result of what comes now is not that of the start.
+            runner.timeline.give_up()
         with self._arranging:
             for name in [name for name in after if name in before and after[name] != before[name]]:
                 if before[name].differs_live(after[name]):

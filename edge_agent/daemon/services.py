@@ -195,4 +195,5 @@ def _recipient(runner: Runner, inventory: Inventory) -> Recipient:
         allow_unsigned=lambda: runner.settings.trust.allow_unsigned,
         quota_bytes=lambda: runner.settings.quota_mb * 2**20,
         pinned=runner.active.pins,
+        credible=runner.wall.credible,
     )

@@ -125,7 +125,8 @@ class Sender:
         progress.state, progress.heard_at = state, time.monotonic()
         progress.percent = percent
         progress.why = status.get("why")
-        progress.details = status
+        # What an earlier message has told holds: a device that is offered it once more says less.
+        progress.details = {**progress.details, **status}
         for number in parts:
             data = self._list[number * LIST_PART_BYTES : (number + 1) * LIST_PART_BYTES]
             if data:

@@ -7,6 +7,7 @@ the extra `metrics`.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -52,7 +53,7 @@ class MetricsServer:
         """Answer from now on, in a thread of its own.
 
         Raises:
-            UsageError: the extra is not installed, or the port is taken.
+            UsageError: the library is not installed, or the port is taken.
 
         """
         where = f"health.metrics_port: {self.port}"
@@ -60,8 +61,8 @@ class MetricsServer:
             from prometheus_client import CollectorRegistry, start_http_server
         except ModuleNotFoundError:
             raise UsageError(
-                f"{where}: needs prometheus-client; install it with: pip install "
-                "'edge-agent[metrics]'"
+                f"{where}: needs prometheus-client; install it with: "
+                f"{sys.executable} -m pip install prometheus-client"
             ) from None
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collector(self._device, self._version, self._latest))

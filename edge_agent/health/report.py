@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,10 @@ class Health:
                 "latency_ms": payloads.percentiles(list(pipeline.results.latency_ms)),
                 "source": state or "opening",
             }
+            if pipeline.errors.sinks:
+                payload["pipelines"][pipeline.name]["sink_errors"] = pipeline.errors.sinks
+            if pipeline.counts is not None:
+                payload["pipelines"][pipeline.name]["signal"] = asdict(pipeline.counts)
         for model in {
             id(s.model): s.model for s in self._servings() if s.model is not None
         }.values():

@@ -16,7 +16,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.errors import AgentError, EngineError, ModelError, SampleError
+from ..core.containment import contained
+from ..core.errors import AgentError, EngineError, SampleError
 from ..core.types import Array, Kind, Outcome, Request, Tensors, TensorSpec
 from .compare import probe_input, race, relative_distance
 from .engines.engine import Engine, FixShapes
@@ -182,6 +183,9 @@ class Batch:
             alone_s: what a sample took that was alone before the model was loaded for several.
             rounds: of which the quickest counts.
 
+        Raises:
+            EngineError: the engine failed.
+
         """
         size = self._size(self.most)
         engine = self._engines.get(0) or self._engines[size]
@@ -222,23 +226,28 @@ def load_batch(model: Model, kind: Kind, most: int) -> Batch:
 
     """
     spec = model.manifest.input
+    if spec.state:
+        raise EngineError(f"{model.id}: samples go one by one: each needs what the one before left")
     takes = sample_input(spec, model.engine.inputs).name
     engines: dict[int, Engine] = {}
     try:
-        if capabilities(model.choice.engine).open_batch:
-            engines[0] = _widened(model.engine)
-            opened = {one.name for one in engines[0].inputs if one.shape and one.shape[0] is None}
-        else:
-            opened = set()
-            cut = cut_for(model.folder, kind)
-            for size in sizes(most):
-                shapes = _sized(fixed_shapes(spec, kind), size, opened)
-                engines[size] = open_engine(model.choice, model.folder.network, shapes, cut)
-        if takes not in opened:
-            raise EngineError("the network takes one sample at a time")
-        batch = Batch(model, engines, most, takes, frozenset(opened - {takes}))
-        batch.check()
-    except (EngineError, ModelError) as problem:
+        with contained(model.id):
+            if capabilities(model.choice.engine).open_batch:
+                engines[0] = _widened(model.engine)
+                opened = {
+                    one.name for one in engines[0].inputs if one.shape and one.shape[0] is None
+                }
+            else:
+                opened = set()
+                cut = cut_for(model.folder, kind)
+                for size in sizes(most):
+                    shapes = _sized(fixed_shapes(spec, kind), size, opened)
+                    engines[size] = open_engine(model.choice, model.folder.network, shapes, cut)
+            if takes not in opened:
+                raise EngineError("the network takes one sample at a time")
+            batch = Batch(model, engines, most, takes, frozenset(opened - {takes}))
+            batch.check()
+    except AgentError as problem:
         for engine in engines.values():
             engine.close()
         raise EngineError(f"{model.id}: samples go one by one: {problem}") from problem

@@ -5,12 +5,13 @@ from __future__ import annotations
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from ..core.containment import contained
 from ..core.errors import ModelError
 from ..core.types import (
     Array,
@@ -161,7 +162,11 @@ def compare_golden(model: Model) -> Agreement | None:
         SampleError: what came out is not finite.
 
     """
-    cases = read_golden(model)
+    with contained(f"{model.id}: {GOLDEN}", ModelError):
+        return _compare(model, read_golden(model))
+
+
+def _compare(model: Model, cases: Sequence[Case]) -> Agreement | None:
     if not cases:
         return None
     tolerance = model.manifest.trial.tolerance

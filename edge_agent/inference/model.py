@@ -6,6 +6,7 @@ Knows no pipeline and no broker; where the model came from is the library's busi
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -15,10 +16,12 @@ from typing import Protocol
 
 import numpy as np
 
+from ..core.containment import contained, converted
 from ..core.errors import AgentError, EngineError, ModelError, SampleError
 from ..core.flight_recorder import call_target, recorder
 from ..core.frozen import record
 from ..core.types import (
+    Anomaly,
     Array,
     Detections,
     Findings,
@@ -26,12 +29,15 @@ from ..core.types import (
     Outcome,
     Request,
     Sample,
+    State,
     Tensors,
+    TensorSpec,
     Timing,
+    Values,
 )
-from ..models.manifest import MANIFEST, ModelFolder
+from ..models.manifest import MANIFEST, InputSpec, ModelFolder
 from .cost import Cost
-from .decode.decoder import Decoder
+from .decode.decoder import Decoder, fits
 from .decode.registry import build_decoder
 from .engines.engine import Engine, EngineChoice
 from .engines.registry import ENGINES, capabilities, open_engine, readers
@@ -113,13 +119,24 @@ class Model:
         self._place = call_target(self._id, choice.engine, choice.device, str(folder.network))
         self.threshold = default_threshold(folder)
         """Lowest score of a result where none is asked for."""
+        self._state = folder.manifest.input.state
 
     @property
     def id(self) -> str:
         return self._id
 
+    @property
+    def in_order(self) -> bool:
+        """Whether a window needs what the one before it has left: one at a time, in order."""
+        return bool(self._state)
+
     def infer(
-        self, sample: Sample, *, threshold: float | None = None, region: Region | None = None
+        self,
+        sample: Sample,
+        *,
+        threshold: float | None = None,
+        region: Region | None = None,
+        state: State | None = None,
     ) -> Outcome:
         """Run the model on *sample*.
 
@@ -127,16 +144,38 @@ class Model:
             sample: a picture, window or ready input.
             threshold: instead of the manifest's.
             region: of a picture: look only here; what is found is still in pixels of the frame.
+            state: what the windows before have left, of a model that has a state.
 
         Raises:
             SampleError: the sample does not fit, or the outputs are not finite.
             EngineError: the engine failed.
 
         """
-        return self._infer(Request(sample, threshold, region))
+        return self._infer(Request(sample, threshold, region, state=state))
 
     def _infer(self, request: Request) -> Outcome:
+        if self._state and request.state is not None:
+            return self._infer_on(request, request.state)
+        return self._infer_one(request, self.prepare(request))
+
+    def _infer_on(self, request: Request, state: State) -> Outcome:
+        """Infer a window with what the one before it has left."""
+        sample, before = request.sample, state.tensors
+        if state.of != self.id or not sample.follows or sample.seq != state.seq + 1:
+            before = {}
+        # Where this one fails, the next begins anew.
+        state.tensors, state.of, state.seq = {}, self.id, sample.seq
         prepared = self.prepare(request)
+        prepared = replace(prepared, tensors={**prepared.tensors, **before})
+        left: dict[str, Array] = {}
+        outcome = self._infer_one(request, prepared, left)
+        state.tensors = left
+        return outcome
+
+    def _infer_one(
+        self, request: Request, prepared: PreparedSample, left: dict[str, Array] | None = None
+    ) -> Outcome:
+        """Run and decode one sample; *left* takes what the network leaves to the next."""
         start = time.perf_counter()
         try:
             outputs = self.run(prepared.tensors)
@@ -144,6 +183,9 @@ class Model:
             self.record_failure(problem, request.sample, request.region)
             raise
         took = (time.perf_counter() - start) * 1e3
+        if left is not None:
+            # Copies: an engine may use the same memory again.
+            left.update({name: np.array(outputs[out]) for name, out in self._state.items()})
         return self.conclude(request, prepared, outputs, took)
 
     def prepare(self, request: Request, out: Array | None = None) -> PreparedSample:
@@ -173,10 +215,20 @@ class Model:
         *,
         stream: bool = False,
     ) -> PreparedSample:
-        """Make the network's inputs of a picture or window, see `prepare` and `Preprocessor`."""
+        """Make the network's inputs of a picture or window, see `prepare` and `Preprocessor`.
+
+        Raises:
+            SampleError: the sample does not fit.
+
+        """
         start = time.perf_counter()
-        seen, dx, dy = (data, 0, 0) if region is None else cut(data, region)
-        tensors, placement = self._prepare(seen, out, stream=stream)
+        try:
+            seen, dx, dy = (data, 0, 0) if region is None else cut(data, region)
+            tensors, placement = self._prepare(seen, out, stream=stream)
+        except AgentError:
+            raise
+        except Exception as problem:
+            raise converted(problem, f"{self._id}: preparing its input", SampleError) from problem
         took = (time.perf_counter() - start) * 1e3
         return PreparedSample(tensors, placement, dx, dy, took, self, region)
 
@@ -207,12 +259,17 @@ class Model:
             threshold = min(threshold, request.least)
         try:
             found = self._decode(outputs, prepared.tensors, threshold)
-        except (EngineError, SampleError) as problem:
+            if isinstance(found, Detections) and prepared.placement is not None:
+                found = place(found, prepared.placement, prepared.dx, prepared.dy)
+            check_finite(found)
+        except AgentError as problem:
             self.record_failure(problem, request.sample, request.region)
             raise
+        except Exception as problem:
+            failure = converted(problem, f"{self._id}: decoding its outputs", SampleError)
+            self.record_failure(failure, request.sample, request.region)
+            raise failure from problem
         self.failing = 0
-        if isinstance(found, Detections) and prepared.placement is not None:
-            found = place(found, prepared.placement, prepared.dx, prepared.dy)
         done = time.perf_counter()
         self.infer_ms.append(infer_ms / together)
         self.inferred += 1
@@ -240,14 +297,18 @@ class Model:
 
         """
         if self.batch is not None and len(requests) > 1:
-            return self.batch.infer_all(requests)
+            try:
+                with contained(f"{self._id}: {len(requests)} samples together"):
+                    return self.batch.infer_all(requests)
+            except AgentError as problem:
+                log.debug("%s; one by one", problem)
         return [self.answer(request) for request in requests]
 
     def answer(self, request: Request) -> Outcome | AgentError:
         """Return what `infer` returns, or the error that it raises."""
         try:
             return self._infer(request)
-        except (SampleError, EngineError, ModelError) as problem:
+        except AgentError as problem:
             return problem
 
     def raw(self, tensors: Tensors) -> dict[str, Array]:
@@ -255,29 +316,65 @@ class Model:
         return self.run(tensors)
 
     def ready(self, tensors: Tensors) -> Tensors:
-        """Return inputs of the network as `infer` hands them to the engine: for timing it."""
-        return tensors if self.engine.fold is None else self.engine.fold.feed(tensors)
+        """Return inputs of the network as `infer` hands them to the engine: for timing it.
+
+        Raises:
+            EngineError: they cannot be had so.
+
+        """
+        if self.engine.fold is None:
+            return tensors
+        with contained(f"{self._id}: preparing its input"):
+            return self.engine.fold.feed(tensors)
 
     def unfolded(self, tensors: Tensors) -> Tensors:
-        """Return what the engine was given as inputs of the network: for other engines."""
-        return tensors if self.engine.fold is None else self.engine.fold.unfold(tensors)
+        """Return what the engine was given as inputs of the network: for other engines.
+
+        Raises:
+            EngineError: they cannot be had so.
+
+        """
+        if self.engine.fold is None:
+            return tensors
+        with contained(f"{self._id}: preparing its input"):
+            return self.engine.fold.unfold(tensors)
 
     def run(self, tensors: Tensors, engine: Engine | None = None) -> dict[str, Array]:
-        """Call the engine, or another one of this model; a note of it outlives a crash."""
+        """Call the engine, or another one of this model; a note of it outlives a crash.
+
+        Raises:
+            EngineError: it failed.
+
+        """
         number = recorder.enter("infer", self._place)
         try:
             return (engine or self.engine).infer(tensors)
+        except AgentError:
+            raise
+        except Exception as problem:
+            raise converted(problem, self._id, EngineError) from problem
         finally:
             recorder.leave(number)
 
     def decode(self, outputs: Tensors, inputs: Tensors) -> Findings:
-        """Decode ready outputs, as `infer` does, in pixels of the network's input."""
-        return self._decode(outputs, inputs, self.threshold)
+        """Decode ready outputs, as `infer` does, in pixels of the network's input.
+
+        Raises:
+            SampleError: the outputs are not finite, or cannot be decoded.
+
+        """
+        with contained(f"{self._id}: decoding its outputs", SampleError):
+            return self._decode(outputs, inputs, self.threshold)
 
     def warm_up(self) -> None:
-        """Run once on zeros, so that the first frame does not pay for lazy set-up."""
+        """Run once on zeros, so that the first frame does not pay for lazy set-up.
+
+        Raises:
+            EngineError: it fails on them.
+
+        """
         # Noted as part of the load: on a GPU the first inference builds kernels, for long.
-        with recorder.call("load", self._place):
+        with recorder.call("load", self._place), contained(f"{self._id}: warming it up"):
             self.engine.infer(
                 {
                     spec.name: np.zeros([size or 1 for size in spec.shape], spec.dtype)
@@ -326,10 +423,37 @@ def cut(data: Array, region: Region) -> tuple[Array, int, int]:
     return data[y1:y2, x1:x2], x1, y1
 
 
+def check_finite(found: Findings) -> None:
+    """Check that no number has become infinite on the way from outputs that were finite.
+
+    Decoders check what they read, and boxes are cut to the picture; JSON has no infinity.
+
+    Raises:
+        SampleError: one has.
+
+    """
+    match found:
+        case Detections() if found.points is not None:
+            finite = bool(np.isfinite(found.points).all())
+        case Anomaly():
+            finite = math.isfinite(found.score)
+        case Values():
+            finite = all(map(math.isfinite, found.values.values()))
+        case _:
+            return
+    if not finite:
+        raise SampleError("outputs: what they stand for is not finite")
+
+
 def place(found: Detections, placement: Placement, dx: int, dy: int) -> Detections:
-    """Carry boxes from the network's input back to the frame."""
+    """Carry boxes from the network's input back to the frame; those outside it are left out."""
     boxes = placement.back(found.boxes)
     points = None if found.points is None else placement.back_points(found.points)
+    inside = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1))
+    if len(inside) < len(boxes):
+        labels = tuple(found.labels[place] for place in inside)
+        found = replace(found, scores=found.scores[inside], labels=labels)
+        boxes, points = boxes[inside], None if points is None else points[inside]
     if dx or dy:
         boxes = boxes + np.array([dx, dy, dx, dy], np.float32)
         points = None if points is None else points + np.array([dx, dy], np.float32)
@@ -382,18 +506,19 @@ def load_model(
         EngineError: no engine can run it; says why for each.
 
     """
-    if not checked:
-        from ..models.files import check_onnx
+    with contained(folder.manifest.id, ModelError):
+        if not checked:
+            from ..models.files import check_onnx
 
-        check_onnx.check_network(folder.network)
-    from .folding.find import cut_for
+            check_onnx.check_network(folder.network)
+        from .folding.find import cut_for
 
-    cut_off = cut_for(folder, kind)
+        cut_off = cut_for(folder, kind)
     passed: list[str] = []
     for choice in choices:
         place = call_target(folder.manifest.id, choice.engine, choice.device, str(folder.network))
         try:
-            with recorder.call("load", place):
+            with recorder.call("load", place), contained(f"{choice.engine}:{choice.device}"):
                 engine = open_engine(
                     choice, folder.network, fixed_shapes(folder.manifest.input, kind), cut_off
                 )
@@ -403,7 +528,8 @@ def load_model(
         except ModelError as problem:
             raise ModelError(f"{folder.path / MANIFEST}: {problem}") from None
         try:
-            model = assemble(folder, choice, engine, kind)
+            with contained(folder.manifest.id, ModelError):
+                model = assemble(folder, choice, engine, kind)
             model.warm_up()
         except EngineError as problem:
             engine.close()
@@ -422,6 +548,27 @@ def _blame(engine: str, problem: EngineError) -> str:
     return text if text.startswith(f"{engine}: ") else f"{engine}: {text}"
 
 
+def beside_state(spec: InputSpec, engine: Engine) -> tuple[TensorSpec, ...]:
+    """Return the outputs that are a result: those that no `input.state` takes up.
+
+    Raises:
+        ModelError: an output that it names is not there, or does not fit its input.
+
+    """
+    outputs = {output.name: output for output in engine.outputs}
+    inputs = {one.name: one for one in engine.inputs}
+    for name, left in spec.state.items():
+        if left not in outputs:
+            raise ModelError(
+                f"input.state.{name}: the model has no output {left!r}; its outputs: "
+                f"{', '.join(map(str, engine.outputs))}"
+            )
+        takes, gives = inputs[name], outputs[left]
+        if takes.dtype != gives.dtype or not fits(gives.shape, takes.shape):
+            raise ModelError(f"input.state.{name}: output {gives} does not fit input {takes}")
+    return tuple(one for one in engine.outputs if one.name not in spec.state.values())
+
+
 def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Kind) -> Model:
     """Make a model of an engine that has loaded its network.
 
@@ -431,9 +578,8 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
     """
     try:
         prepare = build_preprocessor(folder.manifest.input, engine.inputs, kind, engine.fold)
-        decode = build_decoder(
-            folder.manifest, folder.labels, engine.inputs, engine.outputs, prepare.size
-        )
+        outputs = beside_state(folder.manifest.input, engine)
+        decode = build_decoder(folder.manifest, folder.labels, engine.inputs, outputs, prepare.size)
     except ModelError as problem:
         raise ModelError(f"{folder.path / MANIFEST}: {problem}") from None
     return Model(folder, choice, engine, prepare, decode)

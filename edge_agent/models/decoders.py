@@ -19,15 +19,24 @@ class DecoderSpec(NamedTuple):
     tasks: tuple[Task, ...]
     compares_input: bool = False
     """Whether it compares outputs with the input, whose numbers it therefore needs."""
+    most: int = 0
+    """Boxes that the family's own post-processing keeps at most; 0: it has no limit."""
+    rounding: Literal["half-even", "half-up", "down"] | None = None
+    """Of a letterboxed size, where the family's is not what its anchor usually goes with."""
 
+
+ULTRALYTICS = 300
+"""Boxes that its predictor keeps (`max_det`)."""
 
 DECODERS: Mapping[str, DecoderSpec] = {
     "ultraface": DecoderSpec(".faces.ultraface", ("detection",)),
-    "yunet": DecoderSpec(".faces.yunet", ("detection",)),
+    "yunet": DecoderSpec(".faces.yunet", ("detection",), rounding="half-even"),
     "yolox": DecoderSpec(".yolo.yolox", ("detection",)),
-    "yolov8": DecoderSpec(".yolo.yolov8", ("detection",)),
-    "yolo-e2e": DecoderSpec(".yolo.end_to_end", ("detection",)),
-    "yolov5": DecoderSpec(".yolo.yolov5", ("detection",)),
+    "yolov8": DecoderSpec(".yolo.yolov8", ("detection",), most=ULTRALYTICS),
+    "yolo-e2e": DecoderSpec(".yolo.end_to_end", ("detection",), most=ULTRALYTICS),
+    "rtdetr": DecoderSpec(".detr.ultralytics_rtdetr", ("detection",), most=ULTRALYTICS),
+    "yolov5": DecoderSpec(".yolo.yolov5", ("detection",), most=ULTRALYTICS),
+    "fastestdet": DecoderSpec(".fastestdet.fastestdet", ("detection",)),
     "nanodet": DecoderSpec(".nanodet.nanodet", ("detection",)),
     "ssd": DecoderSpec(".ssd.ssd", ("detection",)),
     "detr": DecoderSpec(".detr.detr", ("detection",)),

@@ -10,7 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ..core.containment import contained
 from ..core.errors import AgentError, ModelError, UsageError
+from ..core.files import disk_errors
 from ..core.names import NAME_RULE, is_name, is_version
 from ..core.text import printable
 from .files.check_onnx import inspect
@@ -64,7 +66,8 @@ def import_model(
         made = Path(place)
         if path.is_dir():
             source = load(path)
-            shutil.copytree(path, made, dirs_exist_ok=True)
+            with disk_errors(f"{path}: copying it"):
+                shutil.copytree(path, made, dirs_exist_ok=True)
             manifest = replace(
                 source.manifest,
                 name=name or source.manifest.name,
@@ -74,12 +77,15 @@ def import_model(
         elif path.suffix in BARE:
             from .files.metadata import manifest_of
 
-            manifest, assumed = manifest_of(path, name, version or "1")
-            assumptions = tuple(map(printable, assumed))
-            for part in inspect(path).files:
-                copy = made / part.relative_to(path.parent)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(part, copy)
+            with contained(str(path), ModelError):
+                manifest, assumed = manifest_of(path, name, version or "1")
+                assumptions = tuple(map(printable, assumed))
+                parts = inspect(path).files
+            with disk_errors(f"{path}: copying it"):
+                for part in parts:
+                    copy = made / part.relative_to(path.parent)
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(part, copy)
         else:
             raise ModelError(f"{path}: neither a folder with {MANIFEST}, nor .tar, .onnx or .xml")
         write_manifest(manifest, made)

@@ -16,13 +16,16 @@ from ..core.errors import ModelError
 from ..core.files import path_inside
 from ..core.frozen import record
 from ..core.names import NAME_RULE, is_name, is_version
-from .decoders import DEFAULT, DecoderName, Task, decoders_of
+from .decoders import DECODERS, DEFAULT, DecoderName, Task, decoders_of
 
 MANIFEST = "model.toml"
 MAX_LABEL_BYTES = 2**20
 MAX_LABELS = 100_000
 
 Interpolation = Literal["linear", "area", "cubic", "nearest"]
+Rounding = Literal["half-even", "half-up", "down"]
+ANTIALIASED: frozenset[Interpolation] = frozenset({"linear", "cubic"})
+"""Interpolations that `antialias` goes with."""
 PICTURE_LAYOUTS = ("nchw", "nhwc")
 SIGNAL_LAYOUTS = ("ct", "tc", "flat-ct", "flat-tc")
 
@@ -39,17 +42,31 @@ Numbers = tuple[Number, ...]
 @storable
 @record(kw_only=True)
 class LogMel:
-    """Parameters of `transform = "logmel"`."""
+    """Parameters of `transform = "logmel"` and `"mfcc"`: those of the training code."""
 
     __pydantic_config__ = _STRICT
-    sample_rate: Annotated[int, Gt(0), Le(1e9)] = 16000
-    n_fft: Annotated[int, Gt(0), Le(65536)] = 512
-    window: Annotated[int, Gt(0), Le(65536)] = 480
-    hop: Annotated[int, Gt(0), Le(65536)] = 320
-    n_mels: Annotated[int, Gt(0), Le(1024)] = 40
-    f_min: Annotated[float, Ge(0), Le(1e9)] = 20.0
-    f_max: Annotated[float, Gt(0), Le(1e9)] = 4000.0
-    n_mfcc: Annotated[int, Ge(0), Le(1024)] = 0
+    frame_ms: Annotated[float, Gt(0), Le(60_000)] = 30.0
+    step_ms: Annotated[float, Gt(0), Le(60_000)] = 20.0
+    fft: Annotated[int, Ge(0), Le(65536)] = 0
+    """Samples of a transform; 0: the next power of two."""
+    window: Literal["hann", "hamming", "povey"] = "hann"
+    center: Annotated[bool, Plain()] = False
+    """Whether frames lie around their time, edges reflected."""
+    power: Annotated[int, Ge(1), Le(2)] = 1
+    mel: Literal["htk", "slaney"] = "htk"
+    bins: Annotated[int, Gt(0), Le(1024)] = 40
+    low_hz: Annotated[float, Ge(0), Le(1e9)] = 20.0
+    high_hz: Annotated[float, Ge(0), Le(1e9)] = 0.0
+    """0: half the rate."""
+    log: Literal["log", "log10", "log1p", "db"] = "log"
+    floor: Annotated[float, Gt(0), Le(1e9)] = 1e-6
+    """Added before the logarithm."""
+    coefficients: Annotated[int, Gt(0), Le(1024)] = 10
+    """Of an MFCC."""
+    preemphasis: Annotated[float, Ge(0), Le(1)] = 0.0
+    normalize: Literal["none", "peak", "max"] = "none"
+    """Of a window's samples before all this: divided by the largest, of either sign or (max) as it
+    is."""
 
 
 @storable
@@ -68,6 +85,10 @@ class InputSpec:
     resize: Literal["stretch", "letterbox", "crop"] = "stretch"
     crop_ratio: Annotated[float, Gt(0), Le(1)] = 1.0
     interpolation: Interpolation = "linear"
+    antialias: Annotated[bool, Plain()] = False
+    """Linear and cubic as PIL and torchvision have them, which filter what they make smaller."""
+    rounding: Rounding | None = None
+    """Of a letterboxed size. None: half-even, or down where the anchor is top-left."""
     anchor: Literal["center", "top-left"] = "center"
     pad: Annotated[float, Ge(0), Le(255)] = 114.0
     # Signals
@@ -77,8 +98,15 @@ class InputSpec:
     hop: Annotated[int, Ge(1), Le(10_000_000)] | None = None
     """None: as the window, without overlap."""
     rate_hz: Annotated[float, Gt(0), Le(1e9)] | None = None
-    transform: Literal["none", "logmel"] = "none"
+    transform: Literal["none", "logmel", "mfcc"] = "none"
     logmel: LogMel | None = None
+    """Of transform logmel and mfcc."""
+    resample_hz: Annotated[float, Ge(0), Le(1e6)] = 0.0
+    """Readings are brought to so many a second; 0: as they come."""
+    lead: Annotated[int, Ge(0), Le(10_000_000)] = 0
+    """Zeros before the first sample."""
+    state: Mapping[str, str] = field(default_factory=dict)
+    """Inputs and the outputs of the window before that they are given."""
     # Both
     mean: Number | Numbers = ()
     scale: Number | Numbers = ()
@@ -86,6 +114,11 @@ class InputSpec:
     """The input that takes the sample, where the network has several."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Constant values of the other inputs: name = number or nested list."""
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The inputs that do not take the sample: constants, and what the window before left."""
+        return frozenset([*self.fixed, *self.state])
 
     @property
     def is_signal(self) -> bool:
@@ -120,7 +153,12 @@ class OutputSpec:
     __pydantic_config__ = _STRICT
     decoder: DecoderName | None = None
     threshold: Number | None = None
-    iou: Annotated[float, Gt(0), Le(1)] = 0.45
+    iou: Annotated[float, Gt(0), Le(1)] | None = None
+    """Of non-maximum suppression. None: 0.45 where the family leaves it to its decoder."""
+    agnostic: Annotated[bool, Plain()] = False
+    """Suppression over all classes together."""
+    max_detections: Annotated[int, Ge(0), Le(100_000)] = 0
+    """The best so many; 0: as many as the family's own post-processing keeps."""
     labels: str | tuple[str, ...] = ()
     first_label: Annotated[int, Ge(-1), Le(10)] = 0
     top_k: Annotated[int, Ge(1), Le(100_000)] = 5
@@ -238,13 +276,30 @@ def parse(data: Mapping[str, Any], where: str) -> Manifest:
             f"{where}: input.layout: {manifest.input.layout!r} is for pictures, but input has "
             f"channels or a window; it takes one of {', '.join(SIGNAL_LAYOUTS)}"
         )
-    if manifest.input.transform == "logmel" and not manifest.input.is_signal:
+    if manifest.input.antialias and manifest.input.interpolation not in ANTIALIASED:
         raise ModelError(
-            f"{where}: input.transform: 'logmel' is for signals; give input.window or a layout of "
-            f"{', '.join(SIGNAL_LAYOUTS)}"
+            f"{where}: input.antialias: goes with interpolation "
+            f"{' or '.join(sorted(ANTIALIASED))}, found {manifest.input.interpolation!r}"
         )
-    if manifest.input.transform == "logmel" and manifest.input.logmel is None:
+    both = sorted(set(manifest.input.fixed) & set(manifest.input.state))
+    if both:
+        raise ModelError(f"{where}: input.state: {both[0]!r} is also given in input.fixed")
+    if manifest.input.state and not manifest.input.is_signal:
+        raise ModelError(f"{where}: input.state: is for signals; give input.window")
+    if manifest.input.transform != "none" and not manifest.input.is_signal:
+        raise ModelError(
+            f"{where}: input.transform: {manifest.input.transform!r} is for signals; give "
+            f"input.window or a layout of {', '.join(SIGNAL_LAYOUTS)}"
+        )
+    if manifest.input.transform != "none" and manifest.input.logmel is None:
         manifest = replace(manifest, input=replace(manifest.input, logmel=LogMel()))
+    rounding = DECODERS[manifest.decoder].rounding
+    if (
+        rounding is not None
+        and manifest.input.resize == "letterbox"
+        and not manifest.input.rounding
+    ):
+        manifest = replace(manifest, input=replace(manifest.input, rounding=rounding))
     return manifest
 
 

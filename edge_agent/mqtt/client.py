@@ -22,6 +22,7 @@ from ..core.backoff import Backoff
 from ..core.frozen import record
 from ..core.logs import ANSWER, Latch
 from .connection import ALL, Connection, Hooks, ReceivedMessage, Refusal, Will, is_acknowledged
+from .feeds import Feeds
 from .message import Channel, Message
 from .outbox import BARRIER_SECONDS, Outbox
 from .reconnect import Reconnect
@@ -107,10 +108,14 @@ class Client:
         self._status_topic = status_topic
         self._status = status
         self._filters = filters
+        self._inbox = inbox
         self._spool = spool
         self._lock = threading.Condition()
         """Guards the outbox and all that it holds, the connection included."""
         self.retained = Retained(self.publish_retained, ledger)
+        self.feeds = Feeds()
+        """Topics of others that are read as sensors."""
+        self.feeds.on_open, self.feeds.on_close = self._read, self._leave
         self._outbox = Outbox(f"{status_topic}/barrier")
         self._spool_writer: SpoolWriter | None = None
         self._connects = 0
@@ -134,7 +139,7 @@ class Client:
             broker,
             client_id,
             hooks=Hooks(
-                message=inbox.put,
+                message=self._receive,
                 published=lambda c, mid, refusal: put((c, "published", mid, refusal)),
                 unsubscribed=lambda c, mid: put((c, "unsubscribed", mid, None)),
                 refused=lambda c, refusal: put((c, "refused", 0, refusal)),
@@ -227,7 +232,26 @@ class Client:
         """Subscribe again: `filters` returns others than before."""
         with self._lock:
             if self._outbox.connection is not None:
-                self._outbox.connection.subscribe(list(self._filters()), as_published=True)
+                self._outbox.connection.subscribe(
+                    list(self._filters()), as_published=True, others=self.feeds.topics()
+                )
+
+    def _receive(self, message: ReceivedMessage) -> None:
+        """Hand a message on; called by paho's thread, which must not wait."""
+        if not self.feeds.take(message):
+            self._inbox.put(message)
+
+    def _read(self, topic: str) -> None:
+        """Subscribe to a topic of others."""
+        with self._lock:
+            if self._outbox.connection is not None:
+                self._outbox.connection.subscribe([], others=[topic])
+
+    def _leave(self, topic: str) -> None:
+        """Unsubscribe from a topic of others."""
+        with self._lock:
+            if self._outbox.connection is not None:
+                self._outbox.connection.unsubscribe(topic)
 
     def change_broker(self, broker: Broker, tls: ssl.SSLContext | None) -> None:
         """Replace the connection by one with other settings; unconfirmed messages go along.
@@ -331,7 +355,9 @@ class Client:
             self._connects += 1
             self._problem = None
             # Subscribed before "online" is published: its readers may send requests at once.
-            connection.subscribe(list(self._filters()), as_published=True)
+            connection.subscribe(
+                list(self._filters()), as_published=True, others=self.feeds.topics()
+            )
             self._outbox.connected(connection, (self._status_topic, self._status("online", reason)))
             self._lock.notify_all()
         version = "5" if connection.protocol == 5 else "3.1.1"

@@ -203,15 +203,21 @@ class Connection:
             properties = _properties("PUBLISH", CorrelationData=correlation)
         return self._client.publish(topic, payload, qos, retain=retain, properties=properties)
 
-    def subscribe(self, filters: list[str], *, as_published: bool = False) -> None:
+    def subscribe(
+        self, filters: list[str], *, as_published: bool = False, others: list[str] | None = None
+    ) -> None:
         """Subscribe at QoS 1.
 
         Args:
             filters: topic filters.
+            others: further ones, of whose messages only those are marked as retained that the
+                broker had kept.
             as_published: keep the retain flag of messages that are delivered as they are published
                 (MQTT 5, 3.8.3.1); MQTT 3.1.1 cannot.
 
         """
+        if others:
+            self._client.subscribe([(topic, 1) for topic in others])
         if not filters:
             return
         if as_published and self.protocol == 5:

@@ -50,27 +50,8 @@ def broker(folder: Path, more: str = "") -> Iterator[Loopback]:
         BrokerError: it does not start.
 
     """
-    mosquitto = find_mosquitto()
-    port = free_port()
-    if mosquitto is not None:
-        settings = folder / "mosquitto.conf"
-        settings.write_text(
-            f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\n{more}"
-        )
-        command, made = [mosquitto, "-c", str(settings)], Loopback("mosquitto", port, 5)
-    elif importlib.util.find_spec("amqtt") is not None:
-        command = [sys.executable, "-m", "edge_agent.mqtt.amqtt_broker", str(port)]
-        made = Loopback("amqtt", port, 4)
-    else:
-        raise UsageError(
-            "demo needs a broker: install mosquitto (apt install mosquitto), "
-            "or amqtt (pip install 'edge-agent[demo]')"
-        )
-    log = folder / "broker.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    process, made = _start(folder, more)
     try:
-        _wait_until_listening(process, made, log)
         yield made
     finally:
         process.terminate()
@@ -79,6 +60,46 @@ def broker(folder: Path, more: str = "") -> Iterator[Loopback]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _start(folder: Path, more: str) -> tuple[subprocess.Popen[bytes], Loopback]:
+    """Start a broker and wait until it listens, on another port where its own was taken just now.
+
+    Raises:
+        UsageError: none is installed.
+        BrokerError: it does not start.
+
+    """
+    mosquitto, first = find_mosquitto(), FIRST_PORT
+    log = folder / "broker.log"
+    while True:
+        port = free_port(first)
+        if mosquitto is not None:
+            settings = folder / "mosquitto.conf"
+            settings.write_text(
+                f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\n{more}"
+            )
+            command, made = [mosquitto, "-c", str(settings)], Loopback("mosquitto", port, 5)
+        elif importlib.util.find_spec("amqtt") is not None:
+            command = [sys.executable, "-m", "edge_agent.mqtt.amqtt_broker", str(port)]
+            made = Loopback("amqtt", port, 4)
+        else:
+            raise UsageError(
+                "demo needs a broker: install mosquitto (apt install mosquitto), "
+                f"or amqtt ({sys.executable} -m pip install amqtt)"
+            )
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        if _is_running(process, log):
+            return process, made
+        process.kill()
+        process.wait()
+        if "in use" not in log.read_text(errors="replace").lower():
+            words = log.read_text(errors="replace").strip().splitlines()
+            raise BrokerError(f"{made.name} does not start: {words[-1] if words else 'no output'}")
+        first = port + 1
 
 
 def find_mosquitto() -> str | None:
@@ -105,16 +126,17 @@ def free_port(first: int = FIRST_PORT) -> int:
     raise UsageError(f"demo: no free port from {first} to {first + 199} on 127.0.0.1")
 
 
-def _wait_until_listening(process: subprocess.Popen[bytes], made: Loopback, log: Path) -> None:
+def _is_running(process: subprocess.Popen[bytes], log: Path) -> bool:
+    """Wait until a broker says that it runs; False: it has ended, or does not.
+
+    A connection proves nothing: another demo, started at the same moment, may have the port.
+    """
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
-        if process.poll() is not None:
-            break
-        try:
-            socket.create_connection(("127.0.0.1", made.port), 0.5).close()
-        except OSError:
-            time.sleep(0.02)
-            continue
-        return
-    words = log.read_text(errors="replace").strip().splitlines()
-    raise BrokerError(f"{made.name} does not start: {words[-1] if words else 'no output'}")
+        over = process.poll() is not None
+        if b" running" in log.read_bytes():
+            return not over
+        if over:
+            return False
+        time.sleep(0.02)
+    return False

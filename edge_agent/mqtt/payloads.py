@@ -116,6 +116,8 @@ def result(
     if sample.picture:
         height, width = sample.data.shape[:2]
         payload["source"] = {"width": int(width), "height": int(height)}
+    if sample.began_ns is not None:
+        payload["began"] = iso(sample.began_ns)
     if sample.file is not None:
         payload["file"] = sample.file
     payload.update(findings(outcome.findings))

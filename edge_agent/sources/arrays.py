@@ -43,6 +43,7 @@ class ArrayRows:
     """The rows of one array in a file."""
 
     columns: tuple[str, ...] = ()
+    rate_hz: float | None = None
 
     def __init__(self, file: BinaryIO, name: str, layout: Layout) -> None:
         """Make rows of an opened file, which they own from now on; *name* is for errors."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import stat
 import threading
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from ..core.errors import SampleError, SourceError
 from ..core.types import Kind, Reading
@@ -29,7 +27,6 @@ FAILURES = 25
 SILENCE = 0.9 * TIMEOUT_MS / 1000
 # After the first failure, seconds.
 PATIENCE = 2.0
-PORTS = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443}
 
 
 class Camera:
@@ -129,7 +126,10 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Camera:
     capture = open_camera(spec.text, spec.redacted, TIMEOUT_MS, hardware=context.hardware_decoding)
     if not capture.isOpened():
         capture.release()
-        raise SourceError(f"{spec.redacted}: {_why_closed(spec.text)}")
+        # Needed only here.
+        from .ask_camera import why_closed
+
+        raise SourceError(f"{spec.redacted}: {why_closed(spec.text)}")
     check_size(capture, spec.redacted)
     return Camera(spec.redacted, capture, context.closing, FAILURES)
 
@@ -149,22 +149,6 @@ def _open_device(spec: SourceSpec, path: Path, closing: threading.Event) -> Came
     check_size(capture, spec.redacted)
     DEVICES.remember(path, node)
     return Camera(spec.redacted, capture, closing)
-
-
-def _why_closed(url: str) -> str:
-    """Return why a stream did not open, which OpenCV does not tell: by connecting to its port."""
-    parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or PORTS[parts.scheme.lower()]
-    try:
-        with socket.create_connection((host, port), timeout=2.0):
-            pass
-    except OSError as problem:
-        why = problem.strerror or str(problem)
-        return f"nothing answers at {host} port {port}: {why}; is the camera on and reachable?"
-    return (
-        f"{host} answers on port {port}, but not with a video stream; "
-        "check path, user and password (a player shows more)"
-    )
 
 
 def _check_device(spec: SourceSpec, node: Path) -> None:

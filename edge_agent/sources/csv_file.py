@@ -1,10 +1,11 @@
-"""Rows of a text file of numbers: CSV, also with semicolons or tabs."""
+"""Rows of a text file of numbers: CSV, also with other separators than a comma."""
 
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from ..core.types import Array
 
 # A longer line is no CSV, and would have to be held in memory whole.
 MAX_LINE = 1024 * 1024
+# "1,5", but not "1,500.0".
+_DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+(?:[eE][+-]?\d+)?\s*", re.ASCII)
 _LARGEST = float(np.finfo(np.float32).max)
 
 Record = tuple[int, list[str]]
@@ -27,14 +30,34 @@ class CsvRows:
     all. A column that does not begin with a number (a time stamp, remarks) is text: its values are
     NaN, and the others can be used. A row of empty cells, or empty lines between two rows, are a
     reading that is missing: the next row does not follow on the one before. Empty lines before the
-    first row and behind the last one are nothing.
+    first row and behind the last one are nothing. Lines that begin with "#" are comments; the last
+    one before the first row is the header where there is no other and it has as many cells.
+
+    A number is written in ASCII digits with a decimal point. A decimal comma is read as one where
+    the separator is given and is not a comma itself; elsewhere it could part two numbers.
     """
 
     columns: tuple[str, ...] = ()
+    rate_hz: float | None = None
 
-    def __init__(self, path: Path, name: str) -> None:
-        """Open the file and read its first lines; *name* is what errors call it."""
+    def __init__(self, path: Path, name: str, separator: str | None = None) -> None:
+        """Open the file and read its first lines.
+
+        Args:
+            path: of the file.
+            name: what errors call it.
+            separator: of the cells of a line; None: found out.
+
+        Raises:
+            SourceError: it cannot be read, or holds no rows of numbers.
+
+        """
         self._name = name
+        self._given = separator
+        self._decimal_comma = separator not in {None, ","}
+        self._separator = separator or ""
+        self._comment = ""
+        """The last comment so far."""
         self._line = 0
         self._bad: SampleError | None = None
         self._records: Iterator[Record] = iter(())
@@ -77,13 +100,16 @@ class CsvRows:
         self._file.close()
 
     def _start(self) -> None:
-        """Read up to the first row: delimiter, header, which columns are numbers."""
+        """Read up to the first row: separator, header, which columns are numbers."""
         self._bad = None
+        self._separator = self._given or self._find_separator()
         self._file.seek(0)
+        self._comment = ""
         records = self._read_records()
         first = next((record for record in records if _says(record[1])), None)
         if first is None:
             raise SourceError(f"{self._name}: is empty, expected rows of numbers")
+        comment = self._comment
         gaps: list[Record] = []
         second = None
         for record in records:
@@ -91,33 +117,82 @@ class CsvRows:
                 second = record
                 break
             gaps.append(record)
-        header = _is_header(first[1], second[1] if second else [])
+        header = self._is_header(first[1], second[1] if second else [])
         if header and second is None:
             raise SourceError(f"{self._name}: has a header and no rows of numbers")
-        self.columns = tuple(cell.strip().lstrip("# ") for cell in first[1]) if header else ()
+        names = first[1] if header else self._names_in(comment, len(first[1]))
+        self.columns = tuple(cell.strip() for cell in names)
         # An empty line below a header parts it from the rows.
         ahead = [gap for gap in gaps if gap[1]] if header else [first, *gaps]
         ahead += [second] if second is not None else []
         line, cells = second if header and second is not None else first
-        self._numeric = [_number(cell) is not None for cell in cells]
+        self._numeric = [self._like_number(cell) for cell in cells]
         self._all_numeric = all(self._numeric)
         if not any(self._numeric):
             raise SourceError(
                 f"{self._name}: line {line} holds no number, expected rows of numbers"
+                + _other_separator(cells)
             )
         if header and len(cells) != len(self.columns):
             raise SourceError(
                 f"{self._name}: line {line} has {len(cells)} cells, but the header has "
                 f"{len(self.columns)}"
             )
+        if not self._decimal_comma and any(map(_DECIMAL_COMMA.fullmatch, cells)):
+            raise SourceError(self._blame(line, cells))
         self._records = chain(ahead, records)
+
+    def _find_separator(self) -> str:
+        """Return the separator that makes the most numbers of the second line with anything in it.
+
+        Where two are as good, a comma may belong to the numbers.
+        """
+        self._file.seek(0)
+        lines = list(islice((line for line in self._lines() if line.strip()), 2))
+
+        def fit(separator: str) -> tuple[float, bool]:
+            try:
+                cells = next(csv.reader(lines[-1:], delimiter=separator), [])
+            except csv.Error:
+                cells = []  # said when it is read
+            share = sum(map(self._like_number, cells)) / max(len(cells), 1)
+            return share, any(separator in line for line in lines)
+
+        return max((";", "\t", ","), key=fit)
+
+    def _names_in(self, comment: str, count: int) -> list[str]:
+        """Return the names of *count* columns where a comment above the rows gives them."""
+        rows = csv.reader([comment], delimiter=self._separator, skipinitialspace=True)
+        cells = next(rows, [])
+        named = len(cells) == count and not any(map(self._like_number, cells))
+        return cells if named else []
+
+    def _is_header(self, first: list[str], second: list[str]) -> bool:
+        if not any(map(self._like_number, first)):
+            return True
+        return any(
+            self._like_number(below) and not self._like_number(above)
+            for above, below in zip(first, second, strict=False)
+        )
+
+    def _like_number(self, cell: str) -> bool:
+        """Whether a cell is meant to be a number; it may be written wrong."""
+        if _DECIMAL_COMMA.fullmatch(cell):
+            return True
+        try:
+            return -_LARGEST <= float(cell) <= _LARGEST
+        except ValueError:
+            return False
 
     def _read_records(self) -> Iterator[Record]:
         lines = self._lines()
+        spaces = self._separator == " "
+        if spaces:
+            lines = (line.rstrip() for line in lines)
         first = next((line for line in lines if line.strip()), "")
-        # The first of these, where none occurs.
-        delimiter = max((",", ";", "\t"), key=first.count)
-        reader = csv.reader(chain((first,), lines), delimiter=delimiter)
+        reader = csv.reader(
+            chain((first,), lines), delimiter=self._separator, skipinitialspace=spaces
+        )
         empty: Record | None = None
         while True:
             try:
@@ -150,8 +225,10 @@ class CsvRows:
                 raise SourceError(
                     f"{self._name}: line {self._line} is longer than {MAX_LINE} characters, not CSV"
                 )
+            if line.startswith("#"):
+                self._comment = line.lstrip("#").strip()
             # "\r\r\n" is one end of a line, as programs on Windows write it by mistake.
-            if not (line == "\r\n" and before.endswith("\r")):
+            elif not (line == "\r\n" and before.endswith("\r")):
                 yield line
             before = line
 
@@ -170,36 +247,48 @@ class CsvRows:
                 f"{self._name}: line {line}: expected {len(self._numeric)} cells, "
                 f"found {len(cells)}"
             )
+        numeric = cells
+        if not self._all_numeric:
+            numeric = [cell for cell, wanted in zip(cells, self._numeric, strict=True) if wanted]
+        if self._decimal_comma:
+            numeric = [_with_point(cell) for cell in numeric]
         try:
-            if self._all_numeric:
-                row = [float(cell) for cell in cells]
-            else:
-                row = [
-                    float(cell) if numeric else 0.0
-                    for cell, numeric in zip(cells, self._numeric, strict=True)
-                ]
+            row = [float(cell) for cell in numeric]
         except ValueError:
             raise SampleError(self._blame(line, cells)) from None
+        # Python also reads digits of other scripts, and "_" between digits.
+        text = "".join(numeric)
+        odd = "_" in text or not text.isascii()
         # Also false for NaN.
-        if not all(-_LARGEST <= value <= _LARGEST for value in row):
+        if odd or not all(-_LARGEST <= value <= _LARGEST for value in row):
             raise SampleError(self._blame(line, cells))
         if not self._all_numeric:
-            row = [
-                value if numeric else float("nan")
-                for value, numeric in zip(row, self._numeric, strict=True)
-            ]
+            values = iter(row)
+            row = [next(values) if wanted else float("nan") for wanted in self._numeric]
         return row
 
     def _blame(self, line: int, cells: list[str]) -> str:
         """Name the first cell that is not a finite number."""
         for index, (cell, numeric) in enumerate(zip(cells, self._numeric, strict=True)):
-            if numeric and _number(cell) is None:
+            if numeric and _number(_with_point(cell) if self._decimal_comma else cell) is None:
                 column = repr(self.columns[index]) if self.columns else str(index)
                 found = repr(cell[:40]) if cell.strip() else "an empty cell"
+                mend = ""
+                if _DECIMAL_COMMA.fullmatch(cell):
+                    mend = f", a decimal comma; {self._comma_mend()}"
+                elif self._like_number(cell):
+                    mend = ", which is not written in the digits 0 to 9 alone"
                 return (
-                    f"{self._name}: line {line}, column {column}: expected a number, found {found}"
+                    f"{self._name}: line {line}, column {column}: expected a number, "
+                    f"found {found}{mend}"
                 )
         raise AssertionError("a row was refused that has no bad cell")
+
+    def _comma_mend(self) -> str:
+        if self._separator == ",":
+            return "write a decimal point"
+        name = "tab" if self._separator == "\t" else self._separator
+        return f"to have it read as one, name the separator: ?separator={name}"
 
 
 def _says(cells: list[str]) -> bool:
@@ -208,7 +297,9 @@ def _says(cells: list[str]) -> bool:
 
 
 def _number(cell: str) -> float | None:
-    """Read a finite number that float32 can hold."""
+    """Read a finite number that float32 can hold, in ASCII digits."""
+    if "_" in cell or not cell.isascii():
+        return None
     try:
         value = float(cell)
     except ValueError:
@@ -216,10 +307,14 @@ def _number(cell: str) -> float | None:
     return value if -_LARGEST <= value <= _LARGEST else None
 
 
-def _is_header(first: list[str], second: list[str]) -> bool:
-    if all(_number(cell) is None for cell in first):
-        return True
-    return any(
-        _number(above) is None and _number(below) is not None
-        for above, below in zip(first, second, strict=False)
-    )
+def _with_point(cell: str) -> str:
+    return cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell
+
+
+def _other_separator(cells: list[str]) -> str:
+    """Return the mend where the only cell of a line is several numbers, separated otherwise."""
+    for name, separator in (("space", None), ("|", "|")):
+        parts = cells[0].split(separator) if len(cells) == 1 else []
+        if len(parts) > 1 and any(_number(part) is not None for part in parts):
+            return f"; if this is what separates them, write ?separator={name}"
+    return ""

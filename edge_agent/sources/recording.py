@@ -13,6 +13,7 @@ from .csv_file import CsvRows
 from .pacing import Metronome
 from .source import SourceContext
 from .spec import SourceSpec
+from .wav_file import WavRows
 
 # Rows of one reading, where nothing asks for fewer: few enough to keep memory and latency small,
 # many enough that what a reading costs is spread thin.
@@ -25,6 +26,8 @@ class Rows(Protocol):
     """A file of rows, read from the front."""
 
     columns: tuple[str, ...]
+    rate_hz: float | None
+    """Rows a second when they were recorded, where the file says it."""
 
     def read(self, limit: int) -> Array | None:
         """Read up to *limit* further rows, float32, each finite where its column is numeric.
@@ -91,7 +94,10 @@ class Recording:
         """Return the rows that were read."""
         if isinstance(self._data, SampleError):
             raise self._data
-        return Reading(self._data, self._time_ns, self._since, columns=self._rows.columns)
+        rows = self._rows
+        return Reading(
+            self._data, self._time_ns, self._since, columns=rows.columns, rate_hz=rows.rate_hz
+        )
 
     def close(self) -> None:
         """Close the file."""
@@ -108,7 +114,9 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Recording:
     rows: Rows
     scheme = spec.form.scheme
     if scheme == "csv":
-        rows = CsvRows(spec.local, spec.redacted)
+        rows = CsvRows(spec.local, spec.redacted, spec.options["separator"])
+    elif scheme == "wav":
+        rows = WavRows(spec.local, spec.redacted)
     elif scheme == "npy":
         rows = open_npy(spec.local, spec.redacted)
     else:

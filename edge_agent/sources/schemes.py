@@ -61,14 +61,70 @@ def _channels(text: str) -> int:
     return int(text)
 
 
+_SEPARATORS = {"tab": "\t", "space": " "}
+
+
+def _separator(text: str) -> str:
+    text = _SEPARATORS.get(text, text)
+    if text not in {",", ";", "|", "\t", " "}:
+        raise ValueError("expected one of , ; | tab space")
+    return text
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 1e-3 <= seconds <= 1e6:
+        raise ValueError("expected seconds, from 0.001 to 1000000")
+    return seconds
+
+
+def _baud(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 50 <= int(text) <= 4_000_000):
+        raise ValueError("expected bits a second, from 50 to 4000000")
+    return int(text)
+
+
+def _format(text: str) -> str:
+    if text not in {"json", "f32"}:
+        raise ValueError("expected json or f32")
+    return text
+
+
+def _fields(text: str) -> tuple[str, ...]:
+    fields = tuple(text.split(","))
+    if not all(fields) or len(set(fields)) != len(fields):
+        raise ValueError("expected names parted by commas, each once")
+    return fields
+
+
+def _topic(text: str) -> str | None:
+    """Return what is wrong with a topic to read; None: nothing."""
+    if text.startswith("//"):
+        return "names a broker; readings come over the agent's own connection, write mqtt:TOPIC"
+    if any(mark in text for mark in "+#"):
+        return "names several topics by a wildcard; give each sensor its own source"
+    if len(text.encode()) > 65535 or not text.isprintable():
+        return "is no topic"
+    if text.startswith("$share/"):
+        return "is a shared subscription, which would get only some of the readings"
+    return None
+
+
 LOOP = Option(_flag, default=False)
 """Whether it begins again at its end."""
 PACE = Option(_pace, "real")
 """real: as recorded; max: as fast as it is consumed."""
 RATE = Option(_rate, None)
 """Readings (rows, pictures) a second; None: as fast as they are consumed."""
+SEPARATOR = Option(_separator, None)
+"""Character between the values of a line of text; None: found out from its first lines."""
 CHANNELS = Option(_channels, 1)
 """float32 values in a row."""
+SENSOR = {"gap_s": Option(_seconds, None), "stall_s": Option(_seconds, None)}
+"""Of live signals: a longer silence is a gap (None: by what is usual), or a loss (None: never)."""
 
 
 def _always(options: Options) -> bool:
@@ -81,6 +137,10 @@ def _never(options: Options) -> bool:
     return False
 
 
+def _nothing_wrong(name: str) -> None:
+    del name
+
+
 @record(kw_only=True)
 class Form:
     """All sources of one scheme."""
@@ -91,9 +151,9 @@ class Form:
     that reads a sensor has no use for a video library."""
     kind: Kind
     """Whether it gives pictures or rows of a signal."""
-    address: Literal["url", "device", "file", "path"]
+    address: Literal["url", "device", "file", "path", "name"]
     """What follows the scheme: url: the text is a URL; device: full path of a device; file: path of
-    a regular file; path: of a file or folder."""
+    a regular file; path: of a file or folder; name: neither, and none of our business."""
     example: str
     options: Mapping[str, Option] = field(default_factory=dict)
     """A URL's query is not ours: there are none."""
@@ -103,6 +163,8 @@ class Form:
     """Whether it goes on without us, has no end, and is reopened when lost."""
     lossless: Callable[[Options], bool] = _always
     """Whether every reading counts, so that the source waits for its consumer."""
+    wrong: Callable[[str], str | None] = _nothing_wrong
+    """Returns what is wrong with a name."""
     stall_seconds: float = math.inf
     """Silence after which a live source is lost; infinite: it may be silent for ever."""
 
@@ -132,6 +194,22 @@ def _recording(scheme: str, example: str, suffixes: set[str], **options: Option)
     )
 
 
+def _sensor(
+    scheme: str, module: str, example: str, address: Literal["device", "name"], **options: Option
+) -> Form:
+    return Form(
+        scheme=scheme,
+        module=f"edge_agent.sources.{module}",
+        kind="signal",
+        address=address,
+        example=example,
+        options={**options, **SENSOR},
+        live=True,
+        lossless=_never,
+        wrong=_topic if scheme == "mqtt" else _nothing_wrong,
+    )
+
+
 _ALL = (
     _camera("rtsp", "rtsp://camera/stream"),
     _camera("rtsps", "rtsps://camera/stream"),
@@ -156,9 +234,28 @@ _ALL = (
         options={"loop": LOOP, "rate": RATE},
         suffixes=PICTURES,
     ),
-    _recording("csv", "csv:vibration.csv", {".csv", ".tsv"}),
+    _recording("csv", "csv:vibration.csv", {".csv", ".tsv"}, separator=SEPARATOR),
     _recording("npy", "npy:vibration.npy", {".npy"}),
+    _recording("wav", "wav:machine.wav", {".wav"}),
     _recording("f32", "f32:raw.bin?channels=128", {".f32", ".raw", ".bin"}, channels=CHANNELS),
+    _sensor(
+        "mqtt",
+        "mqtt_topic",
+        "mqtt:zigbee2mqtt/press-7",
+        "name",
+        field=Option(_fields, ()),
+        time=Option(str, None),
+        format=Option(_format, "json"),
+        channels=CHANNELS,
+    ),
+    _sensor(
+        "serial",
+        "serial_line",
+        "serial:/dev/ttyUSB0",
+        "device",
+        baud=Option(_baud, 115200),
+        separator=Option(_separator, ","),
+    ),
 )
 
 FORMS: Mapping[str, Form] = {form.scheme: form for form in _ALL}
@@ -166,8 +263,6 @@ FORMS: Mapping[str, Form] = {form.scheme: form for form in _ALL}
 DEFAULT = "file"
 """Scheme of a bare path whose suffix is of no form."""
 RESERVED: Mapping[str, frozenset[str]] = {
-    "wav": frozenset({".wav"}),
-    "mqtt": frozenset(),
-    "serial": frozenset(),
+    "alsa": frozenset(),
 }
 """Schemes that a later version may know, with suffixes as in `Form`."""

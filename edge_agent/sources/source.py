@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import field
 from importlib import import_module
 from typing import Protocol
@@ -22,6 +22,16 @@ _OTHERS = (
 )
 
 
+class Topics(Protocol):
+    """The messages that others publish, by topic. See `mqtt.feeds`."""
+
+    def open(self, topic: str, put: Callable[[bytes], None]) -> None:
+        """Hand the payloads of a topic to *put*, which must not wait."""
+
+    def close(self, topic: str, put: Callable[[bytes], None]) -> None:
+        """Hand it no more."""
+
+
 @record(eq=False)
 class SourceContext:
     """What the program hands to a source that it opens."""
@@ -31,6 +41,12 @@ class SourceContext:
     driver does not see it."""
     hardware_decoding: bool = True
     """Whether streams may be decoded by hardware, where there is any."""
+    topics: Topics | None = None
+    """Where messages of others come from; None: nowhere."""
+    hubs: dict[str, object] = field(default_factory=dict)
+    """By source: devices that pipelines share, see `live_signal`."""
+    sharing: threading.Lock = field(default_factory=threading.Lock)
+    """Held while `hubs` is looked into."""
 
 
 class Source(Protocol):

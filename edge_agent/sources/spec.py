@@ -26,6 +26,8 @@ class SourceSpec:
     """As written, with the password that a camera's URL may hold."""
     path: Path | None = None
     """The local file, folder or device; None for a URL."""
+    name: str = ""
+    """Of a form that has neither."""
     options: Options = field(default_factory=dict)
     """Values of all options of the form."""
 
@@ -83,6 +85,15 @@ def parse_source(text: str, base: Path) -> SourceSpec:
         return SourceSpec(form=form, text=text)
     name, _, query = rest.partition("?")
     given = _given_options(query, form, shown)
+    if form.address == "name":
+        name = unquote(name)
+        if not name:
+            raise UsageError(f"source {shown!r}: names nothing; write e.g. {form.example}")
+        wrong = form.wrong(name)
+        if wrong is not None:
+            raise UsageError(f"source {shown!r}: {wrong}")
+        options = _parsed_options(given, form, shown)
+        return SourceSpec(form=form, text=text, name=name, options=options)
     path = _local_path(name, form, shown, base)
     if form.address == "device" and not path.is_absolute():
         raise UsageError(f"source {shown!r}: {name!r} is not a device; write e.g. {form.example}")

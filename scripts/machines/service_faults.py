@@ -156,9 +156,15 @@ def rolls_back(box: Box) -> None:
     expect("wrong settings: exit status", status, 2)
     expect("wrong settings: one line", len(said.splitlines()), 1)
     box.run("cmp /etc/edge-agent/config.toml /root/before.toml")
+    say(f"ok   wrong settings: {said}")
+    box.run("echo 'nonsense = 1' >> /etc/edge-agent/config.toml")
+    status, said = box.machine.fails("/root/checkout/scripts/install")
+    expect("an upgrade with wrong settings: exit status", status, 2)
+    expect("it ended before it built", "making /opt" in said, False)
+    box.run("cat /root/before.toml > /etc/edge-agent/config.toml")
+    say(f"ok   an upgrade with wrong settings: {said.splitlines()[-1]}")
     expect("state", box.run("cat /var/lib/edge-agent/marker"), "kept")
     expect("environments", len(box.run("ls -d /opt/edge-agent/*/").split()) <= 3, True)
-    say(f"ok   wrong settings: {said}")
 
 
 def comes_back_after_a_restart_of_the_machine(box: Box) -> None:

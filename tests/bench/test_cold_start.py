@@ -29,6 +29,7 @@ from edge_agent.bench.common.generated import NAMES, find_model, generated
 from edge_agent.bench.push.versions import generated as small_model
 from edge_agent.core.errors import UsageError
 from tests.helpers.small_models import brightness, detector
+from tests.helpers.stranger import stranger
 from tests.helpers.support import ASSETS, CHECKOUT, needs_assets, run_cli
 from tests.helpers.tiny_networks import node, save_onnx
 
@@ -162,25 +163,17 @@ def test_a_broken_model_is_named(tmp_path: Path) -> None:
     assert str(folder / "model.onnx") in wrong_usage(str(folder))
 
 
-# All that is needed is imported before: this Python may be for root alone.
-AS_STRANGER = (
-    "import os, sys\n"
-    "import edge_agent.cli.commands.bench_cold_start, edge_agent.bench.cold_start.command\n"
-    "import encodings.idna\n"
-    "from edge_agent.cli.main import main\n"
-    "if os.geteuid() == 0:\n"
-    "    os.setgroups([]); os.setgid(12345); os.setuid(12345)\n"
-    "sys.exit(main(['bench', 'cold-start', 'parts-inspection', *sys.argv[1:]]))\n"
-)
-
-
 @pytest.mark.parametrize("option", [("--no-page-cache",), ("--disk-mbps", "40")])
 def test_rights_that_are_missing_are_named(option: tuple[str, ...]) -> None:
     """Without root, a cold system or a slow disk ends with 2, and says that it needs root."""
     with TemporaryDirectory() as place:  # pytest's own are for who runs it
         Path(place).chmod(0o777)
         done = subprocess.run(
-            [sys.executable, "-c", AS_STRANGER, *option],
+            [
+                *stranger(),
+                *(sys.executable, "-m", "edge_agent", "bench", "cold-start", "parts-inspection"),
+                *option,
+            ],
             capture_output=True,
             text=True,
             timeout=60,

@@ -20,6 +20,7 @@ from edge_agent.cli.main import parser
 from edge_agent.config.device_profile import default_dirs, load_profiles
 from edge_agent.core.bundled import bundled
 from edge_agent.core.names import safe_name
+from tests.helpers.push import endless, model_folder
 from tests.helpers.small_models import brightness, plain, write_pictures
 from tests.helpers.support import (
     PATIENCE,
@@ -39,6 +40,7 @@ COMMANDS = (
     "profile",
     "tail",
     "push",
+    "status",
     "models",
     "rollback",
     "add",
@@ -285,6 +287,24 @@ def test_everything_that_is_wrong_is_said(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("command", ["check", "add"])
+def test_a_model_that_computes_for_ever_ends_neither_check_nor_add(
+    command: str, tmp_path: Path, shared_broker: Mosquitto
+) -> None:
+    """It runs in a child, which is killed when the time of a trial is over; the mend is said."""
+    folder = model_folder(tmp_path / "library" / "level", "2")
+    endless(folder)
+    pipelines = [{"name": "door", "source": "dir:pictures", "model": "level"}]
+    config = settings(tmp_path, shared_broker.url, pipelines=pipelines, trial={"timeout_s": 3.0})
+    given = [str(folder)] if command == "add" else []
+    said = call_cli(command, *given, "--config", config)
+    assert said.code == 1
+    assert (
+        "level@2: loading and running it gave no answer within 3 s and was killed; "
+        "if it is only slow, raise trial.timeout_s" in said.out + said.err
+    )
+
+
 # tail
 
 
@@ -350,6 +370,13 @@ def test_kinds_are_told_apart() -> None:
     assert said.out == "03:26:50.123 box-1 model face: live 3, previous none\n"
     said = call_cli("tail", "--kind", "all", "-n", "4")
     assert len(said.out.splitlines()) == 4
+
+
+def test_health_without_pipelines_says_so(talk: Talk) -> None:
+    """A device that has nothing to do yet is one line without a hole."""
+    talk.say("box-4/health", {"state": "ok", "pipelines": {}, "rss_mb": 56.5})
+    said = call_cli("tail", "--kind", "health", "--device", "box-4", "-n", "1")
+    assert said.out.strip() == "box-4 health: ok · no pipelines · 56.5 MB"
 
 
 @pytest.mark.usefixtures("talk")

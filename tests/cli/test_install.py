@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -208,6 +209,62 @@ def test_wrong_settings_are_not_taken(places: tuple[Path, Path], wrong: str, say
     assert "\n" not in str(problem.value)
     assert settings.read_text() == 'device_id = "before"\n'
     assert {path.name for path in settings.parent.iterdir()} == {"config.toml", "tls"}
+
+
+def test_settings_are_checked_by_this_version_in_an_older_environment(
+    places: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The installed environment lends its libraries, but its older code does not judge."""
+    config, settings = places
+    older = tmp_path / "older" / "edge_agent"
+    older.mkdir(parents=True)
+    (older / "__init__.py").write_text("raise SystemExit('an older version knows no such key')")
+    monkeypatch.setenv("PYTHONPATH", str(older.parent))
+    check(config, settings, PYTHON, CHECKOUT)
+    config.write_text("nonsense = 1\n")
+    with pytest.raises(UsageError, match=r"mine\.toml: nonsense: unknown key"):
+        check(config, settings, PYTHON, CHECKOUT)
+
+
+# A machine with systemd and an installation, as far as `install` looks before it builds.
+INSTALLED = """
+cp -a /etc "$1/etc-copy"
+mount --bind "$1/etc-copy" /etc
+mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /opt
+mkdir -p /run/systemd/system /etc/edge-agent
+cp "$1/config.toml" /etc/edge-agent/
+shift
+"$@" || status=$?
+find /opt /etc/edge-agent -mindepth 1
+exit $status
+"""
+
+
+def test_an_upgrade_with_wrong_settings_ends_before_it_builds(tmp_path: Path) -> None:
+    """`install` again, with settings in place that are wrong, says so and changes nothing."""
+    if os.getuid() != 0 or shutil.which("unshare") is None or shutil.which("systemctl") is None:
+        pytest.skip("a system of its own takes root, unshare and systemctl")
+    if Path("/run/systemd/system").is_dir():
+        pytest.skip("systemd runs here; installing would change this machine")
+    apart = ["unshare", "--mount", "sh", "-ec"]
+    if subprocess.run([*apart, "mount -t tmpfs tmpfs /opt"], check=False).returncode != 0:
+        pytest.skip("this machine does not allow mounts, not even in a namespace")
+    (tmp_path / "config.toml").write_text("piplines = []\n")
+    done = subprocess.run(
+        [*apart, INSTALLED, "sh", str(tmp_path), sys.executable, "-m", "edge_agent", "install"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "edge-agent: /etc/edge-agent/config.toml: "
+        "piplines: unknown key; did you mean 'pipelines'?; "
+        "nothing was changed\n"
+    )
+    assert done.stdout == "/etc/edge-agent/config.toml\n"
 
 
 def test_the_skeleton_is_right(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edge_agent.cli.saved import pipeline_name
+from edge_agent.config.load import load
 from edge_agent.core.bundled import bundled
 from edge_agent.runtime.pipelines.draw import color_of
-from tests.helpers.small_models import brightness, plain, write_pictures
+from edge_agent.sources.spec import parse_source
+from tests.helpers.cameras import MjpegServer
+from tests.helpers.push import endless, model_folder
+from tests.helpers.small_models import brightness, encode_jpeg, plain, write_pictures
 from tests.helpers.support import (
     ASSETS,
     CHECKOUT,
@@ -32,6 +38,7 @@ from tests.helpers.support import (
     needs_assets,
     wait_until,
 )
+from tests.helpers.terminal import Terminal
 from tests.helpers.tiny_networks import constant_outputs, to_ir
 
 Box = tuple[int, int, int, int]
@@ -161,7 +168,7 @@ def engines_of(said: Called) -> list[str]:
     return [name for name, _ in rates]
 
 
-BOTH = ["openvino:CPU", "onnxruntime:CPUExecutionProvider"]
+BOTH = ["openvino:CPU", "onnxruntime:CPU"]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +213,7 @@ def test_a_bare_detector_is_shown_and_saved(
     }
     process.restart()
     try:
-        topic = f"edge/{make.__name__}/result/parts"
+        topic = f"edge/{make.__name__}/result/my-pictures"
         heard.wait_for(lambda _: len(heard.on(topic)) == 2, "both pictures' results")
     finally:
         assert process.stop() == 0, process.words()
@@ -214,6 +221,58 @@ def test_a_bare_detector_is_shown_and_saved(
         found = {entry["label"]: entry["box"] for entry in result["detections"]}
         assert found["person"] == pytest.approx(PERSON, abs=1)
         assert found["bottle"] == pytest.approx(BOTTLE, abs=1)
+
+
+def saved(folder: Path, source: str) -> Path:
+    """Try a source with --save; give the settings."""
+    said = call_cli("try", source, str(folder / "light"), "--save", "saved", "--seconds", "0.2")
+    assert (said.code, said.err) == (0, "")
+    return folder / "saved" / "edge-agent.toml"
+
+
+def test_what_is_saved_is_readable_by_its_owner_only(here: Path) -> None:
+    """A camera's password stands in the settings: the file is 0600, its folder 0700, and said."""
+    brightness(here / "light")
+    (here / "saved").mkdir(0o755)
+    with MjpegServer([encode_jpeg(plain(90))], login="me:geheim") as camera:
+        settings = saved(here, camera.url("me:geheim"))
+    assert "me:geheim@" in settings.read_text()
+    assert settings.stat().st_mode & 0o777 == 0o600
+    assert settings.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_saved_settings_can_be_gone_on_from(here: Path) -> None:
+    """Another [[pipelines]] table can be added, and every commented key holds as it stands."""
+    brightness(here / "light")
+    source = write_pictures(here / "p", frames())
+    settings = saved(here, source)
+    text = settings.read_text()
+    settings.write_text(
+        f'{text}\n[[pipelines]]\nname = "b"\nsource = "{source}"\nmodel = "light"\n'
+    )
+    assert [each.name for each in load(settings, {}).pipelines] == ["p", "b"]
+    # All but the explanations, which have no key.
+    bare = re.sub(r"^# (?=\w+ = |\[\[)", "", text, flags=re.MULTILINE)
+    settings.write_text(bare)
+    first, second = load(settings, {}).pipelines
+    assert (first.name, first.rate, first.qos, first.snapshot) == ("p", 5.0, 1, True)
+    assert (second.name, second.model) == ("second", "light")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("file:clips/Hall 3.mp4", "Hall-3"),
+        ("rtsp://me:geheim@gate.lan:554/h264", "gate"),
+        ("rtsp://192.168.1.10/1", "camera-192.168.1.10"),
+        ("http://[fe80::1]/mjpg", "camera-fe80-1"),
+        ("v4l2:/dev/video0", "video0"),
+        ("csv:%E6%8C%AF.csv", "source"),
+    ],
+)
+def test_a_pipeline_is_named_after_its_source(source: str, name: str) -> None:
+    """Not after the model, which many pipelines may share."""
+    assert pipeline_name(parse_source(source, Path("/"))) == name
 
 
 @pytest.mark.parametrize("task", ["segment", "pose", "obb"])
@@ -274,6 +333,59 @@ def test_a_signal_ends_it_cleanly(number: int, here: Path) -> None:
     assert re.search(r"^try: \d+ results", words, re.MULTILINE)
     assert not list((here / "tmp").glob("edge-agent*"))
     assert cv2.imread("try.jpg") is not None
+
+
+def start_endless(folder: Path, *more: str) -> tuple[subprocess.Popen[bytes], Path]:
+    """Try a model that never comes back from its first inference; what it says goes to a file."""
+    (folder / "tmp").mkdir()
+    model_folder(folder / "endless", "2")
+    endless(folder / "endless")
+    program = (
+        "import sys; from edge_agent.cli.commands import try_; try_.HANG_SECONDS = 0.5; "
+        "from edge_agent.__main__ import main; sys.exit(main())"
+    )
+    words = folder / "err"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", program, "try"),
+            *(write_pictures(folder / "p", frames()), str(folder / "endless"), *more),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=words.open("wb"),
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "TMPDIR": str(folder / "tmp")},
+    )
+    return process, words
+
+
+def test_a_model_that_computes_for_ever_is_said_and_interrupted(here: Path) -> None:
+    """What is waited for is said, and Ctrl-C ends it though a thread never returns."""
+    process, words = start_endless(here)
+    try:
+        wait_until(lambda: "has not come back" in words.read_text(), "what it waits for")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 1
+    finally:
+        process.kill()
+        process.wait()
+    first, *_, last = words.read_text().splitlines()
+    assert re.match(r"waiting  the first inference on \S+, loading included, has not come", first)
+    assert re.match(r"edge-agent: interrupted; the first inference on \S+, ", last)
+    assert "Traceback" not in words.read_text()
+    assert not list((here / "tmp").glob("edge-agent*"))
+
+
+def test_a_model_that_computes_for_ever_does_not_outlast_its_time(here: Path) -> None:
+    """With --seconds it ends by itself, with 1 and the reason."""
+    process, words = start_endless(here, "--seconds", "0.5")
+    try:
+        assert process.wait(PATIENCE) == 1
+    finally:
+        process.kill()
+        process.wait()
+    assert re.fullmatch(
+        r"edge-agent: the first inference on \S+, loading included, has not come back for \d+ s\n",
+        words.read_text(),
+    )
 
 
 def test_a_picture_that_cannot_be_written_is_said_and_done_without(here: Path) -> None:
@@ -342,3 +454,79 @@ def test_what_cannot_be_tried_ends_with_1(kind: str, here: Path) -> None:
     said = call_cli("try", *arguments)
     assert said.code == 1
     assert line in said.error
+
+
+# A camera that goes away
+
+
+LOST = r"source lost, trying again: http://127\.0\.0\.1:\d+/stream\.mjpg: "
+
+
+@contextmanager
+def trying(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Run `try` in the background; gives it and the file of what it says."""
+    words = folder / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edge_agent", "try", *arguments],
+        stdout=words.open("wb"),
+        stderr=subprocess.STDOUT,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+    )
+    try:
+        yield process, words
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_camera_that_comes_back_is_opened_again(here: Path) -> None:
+    """It is said that it is lost, with the whole reason, and that it is back; the end is 0."""
+    camera = MjpegServer([encode_jpeg(plain(90))])
+    model = str(brightness(here / "light"))
+    with trying(here, camera.url(), model) as (process, words):
+        wait_until(lambda: "try #" in words.read_text(), "the first result")
+        camera.cut()
+        wait_until(lambda: "source lost" in words.read_text(), "the loss to be said")
+        with MjpegServer([encode_jpeg(plain(30))], port=camera.port):
+            wait_until(lambda: "light 30" in words.read_text(), "results of the new one")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE) == 0
+    said = words.read_text()
+    assert re.search(rf"^{LOST}.*\S$", said, re.MULTILINE), said
+    assert "…" not in said
+    assert "\nsource is back\n" in said
+
+
+def test_a_camera_that_stays_away_makes_it_1(here: Path) -> None:
+    """Who ends it while the source is lost is told so again, with 1, after the summary."""
+    camera = MjpegServer([encode_jpeg(plain(90))])
+    model = str(brightness(here / "light"))
+    with trying(here, camera.url(), model) as (process, words):
+        wait_until(lambda: "try #" in words.read_text(), "the first result")
+        camera.cut()
+        wait_until(lambda: "source lost" in words.read_text(), "the loss to be said")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 1
+    summary, last = words.read_text().splitlines()[-2:]
+    assert re.match(r"try: \d+ results", summary)
+    assert re.match(r"edge-agent: http://127\.0\.0\.1:\d+/stream\.mjpg: ", last)
+
+
+def test_a_camera_that_stalls_is_seen_to(here: Path) -> None:
+    """In a terminal of 80 columns the rate goes to 0, and the reason stands there in full."""
+    camera = MjpegServer([encode_jpeg(plain(90))])
+    model = str(brightness(here / "light"))
+    with Terminal("try", camera.url(), model, columns=80, lines=24, cwd=here) as terminal:
+        terminal.wait_for(lambda seen: re.search(r"│ try +[1-9]", "\n".join(seen)), "a rate")
+        camera.cut()
+        terminal.wait_for(
+            lambda seen: (
+                re.search(r"│ try +0\.0 ", "\n".join(seen))
+                and re.search(r"source lost \d+ s ago, trying again: http", "\n".join(seen))
+            ),
+            "the loss to be seen",
+        )
+        assert terminal.scrolled == 0
+        terminal.press("\x03")
+        assert terminal.wait() == 1

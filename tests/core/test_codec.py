@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.config.settings import Settings, keep_until_restart
+from edge_agent.config.settings import Pipeline, Settings, keep_until_restart
 from edge_agent.core.codec import modules, pack, storable, unpack
 from edge_agent.core.frozen import record
 
 
 @storable
 @record(kw_only=True)
-class Zone:
+class Corner:
     """A new record of settings, all that is to be written of it."""
 
     name: str
@@ -24,7 +24,7 @@ class Zone:
 
 def test_a_new_record_goes_there_and_back() -> None:
     """It is enough to decorate it: the codec makes it again, and a plan depends on its file."""
-    zone = Zone(name="door", corners=((0, 1), (2, 3)), folder=Path("/var"))
+    zone = Corner(name="door", corners=((0, 1), (2, 3)), folder=Path("/var"))
     assert unpack(json.loads(json.dumps(pack({"zones": [zone]})))) == {"zones": [zone]}
     assert Path(__file__) in modules()
 
@@ -46,11 +46,11 @@ def test_names_are_unique() -> None:
     """Two records of one name would be taken for each other."""
 
     @record
-    class Zone:
+    class Corner:
         name: str
 
-    with pytest.raises(TypeError, match=r"Zone: .* has a storable record of this name"):
-        storable(Zone)
+    with pytest.raises(TypeError, match=r"Corner: .* has a storable record of this name"):
+        storable(Corner)
 
 
 def test_what_needs_a_restart_says_so_itself() -> None:

@@ -71,6 +71,49 @@ def wait_results(listener: Listener) -> None:
     listener.wait_for(lambda _: len(listener.on(f"{D}/result/p")) > before, "results")
 
 
+# What comes after the start
+
+
+def test_what_a_reload_brings_is_no_first_result_of_the_start(
+    broker: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    pipeline: dict[str, Any],
+    models: list[str],
+) -> None:
+    """An agent that starts with nothing to do measures no start, however late it gets something."""
+    listener = listen(broker.port)
+    running = agent(agent_settings("box", broker.url, [], models_dirs=models))
+    listener.wait_for(lambda heard: any(h.topic == f"{D}/health" for h in heard), "health")
+    reload(running, pipelines=[pipeline])
+    wait_results(listener)
+    # A look at it comes before each health message.
+    before = len(listener.on(f"{D}/health"))
+    listener.wait_for(lambda _: len(listener.on(f"{D}/health")) > before + 1, "health")
+    assert running.stop() == 0
+    assert "settings read again" in running.words()
+    assert "first result" not in running.words()
+    assert not any("cold_start" in said for said in listener.on(f"{D}/model/light"))
+
+
+def test_a_start_is_measured_once(
+    broker: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    pipeline: dict[str, Any],
+    models: list[str],
+) -> None:
+    """The first result of the start is logged; that of a pipeline that a reload changes is not."""
+    listener = listen(broker.port)
+    running = agent(agent_settings("box", broker.url, [pipeline], models_dirs=models))
+    wait_until(lambda: "first result" in running.words(), "the line")
+    reload(running, pipelines=[{**pipeline, "priority": 1}])
+    wait_until(lambda: "settings read again" in running.words(), "the reload")
+    wait_results(listener)
+    assert running.stop() == 0
+    assert running.words().count("first result") == 1
+
+
 # The broker
 
 

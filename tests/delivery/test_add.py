@@ -20,8 +20,8 @@ from edge_agent.core.bundled import bundled
 from edge_agent.models.packages.build import pack
 from edge_agent.models.store.store import Store
 from tests.helpers.small_models import brightness, plain, write_pictures
+from tests.helpers.stranger import open_to_strangers, stranger
 from tests.helpers.support import (
-    CHECKOUT,
     AgentProcess,
     Called,
     Listener,
@@ -259,26 +259,17 @@ def test_a_store_that_may_not_be_written_is_wrong_settings(tmp_path: Path) -> No
     box = Box(tmp_path)
     (tmp_path / "state").mkdir(mode=0o755)
     folder = brightness(tmp_path / "light")
-    # pytest keeps its folders for whoever runs it.
-    for path in (tmp_path, *tmp_path.parents):
-        if path.name.startswith((tmp_path.name, "pytest-", "popen-")):
-            path.chmod(0o755)
-    # All that is needed is imported before: this Python may be for root alone.
-    program = (
-        "import os, sys\n"
-        "import edge_agent.daemon.control, edge_agent.config.load\n"
-        "import edge_agent.models.store.install\n"
-        "import pydantic_settings\n"
-        "from edge_agent.cli.main import main\n"
-        "os.setgroups([]); os.setgid(12345); os.setuid(12345)\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
+    open_to_strangers(tmp_path)
     ended = subprocess.run(
-        [sys.executable, "-c", program, "add", str(folder), "--config", str(box.config)],
+        [
+            *stranger(),
+            *(sys.executable, "-m", "edge_agent"),
+            *("add", str(folder), "--config", str(box.config)),
+        ],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "HOME": str(tmp_path)},
+        env={**os.environ, "HOME": str(tmp_path)},
     )
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1

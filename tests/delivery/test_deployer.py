@@ -6,10 +6,12 @@ All with real agents; what a version does wrong, it does by what it computes.
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_agent.core.flight_recorder import FILE
 from tests.helpers.push import (
     Box,
     PlainPackage,
@@ -486,12 +489,11 @@ def test_replace_mode_says_what_it_costs(box: Boxes, tmp_path: Path) -> None:
     one.results_go_on("2")
 
 
-OLD_CLOCK = """
+UNSET_CLOCK = """
 import sys
-import edge_agent
-from datetime import UTC, datetime, timedelta
-# What a box without a battery has: a clock from before this program was built.
-edge_agent.BUILD_DATE = datetime.now(UTC) + timedelta(days=3650)
+# Whatever keeps the clock of the machine that this test runs on.
+import edge_agent.device.wall_clock as wall_clock
+wall_clock.system_has_set_clock = lambda: False
 sys.argv = ["edge-agent", "run", "--config", sys.argv[1]]
 from edge_agent.__main__ import main
 sys.exit(main())
@@ -501,9 +503,10 @@ sys.exit(main())
 def test_without_a_clock_the_push_waits(
     tmp_path: Path, broker: Mosquitto, listen: Callable[..., Listener]
 ) -> None:
-    """Before the clock is set, a package that expires waits, and says so.
+    """Before the clock is set, a package that expires waits, and says so; health says `unset`.
 
-    One that does not expire goes live.
+    One that does not expire goes live. The clock is behind the end of the last run, as it is on a
+    box without a battery that was away from the network when it was switched on.
     """
     listener = listen(broker.port)
 
@@ -514,9 +517,14 @@ def test_without_a_clock_the_push_waits(
         process.config = process.folder / "config.toml"
         process.config.write_text(settings)
         process.log = process.folder / "agent.log"
+        ended = process.folder / "state" / FILE
+        ended.parent.mkdir()
+        ended.touch()
+        later = time.time() + 3600
+        os.utime(ended, (later, later))
         with process.log.open("wb") as log:
             process.process = subprocess.Popen(
-                [sys.executable, "-c", OLD_CLOCK, str(process.config)], stdout=log, stderr=log
+                [sys.executable, "-c", UNSET_CLOCK, str(process.config)], stdout=log, stderr=log
             )
         return process
 
@@ -532,6 +540,7 @@ def test_without_a_clock_the_push_waits(
         assert not says.get("need")
         assert not sender.sent
         one.results_go_on("1")
+        assert one.health()["clock"] == "unset"
         assert send(broker.port, "edge-01", plain_package(new, "level", "2"))["state"] == (
             "probation"
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import signal
 import socket
@@ -460,8 +461,47 @@ def test_group_gets_each_block_once(box: Box, tmp_path: Path, agent: Agents) -> 
     done = run_cli("push", str(newer), "--device", "@lab", "--broker", box.url)
     assert done.returncode == 1
     assert "edge-02: rejected: the package is unsigned" in done.stdout
+    assert (done.stdout + done.stderr).count("the package is unsigned") == 1
     assert "edge-01: live" in done.stdout
     box.wait_live("3")
+
+
+def test_of_two_devices_each_tells_what_its_swap_was_like(
+    box: Box, tmp_path: Path, agent: Agents
+) -> None:
+    """Also one that is offered the package again while the other is still at work.
+
+    Its answer has the figures, too; and the log of each has them beside what was replaced.
+    """
+    slow = start_box(
+        tmp_path / "slow",
+        box.broker,
+        box.listener,
+        agent,
+        "edge-02",
+        trust={"allow_unsigned": True},
+        groups=["lab"],
+        # So many that the sender, which hears nothing meanwhile, offers it again.
+        trial={"shadow_frames": 120},
+    )
+    new = model_folder(tmp_path / "new", "2", best=2, trial={"probation_s": 600})
+    done = run_cli("push", str(new), "--device", "@lab", "--broker", box.url)
+    assert done.returncode == 0, done.stderr
+    offers = [h for h in box.listener.heard if h.topic.endswith("/offer")]
+    assert len(offers) > 1, "the first is to be asked once more"
+    for one in (box, slow):
+        (line,) = [text for text in done.stdout.splitlines() if text.startswith(f"{one.device}: ")]
+        assert re.search(r"live, on probation, [\d.]+ ms swap, \d+ frames dropped, [\d.]+ ms", line)
+        logged = r"INFO +level@2 is live in place of 1: swapped in [\d.]+ ms, \d+ frames dropped"
+        assert re.search(logged, one.agent.words())
+    assert one.command("rollback", "back", model="level")["ok"]
+    logged = (
+        r"INFO +level@2: rolled back: by command\n.* INFO +level@1 is live in place of 2: swapped"
+    )
+    assert re.search(logged, one.agent.words())
+    last = one.wait_settled(outcome="rolled-back", version="2")["last"]
+    assert last["swap_ms"] > 0
+    assert last["frames_dropped"] == 0
 
 
 def test_unknown_and_offline_devices_end_it_at_once(box: Box, tmp_path: Path) -> None:

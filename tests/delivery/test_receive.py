@@ -6,7 +6,6 @@ import base64
 import json
 import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 
 from edge_agent.core.errors import MalformedError
 from edge_agent.delivery.protocol import MAX_OFFER_BYTES
-from edge_agent.delivery.receive import admission
 from edge_agent.delivery.receive.blocks import MAX_TRANSFERS
 from edge_agent.delivery.receive.router import Recipient, Router
 from edge_agent.delivery.rollout.ledger import Candidate, Ledger
@@ -34,6 +32,7 @@ class Receiving:
         self.store = Store(folder / "state")
         self.said: list[tuple[str, Mapping[str, Any]]] = []
         self.handed: list[Candidate] = []
+        self.clock_is_set = True
         recipient = Recipient(
             device="edge-01",
             profile="generic",
@@ -42,6 +41,7 @@ class Receiving:
             allow_unsigned=lambda: True,
             quota_bytes=lambda: 2**24,
             pinned=tuple,
+            credible=lambda: self.clock_is_set,
         )
         library = Library(self.store)
         self.ledger = Ledger(self.store, library, self._hear, lambda: None)
@@ -82,29 +82,27 @@ def offered(tmp_path: Path, version: str, **says: Any) -> PlainPackage:
 
 
 def test_an_offer_that_waited_for_the_clock_is_rejected_once(
-    tmp_path: Path, receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, receiving: Receiving
 ) -> None:
     """When the clock is set and shows that it has expired, its sender hears of it, and only once.
 
     It does not count among those that wait any more, either.
     """
     package = offered(tmp_path, "2", expires=EXPIRED)
-    with monkeypatch.context() as unset:
-        unset.setattr(admission, "BUILD_DATE", datetime.now(UTC) + timedelta(days=1))
-        receiving.offer(package)
-        receiving.router.tick(time.monotonic() + 10)
-        assert receiving.states(package) == ["need"]
+    receiving.clock_is_set = False
+    receiving.offer(package)
+    receiving.router.tick(time.monotonic() + 10)
+    assert receiving.states(package) == ["need"]
+    receiving.clock_is_set = True
     for seconds in (20, 30, 40):
         receiving.router.tick(time.monotonic() + seconds)
     assert receiving.states(package) == ["need", "rejected"]
     assert "expired" in receiving.said[-1][1]["why"]
 
 
-def test_only_so_many_offers_wait_for_the_clock(
-    tmp_path: Path, receiving: Receiving, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_so_many_offers_wait_for_the_clock(tmp_path: Path, receiving: Receiving) -> None:
     """One more than may wait is refused; one that waits already may be offered again."""
-    monkeypatch.setattr(admission, "BUILD_DATE", datetime.now(UTC) + timedelta(days=1))
+    receiving.clock_is_set = False
     packages = [
         offered(tmp_path, str(number), expires=EXPIRED) for number in range(2, MAX_TRANSFERS + 3)
     ]

@@ -15,8 +15,16 @@ import numpy as np
 import pytest
 import tomli_w
 
-from tests.helpers.small_models import plain, write_pictures
-from tests.helpers.support import CHECKOUT, AgentProcess, call_cli, free_port
+from tests.helpers.small_models import brightness, plain, write_pictures
+from tests.helpers.support import (
+    CHECKOUT,
+    AgentProcess,
+    Listener,
+    Mosquitto,
+    agent_settings,
+    call_cli,
+    free_port,
+)
 from tests.helpers.tiny_networks import constant_outputs, to_ir
 
 SCORES = np.array([[0.1, 0.7, 0.2]], np.float32)
@@ -43,6 +51,11 @@ def with_nan(folder: Path) -> None:
 def five_channels(folder: Path) -> None:
     """Let the network take pictures of five channels."""
     constant_outputs(folder / "model.onnx", {"scores": SCORES}, picture=(1, 5, 32, 32))
+
+
+def too_large(folder: Path) -> None:
+    """Let the network take pictures that no memory holds."""
+    constant_outputs(folder / "model.onnx", {"scores": SCORES}, picture=(1, 3, 100_000, 100_000))
 
 
 def data_outside(folder: Path) -> None:
@@ -125,6 +138,7 @@ BAD = {
     "empty network": Bad("not a valid ONNX file", content(b"")),
     "text as network": Bad("not a valid ONNX file", content(b"hello " * 100)),
     "NaN among weights": Bad("tensor 'scores.value' holds NaN", with_nan),
+    "input too large": Bad("114,441 MiB of inputs, and this device, which has", too_large),
     "data outside": Bad("'../secret.bin' must be a path inside the model folder", data_outside),
     "network linked to outside": Bad("leads outside the model folder", link),
     "network outside": Bad("must be a path inside", tables={"file": "../x/model.onnx"}),
@@ -232,7 +246,7 @@ def test_a_bad_model_is_one_line_and_leaves_nothing(kind: str, place: Place) -> 
     assert not (place.root / "try.jpg").exists()
 
 
-@pytest.mark.parametrize("kind", ["network cut short", "too few labels", "unknown decoder"])
+@pytest.mark.parametrize("kind", ["network cut short", "input too large", "unknown decoder"])
 def test_an_agent_with_nothing_but_a_bad_model_ends(kind: str, place: Place) -> None:
     """`run` ends with 2 and the line about the model: waiting would not mend it."""
     place.put(BAD[kind])
@@ -298,3 +312,33 @@ def test_two_of_a_bad_model_do_not_stop_a_good_one(place: Place) -> None:
     assert lines["pipeline gate source"].startswith("FAIL")
     assert "known: " in lines["pipeline gate model nope"]
     assert lines["pipeline door source"].startswith("ok")
+
+
+def test_a_bad_model_of_models_dirs_costs_its_own_pipeline_only(
+    place: Place,
+    broker: Mosquitto,
+    agent: Callable[..., AgentProcess],
+    listen: Callable[..., Listener],
+) -> None:
+    """The agent says what is wrong with it, once, and the other pipelines give results."""
+    place.put(BAD["input too large"])
+    brightness(place.root / "library" / "light")
+    # What TOML parsers do with it is not ours to know.
+    strange = place.root / "library" / "strange"
+    strange.mkdir()
+    (strange / "model.toml").write_text(f"a = {'[' * 50_000}")
+    source = f"{place.pictures}?loop=1&rate=10"
+    pipelines = [
+        {"name": name, "source": source, "model": model}
+        for name, model in (("door", "level"), ("gate", "light"))
+    ]
+    listener = listen(broker.port)
+    library = {"models_dirs": [str(place.root / "library")], "engine": "auto"}
+    running = agent(agent_settings("box", broker.url, pipelines, **library))
+    listener.wait_for(lambda _: len(listener.on("edge/box/result/gate")) > 3, "results")
+    health = listener.wait_why("model level: ")
+    assert any(BAD["input too large"].line in why for why in health["why"])
+    assert running.stop() == 0
+    words = running.words()
+    assert "Traceback" not in words
+    assert len([line for line in words.splitlines() if "is too large" in line]) == 1

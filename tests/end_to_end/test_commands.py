@@ -619,6 +619,23 @@ def test_a_snapshot_comes_though_every_frame_is_late(
     check_account(health)
 
 
+def test_a_snapshot_shows_the_region_that_is_looked_at(
+    broker: Mosquitto, listen: Listeners, agent: Agents, models: list[str], tmp_path: Path
+) -> None:
+    """`roi` is a white frame in the picture; outside of it nothing can be found."""
+    source = f"{write_folder(tmp_path / 'one', [plain(90)])}?loop=1&rate=20"
+    pipeline = {"name": "part", "source": source, "model": "light", "roi": [8, 24, 48, 44]}
+    settings = agent_settings(
+        "box", broker.url, [{**pipeline, "snapshot": True}], models_dirs=models
+    )
+    device = Device(listen(broker.port), agent(settings))
+    topic = f"{D}/snapshot/part"
+    device.heard.wait_for(lambda heard: any(h.topic == topic for h in heard), topic)
+    picture = decode_picture(next(h.payload for h in device.heard.heard if h.topic == topic))
+    assert picture[30:40, 48].min() > 180
+    assert picture[30:40, 54:].max() < 120
+
+
 def test_a_snapshot_that_cannot_come_is_refused(
     broker: Mosquitto, listen: Listeners, agent: Agents, models: list[str], tmp_path: Path
 ) -> None:

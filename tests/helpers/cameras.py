@@ -109,6 +109,9 @@ class MjpegServer:
             request.end_headers()
             request.wfile.write(self._page)
             return
+        if request.path != "/stream.mjpg":
+            request.send_error(404)
+            return
         self._connections.append(request.connection)
         request.send_response(200)
         request.send_header("Content-Type", f"multipart/x-mixed-replace; boundary={BOUNDARY}")
@@ -149,12 +152,23 @@ class RtspServer:
     """
 
     def __init__(
-        self, *, port: int | None = None, login: str = "", clip: Path | None = None
+        self,
+        *,
+        port: int | None = None,
+        login: str = "",
+        digest: bool = False,
+        clip: Path | None = None,
     ) -> None:
-        """Start it and wait until it takes clients; *login* is user:password."""
+        """Start it and wait until it takes clients.
+
+        *login* is user:password, asked for by Basic authentication or by Digest.
+        """
         self.port = port if port is not None else free_port()
         self._process = subprocess.Popen(
-            [SYSTEM_PYTHON, __file__, str(self.port), login, str(clip or "")],
+            [
+                *(SYSTEM_PYTHON, __file__, str(self.port), login, str(clip or "")),
+                "digest" if digest else "basic",
+            ],
             # The server ends with this pipe, so that it cannot outlive the tests.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -196,7 +210,7 @@ def _expect(process: subprocess.Popen[bytes], word: bytes, seconds: float) -> No
     raise TimeoutError(f"the RTSP server was not ready within {seconds} s")
 
 
-def _serve_rtsp(port: str, login: str, clip: str) -> None:
+def _serve_rtsp(port: str, login: str, clip: str, way: str) -> None:
     """Serve one stream at /stream until standard input is closed."""
     _, rtsp, glib = _gstreamer()
     factory = rtsp.RTSPMediaFactory()
@@ -221,7 +235,13 @@ def _serve_rtsp(port: str, login: str, clip: str) -> None:
         token = rtsp.RTSPToken()
         token.set_string("media.factory.role", "viewer")
         guard = rtsp.RTSPAuth()
-        guard.add_basic(rtsp.RTSPAuth.make_basic(user, password), token)
+        if way == "digest":
+            guard.set_supported_methods(
+                import_module("gi.repository.GstRtsp").RTSPAuthMethod.DIGEST
+            )
+            guard.add_digest(user, password, token)
+        else:
+            guard.add_basic(rtsp.RTSPAuth.make_basic(user, password), token)
         server.set_auth(guard)
     server.get_mount_points().add_factory("/stream", factory)
     if server.attach(None) == 0:
@@ -260,4 +280,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "--probe":
         _probe()
     else:
-        _serve_rtsp(*sys.argv[1:4])
+        _serve_rtsp(*sys.argv[1:5])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from math import log
+from math import atanh, log
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +230,21 @@ YOLOV8_FOUND = (
     ("cat", 0.7, (30.0, 25.0, 50.0, 35.0)),
 )
 
+
+def fastestdet() -> NDArray[np.float32]:
+    """FastestDet's planes [1, 5 + 2 classes, 4 rows, 6 columns]: cells of 16 pixels."""
+    out = np.zeros((1, 7, 4, 6), np.float32)
+    # Row 1, column 4: center (4.5, 1) cells, half as wide and a quarter as high as the picture.
+    out[0, :, 1, 4] = [0.9, atanh(0.5), 0, 0, log(1 / 3), 0.2, 0.8]
+    # Nearly the same box, weaker.
+    out[0, :, 1, 3] = [0.8, atanh(0.9), 0, 0, log(1 / 3), 0.2, 0.8]
+    # Row 3, column 0, of the other class.
+    out[0, :, 3, 0] = [0.6, atanh(0.5), atanh(-0.5), log(1 / 5), 0, 0.7, 0.3]
+    # Good class, hardly an object.
+    out[0, :, 0, 0] = [0.1, 0, 0, 0, 0, 1, 0]
+    return out
+
+
 CASES = (
     Case(
         "ultraface",
@@ -434,6 +449,52 @@ CASES = (
             ("dog", 0.8, (24.0, 24.0, 72.0, 40.0)),
             ("dog", 2.4 / 3.4, (0.0, 0.0, 48.0, 64.0)),
             ("cat", 0.6, (0.0, 0.0, 48.0, 64.0)),
+        ),
+        TWO,
+    ),
+    Case(
+        "rtdetr",
+        "rtdetr",
+        {
+            "output0": table(
+                30,
+                6,
+                {
+                    0: [0.5, 0.5, 0.5, 0.25, 0.9, 1],
+                    1: [0.25, 0.5, 0.5, 1, 0.8, 1],
+                    # As the head gives them: a query may come with both of its classes.
+                    2: [0.25, 0.5, 0.5, 1, 0.6, 0],
+                    3: [0.5, 0.5, 1, 1, 0.4, 0],
+                },
+            )
+        },
+        (
+            ("dog", 0.9, (24.0, 24.0, 72.0, 40.0)),
+            ("dog", 0.8, (0.0, 0.0, 48.0, 64.0)),
+            ("cat", 0.6, (0.0, 0.0, 48.0, 64.0)),
+        ),
+        TWO,
+    ),
+    Case(
+        "rtdetr-before-8.4",
+        "rtdetr",
+        {
+            "output0": table(
+                30,
+                6,
+                {0: [0.5, 0.5, 0.5, 0.25, 0.3, 0.9], 4: [0.25, 0.5, 0.5, 1, 0.6, 0.55]},
+            )
+        },
+        (("dog", 0.9, (24.0, 24.0, 72.0, 40.0)), ("cat", 0.6, (0.0, 0.0, 48.0, 64.0))),
+        TWO,
+    ),
+    Case(
+        "fastestdet",
+        "fastestdet",
+        {"output": fastestdet()},
+        (
+            ("dog", 0.9**0.6 * 0.8**0.4, (48.0, 8.0, 96.0, 24.0)),
+            ("cat", 0.6**0.6 * 0.7**0.4, (0.0, 24.0, 16.0, 56.0)),
         ),
         TWO,
     ),

@@ -23,8 +23,9 @@ import tomli_w
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hn
 
-from edge_agent.cli.commands.push import World
+from edge_agent.cli.commands.status import _lines, _look
 from edge_agent.cli.commands.tail import _line
+from edge_agent.cli.world import World
 from edge_agent.config.load import load as load_settings
 from edge_agent.config.settings import Settings, parse_route, parse_url
 from edge_agent.core.bundled import bundled
@@ -251,8 +252,8 @@ manifest_tables = record(
         mean=numbers | st.lists(numbers, max_size=4),
         scale=numbers | st.lists(numbers, max_size=4),
         fixed=st.dictionaries(words, json_values, max_size=2),
-        transform=st.sampled_from(["none", "logmel"]),
-        logmel=record(n_fft=st.integers(), f_min=numbers),
+        transform=st.sampled_from(["none", "logmel", "mfcc"]),
+        logmel=record(fft=st.integers(), low_hz=numbers, frame_ms=numbers, log=words),
     ),
     output=record(
         decoder=st.sampled_from([case.decoder for case in CASES] + ["raw", "score", "softmax"]),
@@ -328,6 +329,7 @@ def _router(*, allow_unsigned: bool) -> Router:
         allow_unsigned=lambda: allow_unsigned,
         quota_bytes=lambda: 2**24,
         pinned=lambda: (),
+        credible=lambda: True,
     )
 
     def publish(transfer: str, payload: Mapping[str, Any]) -> bool:
@@ -616,8 +618,8 @@ def check_wire(given: tuple[Findings, str, int, list[tuple[list[str], bytes]]]) 
     assert json.loads(payload, parse_constant=_refuse)["seq"] == 7
     package = _package()[0]
     sender = Sender(_Deaf(), "edge", "box", ["box"], package)
-    world = World.__new__(World)
-    world.__dict__.update(_root="edge", topics={}, status={}, info={}, models={})
+    deaf: Any = _Deaf()
+    world = World(deaf, "edge")
     for parts, content in sent:
         topic = "/".join(["edge", *parts])
         for as_text in (False, True):
@@ -626,6 +628,8 @@ def check_wire(given: tuple[Findings, str, int, list[tuple[list[str], bytes]]]) 
         parse_object(content)
         world.take(topic, content)
         world.members("lab")
+        for device in world.status:
+            assert all(map(str.isprintable, _lines(_look(world, device), color=False)))
         topic = f"edge/box/push/{package.transfer}"
         sender._answer(ReceivedMessage(topic, content, retained=False))
     safe = safe_name(word)

@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 
 from edge_agent.core.errors import ModelError, SampleError
 from edge_agent.core.types import Anomaly, Classes, Detections, RawTensors, TensorSpec, Values
-from edge_agent.inference.decode.boxes import MOST_CANDIDATES, Hits, best_classes, detections
+from edge_agent.inference.decode.boxes import (
+    MOST_CANDIDATES,
+    Hits,
+    Selection,
+    best_classes,
+    detections,
+)
 from edge_agent.inference.decode.decoder import Decoder
 from edge_agent.inference.decode.labels import Labels
 from edge_agent.inference.decode.registry import build_decoder
@@ -256,13 +262,60 @@ def test_regression_names_its_numbers() -> None:
 
 
 def test_suppression_is_by_class_and_keeps_the_best() -> None:
-    """Of overlapping boxes of a class the best stays; another class is no rival."""
+    """Of overlapping boxes of a class the best stays; another class is none, but if agnostic."""
     boxes = np.array([[0, 0, 10, 10], [1, 0, 11, 10], [0, 0, 10, 10], [40, 40, 50, 50]], np.float32)
     hits = Hits(np.arange(4), np.array([0, 0, 1, 0]), np.array([0.6, 0.9, 0.7, 0.8], np.float32))
-    found = detections("y", boxes, hits, Labels(("a", "b"), 0), 0.5)
+    labels = Labels(("a", "b"), 0)
+    found = detections("y", boxes, hits, labels, Selection(0.5, agnostic=False, most=9))
     assert found.labels == ("a", "a", "b")
     assert_allclose(found.scores, [0.9, 0.8, 0.7])
     assert_allclose(found.boxes, boxes[[1, 3, 2]])
+    found = detections("y", boxes, hits, labels, Selection(0.5, agnostic=True, most=9))
+    assert_allclose(found.scores, [0.9, 0.8])
+    found = detections("y", boxes, hits, labels, Selection(1.0, agnostic=False, most=3))
+    assert_allclose(found.scores, [0.9, 0.8, 0.7])
+
+
+def test_a_box_without_area_is_none() -> None:
+    """What a network gives as a line, a point or inside out is not published."""
+    boxes = np.array([[0, 0, 9, 9], [5, 5, 5, 9], [5, 5, 9, 5], [9, 9, 5, 5]], np.float32)
+    hits = Hits(np.arange(4), np.zeros(4, np.intp), np.full(4, 0.9, np.float32))
+    for iou in (0.5, None):
+        found = detections("y", boxes, hits, Labels((), 0), Selection(iou, agnostic=False, most=9))
+        assert found.boxes.tolist() == [[0, 0, 9, 9]]
+
+
+@pytest.mark.parametrize(
+    ("decoder", "width", "most"),
+    [("yolov8", 5, 300), ("yolov5", 6, 300), ("yolo-e2e", 6, 300), ("rtdetr", 6, 300)],
+)
+def test_as_many_boxes_stay_as_the_family_keeps(decoder: str, width: int, most: int) -> None:
+    """Ultralytics keeps the best 300; a manifest's max_detections keeps fewer or more."""
+    count = 1000
+    rows = np.zeros((1, count, width), np.float32)
+    rows[0, :, 4:] = np.linspace(0.5, 1, count, dtype=np.float32)[:, None]
+    rows[0, :, 0], rows[0, :, 1:4] = np.arange(count) * 8, (20, 4, 4)
+    if width == 6:
+        rows[0, :, 5] = 0
+    if decoder == "yolo-e2e":
+        rows[0, :, 2:4] = rows[0, :, :2] + 4
+    if decoder == "yolov5":
+        rows[0, :, 5] = 1
+    outputs: dict[str, Any] = {"y": (1, count, width)}
+    for given, kept in ((0, most), (7, 7), (900, 900)):
+        model = build(decoder, outputs, labels=("part",), max_detections=given)
+        found = read(model, {"y": rows}, threshold=0.4)
+        assert len(found) == kept
+        assert_allclose(found.scores, np.linspace(1, 0.5, count)[:kept], atol=1e-5)
+
+
+def test_a_detector_that_ends_in_boxes_is_suppressed_where_asked() -> None:
+    """Of an SSD's finished boxes an `iou` in the manifest leaves one of two that overlap."""
+    rows = [[0, 0, 0.9, 0.1, 0.1, 0.5, 0.5], [0, 0, 0.8, 0.1, 0.1, 0.5, 0.52]]
+    table = np.array(rows, np.float32)[None, None]
+    outputs: dict[str, Any] = {"y": (1, 1, 2, 7)}
+    for iou, kept in ((None, 2), (0.5, 1), (1.0, 2)):
+        assert len(read(build("ssd", outputs, iou=iou), {"y": table}, threshold=0.4)) == kept
 
 
 def test_a_threshold_of_zero_does_not_flood() -> None:
@@ -271,7 +324,8 @@ def test_a_threshold_of_zero_does_not_flood() -> None:
     scores = np.linspace(0, 1, count, dtype=np.float32)
     boxes = np.arange(count, dtype=np.float32)[:, None] * 20 + np.array([0, 0, 9, 9], np.float32)
     hits = Hits(np.arange(count), np.zeros(count, np.intp), scores)
-    found = detections("y", boxes, hits, Labels((), 0), 0.5)
+    selection = Selection(0.5, agnostic=False, most=MOST_CANDIDATES)
+    found = detections("y", boxes, hits, Labels((), 0), selection)
     assert len(found) == MOST_CANDIDATES
     assert_allclose(found.scores, scores[::-1][:MOST_CANDIDATES])
 
@@ -466,7 +520,20 @@ def test_an_absurd_yolox_size_is_an_error_and_no_warning() -> None:
             "yolov8",
             {"y": (1, 8400, 85)},
             {"labels": tuple(map(str, range(80)))},
-            r"\[1, 84, N\] for 80 classes, found one number more .* 'yolox' and 'yolov5' take",
+            r"decoder 'yolov8' \(81 labels\), or .* 80 classes .* \(80 labels\); found 80 labels",
+        ),
+        (
+            # One label short, boxes as columns: no decoder with an objectness takes these.
+            "yolov8",
+            {"y": (1, 9, 960)},
+            {"labels": ("a", "b", "c", "d")},
+            r"output.labels: expected 5 labels for the 5 classes of output y .*, found 4$",
+        ),
+        (
+            "yolov5",
+            {"y": (1, 960, 9)},
+            {"labels": ("a", "b", "c", "d", "e")},
+            r"5 classes by decoder 'yolov8' \(5 labels\), .* 4 classes .* found 5 labels",
         ),
         (
             "yolox",
@@ -477,14 +544,14 @@ def test_an_absurd_yolox_size_is_an_error_and_no_warning() -> None:
         (
             "yolox",
             {"y": (1, 126, 7)},
-            {"labels": ("a", "b", "c")},
-            r"output.labels: expected 2 labels for the 2 classes of output y .*, found 3",
+            {"labels": ("a",)},
+            r"output.labels: expected 2 labels for the 2 classes of output y .*, found 1",
         ),
         (
             "yolov5",
             {"y": (1, 9, 7)},
-            {"labels": ("a", "b"), "first_label": 1},
-            r"expected 1 labels for the 2 classes of .* \(first_label 1\), found 2",
+            {"labels": ("a", "b", "c"), "first_label": 1},
+            r"expected 1 labels for the 2 classes of .* \(first_label 1\), found 3",
         ),
         (
             "yolov8",

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
+from PIL import Image
 
 from edge_agent.core.errors import ModelError, SampleError
 from edge_agent.core.types import TensorSpec
 from edge_agent.inference.preprocess.inputs import fixed_shapes
 from edge_agent.inference.preprocess.placement import Placement
 from edge_agent.inference.preprocess.preprocessor import Preprocessor, build_preprocessor
-from edge_agent.models.manifest import InputSpec
+from edge_agent.models.manifest import InputSpec, parse
 
 Picture = NDArray[np.uint8]
 Resize = Literal["stretch", "letterbox", "crop"]
@@ -165,6 +166,47 @@ def test_letterbox_measures_the_size_it_made(anchor: str, rows: int, top: int) -
     assert (placement.offset_x, placement.offset_y) == (0, top)
 
 
+@pytest.mark.parametrize(
+    ("rounding", "anchor", "rows"),
+    [
+        ("half-even", "center", 194),
+        ("half-up", "center", 195),
+        ("down", "center", 194),
+        ("half-even", "top-left", 194),
+        (None, "center", 194),
+        (None, "top-left", 194),
+    ],
+)
+def test_letterbox_rounds_as_its_family(rounding: Any, anchor: Any, rows: int) -> None:
+    """Of 640x389 at 320 wide there are 194.5 rows: Ultralytics and Model API have 194."""
+    made = picture_preprocessor(
+        "uint8", (1, 3, 320, 320), resize="letterbox", anchor=anchor, rounding=rounding
+    )
+    assert placed(made, picture(640, 389)).scale_y == rows / 389
+
+
+@pytest.mark.parametrize(
+    ("anchor", "decoder", "rows"),
+    [("center", "yolov8", 196), ("top-left", "yolox", 195), ("top-left", "yunet", 196)],
+)
+def test_a_family_rounds_as_its_own_code(anchor: Any, decoder: str, rows: int) -> None:
+    """195.5 rows: YOLOX cuts, Ultralytics and YuNet take the even one, with nothing said."""
+    manifest = parse(
+        {
+            "name": "m",
+            "version": "1",
+            "task": "detection",
+            "file": "m.onnx",
+            "input": {"resize": "letterbox", "anchor": anchor},
+            "output": {"decoder": decoder},
+        },
+        "model.toml",
+    )
+    tensor = TensorSpec("images", (1, 3, 320, 320), "uint8")
+    made = build_preprocessor(manifest.input, (tensor,), "picture")
+    assert placed(made, picture(640, 391)).scale_y == rows / 391
+
+
 def test_letterbox_fills_the_longer_side() -> None:
     """Floating point never costs the last column: a square of any size fills a square input."""
     made = picture_preprocessor("uint8", (1, 3, 83, 83), resize="letterbox", anchor="top-left")
@@ -218,8 +260,99 @@ def test_interpolations_are_opencvs() -> None:
     assert np.abs(smooth.astype(int) - sharp).max() > 1
 
 
+FILTERS = {"linear": Image.Resampling.BILINEAR, "cubic": Image.Resampling.BICUBIC}
+
+
+@pytest.mark.parametrize("interpolation", FILTERS)
+@pytest.mark.parametrize(
+    ("source", "into"),
+    [((640, 480), (224, 224)), ((389, 640), (64, 48)), ((50, 40), (96, 128)), ((33, 20), (33, 20))],
+)
+def test_antialias_is_pils(
+    source: tuple[int, int], into: tuple[int, int], interpolation: str
+) -> None:
+    """Smaller or larger, each pixel is PIL's to one level of 255; OpenCV's are not."""
+    data = picture(*source)
+    shape, how = (1, into[1], into[0], 3), {"color": "bgr", "layout": "nhwc"}
+    wanted = np.asarray(Image.fromarray(data).resize(into, FILTERS[interpolation]))
+    made = picture_preprocessor("uint8", shape, interpolation=interpolation, antialias=True, **how)
+    tensor, placement = made(data)
+    assert_allclose(tensor["images"][0].astype(int), wanted, atol=1)
+    assert placement == Placement(*into, into[0] / source[0], into[1] / source[1], 0, 0, *source)
+    if source[0] > into[0]:
+        plain = picture_preprocessor("uint8", shape, interpolation=interpolation, **how)
+        assert np.abs(plain(data)[0]["images"][0].astype(int) - wanted).max() > 20
+
+
+def test_antialias_fills_a_letterbox() -> None:
+    """The picture in a letterbox is PIL's too, and the border is left as it is."""
+    data = picture(200, 100)
+    made = picture_preprocessor(
+        "uint8",
+        (1, 64, 64, 3),
+        color="bgr",
+        layout="nhwc",
+        resize="letterbox",
+        antialias=True,
+        pad=9,
+    )
+    tensor = made(data)[0]["images"][0]
+    wanted = np.asarray(Image.fromarray(data).resize((64, 32), Image.Resampling.BILINEAR))
+    assert_allclose(tensor[16:48].astype(int), wanted, atol=1)
+    assert (tensor[:16] == 9).all()
+    assert (tensor[48:] == 9).all()
+
+
+@pytest.mark.parametrize("source", [(640, 480), (427, 640), (300, 300), (57, 41)])
+@pytest.mark.parametrize("ratio", [1.0, 0.875, 224 / 232, 0.9])
+def test_an_antialiased_crop_is_torchvisions(source: tuple[int, int], ratio: float) -> None:
+    """The shorter side is resized to size / ratio, then the middle is cut, each rounded alike."""
+    size = 56
+    data = picture(*source)
+    short = int(size / ratio + 1e-6)
+    scale = short / min(source)
+    whole = [short if side == min(source) else int(short * side / min(source)) for side in source]
+    left, top = (round((side - size) / 2) for side in whole)
+    resized = Image.fromarray(data).resize((whole[0], whole[1]), Image.Resampling.BICUBIC)
+    wanted = np.asarray(resized.crop((left, top, left + size, top + size)))
+    made = picture_preprocessor(
+        "uint8",
+        (1, size, size, 3),
+        color="bgr",
+        layout="nhwc",
+        resize="crop",
+        crop_ratio=ratio,
+        interpolation="cubic",
+        antialias=True,
+    )
+    tensor, placement = made(data)
+    assert placement is not None
+    assert_allclose(tensor["images"][0].astype(int), wanted, atol=1)
+    assert placement.scale_x == pytest.approx(scale, rel=0.03)
+    box = np.array([[left / scale, top / scale, source[0] / 2, source[1] / 2]], np.float32)
+    assert_allclose(placement.forward(box)[0, :2], (0, 0), atol=0.6)
+    assert_allclose(placement.forward(box)[0, 2:], (size / 2, size / 2), atol=0.6)
+
+
+@pytest.mark.parametrize("interpolation", ["area", "nearest"])
+def test_antialias_of_another_interpolation_is_refused(interpolation: str) -> None:
+    """There is no such thing, and it would be left out in silence."""
+    data = {
+        "name": "m",
+        "version": "1",
+        "task": "raw",
+        "file": "m.onnx",
+        "input": {"antialias": True, "interpolation": interpolation},
+    }
+    with pytest.raises(
+        ModelError, match=r"input\.antialias: goes with interpolation cubic or linear"
+    ):
+        parse(data, "model.toml")
+
+
 @settings(max_examples=60, deadline=None)
 @given(
+    antialias=st.booleans(),
     resize=st.sampled_from(["stretch", "letterbox", "crop"]),
     anchor=st.sampled_from(["center", "top-left"]),
     ratio=st.floats(0.05, 1),
@@ -229,6 +362,7 @@ def test_interpolations_are_opencvs() -> None:
 )
 def test_boxes_come_back(
     *,
+    antialias: bool,
     resize: Resize,
     anchor: str,
     ratio: float,
@@ -241,6 +375,7 @@ def test_boxes_come_back(
         "uint8",
         (1, 3, into[1], into[0]),
         resize=resize,
+        antialias=antialias,
         anchor=anchor,
         crop_ratio=ratio,
     )
@@ -558,7 +693,12 @@ def test_half_floats_do_not_overflow_silently() -> None:
         ),
         ((1, 8), "bool", {}, "expected one of uint8, .*, found bool"),
         ((1, None), "float32", {}, "leaves sizes open"),
-        ((1, 8), "float32", {"transform": "logmel"}, "logmel is not supported yet"),
+        (
+            (1, 8),
+            "float32",
+            {"transform": "logmel"},
+            "input.rate_hz: is missing; transform 'logmel' needs",
+        ),
         ((1, 4), "float32", {"mean": (1.0, 2.0)}, "input.mean: expected 1 or 4 numbers, found 2"),
         (
             (1, 3, 240, 320),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edge_agent.core.errors import ModelError
+from edge_agent.core.types import Array, Reading
 from edge_agent.inference.preprocess.windowing import Windower
 from edge_agent.models.manifest import InputSpec
 
@@ -19,6 +23,16 @@ def numbered(count: int, channels: int = 2) -> Floats:
     """Make rows of which every value is different: row * 100 + channel."""
     rows = np.arange(count, dtype=np.float32)[:, None] * 100
     return (rows + np.arange(channels, dtype=np.float32)).astype(np.float32)
+
+
+def reading(
+    rows: Array,
+    time_ns: int = 1,
+    since: float = 1.0,
+    columns: tuple[str, ...] = (),
+    **more: Any,
+) -> Reading:
+    return Reading(rows, time_ns, since, columns=columns, **more)
 
 
 def expected(rows: Floats, every: int, window: int, hop: int) -> tuple[list[Floats], int]:
@@ -48,7 +62,7 @@ def test_pieces_do_not_matter(pieces: list[int], every: int, window: int, hop: i
     found: list[Floats] = []
     start = 0
     for length in pieces:
-        found += [data for data, _, _ in windower.push(rows[start : start + length], 1, 1.0)]
+        found += [one.data for one in windower.push(reading(rows[start : start + length]))]
         start += length
 
     windows, rest = expected(rows, every, window, hop or window)
@@ -65,24 +79,24 @@ def test_reset_forgets(window: int, hop: int, before: int, every: int) -> None:
     """After a reset the windows are those of a new windower: nothing spans the break."""
     spec = InputSpec(window=window, hop=hop, every=every)
     used, new = Windower(spec), Windower(spec)
-    used.push(numbered(before) + 5e4, 1, 1.0)
+    used.push(reading(numbered(before) + 5e4))
 
     used.reset()
 
     assert used.rest == 0
-    after = [data.tolist() for data, _, _ in used.push(numbered(50), 1, 1.0)]
-    assert after == [data.tolist() for data, _, _ in new.push(numbered(50), 1, 1.0)]
+    after = [one.data.tolist() for one in used.push(reading(numbered(50)))]
+    assert after == [one.data.tolist() for one in new.push(reading(numbered(50)))]
 
 
 def test_a_window_carries_the_time_of_its_last_sample() -> None:
     """A window that a push completes has that push's clocks."""
     windower = Windower(InputSpec(window=3))
 
-    first = windower.push(numbered(2), 10, 1.0)
-    second = windower.push(numbered(2), 20, 2.0)
+    first = windower.push(reading(numbered(2), 10, 1.0))
+    second = windower.push(reading(numbered(2), 20, 2.0))
 
     assert first == []
-    assert [(time_ns, since) for _, time_ns, since in second] == [(20, 2.0)]
+    assert [(one.time_ns, one.since) for one in second] == [(20, 2.0)]
     assert windower.rest == 1
 
 
@@ -90,12 +104,12 @@ def test_windows_are_the_callers_own() -> None:
     """What is pushed later changes no window given before, and the rows may be reused."""
     windower = Windower(InputSpec(window=4, hop=1))
     rows = numbered(4)
-    kept, _, _ = windower.push(rows, 1, 1.0)[0]
+    kept = windower.push(reading(rows))[0].data
     before = kept.tolist()
 
     rows[:] = -1
     for _ in range(10):
-        windower.push(rows, 1, 1.0)
+        windower.push(reading(rows))
 
     assert kept.tolist() == before
 
@@ -108,8 +122,8 @@ def test_channels_by_name_and_number() -> None:
     by_number = Windower(InputSpec(channels=(2, 1), window=2))
 
     rows = numbered(2, 3)
-    assert by_name.push(rows, 1, 1.0)[0][0].tolist() == [[2, 1], [102, 101]]
-    assert by_number.push(rows, 1, 1.0)[0][0].tolist() == [[2, 1], [102, 101]]
+    assert by_name.push(reading(rows, columns=columns))[0][0].tolist() == [[2, 1], [102, 101]]
+    assert by_number.push(reading(rows))[0][0].tolist() == [[2, 1], [102, 101]]
 
 
 def test_an_unknown_name_lists_the_known() -> None:
@@ -129,14 +143,14 @@ def test_a_number_beyond_the_channels_is_refused(number: int) -> None:
     """A channel's number counts from 0 and lies below their count."""
     windower = Windower(InputSpec(channels=(0, number), window=2))
     with pytest.raises(ModelError, match=f"{number} is not a channel of the source, which has 2"):
-        windower.push(numbered(4), 1, 1.0)
+        windower.push(reading(numbered(4)))
 
 
 def test_names_need_a_header() -> None:
     """A source without column names is told apart from one that lacks this name."""
     windower = Windower(InputSpec(channels=("ax",), window=2))
     with pytest.raises(ModelError, match="no names for its 2 channels"):
-        windower.push(numbered(4), 1, 1.0)
+        windower.push(reading(numbered(4)))
 
 
 def test_a_column_of_text_is_refused_by_name() -> None:
@@ -148,51 +162,119 @@ def test_a_column_of_text_is_refused_by_name() -> None:
     chosen = Windower(InputSpec(window=2, channels=("ax",)), columns)
 
     with pytest.raises(ModelError, match="column 'time' of the source is text"):
-        windower.push(rows, 1, 1.0)
-    assert len(chosen.push(rows, 1, 1.0)) == 2
+        windower.push(reading(rows, columns=columns))
+    assert len(chosen.push(reading(rows, columns=columns))) == 2
 
 
 def test_without_a_window_each_entry_is_an_input() -> None:
     """Where the manifest sets no window, the first axis counts ready inputs, of any shape."""
     cubes = np.arange(2 * 3 * 4 * 1, dtype=np.float32).reshape(2, 3, 4, 1)
 
-    found = Windower(InputSpec(layout="tc")).push(cubes, 5, 0.5)
+    found = Windower(InputSpec(layout="tc")).push(reading(cubes, 5, 0.5))
 
-    assert [data.shape for data, _, _ in found] == [(3, 4, 1), (3, 4, 1)]
-    assert [data.tolist() for data, _, _ in found] == cubes.tolist()
-    assert {(time_ns, since) for _, time_ns, since in found} == {(5, 0.5)}
+    assert [one.data.shape for one in found] == [(3, 4, 1), (3, 4, 1)]
+    assert [one.data.tolist() for one in found] == cubes.tolist()
+    assert {(one.time_ns, one.since) for one in found} == {(5, 0.5)}
 
 
 def test_without_a_window_channels_still_choose() -> None:
     """Of rows that are inputs themselves, the named channels are taken, every n-th row."""
     windower = Windower(InputSpec(channels=("b",), every=2), ("a", "b"))
 
-    found = windower.push(numbered(3), 1, 1.0) + windower.push(numbered(3), 1, 1.0)
+    found = [
+        *windower.push(reading(numbered(3), columns=("a", "b"))),
+        *windower.push(reading(numbered(3), columns=("a", "b"))),
+    ]
 
-    assert [data.tolist() for data, _, _ in found] == [[1.0], [201.0], [101.0]]
+    assert [one.data.tolist() for one in found] == [[1.0], [201.0], [101.0]]
     assert windower.rest == 0
 
 
 def test_ready_inputs_cannot_be_cut() -> None:
     """A window over data of more than two sizes is a contradiction that is said."""
     with pytest.raises(ModelError, match="ready inputs of 3 by 4"):
-        Windower(InputSpec(window=2)).push(np.zeros((2, 3, 4), np.float32), 1, 1.0)
+        Windower(InputSpec(window=2)).push(reading(np.zeros((2, 3, 4), np.float32)))
 
 
 def test_a_source_that_changes_its_width_is_refused() -> None:
     """Rows of another number of channels cannot follow on those before."""
     windower = Windower(InputSpec(window=2))
-    windower.push(numbered(1, 2), 1, 1.0)
+    windower.push(reading(numbered(1, 2)))
     with pytest.raises(ModelError, match="changed"):
-        windower.push(numbered(1, 3), 1, 1.0)
+        windower.push(reading(numbered(1, 3)))
 
 
 def test_the_readings_of_the_imu_recipe() -> None:
     """1500 rows, every 10th, windows of 150: one window, and nothing is left over."""
     windower = Windower(InputSpec(window=150, every=10))
 
-    found = windower.push(numbered(1500, 8), 1, 1.0)
+    found = windower.push(reading(numbered(1500, 8)))
 
-    assert [data.shape for data, _, _ in found] == [(150, 8)]
+    assert [one.data.shape for one in found] == [(150, 8)]
     assert found[0][0][:, 0].tolist() == [row * 1000.0 for row in range(150)]
     assert windower.rest == 0
+
+
+def test_a_window_knows_when_its_first_and_last_sample_were_taken() -> None:
+    """Where rows have times, a window has those of its own first and last one."""
+    windower = Windower(InputSpec(window=4, hop=3, every=2))
+    times = np.arange(1, 21, dtype=np.int64) * 1000
+
+    found = [
+        *windower.push(reading(numbered(7), 7000, times=times[:7])),
+        *windower.push(reading(numbered(13), 20000, times=times[7:])),
+    ]
+
+    assert [(one.began_ns, one.time_ns) for one in found] == [
+        (1000, 7000),
+        (7000, 13000),
+        (13000, 19000),
+    ]
+    assert [one.follows for one in found] == [False, True, True]
+
+
+def test_zeros_lead_the_first_window_and_the_first_one_after_a_gap() -> None:
+    """`lead` makes the first window come earlier; what it adds is no sample that could be lost."""
+    windower = Windower(InputSpec(window=5, hop=3, lead=2))
+    rows = numbered(6, 1) + 1
+
+    first = windower.push(reading(rows))
+    assert [one.data[:, 0].tolist() for one in first] == [
+        [0, 0, 1, 101, 201],
+        [101, 201, 301, 401, 501],
+    ]
+    windower.reset()
+    assert windower.rest == 0
+    windower.push(reading(rows[:1]))
+    assert windower.rest == 1
+    (again,) = windower.push(reading(rows[1:3]))
+    assert again.data[:, 0].tolist() == [0, 0, 1, 101, 201]
+    assert not again.follows
+
+
+def test_windows_that_overlap_share_their_samples() -> None:
+    """A window costs no copy of what it has in common with the one before."""
+    windower = Windower(InputSpec(window=100, hop=1))
+    found = windower.push(reading(numbered(300)))
+    assert len(found) == 201
+    assert all(np.shares_memory(a.data, b.data) for a, b in itertools.pairwise(found[:50]))
+    whole = numbered(300)
+    assert all((one.data == whole[n : n + 100]).all() for n, one in enumerate(found))
+
+
+def test_one_reading_of_another_width_costs_only_itself() -> None:
+    """The rows after an odd one are judged by those before it."""
+    windower = Windower(InputSpec(window=2))
+    windower.push(reading(numbered(2, 3)))
+    with pytest.raises(ModelError, match="changed from 3 values a row to 4 values"):
+        windower.push(reading(numbered(2, 4)))
+    assert len(windower.push(reading(numbered(2, 3)))) == 1
+
+
+def test_another_rate_than_the_models_is_refused() -> None:
+    """A recording of another rate is not taken for what the model knows."""
+    windower = Windower(InputSpec(window=2, rate_hz=16000))
+    with pytest.raises(
+        ModelError, match=r"44100 samples a second, .*set input.resample_hz = 16000"
+    ):
+        windower.push(reading(numbered(4), rate_hz=44100))

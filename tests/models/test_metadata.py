@@ -175,7 +175,7 @@ def test_ultralytics_family_by_shape(
     """The output's shape, with the count of names and what the exporter says, tells the decoder."""
     found = manifest(ultralytics(tmp_path, zeros(*shape), **changes))
     assert found.decoder == decoder
-    assert found.output.iou == (0.7 if decoder == "yolov8" else 0.45)
+    assert found.output.iou == {"yolov8": 0.7, "yolov5": 0.45}.get(decoder)
 
 
 def test_older_exporter_without_task(tmp_path: Path) -> None:
@@ -195,6 +195,9 @@ def test_open_size_comes_from_imgsz(tmp_path: Path) -> None:
     path = ultralytics(tmp_path, zeros(1, 7, 42), picture=("batch", 3, "height", "width"))
     found = manifest(path)
     assert (found.input.width, found.input.height) == (64, 32)
+    assert any(
+        "64x32" in words and "rectangle" in words for words in manifest_of(path, None, "1")[1]
+    )
 
 
 def test_open_size_without_imgsz(tmp_path: Path) -> None:
@@ -203,13 +206,53 @@ def test_open_size_without_imgsz(tmp_path: Path) -> None:
     refused(path, "imgsz", "not in the metadata", "width and height")
 
 
-def test_ultralytics_classifier(tmp_path: Path) -> None:
-    """A classifier is fed a centre cut in 0..1 and gives chances already."""
-    found = manifest(ultralytics(tmp_path, zeros(1, 3), task="classify"))
+@pytest.mark.parametrize(
+    ("picture", "resize"), [((1, 3, 64, 64), "crop"), ((1, 3, 32, 64), "stretch")]
+)
+def test_ultralytics_classifier(picture: tuple[int, ...], resize: str, tmp_path: Path) -> None:
+    """A classifier is fed 0..1, antialiased: a centre cut, or all of it where it is not square."""
+    found = manifest(ultralytics(tmp_path, zeros(1, 3), picture, task="classify"))
     assert (found.task, found.decoder) == ("classification", "softmax")
-    assert (found.input.resize, found.input.crop_ratio) == ("crop", 1.0)
-    assert found.input.interpolation == "area"
+    assert (found.input.resize, found.input.crop_ratio) == (resize, 1.0)
+    assert (found.input.interpolation, found.input.antialias) == ("linear", True)
     assert found.input.per_channel("scale", 3) == (255, 255, 255)
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes"),
+    [
+        ((1, 300, 6), {"head": "RTDETRDecoder"}),
+        ((1, 300, 6), {"head": "RTDETRDecoder", "names": {0: "a", 1: "b"}}),
+        ((1, 300, 7), {"description": "Ultralytics rtdetr-l model trained on coco.yaml"}),
+        ((1, 300, 7), {"description": "Ultralytics YOLOv8-rtdetr model"}),
+    ],
+)
+def test_ultralytics_rtdetr(
+    shape: tuple[int, ...], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """RT-DETR is told by its head, or before 8.4 by its name, and is fed stretched pictures."""
+    found = manifest(ultralytics(tmp_path, zeros(*shape), **changes))
+    assert (found.task, found.decoder) == ("detection", "rtdetr")
+    assert (found.input.resize, found.input.color) == ("stretch", "rgb")
+    assert found.input.per_channel("scale", 3) == (255, 255, 255)
+    assert found.output.threshold == 0.25
+
+
+def test_rows_of_another_family_are_no_yolo(tmp_path: Path) -> None:
+    """Boxes and classes in rows are RT-DETR's; where nothing says so, nothing is assumed."""
+    refused(ultralytics(tmp_path, zeros(1, 300, 7)), "[1, 300, 7]", "RT-DETR", "model.toml")
+    sparse = {**NOTHING, "model_type": "YOLO", "labels": ["a", "b", "c"]}
+    path = model_api(tmp_path, {"output0": zeros(1, 300, 7)}, **sparse)
+    refused(path, "[1, 300, 7]", "RT-DETR", "model.toml")
+    path = model_api(tmp_path, {"output0": zeros(1, 300, 6)}, **sparse)
+    refused(path, "[1, 300, 6]", "RT-DETR", "metadata.yaml")
+
+
+@pytest.mark.parametrize(("task", "head"), [("detect", "Depth"), ("classify", "Detect")])
+def test_a_head_that_is_not_known_is_refused(task: str, head: str, tmp_path: Path) -> None:
+    """The exporter names the head: of one that is not known no shape is trusted."""
+    path = ultralytics(tmp_path, zeros(1, 7, 42), task=task, head=head)
+    refused(path, f"head '{head}' is not known", "model.toml")
 
 
 def test_gray_network(tmp_path: Path) -> None:
@@ -279,7 +322,7 @@ def test_model_api_detector(ir: bool, tmp_path: Path) -> None:
     """model_info is read alike from an ONNX file and from an IR."""
     found = manifest(model_api(tmp_path, {"detection_out": zeros(1, 1, 20, 7)}, ir=ir))
     assert (found.name, found.task, found.decoder) == ("model", "detection", "ssd")
-    assert found.output.labels == ("face", "no face")
+    assert found.output.labels == ("face", "no_face")
     assert found.output.threshold == pytest.approx(0.4)
     picture = found.input
     assert (picture.color, picture.resize, picture.anchor) == ("rgb", "letterbox", "center")
@@ -292,7 +335,7 @@ def test_model_api_detector(ir: bool, tmp_path: Path) -> None:
     ("resize_type", "resize", "anchor", "pad"),
     [
         ("standard", "stretch", "center", 0),
-        ("fit_to_window", "letterbox", "top-left", 0),
+        ("fit_to_window", "letterbox", "top-left", 114),
         ("fit_to_window_letterbox", "letterbox", "center", 114),
         ("crop", "crop", "center", 0),
         (None, "stretch", "center", 0),
@@ -301,10 +344,50 @@ def test_model_api_detector(ir: bool, tmp_path: Path) -> None:
 def test_model_api_resize_types(
     resize_type: str | None, resize: str, anchor: str, pad: float, tmp_path: Path
 ) -> None:
-    """Each resize_type means what its wrapper does; only the centred letterbox has its pad."""
-    path = model_api(tmp_path, {"detection_out": zeros(1, 1, 20, 7)}, resize_type=resize_type)
+    """Each resize_type means what its wrapper does, which rounds half to even and pads."""
+    path = model_api(
+        tmp_path,
+        {"detection_out": zeros(1, 1, 20, 7)},
+        picture=(1, 3, 64, 64),
+        resize_type=resize_type,
+    )
     found = manifest(path).input
     assert (found.resize, found.anchor, found.pad) == (resize, anchor, pad)
+    assert found.rounding == ("half-even" if resize == "letterbox" else None)
+
+
+def test_model_api_crop_of_another_shape(tmp_path: Path) -> None:
+    """What its wrapper cuts for an input that is not square is no centre cut: refused."""
+    path = model_api(tmp_path, {"detection_out": zeros(1, 1, 20, 7)}, resize_type="crop")
+    refused(path, "resize_type: crop", "not square")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "iou", "agnostic", "most"),
+    [
+        ("ssd", {}, None, False, 0),
+        ("ssd", {"nms_execute": True}, 0.6, False, 200),
+        ("ssd", {"nms_execute": True, "nms_max_predictions": 7}, 0.6, False, 7),
+        ("YOLOX", {}, 0.6, True, 200),
+        ("YOLOX", {"agnostic_nms": False, "nms_max_predictions": 0}, 0.6, False, 100_000),
+        ("YOLOv8", {}, 0.6, False, 30_000),
+        ("YOLOv8", {"agnostic_nms": True}, 0.6, True, 30_000),
+        ("YOLOv8", {"nms_execute": False}, 1.0, False, 100_000),
+    ],
+)
+def test_model_api_suppression(
+    kind: str,
+    changes: dict[str, Any],
+    iou: float | None,
+    agnostic: bool,
+    most: int,
+    tmp_path: Path,
+) -> None:
+    """Whether, among which and of how many boxes is suppressed is as its wrapper has it."""
+    shape = {"ssd": (1, 1, 20, 7), "YOLOX": (1, 42, 7), "YOLOv8": (1, 6, 42)}[kind]
+    path = model_api(tmp_path, {"output": zeros(*shape)}, model_type=kind, **changes)
+    output = manifest(path).output
+    assert (output.iou, output.agnostic, output.max_detections) == (iou, agnostic, most)
 
 
 def test_model_api_defaults_are_said(tmp_path: Path) -> None:
@@ -384,6 +467,18 @@ def test_model_api_anomaly(tmp_path: Path) -> None:
     assert (found.task, found.decoder) == ("anomaly", "score")
     assert found.output.threshold == pytest.approx(0.75)
     assert found.output.names == {"score": "pred_score"}
+
+
+def test_model_api_anomaly_of_unknown_scale(tmp_path: Path) -> None:
+    """Without mean and scale it may be meant for 0..1 or for 0..255: neither is assumed."""
+    path = model_api(
+        tmp_path,
+        {"pred_score": zeros(1)},
+        model_type="AnomalyDetection",
+        mean_values=None,
+        scale_values=None,
+    )
+    refused(path, "mean_values and scale_values", "scale = 255 or scale = 1", "model.toml")
 
 
 def test_model_api_embedded_processing(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_what_cannot_be_packed_is_named(tmp_path: Path) -> None:
         pack(good, out, expires=NOW - timedelta(days=400), created=NOW)
     with pytest.raises(ModelError, match="'lab' is none of device:ID, profile:NAME, @GROUP"):
         pack(good, out, targets=["lab"])
-    with pytest.raises(ModelError, match=r"nowhere/out.tar: writing the package: No such file"):
+    with pytest.raises(ModelError, match=r"nowhere/out.tar: cannot be written: No such file"):
         pack(good, tmp_path / "nowhere" / "out.tar")
     long = make_model(tmp_path / "long", more={"a" * 120: b""})
     with pytest.raises(ModelError, match="does not fit a package"):
@@ -433,16 +433,15 @@ def test_targets_name_device_profile_or_group(package: Package) -> None:
 
 
 def test_expiry_waits_for_a_credible_clock(package: Package) -> None:
-    """Before the build date nothing is judged; at the moment of expiry it is over."""
-    built = NOW - timedelta(days=10)
+    """By a clock that has not been set nothing is judged; at the moment of expiry it is over."""
     parsed = PackageHeader.parse(says(package, expires="2026-12-02T00:00:00.000Z"))
     moment = parse_time("2026-12-02", "here")
     early = datetime(1970, 1, 1, tzinfo=UTC)
-    assert check_expiry(parsed, now=NOW, build_date=built) == "ok"
-    assert check_expiry(parsed, now=early, build_date=built) == "wait"
-    assert check_expiry(package.header, now=early, build_date=built) == "ok"
+    assert check_expiry(parsed, now=NOW, credible=True) == "ok"
+    assert check_expiry(parsed, now=early, credible=False) == "wait"
+    assert check_expiry(package.header, now=early, credible=False) == "ok"
     with pytest.raises(ModelError, match=r"face@1 expired at 2026-12-02T00:00:00\.000Z"):
-        check_expiry(parsed, now=moment, build_date=built)
+        check_expiry(parsed, now=moment, credible=True)
 
 
 def test_block_list_must_be_the_packages_own(package: Package) -> None:

@@ -461,7 +461,7 @@ def test_oldest_unused_goes_first(store: Store) -> None:
     for version in "123456":
         put_in(store, version, seed=int(version))
         store.activate("face", version)
-    store.record_use("face", "1")
+    store.activate("face", "1")
     taken = sum(path.stat().st_size for path in store.models.rglob("*") if path.is_file())
     assert make_room(store, 1000, BIG, derived=collect) == ()
     assert make_room(store, 300_000, taken, derived=collect) == ("face@2", "face@3")
@@ -701,12 +701,12 @@ def test_one_agent_on_a_store(store: Store) -> None:
 
 
 def test_writers_do_not_lose_each_others_changes(store: Store) -> None:
-    """Eight threads, each with a store of its own, note uses: all are there afterwards."""
+    """Eight threads, each with a store of its own, activate versions: all is there afterwards."""
 
     def note(first: int) -> None:
         mine = Store(store.root)
         for number in range(first, first + 10):
-            mine.record_use("face", str(number))
+            mine.activate("face", str(number))
 
     threads = [threading.Thread(target=note, args=(first,)) for first in range(0, 80, 10)]
     for thread in threads:

@@ -30,6 +30,7 @@ class Served:
     name: str = "m"
     users: int = 0
     together: int = 1
+    in_order: bool = False
     cost: Cost = field(default_factory=Cost)
 
 

@@ -40,7 +40,7 @@ def decisions(box: Box) -> list[dict[str, Any]]:
 def settled(start: Start) -> bool:
     """Wait for the decision of this start; gives whether OpenVINO has taken over."""
     wait_until(
-        lambda: any(words in start.words() for words in ("takes over:", "does not take over:")),
+        lambda: any(words in start.words() for words in ("takes over:", " was tried:")),
         "a decision",
     )
     return "takes over:" in start.words()

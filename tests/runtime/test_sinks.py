@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from edge_agent.core.types import Classes, Outcome, Request, Sample, Timing
+from edge_agent.health.report import Health
 from edge_agent.inference.cost import Cost
 from edge_agent.inference.model import Model
 from edge_agent.runtime.pipelines.lane import infer
@@ -31,6 +33,7 @@ class Instant:
 
     users = 0
     together = 1
+    in_order = False
     errors = 0
     cost = Cost()
 
@@ -56,3 +59,40 @@ def test_a_sink_takes_results_in_the_order_of_capture(tmp_path: Path) -> None:
         assert not labels.found
         infer(board, job)
     assert labels.found == [("p", seq, "instant@1") for seq in range(3)]
+
+
+class Full:
+    """A sink that takes nothing."""
+
+    def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
+        """Fail as a full disk would."""
+        raise OSError(28, "No space left on device", f"/{pipeline}/{sample.seq}/{outcome.model}")
+
+
+def test_a_sink_that_raises_costs_neither_the_lane_nor_the_other_sinks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it has not taken is counted and told in health; the frame counts as inferred."""
+    board: Board[Model] = Board()
+    labels = Labels()
+    sinks: list[Any] = [Full(), labels]
+    pipeline = idle_pipeline("p", "dir:none", tmp_path, board, offline_client(), sinks=sinks)
+    model: Any = Instant()
+    pipeline.servings[0].model = model
+    board.add(pipeline.queue)
+    for _ in range(2):
+        board.put(pipeline.queue, lambda seq: Sample(np.zeros((2, 2, 3), np.uint8), seq, 0, 0.0))
+        job = board.take()
+        assert job is not None
+        infer(board, job)
+    assert len(labels.found) == 2
+    account = board.accounts()["p"]
+    assert (account.inferred, account.dropped["error"]) == (2, 0)
+    assert pipeline.errors.sinks == 2
+    words = "Full has not taken a result: /p/1/instant@1: No space left on device"
+    assert pipeline.errors.latest is not None
+    assert pipeline.errors.latest[1] == words
+    assert words in caplog.text
+    health = Health(board, offline_client(), lambda: [pipeline], list, tmp_path).payload()
+    assert health["pipelines"]["p"]["sink_errors"] == 2
+    assert f"pipeline p: {words}" in health["why"]

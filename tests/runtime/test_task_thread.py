@@ -8,6 +8,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from edge_agent.core.errors import EngineError
 from edge_agent.inference.model import Model
 from edge_agent.runtime.serving.active import Serving
 from edge_agent.runtime.upkeep.task_thread import TaskThread
@@ -17,7 +20,7 @@ class Named:
     """Stands for a model."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name = self.id = name
 
 
 class Recorded:
@@ -140,3 +143,28 @@ def test_it_is_woken_by_a_change() -> None:
     worker.close()
     thread.join(10)
     assert table.taken() == ["one a", "one b"]
+
+
+@pytest.mark.parametrize("problem", [MemoryError(), EngineError("no"), KeyError("x")])
+def test_a_model_on_which_a_task_fails_costs_nothing_but_its_own_upkeep(
+    problem: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged in one line and told in health; the other models get their turn."""
+    table = Table("a", "b")
+    one, two = table.task("one"), table.task("two")
+
+    def fail() -> None:
+        if table.calls[-1] == "one a":
+            raise problem
+
+    one.on_run = fail
+    worker = table.thread_of((one, two))
+    assert worker.round() == math.inf
+    assert table.taken() == ["one a", "two a", "one b", "two b"]
+    assert [line.exc_info for line in caplog.records if line.levelname == "ERROR"] == [None]
+    (told,) = worker.problems()
+    assert "\n" not in told
+    assert worker.round() == math.inf, "it is not tried again and again"
+    assert table.taken() == []
+    table.servings.pop(0)
+    assert worker.problems() == [], "a model that is gone is no problem"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from edge_agent.core.errors import SampleError, SourceError, UsageError
 from edge_agent.core.types import Reading
+from edge_agent.sources.ask_camera import why_closed
 from edge_agent.sources.csv_file import MAX_LINE
 from edge_agent.sources.opencv import load
 from edge_agent.sources.source import Source, SourceContext, open_source
@@ -125,6 +127,9 @@ def test_local_paths(text: str, path: str) -> None:
         ("file:clip.mp4?pace=max", "picture", False, True),
         ("dir:frames?rate=2", "picture", False, True),
         ("csv:a.csv", "signal", False, True),
+        ("wav:a.wav", "signal", False, True),
+        ("mqtt:a/b?field=v.x,v.y&time=t&stall_s=60", "signal", True, False),
+        ("serial:/dev/ttyUSB0?baud=9600&separator=;", "signal", True, False),
         ("npy:a.npy?rate=100", "signal", False, True),
         ("f32:a.bin?channels=8&rate=0.5", "signal", False, True),
     ],
@@ -152,9 +157,17 @@ def test_options_are_read() -> None:
         ("/dev/video0", "did you mean 'v4l2:/dev/video0'"),
         ("rtsq://camera/x", "unknown form 'rtsq:'; did you mean 'rtsp:'.*Known: .*npy:"),
         ("ftp://host/x", "unknown form 'ftp:'.*known: rtsp:, .*f32:"),
-        ("wav:a.wav", "wav: is not supported by this version yet"),
-        ("mqtt:sensors/a", "mqtt: is not supported by this version yet"),
-        ("serial:/dev/ttyUSB0?baud=1", "serial: is not supported by this version yet"),
+        ("alsa:hw:1,0", "alsa: is not supported by this version yet"),
+        ("mqtt:", "names nothing; write e.g. mqtt:zigbee2mqtt/press-7"),
+        ("mqtt:plant/+/x", "names several topics by a wildcard"),
+        ("mqtt:plant/%23", "names several topics by a wildcard"),
+        ("mqtt:$share/g/x", "is a shared subscription"),
+        ("mqtt:a?format=xml", "format: expected json or f32, found 'xml'"),
+        ("mqtt:a?field=x,,y", "field: expected names parted by commas, each once"),
+        ("mqtt:a?gap_s=0", "gap_s: expected seconds"),
+        ("serial:/dev/ttyUSB0?baud=1", "baud: expected bits a second, from 50"),
+        ("serial:ttyUSB0", "is not a device; write e.g. serial:/dev/ttyUSB0"),
+        ("serial:/dev/ttyUSB0?separator=1", "separator: expected one of"),
         ("file:", "names no path; write e.g. file:clip.mp4"),
         ("dir:?loop=1", "names no path"),
         ("file:a%00b", "NUL"),
@@ -173,7 +186,8 @@ def test_options_are_read() -> None:
         ("csv:a.csv?rate=0", "rate: expected .*found '0'"),
         ("csv:a.csv?rate=1e-300", "rate: expected .* from 0.00001 to 1000000, found '1e-300'"),
         ("csv:a.csv?rate=nan", "rate: expected .*found 'nan'"),
-        ("csv:a.csv?channels=3", "unknown option 'channels'; csv: takes loop, rate"),
+        ("csv:a.csv?channels=3", "unknown option 'channels'; csv: takes loop, rate, separator"),
+        ("csv:a.csv?separator=:", "separator: expected one of , ; | tab space, found ':'"),
         ("f32:a.bin?channels=0", "channels: expected .*found '0'"),
         ("f32:a.bin?channels=1.5", "channels: expected .*found '1.5'"),
         ("rtsp:camera/x", "names no host"),
@@ -693,6 +707,10 @@ def text_file(folder: Path, text: str) -> Path:
         ("a,b\r\r\n1,2\r\r\n3,4\r\r\n", ("a", "b"), [[1, 2], [3, 4]]),
         ("1,2\r3,4\r", (), [[1, 2], [3, 4]]),
         ("time,0,1\n5,1e-3,-2.5E2\n", ("time", "0", "1"), [[5, 1e-3, -250]]),
+        ("# 100 Hz\n#\na,b\n1,2\n# a pause\n3,4\n", ("a", "b"), [[1, 2], [3, 4]]),
+        ("# 100 Hz, \n# a, b\n1,2\n# c,d\n3,4\n", ("a", "b"), [[1, 2], [3, 4]]),
+        ("# 100 Hz\n1,2\n", (), [[1, 2]]),
+        ("time; mm, left;x\n1.5;2;3\n", ("time", "mm, left", "x"), [[1.5, 2, 3]]),
     ],
 )
 def test_csv(text: str, columns: tuple[str, ...], rows: list[list[float]], tmp_path: Path) -> None:
@@ -704,8 +722,35 @@ def test_csv(text: str, columns: tuple[str, ...], rows: list[list[float]], tmp_p
 
 
 @pytest.mark.parametrize(
+    ("separator", "text", "columns", "rows"),
+    [
+        (";", "a;b\n1,5;2\n-3,25;4.5\n", ("a", "b"), [[1.5, 2], [-3.25, 4.5]]),
+        ("tab", "1,5\t2e1\n", (), [[1.5, 20]]),
+        ("%09", "1,5\t2e1\n", (), [[1.5, 20]]),
+        ("space", "  a   b \n 1.0   2 \n\n", ("a", "b"), [[1, 2]]),
+        ("|", "a|b\n1|2\n", ("a", "b"), [[1, 2]]),
+        (",", "a;x,b\n1,2\n", ("a;x", "b"), [[1, 2]]),
+    ],
+)
+def test_a_separator_that_is_given(
+    separator: str, text: str, columns: tuple[str, ...], rows: list[list[float]], tmp_path: Path
+) -> None:
+    """`separator` says what parts the cells; where that is no comma, one in a number is decimal."""
+    text_file(tmp_path, text)
+    taken = readings(opened(f"csv:rows.csv?separator={separator}", tmp_path))
+    assert taken[0].columns == columns
+    assert np.allclose(taken[0].data, rows)
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("a,b\n1,2\n1_000,4\n5,6\n", r"line 3, column 'a': .*'1_000', which is not written in"),
+        ("a,b\n1,2\n3,\u0661\u0662\n5,6\n", r"line 3, column 'b': .*'\u0661\u0662', which is"),
+        ("a,b\n1,2\n3,\uff11\n5,6\n", r"line 3, column 'b': expected a number"),
+        ('a,b\n1,2\n3,"4,5"\n5,6\n', r"line 3, column 'b': .*'4,5', a decimal comma; write a"),
+        ("a;b\n1;2\n3;4,5\n5;6\n", r"line 3, column 'b': .* name the separator: \?separator=;"),
+        ("a;b\n1;2\n3;1.000,5\n5;6\n", r"line 3, column 'b': .*'1.000,5'"),
         ("a,b\n1,2\n3,x\n5,6\n", r"line 3, column 'b': expected a number, found 'x'"),
         ("1,2\n3,x\n5,6\n", r"line 2, column 1: expected a number, found 'x'"),
         ("a,b\n1,2\n3,\n5,6\n", r"line 3, column 'b': .* an empty cell"),
@@ -757,9 +802,27 @@ def test_a_text_column_does_not_spoil_the_others(tmp_path: Path) -> None:
     assert np.isnan(data[:, [0, 2]]).all()
 
 
+def test_numbers_that_only_python_reads_are_errors_from_the_first_row_on(tmp_path: Path) -> None:
+    """A first row with `1_000` does not make its column text, and is no header."""
+    text_file(tmp_path, "a,b\n1_000,2\n3,4\n")
+    source = opened("csv:rows.csv", tmp_path)
+    assert source.grab()
+    with pytest.raises(SampleError, match="line 2, column 'a': expected a number, found '1_000'"):
+        source.retrieve()
+    assert source.grab()
+    assert source.retrieve().data.tolist() == [[3, 4]]
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
+        (b"a;b\n1,5;2,5\n", r"line 2, column 'a': .*'1,5', a decimal comma; .*\?separator=;"),
+        (b"1,5;2,5\n3,5;4\n", r"line 1, column 0: .*'1,5', a decimal comma; .*\?separator=;"),
+        (b"09:00:01;1,5\n09:00:02;2,5\n", r"line 1, column 1: .*'1,5', a decimal comma"),
+        (b"1,5\t2,5\n", r"a decimal comma; .* \?separator=tab"),
+        (b"a b\n1 2\n", r"line 2 holds no number.*\?separator=space"),
+        (b"1|2\n3|4\n", r"line 2 holds no number.*\?separator=\|"),
+        (b"# nothing\n# at all\n", "is empty"),
         (None, "No such file"),
         (b"", "is empty"),
         (b"a,b\n", "no rows of numbers"),
@@ -768,7 +831,22 @@ def test_a_text_column_does_not_spoil_the_others(tmp_path: Path) -> None:
         (b"x" * (MAX_LINE + 1), "line 1 is longer than"),
         (bytes(range(256)) * 9, "holds no number|cells"),
     ],
-    ids=["missing", "empty", "header only", "no numbers", "ragged", "long", "binary"],
+    ids=[
+        "decimal commas",
+        "no header",
+        "times",
+        "tabs",
+        "spaces",
+        "bars",
+        "comments",
+        "missing",
+        "empty",
+        "header only",
+        "no numbers",
+        "ragged",
+        "long",
+        "binary",
+    ],
 )
 def test_what_is_no_csv_is_one_clear_line(content: bytes | None, says: str, tmp_path: Path) -> None:
     """A file that holds no rows of numbers is refused when it is opened."""
@@ -863,6 +941,79 @@ def test_an_array_cut_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="was cut short while it was read"):
         source.grab()
     source.close()
+
+
+def wav(code: int, bits: int, data: bytes, *, extensible: bool = False, length: int = -1) -> bytes:
+    """Make a file of two channels at 8000 Hz, with a chunk of remarks of odd length before."""
+    width = 2 * bits // 8
+    form = struct.pack("<HIIHH", 2, 8000, 8000 * width, width, bits)
+    if extensible:
+        form = struct.pack("<H", 0xFFFE) + form + struct.pack("<HHIH14x", 22, bits, 3, code)
+    else:
+        form = struct.pack("<H", code) + form
+    body = b"WAVE" + struct.pack("<4sI", b"LIST", 3) + b"abc\0"
+    body += struct.pack("<4sI", b"fmt ", len(form)) + form
+    body += struct.pack("<4sI", b"data", len(data) if length < 0 else length) + data
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+WAVS = {
+    8: (1, bytes([128, 255, 0, 192])),
+    16: (1, struct.pack("<4h", 0, 32767, -32768, 16384)),
+    24: (1, b"\0\0\0\xff\xff\x7f\0\0\x80\0\0\x40"),
+    32: (1, struct.pack("<4i", 0, 2**31 - 1, -(2**31), 2**30)),
+    -32: (3, struct.pack("<4f", 0, 1, -1, 0.5)),
+    -64: (3, struct.pack("<4d", 0, 1, -1, 0.5)),
+}
+
+
+@pytest.mark.parametrize("extensible", [False, True])
+@pytest.mark.parametrize("bits", WAVS)
+def test_wav(bits: int, extensible: bool, tmp_path: Path) -> None:
+    """PCM of every width, and floats, come as rows of channels from -1 to 1, with their rate."""
+    code, data = WAVS[bits]
+    (tmp_path / "a.wav").write_bytes(wav(code, abs(bits), data, extensible=extensible))
+    (reading,) = readings(opened("wav:a.wav", tmp_path))
+    assert reading.rate_hz == 8000
+    assert reading.data == pytest.approx(np.array([[0, 1], [-1, 0.5]]), abs=0.008)
+
+
+@pytest.mark.parametrize("length", [0, 0xFFFFFFFF])
+def test_a_wav_that_was_written_as_a_stream(length: int, tmp_path: Path) -> None:
+    """A file whose header does not know its length is read to its end."""
+    (tmp_path / "a.wav").write_bytes(wav(1, 16, bytes(400), length=length))
+    assert len(all_rows(opened("wav:a.wav", tmp_path))) == 100
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is not a .wav file, or is cut short"),
+        (b"RIFF\0\0\0\0AVI LIST", "is not a .wav file"),
+        (wav(2, 4, bytes(8)), "format 2 of 4 bits, 2 channels, 8000 Hz; expected PCM .*ffmpeg"),
+        (wav(1, 16, b""), "holds no samples"),
+        (wav(1, 16, bytes(8))[:40], "is not a .wav file, or is cut short"),
+    ],
+)
+def test_what_is_no_wav_is_one_clear_line(content: bytes, says: str, tmp_path: Path) -> None:
+    """What cannot be read as sound is refused with what is wrong with it."""
+    (tmp_path / "a.wav").write_bytes(content)
+    with pytest.raises(SourceError, match=says):
+        opened("wav:a.wav", tmp_path)
+
+
+def test_a_sample_that_is_no_number_costs_only_itself(tmp_path: Path) -> None:
+    """A NaN in a file of floats is one SampleError."""
+    data = struct.pack("<6f", 0, 1, 0, float("nan"), 1, 0)
+    (tmp_path / "a.wav").write_bytes(wav(3, 32, data))
+    source = opened("wav:a.wav", tmp_path)
+    assert source.grab()
+    assert len(source.retrieve().data) == 1
+    assert source.grab()
+    with pytest.raises(SampleError, match="sample 1 is not a finite number"):
+        source.retrieve()
+    assert source.grab()
+    assert source.retrieve().data.tolist() == [[1, 0]]
 
 
 def test_f32(tmp_path: Path) -> None:
@@ -978,9 +1129,35 @@ def test_mjpeg_with_a_password(mjpeg: Callable[..., MjpegServer]) -> None:
     """User and password of the URL are used; a refusal does not tell them."""
     server = mjpeg(login="cam:se:cret")
     assert len(readings(opened(server.url("cam:se%3Acret"), HERE), limit=2)) == 2
-    with pytest.raises(SourceError, match="check path, user and password") as problem:
+    with pytest.raises(SourceError, match=r"refuses user and password \(401\)") as problem:
         opened(server.url("cam:wrong"), HERE)
     assert "wrong" not in str(problem.value)
+    with pytest.raises(SourceError, match=r"wants user and password \(401\)"):
+        opened(server.url(), HERE)
+    for login in ("", "cam:se%3Acret"):
+        with pytest.raises(SourceError, match="401" if not login else "404"):
+            opened(server.url(login).replace("stream.mjpg", "other.mjpg"), HERE)
+
+
+def test_an_answer_without_end_is_not_waited_for() -> None:
+    """A camera that begins to answer and never comes to an end costs seconds, not the agent."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        said = threading.Event()
+
+        def drip() -> None:
+            while not said.wait(0.05):
+                connection, _ = server.accept()
+                threading.Thread(target=feed, args=(connection,), daemon=True).start()
+
+        def feed(connection: socket.socket) -> None:
+            with connection, suppress(OSError):
+                while not said.wait(0.02):
+                    connection.sendall(b"R")
+
+        threading.Thread(target=drip, daemon=True).start()
+        url = f"rtsp://127.0.0.1:{server.getsockname()[1]}/s"
+        assert "not with a video stream" in why_closed(url)
+        said.set()
 
 
 def test_a_web_page_is_no_camera() -> None:
@@ -1032,8 +1209,8 @@ def rtsp() -> Iterator[Callable[..., RtspServer]]:
         pytest.skip(why)
     servers: list[RtspServer] = []
 
-    def start(login: str = "", port: int | None = None) -> RtspServer:
-        servers.append(RtspServer(port=port, login=login))
+    def start(login: str = "", port: int | None = None, *, digest: bool = False) -> RtspServer:
+        servers.append(RtspServer(port=port, login=login, digest=digest))
         return servers[-1]
 
     yield start
@@ -1050,14 +1227,20 @@ def test_rtsp(rtsp: Callable[..., RtspServer]) -> None:
 
 
 @pytest.mark.rtsp
-def test_rtsp_with_a_password(rtsp: Callable[..., RtspServer]) -> None:
-    """User and password of the URL are used; without them the camera refuses."""
-    server = rtsp(login="cam:p@ss")
-    assert len(readings(opened(server.url("cam:p%40ss"), HERE), limit=2)) == 2
-    for login in ("", "cam:wrong"):
-        with pytest.raises(SourceError, match="check path, user and password") as problem:
+@pytest.mark.parametrize("digest", [False, True], ids=["basic", "digest"])
+def test_rtsp_with_a_password(rtsp: Callable[..., RtspServer], digest: bool) -> None:
+    """User and password of the URL are used; that they are refused, or the path, is said."""
+    server = rtsp(login="cam:p@s#s", digest=digest)
+    assert len(readings(opened(server.url("cam:p%40s%23s"), HERE), limit=2)) == 2
+    for login, says in (
+        ("", r"127.0.0.1 port \d+ wants user and password \(401\)"),
+        ("cam:wrong", r"127.0.0.1 port \d+ refuses user and password \(401\); .*percent-encoded"),
+    ):
+        with pytest.raises(SourceError, match=says) as problem:
             opened(server.url(login), HERE)
         assert "wrong" not in str(problem.value)
+    with pytest.raises(SourceError, match=r"has no stream of this path \(404\)"):
+        opened(server.url("cam:p%40s%23s") + "/other", HERE)
 
 
 @pytest.mark.rtsp

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import AgentError, UsageError
+from ...core.files import output_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,6 +84,7 @@ def save(figure: Any, path: Path) -> None:
 
     """
     try:
-        figure.savefig(path, format="png")
+        with output_file(path) as file:
+            figure.savefig(file, format="png")
     except OSError as problem:
         raise AgentError(f"{path}: cannot be written: {problem.strerror}") from None

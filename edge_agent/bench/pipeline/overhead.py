@@ -42,6 +42,7 @@ class _Nothing:
     def __init__(self, found: Detections) -> None:
         self.users = 0
         self.together = 1
+        self.in_order = False
         self.cost = Cost()
         self._outcome = Outcome("bench@1", "none", found, Timing(0.0, 0.0, 0.0))
 

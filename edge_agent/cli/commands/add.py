@@ -10,13 +10,14 @@ from ...core.errors import ModelError, UsageError
 from ...core.names import is_name, safe_name, version_key
 from ...core.text import printable
 from ..options import Options, add_config, load_settings
+from ..terminal import engine_words
 
 if TYPE_CHECKING:
-    from ...inference.model import Model
+    from ...config.settings import Settings
+    from ...core.types import Kind
     from ...models.manifest import ModelFolder
     from ...models.store.catalog import Library
     from ...models.store.store import Store
-    from ...runtime.serving.loader import ModelLoader
 
 AGENT_SECONDS = 60.0
 """How long a running agent may go without a word on its trial."""
@@ -45,12 +46,10 @@ def main(options: Options) -> int:
         raise UsageError(f"PATH: {options.path!r}: no such file or folder")
     settings = load_settings(options)
     from ...models.store.install import install_folder
-    from ...runtime.serving.loader import ModelLoader, match_profile, open_library, open_store
+    from ...runtime.serving.loader import open_library, open_store
 
     store = open_store(settings)
     library = open_library(settings, store)
-    match, facts = match_profile(settings)
-    loader = ModelLoader(match.profile, facts, settings.engine)
     with _imported(path, options, store, library) as imported:
         for assumption in imported.assumptions:
             print(f"assumed  {assumption}")
@@ -58,7 +57,7 @@ def main(options: Options) -> int:
         name, version = folder.manifest.name, folder.manifest.version
         if not options.allow_older:
             _refuse_older(store, name, version)
-        _try_out(loader, folder)
+        _try_out(settings, options.config, folder)
         install_folder(store, folder)
     if not store.has_agent():
         print(f"{name}@{version} is installed; the agent tries it at its next start")
@@ -85,16 +84,19 @@ def _refuse_older(store: Store, name: str, version: str) -> None:
         raise ModelError(f"{problem}; --allow-older installs it all the same") from None
 
 
-def _try_out(loader: ModelLoader, folder: ModelFolder) -> None:
+def _try_out(settings: Settings, config: str | None, folder: ModelFolder) -> None:
     """Check that the model runs on this device and reproduces its golden outputs."""
-    model, passed = loader.load(folder, "signal" if folder.manifest.input.is_signal else "picture")
-    try:
-        for reason in passed:
-            print(f"passed over: {reason}")
-        print(f"{model.id} runs on {model.engine.label}")
-        _golden(model)
-    finally:
-        model.close()
+    from ..model_check import check_model
+
+    kind: Kind = "signal" if folder.manifest.input.is_signal else "picture"
+    checked = check_model(settings, config, folder, kind)
+    for reason in checked.passed_over:
+        print(f"passed over: {reason}")
+    print(f"{folder.manifest.id} runs on {engine_words(checked.engine)}")
+    if checked.golden is None:
+        print("no golden.npz: its outputs are not compared with anything")
+    else:
+        print(printable(f"golden: {checked.golden}"))
 
 
 def _hand_over(store: Store, name: str, version: str) -> None:
@@ -119,15 +121,3 @@ def _next_version(store: Store, library: Library, name: str) -> str:
     if not versions:
         return "1"
     return str(max(version_key(version) for version in versions)[0] + 1)
-
-
-def _golden(model: Model) -> None:
-    from ...inference.golden import compare_golden
-
-    agreement = compare_golden(model)
-    if agreement is None:
-        print("no golden.npz: its outputs are not compared with anything")
-        return
-    if not agreement.passed:
-        raise ModelError(f"{model.id}: golden: {agreement.why}")
-    print(printable(f"golden: {agreement.why}"))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,10 @@ from ...core.errors import AgentError, ModelError, SampleError, UsageError
 from ...core.text import printable
 from ...models.manifest import MANIFEST, threshold_trouble
 from ..options import Options, add_config, load_settings
+from ..terminal import engine_words
+
+READINGS = 100
+"""Of a source, of which one must be fit to be used."""
 
 
 class _Report:
@@ -79,44 +85,59 @@ def main(options: Options) -> int:
         subject, _, text = why.partition(": ")
         report.line("note", subject, text)
     if settings.health.metrics_port and find_spec("prometheus_client") is None:
-        mend = "needs prometheus-client: pip install 'edge-agent[metrics]'"
+        mend = f"needs prometheus-client: {sys.executable} -m pip install prometheus-client"
         report.line("FAIL", "health.metrics_port", mend)
     report.tried("broker", lambda: _broker(settings))
     library = open_library(settings, store)
     for name in settings.models_dirs:
         report.tried("models_dirs", partial(_models_dir, Path(name)))
     for pipeline in settings.pipelines:
-        _pipeline(report, settings, pipeline, library, loader)
+        _pipeline(report, settings, options.config, pipeline, library, loader)
     if not settings.pipelines:
         text = f"{file} names none; the agent runs, but has nothing to do"
         report.line("note", "pipelines", text)
     _trust(report, settings.trust)
+    if os.geteuid() == 0:
+        _service(report, settings, file)
     return 1 if report.failed else 0
 
 
-def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, loader: Any) -> None:
+def _pipeline(
+    report: _Report,
+    settings: Any,
+    config: str | None,
+    pipeline: Any,
+    library: Any,
+    loader: Any,
+) -> None:
     """Check the source of one pipeline and each of its models."""
     from ...config.device_profile import unlisted
     from ...config.lint import lint_pipeline
     from ...config.settings import parse_route
-    from ...inference.golden import compare_golden
     from ...inference.model import outside
     from ...sources.source import SourceContext, open_source, readings
     from ...sources.spec import parse_source
+    from ..model_check import check_model
 
     subject = f"pipeline {pipeline.name}"
     spec = parse_source(pipeline.source, settings.base)
 
     def source() -> str:
         opened = open_source(spec, SourceContext(hardware_decoding=settings.decode == "auto"))
+        useless: list[SampleError] = []
         try:
-            reading = next(readings(opened), None)
+            for reading in islice(readings(opened), READINGS):
+                if not isinstance(reading, SampleError):
+                    break
+                useless.append(reading)
+            else:
+                if useless:
+                    raise useless[0]
+                return f"{spec.redacted} is empty"
         finally:
             opened.close()
-        if reading is None:
-            return f"{spec.redacted} is empty"
-        if isinstance(reading, SampleError):
-            return f"{spec.redacted}, but its first reading cannot be used: {reading}"
+        if useless:
+            report.line("note", f"{subject} source", f"{len(useless)} passed over: {useless[0]}")
         if spec.kind == "picture":
             if any(pipeline.roi) and (why := outside(reading.data, pipeline.roi)):
                 raise UsageError(why)
@@ -131,21 +152,15 @@ def _pipeline(report: _Report, settings: Any, pipeline: Any, library: Any, loade
 
         def model(arm: Any = arm, kind: Any = kind, threshold: float | None = threshold) -> str:
             folder = folders[arm.reference] = library.find(arm.name, arm.version)
-            loaded, passed = loader.load(folder, kind)
-            try:
-                agreement = compare_golden(loaded)
-            finally:
-                loaded.close()
-            task = loaded.manifest.task
+            checked = check_model(settings, config, folder, kind)
+            task = folder.manifest.task
             if threshold is not None and (trouble := threshold_trouble(task, threshold)):
                 raise ModelError(f"threshold: {trouble}")
-            if agreement is not None and not agreement.passed:
-                raise ModelError(f"{loaded.id}: golden: {agreement.why}")
-            golden = "" if agreement is None else f", golden: {agreement.why}"
-            other = unlisted(loader.profile, loaded.choice.engine, settings.engine)
-            passed = passed if other is None else [*passed, other]
+            golden = "" if checked.golden is None else f", golden: {checked.golden}"
+            other = unlisted(loader.profile, checked.choice, settings.engine)
+            passed = checked.passed_over + ([] if other is None else [other])
             over = f" (passed over {'; '.join(passed)})" if passed else ""
-            return f"{loaded.id} runs on {loaded.engine.label}{golden}{over}"
+            return f"{folder.manifest.id} runs on {engine_words(checked.engine)}{golden}{over}"
 
         report.tried(f"{subject} model {arm.reference}", model)
     references = [arm.reference for arm, _, _ in wanted]
@@ -195,3 +210,34 @@ def _trust(report: _Report, trust: Any) -> None:
         report.line("note", "trust", f"no key is trusted, so no model can be pushed: {mend}")
     if trust.allow_unsigned:
         report.line("note", "trust", "allow_unsigned: whoever may publish here may push a model")
+
+
+def _service(report: _Report, settings: Any, file: Path | None) -> None:
+    """Check that the installed service may read what the settings name: we are root, it is not."""
+    from ...config.device_profile import OWN_PROFILES
+    from ...sources.spec import parse_source
+    from .service_user import service_user
+
+    user = service_user()
+    if user is None:
+        return
+    broker = settings.broker
+    named: list[tuple[str, Any]] = [("profile", OWN_PROFILES), ("settings", file)]
+    named += [
+        (f"broker.{key}", getattr(broker, key)) for key in ("ca_file", "cert_file", "key_file")
+    ]
+    named += [("models_dirs", name) for name in settings.models_dirs]
+    named += [("trust.keys", name) for name in settings.trust.keys]
+    for pipeline in settings.pipelines:
+        spec = parse_source(pipeline.source, settings.base)
+        named.append((f"pipeline {pipeline.name} source", spec.path))
+    troubles = [
+        (subject, trouble)
+        for subject, path in named
+        if path is not None and (trouble := user.trouble(Path(path))) is not None
+    ]
+    own = file is not None and user.runs(file)
+    for subject, trouble in troubles:
+        report.line("FAIL" if own else "note", subject, trouble)
+    if own and not troubles:
+        report.line("ok", "service", f"its user, {user.name}, may read all that the settings name")

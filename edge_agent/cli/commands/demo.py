@@ -54,7 +54,7 @@ def main(options: Options) -> int:
         with broker(folder) as loopback:
             settings = folder / "edge-agent.toml"
             settings.write_text(_settings(folder, loopback, names), encoding="utf-8")
-            return _watch(options, folder, loopback, settings)
+            return _watch(options, folder, loopback, settings, names)
 
 
 def _settings(folder: Path, loopback: Loopback, names: list[str]) -> str:
@@ -86,7 +86,9 @@ def _rate(model: str) -> float:
     return load(bundled("models") / model).manifest.input.rate_hz or 1000.0
 
 
-def _watch(options: Options, folder: Path, loopback: Loopback, settings: Path) -> int:
+def _watch(
+    options: Options, folder: Path, loopback: Loopback, settings: Path, names: list[str]
+) -> int:
     """Run the agent beside the view."""
     log = folder / "agent.log"
     command = [sys.executable, "-m", "edge_agent", "run", "--config", str(settings)]
@@ -113,10 +115,10 @@ def _watch(options: Options, folder: Path, loopback: Loopback, settings: Path) -
             # Ctrl-C is for us; the agent is told to end in its turn.
             start_new_session=True,
         )
-        view = LiveView("edge-agent demo", notes, quiet=options.json)
+        view = LiveView("edge-agent demo", notes, pipelines=names, quiet=options.json)
         try:
             with view:
-                _show(options, client, agent, view)
+                _show(options, client, agent, view, names)
         except KeyboardInterrupt:
             pass
         finally:
@@ -147,11 +149,15 @@ def _plain_environment() -> dict[str, str]:
 
 
 def _show(
-    options: Options, client: OneShotClient, agent: subprocess.Popen[bytes], view: LiveView
+    options: Options,
+    client: OneShotClient,
+    agent: subprocess.Popen[bytes],
+    view: LiveView,
+    names: list[str],
 ) -> None:
-    """Take in results until the time is over; it counts from the first result."""
+    """Take in results until the time is over; it counts once each pipeline has given one."""
     deadline = time.monotonic() + START_SECONDS
-    counting = False
+    waiting = set(names)
     while time.monotonic() < deadline:
         if agent.poll() is not None:
             return
@@ -161,11 +167,13 @@ def _show(
             view.print(str(problem))
             return
         if heard is None:
+            view.tick()
             continue
         payload = json.loads(heard.payload)
-        if not counting:
-            counting = True
-            deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
+        if waiting:
+            waiting.discard(payload["pipeline"])
+            if not waiting:
+                deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
         if options.json:
             print(printable_json(payload), flush=True)
         view.result(payload)

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,10 +68,8 @@ def check_system(command: str) -> None:
 def _install(config: Path | None) -> int:
     if config is not None and not config.is_file():
         raise UsageError(f"--config: {config}: no such file")
-    if config is not None and ETC.is_dir() and find_spec("pydantic_settings") is not None:
-        # Before minutes are spent; where we run without our dependencies it is seen later.
-        check(config, SETTINGS, Path(sys.executable))
     before = _current()
+    _check_settings(config or SETTINGS, before)
     kept = _Kept((SETTINGS, UNITS / UNIT, UNITS / RETRY, SYSUSERS))
     place = HOME / f"{__version__}-{time.strftime('%Y%m%d%H%M%S')}"
     _progress(f"making {place}")
@@ -90,9 +89,42 @@ def _install(config: Path | None) -> int:
         if old.resolve() not in {place.resolve(), before}:
             shutil.rmtree(old, ignore_errors=True)
     print(f"edge-agent {__version__} is installed and {_state('ActiveState')}")
-    print(f"settings  {SETTINGS}; after a change: systemctl reload edge-agent")
+    print(f"settings  {SETTINGS}")
     print("results   edge-agent tail      log  journalctl -u edge-agent -f")
+    _print_next()
     return 0
+
+
+def _check_settings(config: Path, before: Path | None) -> None:
+    """Check the settings that the service will have before minutes are spent.
+
+    Where we run without what that takes, and the installation before has not got it either, the new
+    one sees it later.
+
+    Raises:
+        UsageError: they are wrong.
+
+    """
+    if not (config.is_file() and ETC.is_dir()):
+        return
+    try:
+        if find_spec("pydantic_settings") is not None:
+            check(config, SETTINGS, Path(sys.executable))
+        elif before is not None and (python := before / "bin" / "python").exists():
+            check(config, SETTINGS, python, Path(__file__).parents[3])
+    except UsageError as problem:
+        raise UsageError(f"{problem}; nothing was changed") from None
+
+
+def _print_next() -> None:
+    """Print what to do now."""
+    if tomllib.loads(SETTINGS.read_text(encoding="utf-8-sig")).get("pipelines"):
+        print("next      sudo edge-agent check; after a change: sudo systemctl reload edge-agent")
+        return
+    print("next      it has nothing to do yet:")
+    print(f"  1. name a source and a model under [[pipelines]] in {SETTINGS}")
+    print("  2. sudo edge-agent check")
+    print("  3. sudo systemctl reload edge-agent")
 
 
 class _Kept:

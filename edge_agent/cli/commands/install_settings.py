@@ -31,33 +31,37 @@ keys = ["/etc/edge-agent/trust.d"]  # *.pub files of those who may push models
 # model  = "parts-inspection"
 # rate   = 5
 """
-# Run by the new environment, which has what checking takes; this one may have nothing.
+# Run by an environment that has what checking takes; this one may have nothing. Of the code of this
+# very version, where that is named: an older one does not know the newest keys.
 _CHECK = """\
 import sys
 from pathlib import Path
+sys.path[:0] = sys.argv[2:]
 from edge_agent.config.load import load
 from edge_agent.core.errors import UsageError
 try:
     load(Path(sys.argv[1]))
 except UsageError as problem:
-    sys.exit(str(problem))
+    print(problem, file=sys.stderr)
+    sys.exit(2)
 """
 
 
-def check(config: Path, settings: Path, python: Path) -> None:
-    """Check that a file is valid in the place of *settings*.
+def check(config: Path, settings: Path, python: Path, code: Path | None = None) -> None:
+    """Check that a file is valid in the place of *settings*, or would be, where that can be told.
 
     Args:
-        config: the file.
+        config: the file; *settings* themselves, too.
         settings: where the service has its settings; its folder must be there.
-        python: of the environment whose version of the agent checks it.
+        python: of the environment that checks it.
+        code: folder with the package to check it by; None: that environment's own.
 
     Raises:
-        UsageError: it is not; with that version's own message.
+        UsageError: it is not; with the package's own message.
 
     """
     with _laid_out(config, settings) as taken:
-        _judge(config, taken, python)
+        _judge(config, taken, python, code)
 
 
 def take(config: Path, settings: Path, python: Path) -> None:
@@ -68,7 +72,8 @@ def take(config: Path, settings: Path, python: Path) -> None:
 
     """
     with _laid_out(config, settings) as taken:
-        _judge(config, taken, python)
+        if not _judge(config, taken, python):
+            raise UsageError(f"{config}: cannot be checked by {python}")
         if settings.is_file() and settings.read_bytes() != config.read_bytes():
             before = settings.with_suffix(".toml.before")
             shutil.copyfile(settings, before)
@@ -90,14 +95,16 @@ def _laid_out(config: Path, settings: Path) -> Iterator[Path]:
         taken.unlink(missing_ok=True)
 
 
-def _judge(config: Path, taken: Path, python: Path) -> None:
+def _judge(config: Path, taken: Path, python: Path, code: Path | None = None) -> bool:
+    """Return whether *python* could check the file, and found nothing wrong."""
     done = subprocess.run(
         # -P: we are root, and nobody's working directory is to be imported from.
-        [str(python), "-P", "-c", _CHECK, str(taken)],
+        [str(python), "-P", "-c", _CHECK, str(taken), *([] if code is None else [str(code)])],
         check=False,
         capture_output=True,
         text=True,
     )
-    if done.returncode != 0:
-        words = done.stderr.strip().splitlines() or ["cannot be checked"]
+    if done.returncode == 2:
+        words = done.stderr.strip().splitlines()
         raise UsageError(words[-1].replace(str(taken), str(config)))
+    return done.returncode == 0

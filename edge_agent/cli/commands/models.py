@@ -9,7 +9,7 @@ from ...core.names import NAME_RULE, is_name
 from ...core.text import printable
 from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings
-from .push import World
+from ..world import World, offline_since
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,23 +26,28 @@ def main(options: Options) -> int:
             raise UsageError(f"{given!r} is not a name ({NAME_RULE})")
     settings = broker_settings(options)
     root = settings.broker.topic_root
-    device = options.forget or options.device or "+"
-    filters = [f"{root}/{device}/{kind}" for kind in ("status", "info", "model/+", "source/+")]
-    with OneShotClient(settings.broker, filters) as client:
+    with OneShotClient(settings.broker, _filters(root, options)) as client:
         world = World(client, root)
         world.look()
         if options.forget:
-            return _forget(client, world, options.forget)
+            return _forget(client, world, root, options.forget)
         if options.device and options.device not in world.status:
             raise AgentError(f"device {options.device} is unknown")
     for name in sorted(world.status):
-        state = world.status[name].get("state", "?")
+        state = "online" if world.online(name) else offline_since(world, name)
         about = world.info.get(name, {}).get("profile")
         profile = about.get("name", "?") if isinstance(about, dict) else "?"
         print(printable(f"{name}  {state}  profile {profile}"))
         for model, says in sorted(world.models.get(name, {}).items()):
             print(printable(f"  {model}: {_line(says)}"))
     return 0
+
+
+def _filters(root: str, options: Options) -> list[str]:
+    if options.forget:
+        return [f"{root}/{options.forget}/#"]
+    kinds = ("status", "info", "health", "model/+", "source/+")
+    return [f"{root}/{options.device or '+'}/{kind}" for kind in kinds]
 
 
 def _line(says: dict[str, object]) -> str:
@@ -66,11 +71,13 @@ def _line(says: dict[str, object]) -> str:
     return "; ".join(parts)
 
 
-def _forget(client: OneShotClient, world: World, device: str) -> int:
+def _forget(client: OneShotClient, world: World, root: str, device: str) -> int:
     """Clear what a scrapped box left retained."""
     if world.online(device):
         raise AgentError(f"device {device} is online; it would say it all again")
-    topics = sorted(world.topics.get(device, ()))
+    # Its inbox is not its own: what others have left there is theirs.
+    inbox = f"{root}/{device}/in/"
+    topics = sorted(t for t in world.topics.get(device, ()) if not t.startswith(inbox))
     if not topics:
         raise AgentError(f"device {device} is unknown: nothing is retained of it")
     client.wait_published([client.publish(topic, b"", retain=True) for topic in topics])

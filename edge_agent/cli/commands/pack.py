@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from datetime import UTC, datetime, time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +36,18 @@ def main(options: Options) -> int:
     """Pack the model, and print what the package holds."""
     key = load_private(Path(options.key)) if options.key else None
     out = Path(options.output)
-    if out.exists() and out.is_dir():
+    if out.is_dir():
         raise UsageError(f"-o: {out} is a folder, expected the name of a file")
     for target in options.target:
         try:
             check_target_form(target, "--target")
         except ModelError as problem:
             raise UsageError(str(problem)) from None
+    # Not into the package, where that goes to standard output.
+    say = partial(print, file=sys.stderr if out.exists() and not out.is_file() else sys.stdout)
     with import_model(Path(options.path)) as imported:
         for assumption in imported.assumptions:
-            print(f"assumed  {assumption}")
+            say(f"assumed  {assumption}")
         package = pack(
             imported.folder.path,
             out,
@@ -55,7 +59,7 @@ def main(options: Options) -> int:
     signed = (
         "signed" if key is not None else "unsigned: devices take it only with trust.allow_unsigned"
     )
-    print(f"{out}: {header.id}, {header.size} bytes in {header.blocks} blocks, {signed}")
+    say(f"{out}: {header.id}, {header.size} bytes in {header.blocks} blocks, {signed}")
     return 0
 
 
@@ -65,11 +69,12 @@ def expiry(text: str | None) -> datetime | None:
         return None
     try:
         read = datetime.fromisoformat(text)
-    except ValueError:
+        if len(text) == 10:
+            read = datetime.combine(read.date(), time(23, 59, 59))
+        read = read.replace(tzinfo=UTC) if read.tzinfo is None else read.astimezone(UTC)
+    except (ValueError, OverflowError):
+        # Overflow: in UTC it lies beyond the year 9999, or before the first.
         raise UsageError(f"--expires: {text!r} is not a date; write 2027-06-30") from None
-    if len(text) == 10:
-        read = datetime.combine(read.date(), time(23, 59, 59))
-    read = read if read.tzinfo is not None else read.replace(tzinfo=UTC)
     if read <= datetime.now(UTC):
         raise UsageError(f"--expires: {text} is past already; choose a later day")
     return read

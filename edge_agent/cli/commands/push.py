@@ -11,22 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ...core.errors import AgentError, BrokerError, UsageError
-from ...core.names import NAME_RULE, is_name, version_key
+from ...core.names import version_key
 from ...core.text import printable
 from ...delivery.sender import Progress, Sender
 from ...models.importing import BARE, import_model, import_tar
 from ...models.packages.build import Package, make, open_package
 from ...models.packages.keys import load_private
-from ...mqtt.connection import parse_object
 from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings, positive
+from ..world import World, check_target, online_targets
 
 if TYPE_CHECKING:
     from ...models.packages.keys import PrivateKey
 
 RECONNECT_SECONDS = 0.5
-LOOK_SECONDS = 1.5
-"""How long retained topics may take to arrive."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: Options) -> int:
     """Push; return 0 when results carry the new version, 1 when it was rejected or not taken."""
     target: str = options.device
-    if not is_name(target.removeprefix("@")):
-        raise UsageError(f"--device: {target!r} is not a name ({NAME_RULE}), or @ and one")
+    check_target(target)
     settings = broker_settings(options)
     root = settings.broker.topic_root
     path = Path(options.path)
@@ -62,7 +59,7 @@ def main(options: Options) -> int:
         filters = [f"{root}/+/{kind}" for kind in ("status", "info", "model/+")]
         client = stack.enter_context(OneShotClient(settings.broker, filters))
         world = World(client, root)
-        devices = _devices(world, target, wait=options.wait, timeout=options.timeout)
+        devices = online_targets(world, target, wait=options.wait, timeout=options.timeout)
         if package is None:
             version = _next(world, devices, name)
             package = stack.enter_context(_package(path, key, version))
@@ -79,78 +76,6 @@ def main(options: Options) -> int:
             again = "the same push again goes on where it stopped"
             raise AgentError(f"interrupted; {again}") from None
         return _report(sender, world, target)
-
-
-class World:
-    """What the broker remembers of all devices."""
-
-    def __init__(self, client: OneShotClient, root: str) -> None:
-        self._client = client
-        self._root = root
-        self.status: dict[str, dict[str, Any]] = {}
-        self.info: dict[str, dict[str, Any]] = {}
-        self.models: dict[str, dict[str, dict[str, Any]]] = {}
-        self.topics: dict[str, set[str]] = {}
-
-    def look(self, seconds: float = LOOK_SECONDS) -> None:
-        """Take in what is retained, until nothing more comes."""
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            heard = self._client.next(min(left, 0.4))
-            if heard is None:
-                if self.status:
-                    return
-                continue
-            self.take(heard.topic, heard.payload)
-
-    def take(self, topic: str, payload: bytes) -> None:
-        device, *levels = topic.removeprefix(f"{self._root}/").split("/")
-        if not payload:
-            return
-        self.topics.setdefault(device, set()).add(topic)
-        if (says := parse_object(payload)) is None:
-            return
-        match levels:
-            case ["status"]:
-                self.status[device] = says
-            case ["info"]:
-                self.info[device] = says
-            case ["model", name]:
-                self.models.setdefault(device, {})[name] = says
-
-    def online(self, device: str) -> bool:
-        return self.status.get(device, {}).get("state") == "online"
-
-    def members(self, group: str) -> list[str]:
-        return sorted(
-            device
-            for device, info in self.info.items()
-            if isinstance(groups := info.get("groups"), list) and group in groups
-        )
-
-
-def _devices(world: World, target: str, *, wait: bool, timeout: float) -> list[str]:
-    """Find who is to get it and is online."""
-    deadline = time.monotonic() + timeout
-    while True:
-        world.look()
-        if target.startswith("@"):
-            members = world.members(target[1:])
-            found = [device for device in members if world.online(device)]
-            problem = f"no online device is in group {target}" + (
-                f" (offline: {', '.join(members)})" if members else ""
-            )
-        else:
-            found = [target] if world.online(target) else []
-            known = ", ".join(sorted(world.status)) or "none"
-            state = "offline" if target in world.status else f"unknown; known: {known}"
-            problem = f"device {target} is {state}"
-        if found:
-            return found
-        if not wait:
-            raise AgentError(f"{problem}; --wait waits for it")
-        if time.monotonic() > deadline:
-            raise AgentError(f"{problem}, after {timeout:.0f} s")
 
 
 @contextmanager
@@ -272,7 +197,9 @@ class _Bars:
                 )
             elif self._said.get(device) != progress.state:
                 self._said[device] = progress.state
-                why = f": {progress.why}" if progress.why else ""
+                # Of a rejection, the reason is part of the outcome, which is printed at the end.
+                shown = progress.why is not None and progress.state != "rejected"
+                why = f": {progress.why}" if shown else ""
                 said = printable(f"{device}: {progress.state}{why}")
                 print(said, file=sys.stderr, flush=True)
 

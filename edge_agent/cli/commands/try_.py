@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 import argparse
-import shutil
+import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any
 
-from ...config.load import load as load_settings
-from ...config.settings import Broker, Pipeline
+from ...config.settings import Pipeline
 from ...core.errors import AgentError, EngineError, SampleError, SourceError, UsageError
 from ...core.types import Array, Outcome, Sample
 from ...inference.model import Model, load_model
 from ...models.importing import BARE, ImportedModel, import_model
-from ...models.manifest import load as load_manifest
 from ...mqtt import payloads
 from ...runtime.pipelines.overlay import Shape
 from ...sources.spec import SourceSpec, guess_source, parse_source
+from ..attended import Attendant
 from ..live import LiveView
 from ..options import Options, positive
 from ..samples import Samples
+from ..saved import new_folder, save
+from ..terminal import engine_words
+from ..times import span
+
+if TYPE_CHECKING:
+    from ..following import Follower
+
 
 PICTURE = Path("try.jpg")
 PART = Path(".try.jpg.part")
 PICTURE_SECONDS = 0.5
 BENCH_SECONDS = 1.0
+SILENT_SECONDS = 2.0
+"""Without anything from a live source, after which that is said."""
+HANG_SECONDS = 30.0
+"""Beyond `--seconds`, after which a model or source that does not come back ends the command."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,21 +74,26 @@ def main(options: Options) -> int:
     path = Path(options.model)
     if not options.model or not path.exists():
         raise UsageError(f"MODEL: {options.model!r}: no such file or folder")
-    save = _new_folder(options.save)
+    place = None if options.save is None else new_folder(options.save)
     tried = None if options.config is None else _pipeline(options.config)
+    attendant = Attendant(None if options.seconds is None else options.seconds + HANG_SECONDS)
     with import_model(path) as imported:
         _print_model(imported, path)
-        with Samples(spec, imported.folder.manifest.input) as samples:
-            first = samples.first()
-            if first is None:
-                raise SourceError(f"{spec.redacted}: ended before it gave anything to look at")
-            best = _compare_engines(imported, spec, first, _bench_seconds(options.seconds))
+        with _opened(attendant, spec, imported) as samples:
+            first = attendant.call(lambda: _first(attendant, samples, spec))
+            seconds = _bench_seconds(options.seconds)
+            best = attendant.call(
+                lambda: _compare_engines(attendant, imported, spec, first, seconds)
+            )
             try:
-                count = _watch(options, best, samples, first, spec, tried)
+                count = _watch(options, attendant, best, samples, first, spec, tried)
             finally:
-                best.close()
-        if save is not None:
-            _save(save, imported, spec)
+                if attendant.left_behind is None:
+                    best.close()
+        if place is not None:
+            settings = save(place, imported, spec)
+            print(f"saved    {place}: the model, and commented settings; readable by you only")
+            print(f"next     edge-agent run --config {settings}")
     if count == 0:
         raise AgentError("no result: every frame was dropped by an error")
     return 0
@@ -89,6 +105,22 @@ def _pipeline(file: str) -> Pipeline:
     return read_pipeline(file)
 
 
+def _opened(attendant: Attendant, spec: SourceSpec, imported: ImportedModel) -> Samples:
+    def open_it() -> Samples:
+        with attendant.doing(f"opening {spec.redacted}"):
+            return Samples(spec, imported.folder.manifest.input, attendant.closing)
+
+    return attendant.call(open_it)
+
+
+def _first(attendant: Attendant, samples: Samples, spec: SourceSpec) -> Sample:
+    with attendant.doing(f"the first reading of {spec.redacted}"):
+        first = samples.first()
+    if first is None:
+        raise SourceError(f"{spec.redacted}: ended before it gave anything to look at")
+    return first
+
+
 def _source(text: str) -> SourceSpec:
     """Read what a person typed; a file that is not there is a slip, a camera that is not is not."""
     if not text.strip():
@@ -97,20 +129,6 @@ def _source(text: str) -> SourceSpec:
     if spec.path is not None and not spec.live and not spec.path.exists():
         raise UsageError(f"SOURCE: {spec.path}: no such file or folder")
     return spec
-
-
-def _new_folder(name: str | None) -> Path | None:
-    """Make the folder to save to, before any time is spent on what goes into it."""
-    if name is None:
-        return None
-    folder = Path(name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise UsageError(f"--save: {folder} is there already and not empty; name a new folder")
-    except OSError as problem:
-        raise UsageError(f"--save: {folder}: {problem.strerror}; name a new folder") from None
-    return folder
 
 
 def _print_model(imported: ImportedModel, path: Path) -> None:
@@ -131,7 +149,11 @@ def _bench_seconds(wanted: float | None) -> float:
 
 
 def _compare_engines(
-    imported: ImportedModel, spec: SourceSpec, sample: Sample, seconds: float
+    attendant: Attendant,
+    imported: ImportedModel,
+    spec: SourceSpec,
+    sample: Sample,
+    seconds: float,
 ) -> Model:
     """Time every engine of this box on the first sample; give the fastest, open."""
     best: Model | None = None
@@ -139,17 +161,20 @@ def _compare_engines(
     refusals: list[str] = []
     for choice in _choices(imported):
         name = f"{choice.engine}:{choice.device}"
+        attendant.check_open()
         try:
-            model, _ = load_model(imported.folder, [choice], spec.kind)
+            with attendant.doing(f"the first inference on {name}, loading included,"):
+                model, _ = load_model(imported.folder, [choice], spec.kind)
         except EngineError as problem:
             reason = str(problem).rpartition(f"{name}: ")[2]
             refusals.append(f"{name}: {reason}")
             print(f"engine   {name}: cannot run it: {reason}")
             continue
-        rate, alone_ms = _rate(model, sample, choice.lanes, seconds)
+        with attendant.doing(f"timing of the inference on {name}"):
+            rate, alone_ms = _rate(attendant, model, sample, choice.lanes, seconds)
         print(
-            f"engine   {model.engine.label}: {rate:.1f} frames a second "
-            f"({alone_ms:.2f} ms for one alone, {choice.lanes} at a time)",
+            f"engine   {engine_words(model.engine.label)}: {rate:.1f} frames a second "
+            f"({alone_ms:.2f} ms alone, {choice.lanes} at a time)",
             flush=True,
         )
         if rate > best_rate:
@@ -176,11 +201,14 @@ def _choices(imported: ImportedModel) -> list[Any]:
     )
 
 
-def _rate(model: Model, sample: Sample, lanes: int, seconds: float) -> tuple[float, float]:
+def _rate(
+    attendant: Attendant, model: Model, sample: Sample, lanes: int, seconds: float
+) -> tuple[float, float]:
     """Measure frames a second with all lanes busy, and the median milliseconds of one alone."""
     alone: list[float] = []
     deadline = time.perf_counter() + seconds / 3
     while time.perf_counter() < deadline or len(alone) < 3:
+        attendant.check_open()
         start = time.perf_counter()
         model.infer(sample)
         alone.append((time.perf_counter() - start) * 1e3)
@@ -188,7 +216,7 @@ def _rate(model: Model, sample: Sample, lanes: int, seconds: float) -> tuple[flo
 
     def lane(_number: int) -> int:
         count = 0
-        while time.perf_counter() < deadline:
+        while time.perf_counter() < deadline and not attendant.closing.is_set():
             model.infer(sample)
             count += 1
         return count
@@ -201,6 +229,7 @@ def _rate(model: Model, sample: Sample, lanes: int, seconds: float) -> tuple[flo
 
 def _watch(
     options: Options,
+    attendant: Attendant,
     model: Model,
     samples: Samples,
     first: Sample,
@@ -210,27 +239,33 @@ def _watch(
     """Show results until the source ends, the time is over or Ctrl-C."""
     picture = _Picture() if first.picture else None
     count = 0
-    with LiveView(f"edge-agent try · {spec.redacted} · {model.id}", _notes(picture)) as view:
-        follower = None
-        if tried is not None:
-            from ..following import Follower
+    deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
+    title = f"edge-agent try · {spec.redacted} · {model.id}"
+    view = LiveView(title, _notes(picture), pipelines=["try"])
+    watch = _SourceWatch(samples, spec, view)
+    said: deque[str] = deque()
+    follower = None
+    if tried is not None:
+        from ..following import Follower
 
-            follower = Follower(tried, lossless=spec.lossless, say=view.print)
-        deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
+        follower = Follower(tried, lossless=spec.lossless, say=said.append)
+
+    def tick() -> bool:
+        watch.look()
+        view.tick()
+        return time.monotonic() < deadline
+
+    outcomes = attendant.each(_outcomes(attendant, model, samples, first, spec, follower), tick)
+    with view, closing(outcomes):
         try:
-            # A camera's first is old by now: the engines were timed on it.
-            begin = [replace(first, since=time.monotonic())] if spec.lossless else []
-            for sample in chain(begin, samples.follow()):
-                try:
-                    if follower is None:
-                        outcome = model.infer(sample)
-                    else:
-                        sample, outcome = follower.infer(model, sample)  # noqa: PLW2901 - masked
-                except SampleError as problem:
-                    view.print(f"dropped: {problem}")
+            for sample, outcome, age_ms in outcomes:
+                watch.look()
+                while said:
+                    view.print(said.popleft())
+                if isinstance(outcome, SampleError):
+                    view.print(f"dropped: {outcome}")
                     continue
                 count += 1
-                age_ms = (time.monotonic() - sample.since) * 1e3
                 view.result(payloads.result("try", "", "try", sample, outcome, age_ms))
                 if picture is not None:
                     shapes = () if follower is None else follower.shapes()
@@ -240,14 +275,68 @@ def _watch(
         except KeyboardInterrupt:
             view.print("stopped")
         except SourceError as problem:
-            view.print(f"source lost: {problem}")
+            samples.trouble = str(problem)
     if picture is not None:
         picture.finish()
     for line in view.summary_lines():
         print(line)
     if follower is not None and (counts := follower.counts()):
         print(f"counted  {counts}")
+    if attendant.left_behind is not None:
+        print(f"left behind: {attendant.left_behind}", file=sys.stderr)
+    if samples.trouble is not None:
+        raise SourceError(samples.trouble)
     return count
+
+
+class _SourceWatch:
+    """Tells the view when a source is lost, silent, or back."""
+
+    def __init__(self, samples: Samples, spec: SourceSpec, view: LiveView) -> None:
+        self._samples = samples
+        self._live = spec.live
+        self._view = view
+        self._told: str | None = None
+        samples.latest = time.monotonic()  # the engines were timed meanwhile
+
+    def look(self) -> None:
+        """Say what has changed."""
+        why = self._samples.trouble
+        silent = time.monotonic() - self._samples.latest
+        if why is not None:
+            self._view.trouble = f"source lost {span(silent)} ago, trying again: {why}"
+        elif self._live and silent > SILENT_SECONDS:
+            self._view.trouble = f"the source has given nothing for {span(silent)}"
+        else:
+            self._view.trouble = ""
+        if why == self._told:
+            return
+        self._told = why
+        self._view.print("source is back" if why is None else f"source lost, trying again: {why}")
+
+
+def _outcomes(
+    attendant: Attendant,
+    model: Model,
+    samples: Samples,
+    first: Sample,
+    spec: SourceSpec,
+    follower: Follower | None,
+) -> Iterator[tuple[Sample, Outcome | SampleError, float]]:
+    """Yield what the model finds in each sample, or why nothing, and its age in milliseconds."""
+    # A camera's first is old by now: the engines were timed on it.
+    begin = [replace(first, since=time.monotonic())] if spec.lossless else []
+    for sample in chain(begin, samples.follow()):
+        found: Outcome | SampleError
+        try:
+            with attendant.doing(f"an inference on {engine_words(model.engine.label)}"):
+                if follower is None:
+                    found = model.infer(sample)
+                else:
+                    sample, found = follower.infer(model, sample)  # noqa: PLW2901 - masked
+        except SampleError as problem:
+            found = problem
+        yield sample, found, (time.monotonic() - sample.since) * 1e3
 
 
 def _notes(picture: _Picture | None) -> list[str]:
@@ -287,41 +376,8 @@ class _Picture:
             return
         picture, outcome, shapes = self._last
         try:
-            PART.write_bytes(jpeg(annotate(picture, outcome.findings, shapes)))
+            PART.write_bytes(jpeg(annotate(picture, outcome.findings, shapes=shapes)))
             PART.replace(PICTURE)
         except OSError as problem:
             self.trouble = problem.strerror or str(problem)
             print(f"no further pictures: {PICTURE}: {self.trouble}")
-
-
-def _absolute(spec: SourceSpec) -> str:
-    """Return a source's text with an absolute path, so that it holds wherever the settings are."""
-    if spec.path is None:
-        return spec.text
-    _, mark, query = spec.text.partition("?")
-    # Links stay: the name under /dev/v4l/by-id is the one that lasts.
-    return f"{spec.form.scheme}:{quote(str(spec.path.absolute()))}{mark}{query}"
-
-
-def _save(place: Path, imported: ImportedModel, spec: SourceSpec) -> None:
-    """Write what `run` takes: the model folder and the settings."""
-    import tomli_w
-
-    manifest = imported.folder.manifest
-    folder = place / "models" / manifest.name
-    settings = place / "edge-agent.toml"
-    pipeline = {"name": manifest.name, "source": _absolute(spec), "model": manifest.name}
-    table = {
-        "models_dirs": ["models"],
-        "state_dir": "state",
-        "broker": {"url": Broker().url},
-        "pipelines": [pipeline],
-    }
-    shutil.copytree(imported.folder.path, folder)
-    settings.write_text(tomli_w.dumps(table), encoding="utf-8")
-    try:
-        load_manifest(folder)
-        load_settings(settings, {})
-    except AgentError as problem:
-        raise AgentError(f"--save: what was written cannot be read back: {problem}") from None
-    print(f"saved    {folder} and {settings}; now: edge-agent run --config {settings}")

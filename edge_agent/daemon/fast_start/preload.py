@@ -26,6 +26,7 @@ class Preload:
 
         Raises:
             ImportError: a library is not installed any more.
+            RuntimeError: the system allows no further thread.
 
         """
         # Nothing that is made during the start is garbage, and a thread that has come back from
@@ -41,7 +42,7 @@ class Preload:
         ]
         try:
             self._begin(plan, timeline)
-        except ImportError:
+        except (ImportError, RuntimeError):
             self.restore_python()
             raise
 

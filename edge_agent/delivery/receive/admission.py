@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ... import BUILD_DATE
 from ...core.errors import ModelError
 from ...core.names import version_key
 from ...inference.prepared.build import collect
@@ -33,6 +32,8 @@ class Recipient:
     allow_unsigned: Callable[[], bool]
     quota_bytes: Callable[[], int]
     pinned: Callable[[], Collection[tuple[str, str]]]
+    credible: Callable[[], bool]
+    """Whether its clock shows a time that can be right; see `device.wall_clock`."""
 
 
 class Admission:
@@ -58,10 +59,14 @@ class Admission:
         check_targets(
             header, device=recipient.device, profile=recipient.profile, groups=recipient.groups()
         )
-        if check_expiry(header, now=datetime.now(UTC), build_date=BUILD_DATE) == "wait":
+        if check_expiry(header, now=datetime.now(UTC), credible=self.clock_is_set()) == "wait":
             return None
         self.check_not_older(header.name, header.version)
         return header
+
+    def clock_is_set(self) -> bool:
+        """Whether the clock may be right: by the same rule as in results and health."""
+        return self._recipient.credible()
 
     def check_unsigned(self) -> None:
         """Check that a package without a header may come in.
@@ -162,8 +167,3 @@ class Admission:
             keep=self._recipient.pinned(),
             transfer=transfer,
         )
-
-
-def clock_is_set() -> bool:
-    """Whether the clock may be right: one that is older than this program is not."""
-    return datetime.now(UTC) >= BUILD_DATE

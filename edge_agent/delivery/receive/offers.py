@@ -18,7 +18,7 @@ from ...models.store.incoming import interrupted_transfers
 from ...models.store.store import Store
 from ..protocol import MAX_OFFER_BYTES
 from ..rollout.ledger import Candidate, Ledger
-from .admission import Admission, clock_is_set
+from .admission import Admission
 from .blocks import MAX_TRANSFERS, BlockReceiver
 
 log = logging.getLogger(__name__)
@@ -96,10 +96,13 @@ class Offers:
         if not self._admission.is_here(transfer, header, phase=phase):
             return False
         if phase is not None:
-            self._status.publish(transfer, phase, have=header.blocks, total=header.blocks)
+            figures = self._ledger.figures(name, version)
+            self._status.publish(
+                transfer, phase, have=header.blocks, total=header.blocks, **figures
+            )
             return True
         log.info("push %s: %s is here already", transfer, header.id)
-        found = partial(self._library.find, name, version)
+        found = partial(self._library.find_unchanged, name, version)
         self._submit(Candidate(name, version, transfer, found), header.blocks)
         return True
 
@@ -111,7 +114,7 @@ class Offers:
             return
         candidate = self._ledger.by_transfer(transfer)
         if candidate is not None:
-            self._status.publish(transfer, candidate.phase, have=1, total=1)
+            self._ledger.answer(candidate)
             return
         self.forget(transfer)
         try:
@@ -145,7 +148,7 @@ class Offers:
         """Consider again the offers that wait, once the clock is set."""
         if self._waiting and now - self._clock_checked > CLOCK_SECONDS:
             self._clock_checked = now
-            if clock_is_set():
+            if self._admission.clock_is_set():
                 for transfer, (header, signature) in list(self._waiting.items()):
                     self._consider(transfer, header, signature)
 

@@ -16,7 +16,7 @@ from ...runtime.serving.active import ActiveModels
 from .ledger import Ledger
 from .probation import Probations
 from .rollback import Rollbacks
-from .swap import Swap
+from .swap import Swap, exchange_details, log_live
 
 
 @record
@@ -86,8 +86,11 @@ class VersionCommands:
             accepted = next(e.accepted for e in self._library.versions(name) if e.folder == folder)
             if not accepted:
                 raise ModelError(f"{name}@{version} has not passed its trial; push it again")
+            folder, models = self._swap.reopen(name, version)
+            before = self._swap.running(name, version)
             self._probations.end(name)
-            self._swap.activate(name, folder)
+            details = exchange_details(self._swap.activate(folder, models))
+            log_live(name, folder.manifest.version, before, details)
             self._ledger.changed()
         return {"model": name, "version": folder.manifest.version}
 

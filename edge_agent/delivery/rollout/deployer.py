@@ -13,7 +13,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from ...config.settings import Trial
-from ...core.errors import AgentError
+from ...core.containment import contained
+from ...core.errors import AgentError, ModelError
 from ...core.files import fault
 from ...core.types import Kind
 from ...inference.model import Model
@@ -31,7 +32,7 @@ from .probation import Probations
 from .recovery import Recovery
 from .rollback import Rollbacks
 from .shadow import Shadowing
-from .swap import Swap, exchange_details
+from .swap import Swap, exchange_details, log_live
 from .trial import Trials
 
 POLL_SECONDS = 0.25
@@ -76,7 +77,7 @@ class Deployer:
         self._closing = threading.Event()
         self._trials = Trials(active, ledger, self._closing, memory_budget_mb)
         self._shadowing = Shadowing(active, ledger, self._closing)
-        self._swap = Swap(store, library, active, overlap=overlap)
+        self._swap = Swap(store, library, active, trial=trial, overlap=overlap)
         rollbacks = Rollbacks(store, library, ledger, self._swap)
         self._probations = Probations(ledger, self._swap, rollbacks)
         self._recovery = Recovery(store, library, ledger, self._probations, rollbacks)
@@ -148,9 +149,10 @@ class Deployer:
         models: dict[Kind, Model] = {}
         """Loaded, and not serving yet."""
         try:
-            self._ledger.enter(candidate, "preparing")
-            bounds = bounds_of(folder, self._bounds())
-            details = self._trials.run(candidate, folder, bounds)
+            with contained(candidate.id, ModelError):
+                self._ledger.enter(candidate, "preparing")
+                bounds = bounds_of(folder, self._bounds())
+                details = self._trials.run(candidate, folder, bounds)
             fault("trial.passed")
             if self._swap.must_replace(folder):
                 self._replace(candidate, folder, details, bounds)
@@ -171,7 +173,8 @@ class Deployer:
         """Install it, under the name that its manifest has; None: it is rejected."""
         self._ledger.start(candidate)
         try:
-            folder = candidate.install()
+            with contained(candidate.id, ModelError):
+                folder = candidate.install()
         except AgentError as problem:
             candidate.on_installed()
             self._ledger.finish(candidate, "rejected", str(problem))
@@ -190,7 +193,8 @@ class Deployer:
         if phase is None or pointed is None or not same_version(pointed, candidate.version):
             return False
         self._ledger.remove(candidate)
-        self._ledger.publish(candidate, phase)
+        figures = self._ledger.figures(candidate.name, candidate.version)
+        self._ledger.publish(candidate, phase, **figures)
         self._ledger.changed()
         return True
 
@@ -224,6 +228,7 @@ class Deployer:
         self, candidate: Candidate, models: list[Model], details: dict[str, Any], bounds: Trial
     ) -> None:
         """Record and publish that it serves, and begin its probation; the caller has the lock."""
+        before = self._store.pointers(candidate.name).previous
         if bounds.probation_s > 0:
             self._probations.begin(candidate, models, bounds)
         else:
@@ -232,7 +237,9 @@ class Deployer:
         self._active.load_all()
         self._wait_for_first(models)
         details |= _first_inference(candidate, models)
+        candidate.figures = details
         self._ledger.record_last(candidate.name, candidate.version, "live", None, details)
+        log_live(candidate.name, candidate.version, before, details)
         if bounds.probation_s > 0:
             self._ledger.publish(candidate, "probation", **details)
             self._ledger.changed()

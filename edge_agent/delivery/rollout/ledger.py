@@ -116,6 +116,9 @@ class Candidate:
     """Of its probation, which an orderly end has interrupted, until the models are loaded."""
     watch: Watch | None = None
     """By which it is judged on probation."""
+    figures: Mapping[str, Any] | None = None
+    """What its trial and its swap gave; None: it does not serve, or that is about to be published.
+    """
 
     @property
     def id(self) -> str:
@@ -220,6 +223,22 @@ class Ledger:
         if candidate.transfer is not None:
             model = {"model": candidate.name, "version": candidate.version}
             self.status.publish(candidate.transfer, state, have=1, total=1, **model, **more)
+
+    def answer(self, candidate: Candidate) -> None:
+        """Publish how far a candidate is, to a sender that offers it once more."""
+        if candidate.phase == "probation" and candidate.figures is None:
+            return  # that is about to be published, with all that there is to say
+        if candidate.transfer is not None:
+            figures = candidate.figures or {}
+            self.status.publish(candidate.transfer, candidate.phase, have=1, total=1, **figures)
+
+    def figures(self, name: str, version: str) -> dict[str, Any]:
+        """Return what trial and swap of the version gave that went live last; empty: of another."""
+        last = self._last.get(name, {})
+        if (last.get("version"), last.get("outcome")) != (version, "live"):
+            return {}
+        apart = {"version", "outcome", "why", "time"}
+        return {key: value for key, value in last.items() if key not in apart}
 
     def finish(
         self, candidate: Candidate, outcome: Outcome, why: str | None, **details: Any

@@ -98,6 +98,9 @@ class Recovery:
         candidate = self._stored(name, mark.version)
         candidate.phase = "probation"
         try:
+            previous = self._store.pointers(name).previous
+            if previous is not None:
+                self._library.find_unchanged(name, previous)
             self._library.rollback(name)
         except ModelError as problem:
             self._store.set_trial(name, None)
@@ -114,7 +117,7 @@ class Recovery:
             name,
             version,
             self._store.transfer(name, version),
-            lambda: self._library.find(name, version),
+            lambda: self._library.find_unchanged(name, version),
         )
 
     def resume_probations(self, active: ActiveModels, device: Trial) -> None:
@@ -137,4 +140,5 @@ class Recovery:
             fault("probation.resumed")
             models = [s.model for s in active.servings_of(name) if s.model is not None]
             self._probations.begin(candidate, models, bounds)
+            candidate.figures = self._ledger.figures(name, candidate.version)
             self._ledger.changed()

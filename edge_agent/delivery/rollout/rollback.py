@@ -9,7 +9,7 @@ from ...core.files import fault
 from ...models.store.catalog import Library
 from ...models.store.store import Store
 from .ledger import Candidate, Ledger
-from .swap import Swap, close_all
+from .swap import Swap, close_all, exchange_details, log_live
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,8 @@ class Rollbacks:
             The version that is live now.
 
         Raises:
-            AgentError: there is none, or it does not load; nothing has changed then.
+            AgentError: there is none, it does not load, or it is not what was accepted; nothing
+                has changed then.
 
         """
         pointers = self._store.pointers(name)
@@ -39,8 +40,7 @@ class Rollbacks:
                 f"{name}: there is no version before {pointers.live or 'the one that runs'}"
                 " to go back to"
             )
-        folder = self._library.find(name, pointers.previous)
-        models = self._swap.open(folder)
+        folder, models = self._swap.reopen(name, pointers.previous)
         try:
             self._library.rollback(name)
         except ModelError:
@@ -49,8 +49,10 @@ class Rollbacks:
         fault("rollback.done")
         for candidate in self._ledger.on_probation(name):
             self._ledger.remove(candidate)
-        self._swap.exchange(name, models)
-        self._ledger.record_last(name, pointers.live, "rolled-back", why)
+        details = exchange_details(self._swap.exchange(name, models))
+        self._ledger.record_last(name, pointers.live, "rolled-back", why, details)
+        log.info("%s@%s: rolled back: %s", name, pointers.live, why)
+        log_live(name, folder.manifest.version, pointers.live, details)
         self._ledger.changed()
         return folder.manifest.version
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...config.settings import Trial
-from ...core.errors import EngineError, ModelError, SampleError
+from ...core.containment import contained
+from ...core.errors import AgentError, ModelError
 from ...core.files import fault
 from ...core.types import Kind, Outcome, Sample
 from ...inference.compare import compare_findings
@@ -80,17 +81,18 @@ class Comparison:
     ) -> None:
         try:
             outcome = self.model.infer(sample, threshold=threshold, region=region)
-        except (SampleError, EngineError, ModelError) as problem:
+            self.infer_ms.append(outcome.timing.infer_ms)
+            if incumbent is None:
+                return
+            with contained(self.model.id):
+                agreement = compare_findings(
+                    incumbent.findings, outcome.findings, self.model.manifest.trial.tolerance
+                )
+        except AgentError as problem:
             self.errors += 1
             self.error = str(problem)
             return
-        self.infer_ms.append(outcome.timing.infer_ms)
-        if incumbent is None:
-            return
         self.compared += 1
-        agreement = compare_findings(
-            incumbent.findings, outcome.findings, self.model.manifest.trial.tolerance
-        )
         self.agreed += agreement.passed
         if not agreement.passed and self.disagreement is None:
             self.disagreement = agreement.why

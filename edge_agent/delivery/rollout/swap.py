@@ -6,9 +6,10 @@ new one.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...config.settings import Trial
@@ -16,6 +17,7 @@ from ...core.errors import AgentError, ModelError
 from ...core.files import fault
 from ...core.types import Kind
 from ...device.headroom import has_room
+from ...inference.golden import compare_golden
 from ...inference.model import Model
 from ...models.manifest import ModelFolder
 from ...models.store.catalog import Library
@@ -23,7 +25,10 @@ from ...models.store.pointers import Trial as Mark
 from ...models.store.pointers import same_version
 from ...models.store.store import Store
 from ...runtime.serving.active import ActiveModels, Exchange
+from .acceptance import bounds_of
 from .ledger import Candidate
+
+log = logging.getLogger(__name__)
 
 Models = Mapping[Kind, Model]
 """One version, loaded for each kind of sample that its pipelines give it."""
@@ -33,7 +38,13 @@ class Swap:
     """Changes which version serves; a method that does so needs the lock `changing`."""
 
     def __init__(
-        self, store: Store, library: Library, active: ActiveModels, *, overlap: bool
+        self,
+        store: Store,
+        library: Library,
+        active: ActiveModels,
+        *,
+        trial: Callable[[], Trial],
+        overlap: bool,
     ) -> None:
         """Keep what is needed; nothing is changed yet.
 
@@ -41,22 +52,45 @@ class Swap:
             store: of versions.
             library: of all versions.
             active: what serves.
+            trial: the device's bounds, which may be reloaded.
             overlap: whether two versions may be in memory at once, where there is room.
 
         """
         self._store = store
         self._library = library
         self._active = active
+        self._bounds = trial
         self._overlap = overlap
         self.changing = threading.RLock()
         """Held for every change of what is live, by the deployer's thread and by commands."""
+
+    def reopen(self, name: str, version: str) -> tuple[ModelFolder, dict[Kind, Model]]:
+        """Load a version that has been accepted before; needs no lock.
+
+        It may have lain on the disk for long: its files and its golden outputs are checked as they
+        were then.
+
+        Raises:
+            AgentError: there is none such, it does not load, or it is not what was accepted.
+
+        """
+        folder = self._library.find_unchanged(name, version)
+        models = self.open(folder, checked=False)
+        try:
+            if bounds_of(folder, self._bounds()).golden:
+                for model in models.values():
+                    _check_golden(model)
+        except AgentError:
+            close_all(models)
+            raise
+        return folder, models
 
     def open(self, folder: ModelFolder, *, checked: bool = True) -> dict[Kind, Model]:
         """Load a version for every kind of sample that its pipelines give it; needs no lock.
 
         Args:
             folder: of the version.
-            checked: it has been through a trial; False for one that a command names.
+            checked: its network has been checked, as in a trial.
 
         Raises:
             AgentError: it does not load.
@@ -84,7 +118,7 @@ class Swap:
     def go_live(self, candidate: Candidate, models: Models, bounds: Trial) -> Exchange:
         """Exchange the incumbent for a loaded candidate; the caller retires what served."""
         name, version = candidate.name, candidate.version
-        self._activate(candidate, self._running(name, version), bounds)
+        self._activate(candidate, self.running(name, version), bounds)
         exchange = self._active.exchange(models, name)
         fault("swap.exchanged")
         return exchange
@@ -121,24 +155,26 @@ class Swap:
         took = (time.perf_counter() - start) * 1e3
         return models, Exchange(exchange.retired, took, self._active.lost_frames() - before)
 
-    def activate(self, name: str, folder: ModelFolder) -> None:
-        """Load a version that has been accepted before, and exchange the one that serves for it.
+    def activate(self, folder: ModelFolder, models: Models) -> Exchange:
+        """Exchange the version that serves for one that `reopen` has loaded.
 
         Raises:
-            AgentError: it does not load, or the disk is full; nothing has changed then.
+            ModelError: the disk is full; nothing has changed then.
 
         """
-        models = self.open(folder, checked=False)
+        name = folder.manifest.name
         try:
             self._library.activate(name, folder.manifest.version)
         except ModelError:
             close_all(models)
             raise
-        self.exchange(name, models)
+        return self.exchange(name, models)
 
-    def exchange(self, name: str, models: Models) -> None:
+    def exchange(self, name: str, models: Models) -> Exchange:
         """Exchange what serves for these models, and retire it."""
-        self.retire(self._active.exchange(models, name))
+        exchange = self._active.exchange(models, name)
+        self.retire(exchange)
+        return exchange
 
     def retire(self, exchange: Exchange) -> None:
         """Close models that serve nothing any more, after their last frame; needs no lock."""
@@ -152,13 +188,25 @@ class Swap:
         self._store.activate(candidate.name, version, before=before, watched=watched)
         fault("swap.activated")
 
-    def _running(self, name: str, candidate: str) -> str | None:
-        """Return the version that ran until now, for where no pointer names it."""
+    def running(self, name: str, other: str) -> str | None:
+        """Return the version that runs, also where no pointer names it; None: none but *other*."""
         try:
             version = self._library.live(name).manifest.version
         except ModelError:
             return None
-        return None if same_version(version, candidate) else version
+        return None if same_version(version, other) else version
+
+
+def _check_golden(model: Model) -> None:
+    """Check that a model gives its golden outputs, where it has some.
+
+    Raises:
+        AgentError: it does not.
+
+    """
+    agreement = compare_golden(model)
+    if agreement is not None and not agreement.passed:
+        raise ModelError(f"{model.id}: golden: {agreement.why}")
 
 
 def close_all(models: Models) -> None:
@@ -173,3 +221,25 @@ def exchange_details(exchange: Exchange) -> dict[str, Any]:
         "swap_ms": round(exchange.swap_ms, 3),
         "frames_dropped": exchange.frames_dropped,
     }
+
+
+def log_live(name: str, version: str, before: str | None, details: Mapping[str, Any]) -> None:
+    """Log that a version serves from now on.
+
+    Args:
+        name: of the model.
+        version: that serves.
+        before: that served until now; None: none did.
+        details: `exchange_details`, and `first_inference_ms` where that is known.
+
+    """
+    first = details.get("first_inference_ms")
+    log.info(
+        "%s@%s is live%s: swapped in %s ms, %d frames dropped%s",
+        name,
+        version,
+        "" if before is None else f" in place of {before}",
+        details["swap_ms"],
+        details["frames_dropped"],
+        "" if first is None else f", first inference after {first} ms",
+    )

@@ -22,6 +22,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from ...core.child import die_with_parent, run_in_background
+from ...core.containment import contained
 from ...core.errors import AgentError, EngineError, ModelError, SampleError
 from ...device.allocator import trim_memory
 from ...inference.engines.engine import EngineChoice
@@ -137,7 +138,8 @@ def main() -> None:
     parts = zip(libraries, _memory_mb(), before, strict=True)
     channel.send(libraries_mb=[sooner + now - then for sooner, now, then in parts])
     try:
-        verdict = judge(question, followed)
+        with contained("its trial", ModelError):
+            verdict = judge(question, followed)
     except AgentError as problem:
         verdict = Verdict(False, str(problem))
     channel.send(verdict=asdict(verdict))

@@ -7,14 +7,47 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.frozen import record
 from ...core.types import Detections
-from .decoder import Floats, ensure_finite
+from ...models.decoders import DECODERS
+from .decoder import Floats, Network, ensure_finite
 from .labels import Labels
 
 Indices = NDArray[np.intp]
 
 # Suppression compares pairs: what a threshold near 0 lets through must not take seconds.
 MOST_CANDIDATES = 3000
+IOU = 0.45
+"""Of suppression, where a manifest does not say."""
+
+
+@record
+class Selection:
+    """Which candidates stay."""
+
+    iou: float | None
+    """Of two boxes that overlap by more the weaker goes; None: all stay."""
+    agnostic: bool
+    """Whatever their classes are; else only boxes of one class suppress each other."""
+    most: int
+    """The best so many stay in the end."""
+
+
+def selection_of(
+    network: Network, *, iou: float | None = IOU, suppressible: bool = True
+) -> Selection:
+    """Read off a manifest which boxes stay.
+
+    Args:
+        network: with its manifest.
+        iou: where the manifest does not say; None: suppression is done in the network.
+        suppressible: whether to suppress at all, even if the manifest gives an `iou`.
+
+    """
+    spec = network.manifest.output
+    given = iou if spec.iou is None else spec.iou
+    most = spec.max_detections or DECODERS[network.manifest.decoder].most or MOST_CANDIDATES
+    return Selection(given if suppressible else None, spec.agnostic, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +100,18 @@ def detections(
     boxes: Floats,
     hits: Hits,
     labels: Labels,
-    iou: float | None,
+    selection: Selection,
     *,
     points: Floats | None = None,
 ) -> Detections:
-    """Make detections of candidates, best first.
+    """Make detections of candidates, best first; a box without area is none.
 
     Args:
         source: name of the output that the boxes come from.
         boxes: (n, 4) x1, y1, x2, y2 of the hits, input pixels.
         hits: their classes and scores.
         labels: names the classes; candidates of a class without a label are left out.
-        iou: of two boxes of a class that overlap by more, the weaker goes; None: all stay.
+        selection: which of them stay.
         points: (n, k, 2) of the hits, input pixels.
 
     Raises:
@@ -90,8 +123,11 @@ def detections(
     # Scores too: two finite factors of one can have a product that is not.
     marks = () if points is None else (points[order],)
     ensure_finite(source, boxes[order], hits.scores[order], *marks)
-    if iou is not None and len(order) > 1:
-        order = order[_survivors(boxes[order], hits.classes[order], iou)]
+    order = order[(boxes[order, 2:] > boxes[order, :2]).all(axis=1)]
+    if selection.iou is not None and len(order) > 1:
+        classes = np.zeros_like(order) if selection.agnostic else hits.classes[order]
+        order = order[_survivors(boxes[order], classes, selection.iou)]
+    order = order[: selection.most]
     return Detections(
         boxes[order].astype(np.float32, copy=False),
         hits.scores[order].astype(np.float32, copy=False),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ...core.errors import ModelError
 from ...core.types import Detections, Tensors
 from .activations import sigmoid, softmax
-from .boxes import best_classes, corners, detections, single_scores
+from .boxes import Hits, best_classes, corners, detections, selection_of, single_scores
 from .decoder import Decoder, Network, check_rows, ensure_finite
 from .labels import labels_of
 
@@ -53,6 +55,7 @@ def detr(network: Network) -> Decoder:
             f"object), found {found}"
         )
     scale = np.array([width, height] * 2, np.float32)
+    selection = selection_of(network, suppressible=False)
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
         table = logits.read(outputs)[0]
@@ -64,6 +67,42 @@ def detr(network: Network) -> Decoder:
         placed = boxes.read(outputs)[0]
         check_rows(boxes, len(placed), logits, len(table))
         placed = corners(placed[hits.rows]) * scale
-        return detections(boxes.spec.name, placed, hits, labels, None)
+        return detections(boxes.spec.name, placed, hits, labels, selection)
+
+    return decode
+
+
+def ultralytics_rtdetr(network: Network) -> Decoder:
+    """RT-DETR as Ultralytics exports it, all in one tensor.
+
+    Role `predictions`: [1, N, 6] center x, center y, width, height in 0..1 of the input, score,
+    class (since 8.4), or [1, N, 4 + classes] with each class's score (before). Of two classes both
+    are 6 wide: only of the former is the last number whole in every row. Nothing is suppressed.
+    """
+    width, height = network.picture_size()
+    network.check_roles("predictions")
+    labels = labels_of(network)
+    output = network.need("predictions", [(1, None, None)], names=("output0",))
+    scale = np.array([width, height] * 2, np.float32)
+    selection = selection_of(network, suppressible=False)
+    wide = None if labels.classes is None else 4 + labels.classes
+    found = output.spec.shape[2]
+    if found not in {None, 6, wide} or (found is None and wide is None):
+        raise ModelError(
+            f"output.decoder: 'rtdetr' expects predictions of shape [1, N, 6] or "
+            f"[1, N, {wide or '4 + classes'}], found {output.spec}"
+        )
+    output = replace(output, patterns=((1, None, 6), (1, None, wide or 6)))
+
+    def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
+        table = output.read(outputs)[0]
+        ensure_finite(output.spec.name, table[:, 4:])
+        if table.shape[1] == 6 and (wide != 6 or not (table[:, 5] % 1).any()):
+            rows = np.flatnonzero(table[:, 4] >= threshold)
+            hits = Hits(rows, table[rows, 5].astype(np.intp), table[rows, 4])
+        else:
+            hits = best_classes(table[:, 4:], threshold)
+        placed = corners(table[hits.rows, :4]) * scale
+        return detections(output.spec.name, placed, hits, labels, selection)
 
     return decode

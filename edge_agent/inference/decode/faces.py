@@ -6,7 +6,7 @@ import numpy as np
 
 from ...core.errors import ModelError
 from ...core.types import Detections, Tensors
-from .boxes import Hits, best_classes, detections
+from .boxes import Hits, best_classes, detections, selection_of
 from .decoder import Decoder, Network, check_rows, ensure_finite
 from .grids import lay_grid
 from .labels import Labels, labels_of
@@ -32,7 +32,7 @@ def ultraface(network: Network) -> Decoder:
             f"output {scores.spec}: expected background and at least 1 class, found {classes}"
         )
     labels = _foreground_labels(labels_of(network), classes, str(scores.spec))
-    iou, scale = network.manifest.output.iou, np.array([width, height] * 2, np.float32)
+    selection, scale = selection_of(network), np.array([width, height] * 2, np.float32)
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
         table = scores.read(outputs)[0]
@@ -41,7 +41,7 @@ def ultraface(network: Network) -> Decoder:
         hits = Hits(found.rows, found.classes + 1, found.scores)
         corners = boxes.read(outputs)[0]
         check_rows(boxes, len(corners), scores, len(table))
-        return detections(boxes.spec.name, corners[hits.rows] * scale, hits, labels, iou)
+        return detections(boxes.spec.name, corners[hits.rows] * scale, hits, labels, selection)
 
     return decode
 
@@ -85,7 +85,7 @@ def yunet(network: Network) -> Decoder:
             for part, wide in parts.items()
         })  # fmt: skip
     whole = lay_grid(size, YUNET_STRIDES)
-    iou = network.manifest.output.iou
+    selection = selection_of(network)
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
         tensors = [{part: level[part].read(outputs)[0] for part in parts} for level in levels]
@@ -104,6 +104,6 @@ def yunet(network: Network) -> Decoder:
         center = (cells + box[:, :2]) * strides
         points = (read["kps"][rows].reshape(-1, 5, 2) + cells[:, None]) * strides[:, None]
         boxes = np.concatenate((center - half, center + half), axis=1)
-        return detections("bbox_* and kps_*", boxes, hits, labels, iou, points=points)
+        return detections("bbox_* and kps_*", boxes, hits, labels, selection, points=points)
 
     return decode

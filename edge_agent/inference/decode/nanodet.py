@@ -7,7 +7,7 @@ import numpy as np
 from ...core.errors import ModelError, SampleError
 from ...core.frozen import record
 from ...core.types import Detections, Tensors
-from .boxes import Hits, best_classes, detections
+from .boxes import Hits, best_classes, detections, selection_of
 from .decoder import Decoder, Floats, Network, Output, ensure_finite, ensure_finite_columns, fits
 from .grids import Grid, check_grid, grid_for, lay_grid
 from .labels import labels_of
@@ -55,7 +55,7 @@ def _joined(network: Network) -> Decoder:
     if classes is None:
         raise ModelError(f"output.labels: missing; output {output.spec} leaves the classes open")
     check_grid(output, size, count, STRIDES)
-    iou = network.manifest.output.iou
+    selection = selection_of(network)
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
         table = output.read(outputs)[0]
@@ -68,7 +68,7 @@ def _joined(network: Network) -> Decoder:
         ensure_finite_columns(output.spec.name, table, slice(classes))
         hits = best_classes(table[:, :classes], threshold)
         boxes = _boxes(output, table[hits.rows, classes:], grid, hits)
-        return detections(output.spec.name, boxes, hits, labels, iou)
+        return detections(output.spec.name, boxes, hits, labels, selection)
 
     return decode
 
@@ -94,7 +94,7 @@ class _Level:
 
 
 def _by_level(network: Network) -> Decoder:
-    labels, iou = labels_of(network), network.manifest.output.iou
+    labels, selection = labels_of(network), selection_of(network)
     levels = [_find_level(network, stride) for stride in STRIDES[0]]
     widths = {level.scores.spec.shape[-1] for level in levels} - {None}
     if len(widths) > 1:
@@ -120,7 +120,7 @@ def _by_level(network: Network) -> Decoder:
             np.concatenate([found.scores for found, _ in read]),
         )
         boxes = np.concatenate([boxes for _, boxes in read])
-        return detections("dis_*", boxes, hits, labels, iou)
+        return detections("dis_*", boxes, hits, labels, selection)
 
     return decode
 

@@ -48,7 +48,7 @@ def reconstruction(network: Network) -> Decoder:
 def _fed(network: Network) -> TensorSpec:
     """Find the input that takes the sample."""
     spec = network.manifest.input
-    free = [tensor for tensor in network.inputs if tensor.name not in spec.fixed]
+    free = [tensor for tensor in network.inputs if tensor.name not in spec.given]
     if spec.tensor is not None:
         free = [tensor for tensor in free if tensor.name == spec.tensor]
     if len(free) != 1:

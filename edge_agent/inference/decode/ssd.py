@@ -8,7 +8,7 @@ import numpy as np
 
 from ...core.errors import ModelError
 from ...core.types import Detections, Tensors
-from .boxes import Hits, best_classes, detections
+from .boxes import IOU, Hits, best_classes, detections, selection_of
 from .decoder import (
     Decoder,
     Floats,
@@ -44,7 +44,8 @@ def ssd(network: Network) -> Decoder:
     whose rows the network leaves open must have their role or their usual name; they are of 4
     where there are scores beside them, else of 5, which each result has to keep.
 
-    Suppression runs only where nothing says it has been: scores for every class, or no classes.
+    Suppression runs only where nothing says it has been, scores for every class or no classes, or
+    where the manifest asks for it with an `iou`.
     """
     network.picture_size()
     network.check_roles(*ROLES)
@@ -64,6 +65,7 @@ def ssd(network: Network) -> Decoder:
 
 def _detection_output(network: Network, output: Output) -> Decoder:
     labels, scale = labels_of(network), _scale(network)
+    selection = selection_of(network, iou=None)
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
         table = output.read(outputs)[0, 0]
@@ -72,13 +74,14 @@ def _detection_output(network: Network, output: Output) -> Decoder:
         ensure_finite(output.spec.name, table[:, :3])
         rows = np.flatnonzero(table[:, 2] >= threshold)
         hits = Hits(rows, _indices(table[rows, 1]), table[rows, 2])
-        return detections(output.spec.name, table[rows, 3:] * scale, hits, labels, None)
+        return detections(output.spec.name, table[rows, 3:] * scale, hits, labels, selection)
 
     return decode
 
 
 def _scored_boxes(network: Network, boxes: Output) -> Decoder:
     labels, classes = labels_of(network), _find_classes(network, boxes, (boxes,))
+    selection = selection_of(network, iou=None)
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
         table = boxes.read(outputs).reshape(-1, 5)
@@ -86,7 +89,7 @@ def _scored_boxes(network: Network, boxes: Output) -> Decoder:
         rows = np.flatnonzero(table[:, 4] >= threshold)
         found = _read_classes(classes, outputs, boxes, len(table))
         hits = Hits(rows, found[rows], table[rows, 4])
-        return detections(boxes.spec.name, table[rows, :4], hits, labels, None)
+        return detections(boxes.spec.name, table[rows, :4], hits, labels, selection)
 
     return decode
 
@@ -117,7 +120,7 @@ class _Scores:
 def _parallel(network: Network, boxes: Output, *, flipped: bool) -> Decoder:
     labels, scale = labels_of(network), _scale(network)
     scores = _find_scores(network, boxes, labels)
-    iou = network.manifest.output.iou if scores.classes is None else None
+    selection = selection_of(network, iou=IOU if scores.classes is None else None)
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
         table = boxes.read(outputs).reshape(-1, 4)
@@ -127,7 +130,7 @@ def _parallel(network: Network, boxes: Output, *, flipped: bool) -> Decoder:
             placed = placed[:, [1, 0, 3, 2]]
         if not (np.abs(placed) > NORMALISED_AT_MOST).any():
             placed = placed * scale
-        return detections(boxes.spec.name, placed, hits, labels, iou)
+        return detections(boxes.spec.name, placed, hits, labels, selection)
 
     return decode
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...core.errors import ModelError, SampleError
 from ...core.types import Detections, Tensors
-from .boxes import Hits, best_classes, corners, detections
+from .boxes import Hits, best_classes, corners, detections, selection_of
 from .decoder import Decoder, Floats, Network, Output, ensure_finite, ensure_finite_columns
 from .grids import check_grid, grid_for, grid_of
 from .labels import Labels, check_classes, labels_of
@@ -27,7 +27,7 @@ def yolox(network: Network) -> Decoder:
     size, labels = network.picture_size(), labels_of(network)
     output = _rows(network, labels, lambda rows: grid_of(size, rows, YOLOX_STRIDES) is not None)
     check_grid(output, size, output.spec.shape[1], YOLOX_STRIDES)
-    iou = network.manifest.output.iou
+    selection = selection_of(network)
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
         table = output.read(outputs)[0]
@@ -36,7 +36,7 @@ def yolox(network: Network) -> Decoder:
         raw, strides = table[hits.rows, :4], grid.strides[hits.rows]
         with np.errstate(over="ignore"):  # an absurd size becomes infinite and is refused below
             raw = np.concatenate((raw[:, :2] + grid.cells[hits.rows], np.exp(raw[:, 2:])), axis=1)
-        return detections(output.spec.name, corners(raw * strides), hits, labels, iou)
+        return detections(output.spec.name, corners(raw * strides), hits, labels, selection)
 
     return decode
 
@@ -50,12 +50,12 @@ def yolov5(network: Network) -> Decoder:
     network.picture_size()
     labels = labels_of(network)
     output = _rows(network, labels)
-    iou = network.manifest.output.iou
+    selection = selection_of(network)
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
         table = output.read(outputs)[0]
         hits = _objects(output, table, threshold)
-        return detections(output.spec.name, corners(table[hits.rows, :4]), hits, labels, iou)
+        return detections(output.spec.name, corners(table[hits.rows, :4]), hits, labels, selection)
 
     return decode
 
@@ -75,19 +75,21 @@ def yolov8(network: Network) -> Decoder:
     if labels.classes is not None:
         width = 4 + labels.classes
         output = replace(output, patterns=((1, None, width) if transposed else (1, width, None),))
-    iou = network.manifest.output.iou
+    selection = selection_of(network)
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
         tensor = output.read(outputs)[0]
         if transposed:
             ensure_finite_columns(output.spec.name, tensor, slice(4, None))
             hits = best_classes(tensor[:, 4:], threshold)
-            return detections(output.spec.name, corners(tensor[hits.rows, :4]), hits, labels, iou)
+            return detections(
+                output.spec.name, corners(tensor[hits.rows, :4]), hits, labels, selection
+            )
         ensure_finite(output.spec.name, tensor[4:])
         best = tensor[4:].max(axis=0)
         rows = np.flatnonzero(best >= threshold)
         hits = Hits(rows, tensor[4:, rows].argmax(axis=0), best[rows])
-        return detections(output.spec.name, corners(tensor[:4, rows].T), hits, labels, iou)
+        return detections(output.spec.name, corners(tensor[:4, rows].T), hits, labels, selection)
 
     return decode
 
@@ -101,13 +103,14 @@ def end_to_end(network: Network) -> Decoder:
     network.check_roles("predictions")
     labels = labels_of(network)
     output = network.need("predictions", [(1, None, 6)], names=("output0",))
+    selection = selection_of(network, suppressible=False)
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
         table = output.read(outputs)[0]
         ensure_finite(output.spec.name, table[:, 4:])
         rows = np.flatnonzero(table[:, 4] >= threshold)
         hits = Hits(rows, np.rint(table[rows, 5]).astype(np.intp), table[rows, 4])
-        return detections(output.spec.name, table[rows, :4], hits, labels, None)
+        return detections(output.spec.name, table[rows, :4], hits, labels, selection)
 
     return decode
 
@@ -138,8 +141,20 @@ def _rows(network: Network, labels: Labels, may_be: Callable[[int], bool] | None
         raise ModelError(
             f"output {output.spec}: expected rows of 5 numbers and at least 1 class, found {width}"
         )
+    if width is not None and labels.classes == width - 4:
+        raise ModelError(_two_readings(output, labels, labels.classes))
     check_classes(labels, None if width is None else width - 5, f"output {output.spec}")
     return replace(output, patterns=((1, None, known),))
+
+
+def _two_readings(output: Output, labels: Labels, classes: int) -> str:
+    """Return what rows of 4 + *classes* numbers may be, where the labels fit only one decoder."""
+    return (
+        f"output {output.spec}: a row is read as a box and {classes} classes by decoder 'yolov8' "
+        f"({classes - labels.first} labels), or as a box, an objectness and {classes - 1} classes "
+        f"by decoders 'yolov5' and 'yolox' ({classes - 1 - labels.first} labels); "
+        f"found {len(labels.names)} labels"
+    )
 
 
 def _objects(output: Output, table: Floats, threshold: float) -> Hits:
@@ -170,11 +185,8 @@ def _is_transposed(output: Output, labels: Labels) -> bool:
             return False
         if second in {width, None}:
             return True
-        if sizes[0] == width + 1:
-            raise ModelError(
-                f"output {output.spec}: expected [1, {width}, N] for {labels.classes} classes, "
-                "found one number more for each box, as decoders 'yolox' and 'yolov5' take"
-            )
+        if sizes[0] == width + 1 == second:
+            raise ModelError(_two_readings(output, labels, width - 3))
         if sizes[0] > 4:
             check_classes(labels, sizes[0] - 4, f"output {output.spec}")
     elif len(sizes) == 2 and 4 < sizes[0] < sizes[1]:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from ...core.codec import storable
-from ...core.errors import EngineError
+from ...core.errors import EngineError, ModelError
 from ...core.frozen import record
 from ...core.types import Array, Tensors, TensorSpec
+from ...device.resources import usable_memory
 
 if TYPE_CHECKING:
     from ..folding.fold import Fold
+
+INPUT_SHARE = 16
+"""The inputs of one inference may take this part of the memory. They are there several times: made
+and being inferred, in each lane, and the network's own tensors are of that order, too."""
+UNASKED_INPUT = 16 * 2**20
+"""Bytes that any device has for them."""
 
 
 @storable
@@ -150,6 +160,7 @@ def fix_inputs(
 
     Raises:
         EngineError: an input stays open, or is to have a shape that the network does not allow.
+        ModelError: they are larger than this device has memory for.
 
     """
     given = fix_shapes(specs)
@@ -169,4 +180,29 @@ def fix_inputs(
                 "(width, height or window) in the manifest"
             )
         fixed_specs.append(replace(spec, shape=tuple(shape)))
+    _check_room(fixed_specs, network)
     return tuple(fixed_specs)
+
+
+def _check_room(specs: Sequence[TensorSpec], network: Path) -> None:
+    """Check that there is memory for the inputs, before anything is allocated.
+
+    Raises:
+        ModelError: there is not.
+
+    """
+    sizes = [
+        prod(size or 1 for size in spec.shape) * np.dtype(spec.dtype).itemsize for spec in specs
+    ]
+    needed = sum(sizes)
+    if needed <= UNASKED_INPUT:
+        return
+    memory = usable_memory()
+    if memory and needed > memory // INPUT_SHARE:
+        largest = specs[sizes.index(max(sizes))]
+        raise ModelError(
+            f"{network.name}: input {largest} is too large: one inference takes "
+            f"{needed / 2**20:,.0f} MiB of inputs, and this device, which has "
+            f"{memory / 2**20:,.0f} MiB of memory, has {memory / INPUT_SHARE / 2**20:,.0f} MiB "
+            "for them; export the network with a smaller input"
+        )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ...core.containment import contained
 from ...core.errors import ModelError
 from ...core.types import Array, Kind, Tensors
 from ...models.manifest import ModelFolder
@@ -77,7 +78,8 @@ class FallbackEngine:
 
     def finish_load(self, threads: int | None = None) -> bool:
         """Build what runs fastest in the long run; see `PreparedForm`."""
-        return self.inner.finish_load(threads)
+        with contained(self._folder.manifest.id):
+            return self.inner.finish_load(threads)
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
         """Run the network, as every engine does."""
@@ -114,12 +116,13 @@ class FallbackEngine:
                 self.damaged = str(problem)
                 from ..folding.find import cut_for
 
-                self._engine = open_engine(
-                    self._choice,
-                    self._folder.network,
-                    fixed_shapes(self._folder.manifest.input, self._kind),
-                    cut_for(self._folder, self._kind),
-                )
+                with contained(self._folder.manifest.id):
+                    self._engine = open_engine(
+                        self._choice,
+                        self._folder.network,
+                        fixed_shapes(self._folder.manifest.input, self._kind),
+                        cut_for(self._folder, self._kind),
+                    )
                 self.inner.close()
             return self._engine
 
@@ -137,8 +140,9 @@ def load_prepared(
 
     """
     try:
-        engine = open_artifact(choice, source, fixed_shapes(folder.manifest.input, kind))
-        return assemble(folder, choice, FallbackEngine(engine, folder, choice, kind), kind)
+        with contained(folder.manifest.id, ArtifactError):
+            engine = open_artifact(choice, source, fixed_shapes(folder.manifest.input, kind))
+            return assemble(folder, choice, FallbackEngine(engine, folder, choice, kind), kind)
     except ModelError as problem:
         raise ArtifactError(str(problem)) from problem
 

@@ -24,10 +24,11 @@ def sample_input(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> TensorSpec:
 
     """
     known = {tensor.name: tensor for tensor in inputs}
-    for name in spec.fixed:
+    for name in spec.given:
         if name not in known:
+            key = "fixed" if name in spec.fixed else "state"
             raise ModelError(
-                f"input.fixed: the model has no input {name!r}; its inputs: {_listed(inputs)}"
+                f"input.{key}: the model has no input {name!r}; its inputs: {_listed(inputs)}"
             )
     if spec.tensor is not None:
         if spec.tensor not in known:
@@ -35,11 +36,12 @@ def sample_input(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> TensorSpec:
                 f"input.tensor: the model has no input {spec.tensor!r}; "
                 f"its inputs: {_listed(inputs)}"
             )
-        if spec.tensor in spec.fixed:
-            raise ModelError(f"input.tensor: {spec.tensor!r} is also given in input.fixed")
+        if spec.tensor in spec.given:
+            key = "fixed" if spec.tensor in spec.fixed else "state"
+            raise ModelError(f"input.tensor: {spec.tensor!r} is also given in input.{key}")
         chosen = known[spec.tensor]
     else:
-        free = [tensor for tensor in inputs if tensor.name not in spec.fixed]
+        free = [tensor for tensor in inputs if tensor.name not in spec.given]
         pictures = [tensor for tensor in free if not _takes_a_size(tensor)]
         if len(pictures) == 1 and len(free) > 1:
             size = next(tensor for tensor in free if _takes_a_size(tensor))
@@ -51,7 +53,7 @@ def sample_input(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> TensorSpec:
             )
         chosen = free[0]
     for tensor in inputs:
-        if tensor is not chosen and tensor.name not in spec.fixed:
+        if tensor is not chosen and tensor.name not in spec.given:
             raise ModelError(_needs_a_constant(spec, tensor, chosen))
     return chosen
 
@@ -89,14 +91,16 @@ def _needs_a_constant(spec: InputSpec, tensor: TensorSpec, picture: TensorSpec) 
 def constants(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> dict[str, Array]:
     """Make the arrays of `input.fixed`, of the shapes and types that the network asks for.
 
+    Those of `input.state` are zeros, as before the first window.
+
     Raises:
         ModelError: a value is not numbers, or does not fit its input.
 
     """
     return {
-        tensor.name: _constant(tensor, spec.fixed[tensor.name])
+        tensor.name: _constant(tensor, spec.fixed.get(tensor.name, 0))
         for tensor in inputs
-        if tensor.name in spec.fixed
+        if tensor.name in spec.given
     }
 
 
@@ -114,7 +118,10 @@ def fixed_shapes(spec: InputSpec, kind: Kind) -> FixShapes:
         for tensor in inputs:
             if None not in tensor.shape:
                 continue
-            if tensor is not chosen:
+            if tensor.name in spec.state:
+                # Open: the batch, wherever it stands.
+                shapes[tensor.name] = tuple(size or 1 for size in tensor.shape)
+            elif tensor is not chosen:
                 value = _numbers(tensor, spec.fixed[tensor.name])
                 shapes[tensor.name] = _fill(tensor, value.shape, "input.fixed")
             elif kind == "picture":

@@ -8,6 +8,7 @@ takes 0.134 ms, in the quicker way 0.074, planes in the network's order 0.017, a
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...core.errors import ModelError, SampleError
 from ...core.types import Array, TensorSpec
-from ...models.manifest import PICTURE_LAYOUTS, InputSpec
+from ...models.manifest import PICTURE_LAYOUTS, InputSpec, Rounding
 from .inputs import constants, sample_input
 from .placement import Placement
 from .resize import resize
@@ -25,8 +26,15 @@ from .tables import Tables, table_of
 
 if TYPE_CHECKING:
     from ..folding.fold import Fold
+    from .antialias import Span
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "float16", "float32")
+# The 1e-6 is for 415.9999999, which is 416.
+ROUND: Mapping[Rounding, Callable[[float], int]] = {
+    "half-even": round,
+    "half-up": lambda size: int(size + 0.5),
+    "down": lambda size: int(size + 1e-6),
+}
 
 
 class _Buffers:
@@ -89,34 +97,46 @@ class PicturePreprocessor:
 
     def _resize(self, data: Array, buffers: _Buffers, *, quick: bool) -> Placement:
         """Bring a picture to the network's size, as `input.resize` says."""
-        change = partial(resize, interpolation=self.spec.interpolation, quick=quick)
+        spec = self.spec
+        change = (
+            _antialiased(spec)
+            if spec.antialias
+            else partial(resize, interpolation=spec.interpolation, quick=quick)
+        )
         width, height = self.size
         source_height, source_width = data.shape[:2]
         picture = buffers.picture
         left = top = 0
-        if self.spec.resize == "letterbox":
+        if spec.resize == "letterbox":
             ratio = min(width / source_width, height / source_height)
-            # As the two families that letterbox do it: YOLOX, at the top left, cuts the fraction
-            # of a pixel off, Ultralytics, in the middle, rounds. It costs a weak box to mix them up
-            # (measured). The 1e-6 is for 415.9999999, which is 416.
-            centered = self.spec.anchor == "center"
-            part_of_pixel = 0.5 if centered else 1e-6
-            new_width = min(width, max(1, int(source_width * ratio + part_of_pixel)))
-            new_height = min(height, max(1, int(source_height * ratio + part_of_pixel)))
+            # It costs a weak box to round otherwise than the network's family (measured).
+            centered = spec.anchor == "center"
+            rounded = ROUND[spec.rounding or ("half-even" if centered else "down")]
+            new_width = min(width, max(1, rounded(source_width * ratio)))
+            new_height = min(height, max(1, rounded(source_height * ratio)))
             if centered:
                 left, top = (width - new_width) // 2, (height - new_height) // 2
             placed = (left, top, new_width, new_height)
             if buffers.placed != placed:
-                picture[...] = round(self.spec.pad)
+                picture[...] = round(spec.pad)
                 buffers.placed = placed
             place = picture[top : top + new_height, left : left + new_width]
             change(data, (new_width, new_height), out=place)
             scale_x, scale_y = new_width / source_width, new_height / source_height
             offset_x, offset_y = float(left), float(top)
-        elif self.spec.resize == "crop":
+        elif spec.resize == "crop" and spec.antialias:
+            # As PIL and torchvision do it: all of the picture is resized, then the middle is cut
+            # out of that, wherever its edges lie between the pixels of the source.
+            from .antialias import resample
+
+            across, down = _middle(data, self.size, spec.crop_ratio)
+            resample(data, across, down, spec.interpolation, out=picture)
+            scale_x, scale_y = across.whole / source_width, down.whole / source_height
+            offset_x, offset_y = -float(across.first), -float(down.first)
+        elif spec.resize == "crop":
             # The largest cut of the network's own shape, times the ratio; of a square network
             # that is the ratio's share of the shorter side.
-            part = self.spec.crop_ratio * min(source_width / width, source_height / height)
+            part = spec.crop_ratio * min(source_width / width, source_height / height)
             cut_width = min(source_width, max(1, round(width * part)))
             cut_height = min(source_height, max(1, round(height * part)))
             left, top = (source_width - cut_width) // 2, (source_height - cut_height) // 2
@@ -154,6 +174,40 @@ class PicturePreprocessor:
             # Planes in another order cost nothing: there is no need to have it in the weights.
             cv2.split(picture, list(planes[::-1] if self.spec.color == "rgb" else planes))
             self.tables.look_up_planes(planes, target)
+
+
+def _antialiased(spec: InputSpec) -> Callable[..., object]:
+    """Return a function of picture, size and place that resizes all of a picture."""
+    from .antialias import Span, resample  # seldom needed
+
+    def change(data: Array, size: tuple[int, int], out: Array) -> None:
+        height, width = data.shape[:2]
+        across, down = Span(width, size[0], 0, size[0]), Span(height, size[1], 0, size[1])
+        resample(data, across, down, spec.interpolation, out=out)
+
+    return change
+
+
+def _middle(data: Array, size: tuple[int, int], ratio: float) -> tuple[Span, Span]:
+    """Return what becomes of each axis where a picture is resized and its middle cut out.
+
+    One axis becomes the network's divided by the ratio, the other follows; both round as
+    torchvision's `Resize` and `CenterCrop` do.
+    """
+    from .antialias import Span
+
+    width, height = size
+    source_height, source_width = data.shape[:2]
+    if source_width * height <= source_height * width:
+        whole_width = int(width / ratio + 1e-6)
+        whole_height = max(height, int(whole_width * source_height / source_width))
+    else:
+        whole_height = int(height / ratio + 1e-6)
+        whole_width = max(width, int(whole_height * source_width / source_height))
+    return (
+        Span(source_width, whole_width, round((whole_width - width) / 2), width),
+        Span(source_height, whole_height, round((whole_height - height) / 2), height),
+    )
 
 
 def picture_preprocessor(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from ...core.errors import ModelError, SampleError
 from ...core.types import Array, TensorSpec
 from ...models.manifest import SIGNAL_LAYOUTS, InputSpec
 from .inputs import constants, sample_input
+
+if TYPE_CHECKING:
+    from .features import Features
 
 DTYPES = (
     *("uint8", "int8", "uint16", "int16", "int32", "int64"),
@@ -35,6 +38,8 @@ class SignalPreprocessor:
     scale: NDArray[np.float32]
     """One number, or one for each of the sample's last axis."""
     constants: dict[str, Array]
+    features: Features | None = None
+    """What a window becomes first; its frames and features then are its rows and channels."""
 
     @property
     def size(self) -> None:
@@ -61,7 +66,7 @@ class SignalPreprocessor:
                 f"window: expected {self.window[0]} rows of {self.window[1]} channels, "
                 f"found {list(data.shape)}"
             )
-        if data.size != prod(self.shape):
+        if self.features is None and data.size != prod(self.shape):
             raise SampleError(
                 f"sample: expected {prod(self.shape)} numbers for input {self.tensor}, "
                 f"found {list(data.shape)}"
@@ -69,6 +74,8 @@ class SignalPreprocessor:
         values = np.asarray(data, np.float32)
         if not np.isfinite(values).all():
             raise SampleError("sample: holds values that are not finite (NaN or infinity)")
+        if self.features is not None:
+            values = self.features(values.reshape(-1))
         if self.window is None and self.mean.ndim:
             values = values.reshape(self.shape)
         values = (values - self.mean) / self.scale
@@ -105,8 +112,7 @@ def signal_preprocessor(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> Sign
         ModelError: expected and found.
 
     """
-    if spec.transform == "logmel":
-        raise ModelError("input.transform: logmel is not supported yet by this version")
+    features = _features(spec)
     tensor = sample_input(spec, inputs)
     if tensor.dtype not in DTYPES:
         raise ModelError(
@@ -122,14 +128,35 @@ def signal_preprocessor(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> Sign
         mean, scale = _ready(spec, "mean", shape), _ready(spec, "scale", shape)
         return SignalPreprocessor(tensor, shape, None, False, mean, scale, constants(spec, inputs))
     layout = spec.layout if spec.layout in SIGNAL_LAYOUTS else "ct"
-    window = (spec.window, _channels(spec, tensor, shape))
-    _check_layout(layout, window, tensor, shape)
+    if features is None:
+        window = made = (spec.window, _channels(spec, tensor, shape))
+    else:
+        window, made = (spec.window, 1), features.shape
+        if prod(made) != prod(shape):
+            raise ModelError(
+                f"input.transform: {spec.transform} makes {made[0]} frames of {made[1]} features "
+                f"of a window of {spec.window} samples, found input {tensor}"
+            )
+    _check_layout(layout, made, tensor, shape)
     mean, scale = (
-        np.array(spec.per_channel(name, window[1]), np.float32) for name in ("mean", "scale")
+        np.array(spec.per_channel(name, made[1]), np.float32) for name in ("mean", "scale")
     )
-    return SignalPreprocessor(
-        tensor, shape, window, layout.endswith("ct"), mean, scale, constants(spec, inputs)
-    )
+    ct, fixed = layout.endswith("ct"), constants(spec, inputs)
+    return SignalPreprocessor(tensor, shape, window, ct, mean, scale, fixed, features)
+
+
+def _features(spec: InputSpec) -> Features | None:
+    """Prepare the transform of a window, if the manifest asks for one."""
+    if spec.transform == "none":
+        return None
+    if len(spec.channels) > 1:
+        raise ModelError(
+            f"input.channels: transform {spec.transform!r} takes 1 channel, "
+            f"found {len(spec.channels)}"
+        )
+    from .features import features_of
+
+    return features_of(spec)
 
 
 def _channels(spec: InputSpec, tensor: TensorSpec, shape: tuple[int, ...]) -> int:

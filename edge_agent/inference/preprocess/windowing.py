@@ -5,19 +5,57 @@ Knows neither sources nor engines: rows come in pieces of any length, windows go
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import ModelError
-from ...core.types import Array
+from ...core.types import Array, Reading, Sample
 from ...models.manifest import InputSpec
 
-Window = tuple[NDArray[np.float32], int, float]
-"""The data, and wall clock (ns) and monotonic clock (s) of its last sample."""
+if TYPE_CHECKING:
+    from .resampling import Resampler
+
+ROWS = 1024
+"""Of a block, at least: so many windows of one row each share it."""
+ODD = 3
+"""Readings in a row of another number of channels after which that is what the source gives."""
+
+
+class Window(NamedTuple):
+    """A window as it was cut."""
+
+    data: NDArray[np.float32]
+    """(window, channels), part of a block that others share: to be read only."""
+    time_ns: int
+    """Wall clock of its last sample."""
+    since: float
+    """Monotonic clock when its last sample came, seconds."""
+    began_ns: int | None
+    """Wall clock of its first sample, where the source has times of its rows."""
+    follows: bool
+    """Whether nothing is missing since the window before; False of the first one."""
+
+    def sample(self, seq: int) -> Sample:
+        """Return the capture of this number."""
+        return Sample(
+            self.data,
+            seq,
+            self.time_ns,
+            self.since,
+            picture=False,
+            began_ns=self.began_ns,
+            follows=self.follows,
+        )
 
 
 class Windower:
-    """Picks channels, thins samples out and cuts windows, as a manifest's `[input]` says."""
+    """Picks channels, thins samples out and cuts windows, as a manifest's `[input]` says.
+
+    Samples are written into blocks of several windows, and a window is a part of one: what a window
+    costs does not grow with its overlap.
+    """
 
     def __init__(self, spec: InputSpec, columns: tuple[str, ...] = ()) -> None:
         """Prepare for a source whose channels have these names, if any.
@@ -26,13 +64,17 @@ class Windower:
             ModelError: the manifest names a channel that the source has not.
 
         """
+        self._spec = spec
         self._columns = columns
         self._every = spec.every
         self._window = spec.window
         self._hop = spec.hop or spec.window or 1
+        self._lead = spec.lead
         self._wanted = spec.channels
         self._picked: list[int] | None = None
         self._shape: tuple[int, ...] | None = None
+        self._odd = 0
+        self._resampler: Resampler | None = None
         if columns:
             self._picked = self._pick(len(columns))
         self.reset()
@@ -43,66 +85,103 @@ class Windower:
         """Samples still to be passed over, before thinning out."""
         self._gap = 0
         """Samples still to be passed over because hop is larger than window."""
-        self._buffer: NDArray[np.float32] = np.empty((0, 0), np.float32)
+        self._block: NDArray[np.float32] = np.empty((0, 0), np.float32)
+        self._times: NDArray[np.int64] = np.empty(0, np.int64)
+        """Wall clock of each row of the block, ns."""
         self._start = self._end = 0
-        """What the buffer holds; the next window begins at start."""
+        """What the block holds; the next window begins at start."""
         self._shared = 0
-        """How many of those a window has included already."""
+        """How many of those a window has included already, or were none of the source."""
+        self._follows = False
+        if self._resampler is not None:
+            self._resampler.reset()
 
     @property
     def rest(self) -> int:
         """Samples that wait for a window to be complete and that no window has included yet."""
         return self._end - self._start - self._shared
 
-    def push(self, rows: Array, time_ns: int, since: float) -> list[Window]:
+    def push(self, reading: Reading) -> list[Window]:
         """Add further rows, oldest first; return the windows that they complete.
 
-        Args:
-            rows: (n, channels), or (n, …) of ready model inputs where no window is set.
-            time_ns: wall clock of the last row.
-            since: monotonic clock of the last row, seconds.
-
-        Returns:
-            Of each window float32 (window, channels), owned by the caller. Where the manifest sets
-            no window: of each row its own array, (channels) or the shape of a ready input.
+        Where the manifest sets no window: of each row its own array, (channels) or the shape of a
+        ready input.
 
         Raises:
             ModelError: these rows do not fit the manifest.
 
         """
+        if reading.columns != self._columns:
+            self._columns = reading.columns
+            self._picked = self._pick(len(reading.columns)) if reading.columns else None
+        rows, times = reading.data, reading.times
         self._check(rows)
+        if rows.ndim == 2 and self._picked is not None:
+            rows = rows[:, self._picked]
+        if self._spec.resample_hz:
+            rows, times = self._resample(rows, reading)
+        elif reading.rate_hz and self._spec.rate_hz and reading.rate_hz != self._spec.rate_hz:
+            raise ModelError(
+                f"input.rate_hz: the source gives {reading.rate_hz:g} samples a second, the model "
+                f"takes {self._spec.rate_hz:g}; set input.resample_hz = {self._spec.rate_hz:g}"
+            )
         kept = rows[self._skip :: self._every]
+        if times is not None:
+            times = times[self._skip :: self._every]
         # Where the next sample to keep lies, counted from the end of these rows.
         self._skip = (self._skip - len(rows)) % self._every
-        if rows.ndim == 2 and self._picked is not None:
-            kept = kept[:, self._picked]
         if np.isnan(kept).any():
             self._blame(kept)
+        time_ns, since = reading.time_ns, reading.since
         if self._window is None:
-            return [(_own(row), time_ns, since) for row in kept]
-        return [(data, time_ns, since) for data in self._cut(kept, self._window)]
+            return [Window(_own(row), time_ns, since, None, True) for row in kept]
+        clocks = np.full(len(kept), time_ns, np.int64) if times is None else times
+        return [
+            Window(
+                self._block_part(block, start),
+                int(at[start + self._window - 1]),
+                since,
+                None if times is None else int(at[start]),
+                follows,
+            )
+            for block, at, start, follows in self._cut(kept, clocks, self._window)
+        ]
 
-    def _cut(self, rows: Array, window: int) -> list[NDArray[np.float32]]:
-        """Add rows to the buffer, piece by piece, taking out each window that gets complete."""
-        if self._buffer.shape[1] != rows.shape[1]:
-            self._buffer = self._allocate(window, rows.shape[1])
-        done: list[NDArray[np.float32]] = []
+    def _block_part(self, block: NDArray[np.float32], start: int) -> NDArray[np.float32]:
+        return block[start : start + (self._window or 1)]
+
+    def _resample(self, rows: Array, reading: Reading) -> tuple[Array, NDArray[np.int64] | None]:
+        if rows.ndim != 2:
+            raise ModelError("input.resample_hz: the source gives ready inputs; leave it out")
+        if self._resampler is None:
+            from .resampling import Resampler
+
+            self._resampler = Resampler(
+                self._spec.resample_hz, reading.rate_hz or self._spec.rate_hz
+            )
+        return self._resampler.push(rows, reading.times)
+
+    def _cut(
+        self, rows: Array, times: NDArray[np.int64], window: int
+    ) -> list[tuple[NDArray[np.float32], NDArray[np.int64], int, bool]]:
+        """Add rows to the block, piece by piece; return block, times and start of each window."""
+        if self._block.shape[1] != rows.shape[1]:
+            self._begin(window, rows.shape[1], times)
+        done: list[tuple[NDArray[np.float32], NDArray[np.int64], int, bool]] = []
         passed = min(self._gap, len(rows))
         self._gap -= passed
-        rows = rows[passed:]
+        rows, times = rows[passed:], times[passed:]
         while len(rows):
-            if self._end == len(self._buffer):
-                # Fewer than a window are held, in a buffer of two: moving them costs each sample
-                # one copy at most.
-                held = self._end - self._start
-                self._buffer[:held] = self._buffer[self._start : self._end].copy()
-                self._start, self._end = 0, held
-            count = min(len(rows), len(self._buffer) - self._end)
-            self._buffer[self._end : self._end + count] = rows[:count]
+            if self._end == len(self._block):
+                self._move(window)
+            count = min(len(rows), len(self._block) - self._end)
+            self._block[self._end : self._end + count] = rows[:count]
+            self._times[self._end : self._end + count] = times[:count]
             self._end += count
-            rows = rows[count:]
+            rows, times = rows[count:], times[count:]
             while self._end - self._start >= window:
-                done.append(self._buffer[self._start : self._start + window].copy())
+                done.append((self._block, self._times, self._start, self._follows))
+                self._follows = True
                 self._shared = max(0, window - self._hop)
                 self._start += self._hop
                 if self._start > self._end:
@@ -110,20 +189,31 @@ class Windower:
                     self._start = self._end
                     passed = min(ahead, len(rows))
                     self._gap = ahead - passed
-                    rows = rows[passed:]
+                    rows, times = rows[passed:], times[passed:]
         return done
 
-    def _allocate(self, window: int, channels: int) -> NDArray[np.float32]:
-        try:
-            return np.empty((2 * window, channels), np.float32)
-        except MemoryError:
-            raise ModelError(
-                f"input.window: {window} samples of {channels} channels do not fit into memory"
-            ) from None
+    def _begin(self, window: int, channels: int, times: NDArray[np.int64]) -> None:
+        """Begin the first block, with the zeros of `lead`."""
+        self._block, self._times = _allocate(window, channels)
+        self._start, self._end, self._shared = 0, 0, 0
+        lead = min(self._lead, window - 1)
+        self._block[:lead] = 0.0
+        self._times[:lead] = times[0] if len(times) else 0
+        self._end = self._shared = lead
+
+    def _move(self, window: int) -> None:
+        """Go on in another block: windows that are on their way still lie in this one."""
+        held = slice(self._start, self._end)
+        block, times = _allocate(window, self._block.shape[1])
+        count = self._end - self._start
+        block[:count], times[:count] = self._block[held], self._times[held]
+        self._block, self._times = block, times
+        self._start, self._end = 0, count
 
     def _check(self, rows: Array) -> None:
         """Check the first rows, and those whose shape changes, against the manifest."""
         if rows.shape[1:] == self._shape:
+            self._odd = 0
             return
         if self._window is not None and rows.ndim != 2:
             shape = " by ".join(str(size) for size in rows.shape[1:])
@@ -132,8 +222,12 @@ class Windower:
                 "into windows; leave `window` out of the manifest"
             )
         if self._shape is not None:
+            self._odd += 1
+            before = self._shape
+            if self._odd >= ODD:
+                self._shape, self._odd = None, 0
             raise ModelError(
-                f"the source changed from {self._shape} values a row to {rows.shape[1:]}"
+                f"the source changed from {_values(before)} a row to {_values(rows.shape[1:])}"
             )
         if rows.ndim == 2 and self._wanted:
             self._picked = self._pick(rows.shape[1])
@@ -176,6 +270,20 @@ class Windower:
             f"input.channels: column {name} of the source is text, not numbers; "
             "name the channels to use in input.channels"
         )
+
+
+def _allocate(window: int, channels: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    rows = max(2 * window, min(ROWS, 16 * window))
+    try:
+        return np.empty((rows, channels), np.float32), np.empty(rows, np.int64)
+    except MemoryError:
+        raise ModelError(
+            f"input.window: {window} samples of {channels} channels do not fit into memory"
+        ) from None
+
+
+def _values(shape: tuple[int, ...]) -> str:
+    return " by ".join(map(str, shape)) + (" value" if shape == (1,) else " values")
 
 
 def _own(row: Array) -> NDArray[np.float32]:

@@ -82,11 +82,17 @@ def yolo_decoder(
         return "yolov5"
     if not objectness and columns == 6 and rows != 4 + classes:
         return "yolo-e2e"
-    if not objectness and 4 + classes in {rows, columns}:
+    if not objectness and 4 + classes == rows:
         return "yolov8"
     if rows is None and columns is None:
         # All sizes open: only the exporter can know.
         return "yolov5" if objectness else "yolo-e2e" if end_to_end else "yolov8"
+    if columns == 4 + classes:
+        # No exporter of a YOLO writes its rows so; RT-DETR's are boxes in 0..1.
+        raise ModelError(
+            f"{where}: output {found}: rows of {columns} are RT-DETR's or another family's, and "
+            "its metadata does not say whose; name the decoder in a model.toml"
+        )
     raise ModelError(
         f"{where}: output {found}: for {classes} labels expected [1, {4 + classes}, N], "
         f"[1, N, {5 + classes}] or [1, N, 6]; segment, pose and obb networks are not supported"

@@ -2,7 +2,7 @@
 
 In an ONNX file each entry is a property whose key is its path ("model_info labels"); in an IR it is
 an element of the same path in rt_info. Pictures are BGR unless `reverse_input_channels`; lists are
-separated by spaces, and labels have "_" for their own spaces.
+separated by spaces; a label's own spaces are "_", which its wrappers leave as they are.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from .facts import NetworkFacts
 
 _PREFIX = "model_info "
 MAX_LABELS = 100_000
+MOST_BOXES = 100_000
+"""As good as no limit."""
 
-# Its `resize_type` = the manifest's resize, anchor, and whether `pad_value` counts.
-_RESIZE: Mapping[str, tuple[str, str, bool]] = {
-    "standard": ("stretch", "center", False),
-    "fit_to_window": ("letterbox", "top-left", False),
-    "fit_to_window_letterbox": ("letterbox", "center", True),
-    "crop": ("crop", "center", False),
+# Its `resize_type` = the manifest's keys. All its sizes round half to even.
+_RESIZE: Mapping[str, Mapping[str, str]] = {
+    "standard": {"resize": "stretch"},
+    "fit_to_window": {"resize": "letterbox", "anchor": "top-left", "rounding": "half-even"},
+    "fit_to_window_letterbox": {"resize": "letterbox", "rounding": "half-even"},
+    "crop": {"resize": "crop"},
 }
 _DETECTORS = frozenset({"ssd", "yolox", "yolo", "yolov5", "yolov8", "yolo11", "yolov11"})
 _SUPPORTED = "SSD, YOLOX, YOLO, YOLOv5, YOLOv8, YOLO11, Classification and AnomalyDetection"
@@ -59,8 +61,8 @@ class _Info(Mapping[str, str]):
     def numbers(self, key: str) -> list[float]:
         return infer_layout.numbers(self.get(key, ""), f"{self._where}: model_info {key}")
 
-    def flag(self, key: str) -> bool:
-        return self.get(key, "").strip().lower() in {"yes", "true", "1"}
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        return self[key].strip().lower() in {"yes", "true", "1"} if key in self else default
 
 
 def info_of(facts: NetworkFacts) -> dict[str, str] | None:
@@ -112,9 +114,14 @@ def _detector(kind: str, info: _Info, facts: NetworkFacts, where: str) -> dict[s
         decoder = "yolox"
         # Its wrapper does not ask for resize_type.
         picture = _picture(info, facts, where, resize="fit_to_window")
-        picture |= {"resize": "letterbox", "anchor": "top-left", "pad": 114}
+        picture |= {**_RESIZE["fit_to_window"], "pad": 114}
     else:
         decoder = infer_layout.yolo_decoder(facts.outputs, len(labels), where)
+        if decoder == "yolo-e2e":
+            raise ModelError(
+                f"{where}: output {facts.outputs[0]}: may be a YOLO's or an RT-DETR's, which "
+                "model_info does not tell; put the exporter's metadata.yaml beside it"
+            )
         info.assumed.append(f"decoder: {decoder}, by the output {facts.outputs[0]}")
         # Where these lack an entry, the wrapper does what Ultralytics does.
         picture = _picture(
@@ -122,9 +129,21 @@ def _detector(kind: str, info: _Info, facts: NetworkFacts, where: str) -> dict[s
         )
     output: dict[str, Any] = {"decoder": decoder, "labels": labels}
     output["threshold"] = info.number("confidence_threshold", 0.25 if ultralytics else 0.5)
-    if kind != "ssd":
-        output["iou"] = info.number("iou_threshold", 0.7 if ultralytics else 0.65)
+    output |= _suppression(kind, info, ultralytics=ultralytics)
     return {"task": "detection", "input": picture, "output": output}
+
+
+def _suppression(kind: str, info: _Info, *, ultralytics: bool) -> dict[str, Any]:
+    """Return what a manifest says of suppression; its wrappers have none for SSD by default."""
+    if not info.flag("nms_execute", default=kind != "ssd"):
+        # No two boxes overlap by more than 1.
+        return {} if kind == "ssd" else {"iou": 1.0, "max_detections": MOST_BOXES}
+    most = info.number("nms_max_predictions", 30_000 if ultralytics else 200)
+    return {
+        "iou": info.number("iou_threshold", {"ssd": 0.5, "yolox": 0.65}.get(kind, 0.7)),
+        "agnostic": info.flag("agnostic_nms", default=kind == "yolox"),
+        "max_detections": min(int(most), MOST_BOXES) or MOST_BOXES,
+    }
 
 
 def _yolo_classifier(info: _Info, facts: NetworkFacts, where: str) -> dict[str, Any]:
@@ -133,7 +152,7 @@ def _yolo_classifier(info: _Info, facts: NetworkFacts, where: str) -> dict[str, 
     picture = _picture(info, facts, where, resize="crop", rgb=True, scale=255)
     return {
         "task": "classification",
-        "input": picture,
+        "input": picture | {"antialias": True},
         "output": {"decoder": "softmax", **_classes(labels, facts, where)},
     }
 
@@ -177,9 +196,15 @@ def _anomaly(info: _Info, facts: NetworkFacts, where: str) -> dict[str, Any]:
             f"{where}: AnomalyDetection without an output pred_score is not supported: found "
             f"{', '.join(names)}"
         )
+    if not {"mean_values", "scale_values"} & set(info) and not info.flag("embedded_processing"):
+        raise ModelError(
+            f"{where}: mean_values and scale_values: not in its model_info, and pictures may be "
+            "meant in 0..1, as anomalib exports its networks, or in 0..255, as Model API gives "
+            "them; say scale = 255 or scale = 1 under [input] of a model.toml"
+        )
     return {
         "task": "anomaly",
-        "input": _picture(info, facts, where, resize="standard", scale=255),
+        "input": _picture(info, facts, where, resize="standard"),
         "output": {
             "decoder": "score",
             "threshold": info.number("image_threshold", 0.5),
@@ -196,9 +221,7 @@ def _labels(info: _Info, where: str) -> tuple[str, ...]:
         )
     if len(labels) > MAX_LABELS:
         raise ModelError(f"{where}: labels: more than {MAX_LABELS}")
-    if any("_" in label for label in labels):
-        info.assumed.append('labels: "_" stands for a space')
-    return tuple(label.replace("_", " ").strip() or label for label in labels)
+    return tuple(labels)
 
 
 def _picture(
@@ -223,8 +246,14 @@ def _picture(
         )
     if "resize_type" not in info:
         info.assumed.append(f"resize_type: {resize}, the default of Model API")
-    said["resize"], said["anchor"], padded = _RESIZE[kind]
-    said["pad"] = (info.numbers("pad_value") or [pad])[0] if padded else 0
+    if kind == "crop" and width != height:
+        raise ModelError(
+            f"{where}: model_info resize_type: crop is not supported for an input that is not "
+            f"square, found {spec}"
+        )
+    said |= _RESIZE[kind]
+    letterboxed = said["resize"] == "letterbox"
+    said["pad"] = (info.numbers("pad_value") or [pad])[0] if letterboxed else 0
     said["interpolation"] = info.get("interpolation_mode", "linear").strip().lower()
     if info.flag("embedded_processing"):
         # Color, mean and scale are in the network already, which takes BGR as it comes.

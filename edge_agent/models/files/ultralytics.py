@@ -19,6 +19,14 @@ from .facts import NetworkFacts
 MAX_TEXT = 1024 * 1024
 MAX_LABELS = 100_000
 
+# Heads whose outputs are read here. Exporters since 8.4 name theirs; others end in other numbers of
+# the same shapes.
+_RTDETR = "RTDETRDecoder"
+_HEADS: Mapping[str, frozenset[str]] = {
+    "detect": frozenset({"Detect", "v10Detect", "WorldDetect", "YOLOEDetect", _RTDETR}),
+    "classify": frozenset({"Classify"}),
+}
+
 
 def fields_of(network: Path, facts: NetworkFacts) -> dict[str, str] | None:
     """Collect Ultralytics' fields of a network; None where it has none.
@@ -63,18 +71,24 @@ def describe(
         "description": fields.get("description", "").strip()[:200],
         "license": fields.get("license", "").strip()[:200],
     }
-    if task == "detect":
-        body, more = _detection(fields, facts, labels, where)
-    elif task == "classify":
-        body, more = _classification(fields, facts, labels, where)
-    else:
+    if task not in _HEADS:
         raise ModelError(f"{where}: task {task!r} is not supported; detect and classify are")
+    head = fields.get("head", "").strip()
+    if head and head not in _HEADS[task]:
+        raise ModelError(
+            f"{where}: head {head!r} is not known, and what its output means may differ; known are "
+            f"{', '.join(sorted(_HEADS[task]))}; describe the model in a model.toml"
+        )
+    build = _detection if task == "detect" else _classification
+    body, more = build(fields, facts, labels, where)
     return described | body, assumed + more
 
 
 def _detection(
     fields: Mapping[str, str], facts: NetworkFacts, labels: tuple[str, ...], where: str
 ) -> tuple[dict[str, Any], list[str]]:
+    if _is_rtdetr(fields):
+        return _rtdetr(fields, facts, labels, where)
     arguments = _value(fields, "args", where)
     inside = isinstance(arguments, dict) and arguments.get("nms") is True
     older = "task" not in fields
@@ -85,17 +99,40 @@ def _detection(
         end_to_end=inside or _value(fields, "end2end", where) is True,
         objectness=older,
     )
-    picture = _picture(fields, facts, where) | {"resize": "letterbox", "pad": 114}
+    picture, _, assumed = _picture(fields, facts, where)
+    picture |= {"resize": "letterbox", "pad": 114}
     output: dict[str, Any] = {"decoder": decoder, "threshold": 0.25, "labels": labels}
     assumed = [
         f"decoder: {decoder}, by the output {facts.outputs[0]}",
         "input: letterboxed on gray 114, RGB in 0..1, as Ultralytics' predictor does",
         "threshold: 0.25, the predictor's default",
+        *assumed,
     ]
     if decoder != "yolo-e2e":
         output["iou"] = 0.45 if older else 0.7
         assumed.append(f"iou: {output['iou']}, the predictor's default")
     return {"task": "detection", "input": picture, "output": output}, assumed
+
+
+def _is_rtdetr(fields: Mapping[str, str]) -> bool:
+    """Whether it is an RT-DETR; exporters before 8.4 only have its name in the description."""
+    head = fields.get("head", "").strip()
+    return head == _RTDETR or (not head and "rtdetr" in fields.get("description", "").lower())
+
+
+def _rtdetr(
+    fields: Mapping[str, str], facts: NetworkFacts, labels: tuple[str, ...], where: str
+) -> tuple[dict[str, Any], list[str]]:
+    picture, _, assumed = _picture(fields, facts, where)
+    return {
+        "task": "detection",
+        "input": picture | {"resize": "stretch"},
+        "output": {"decoder": "rtdetr", "threshold": 0.25, "labels": labels},
+    }, [
+        "input: stretched, RGB in 0..1, as Ultralytics' predictor does for RT-DETR",
+        "threshold: 0.25, the predictor's default",
+        *assumed,
+    ]
 
 
 def _classification(
@@ -108,34 +145,50 @@ def _classification(
             f"{where}: expected one output of {len(labels)} classes, as there are names, found "
             f"{found}"
         )
-    # Its transforms shrink with an antialiasing filter, which among OpenCV's is nearest to area.
-    picture = _picture(fields, facts, where) | {"resize": "crop", "interpolation": "area"}
+    picture, (width, height), assumed = _picture(fields, facts, where)
+    square = width == height
+    picture |= {"resize": "crop" if square else "stretch", "antialias": True}
+    how = "centre cut of the whole shorter side" if square else "stretched, as it is not square"
     return {
         "task": "classification",
         "input": picture,
         "output": {"decoder": "softmax", "labels": labels},
-    }, ["input: centre cut of the whole shorter side, RGB in 0..1, as Ultralytics' predictor does"]
+    }, [f"input: {how}, antialiased, RGB in 0..1, as Ultralytics' predictor does", *assumed]
 
 
-def _picture(fields: Mapping[str, str], facts: NetworkFacts, where: str) -> dict[str, Any]:
-    """Describe the input; the size comes from `imgsz` where the network leaves it open."""
+def _picture(
+    fields: Mapping[str, str], facts: NetworkFacts, where: str
+) -> tuple[dict[str, Any], tuple[int, int], list[str]]:
+    """Describe the input; the size comes from `imgsz` where the network leaves it open.
+
+    Returns:
+        Keys of a manifest's [input], width and height, and what was assumed.
+
+    """
     spec, said = infer_layout.picture_input(facts, where)
     width, height = infer_layout.picture_size(spec, said["layout"])
+    said = {"color": "rgb", "mean": 0, "scale": 255, **said}
+    if width is not None and height is not None:
+        return said, (width, height), []
     size = _value(fields, "imgsz", where)
     if isinstance(size, int):
         size = [size, size]
-    if None in {width, height}:
-        if not (
-            isinstance(size, list | tuple)
-            and len(size) == 2
-            and all(isinstance(side, int) for side in size)
-        ):
-            raise ModelError(
-                f"{where}: imgsz: not in the metadata, and the input {spec} leaves its size open; "
-                "say width and height under [input] of a model.toml"
-            )
-        said |= infer_layout.filled({"height": height or size[0], "width": width or size[1]})
-    return {"color": "rgb", "mean": 0, "scale": 255, **said}
+    if not (
+        isinstance(size, list | tuple)
+        and len(size) == 2
+        and all(isinstance(side, int) for side in size)
+    ):
+        raise ModelError(
+            f"{where}: imgsz: not in the metadata, and the input {spec} leaves its size open; "
+            "say width and height under [input] of a model.toml"
+        )
+    width, height = width or size[1], height or size[0]
+    assumed = (
+        f"size: {width}x{height}, its imgsz; the network's is open, and Ultralytics' predictor "
+        "gives it a rectangle of each frame's shape, in which it may find other boxes: for that "
+        "say width and height under [input] of a model.toml"
+    )
+    return said | {"width": width, "height": height}, (width, height), [assumed]
 
 
 def _labels(fields: Mapping[str, str], where: str) -> tuple[str, ...]:

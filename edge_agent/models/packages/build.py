@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import stat
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from ...core.errors import ModelError
-from ...core.files import disk_errors, sync_folder
+from ...core.files import disk_errors, output_file
 from ..files.tensor_ranges import tensor_ranges
 from ..manifest import MANIFEST, ModelFolder, load
 from .archive import Front, open_archive
@@ -71,24 +70,18 @@ class Package:
         return data
 
     def write(self, out: Path) -> None:
-        """Write the tar; *out* is replaced as a whole.
+        """Write the tar; a file is replaced as a whole, see `output_file`.
 
         Raises:
+            UsageError: *out* is nothing that could be written to.
             ModelError: it cannot be written.
 
         """
-        temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
-        with disk_errors(f"{out}: writing the package"):
-            try:
-                with temporary.open("xb") as file:
-                    self._write(file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.replace(out)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-            sync_folder(out.parent)
+        try:
+            with output_file(out) as file:
+                self._write(file)
+        except OSError as problem:
+            raise ModelError(f"{out}: cannot be written: {problem.strerror}") from problem
 
     def _write(self, file: BinaryIO) -> None:
         contents = (self.front.header, self.front.signature, self.front.block_list)
@@ -115,7 +108,8 @@ def pack(
         ModelError: the folder is not fit to be one, or *out* cannot be written.
 
     """
-    if out.resolve().is_relative_to(folder.resolve()):
+    # `Path.resolve` has an error of its own for links in a circle.
+    if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(folder)):
         raise ModelError(f"{out}: lies inside the model folder; write the package elsewhere")
     package = make(load(folder), key=key, expires=expires, targets=targets, created=created)
     package.write(out)

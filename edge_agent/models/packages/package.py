@@ -246,13 +246,13 @@ def check_targets(
         )
 
 
-def check_expiry(
-    header: PackageHeader, *, now: datetime, build_date: datetime
-) -> Literal["ok", "wait"]:
+def check_expiry(header: PackageHeader, *, now: datetime, credible: bool) -> Literal["ok", "wait"]:
     """Check that a package has not expired.
 
-    A clock that shows a time before this program was built is not credible: a box without a
-    battery starts in 1970. It decides nothing; the push waits until the clock has been set.
+    Args:
+        header: of the package.
+        now: what the clock shows.
+        credible: whether that can be right; else it decides nothing, and the push waits.
 
     Raises:
         ModelError: it has expired.
@@ -260,7 +260,7 @@ def check_expiry(
     """
     if header.expires is None:
         return "ok"
-    if now < build_date:
+    if not credible:
         return "wait"
     if now >= header.expires:
         raise ModelError(

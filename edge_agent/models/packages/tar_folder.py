@@ -85,6 +85,16 @@ class Layout:
                 pieces.append(Piece(folder / name, length))
         return Stream(pieces)
 
+    def files_in(self, offset: int, length: int) -> list[str]:
+        """List the files of which a part of the stream has something."""
+        found = []
+        end = 0
+        for name, size in self.pieces:
+            begin, end = end, end + size
+            if name is not None and begin < offset + length and offset < end:
+                found.append(name)
+        return found
+
 
 def unpack(
     reader: TarReader, folder: Path, where: str, rename: Callable[[str], str | None] = str

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ...core.containment import contained
 from ...core.errors import ModelError
 from ...core.files import subfolders
 from ...core.names import is_name, version_key
 from ...core.schema import nearest
 from ..manifest import MANIFEST, ModelFolder, load
+from .local_blocks import check_unchanged
 from .pointers import same_version
 from .store import Store
 
@@ -83,6 +85,18 @@ class Library:
             if entry.error and entry.version and same_version(entry.version, version):
                 raise ModelError(f"{name}@{version} is broken: {entry.error}")
         raise ModelError(f"{name}@{version}: not found; {self._known(name)}")
+
+    def find_unchanged(self, name: str, version: str) -> ModelFolder:
+        """Find a version that is to go live again; its files are read and compared with what came.
+
+        Raises:
+            ModelError: as `find`, or the disk has changed it since it was installed.
+
+        """
+        folder = self.find(name, version)
+        if folder.path.is_relative_to(self.store.models):
+            check_unchanged(folder.path, folder.manifest.id)
+        return folder
 
     def live(self, name: str) -> ModelFolder:
         """Find the version that runs: the store's pointer, else the highest there is.
@@ -205,7 +219,7 @@ def _stored(store: Store, name: str, version: str) -> Entry:
     path = store.models / name / version
     accepted = store.accepted(name, version)
     try:
-        folder = load(path)
+        folder = _load(path)
     except ModelError as problem:
         return Entry(name, version, "store", path, None, str(problem), accepted)
     if (folder.manifest.name, folder.manifest.version) != (name, version):
@@ -223,9 +237,20 @@ def _plain(parent: Path, place: Place) -> Iterator[Entry]:
         return
     for path in folders:
         try:
-            folder = load(path)
+            folder = _load(path)
         except ModelError as problem:
             name = path.name if is_name(path.name) else "?"
             yield Entry(name, None, place, path, None, str(problem))
         else:
             yield Entry(folder.manifest.name, folder.manifest.version, place, path, folder)
+
+
+def _load(path: Path) -> ModelFolder:
+    """Read a model folder; whatever is wrong with it costs this version only.
+
+    Raises:
+        ModelError: it cannot be read.
+
+    """
+    with contained(str(path), ModelError):
+        return load(path)

@@ -19,7 +19,7 @@ from ...core.files import write_new
 from ..packages.archive import Front
 from ..packages.blocks import BlockList
 from ..packages.build import cut_folder
-from ..packages.package import BLOCKS, HEADER, SIGNATURE
+from ..packages.package import BLOCKS, HEADER, SIGNATURE, PackageHeader
 from ..packages.tar_folder import Layout, Stream
 from .store import NOTES, Store
 
@@ -90,13 +90,16 @@ def stored_versions(store: Store) -> Iterator[Source]:
 
 def _stored(folder: Path) -> Source:
     notes = folder / NOTES
+    blocks = BlockList.read((notes / BLOCKS).read_bytes())
+    return Source(blocks, _layout(notes).stream(folder))
+
+
+def _layout(notes: Path) -> Layout:
     pieces = json.loads((notes / LAYOUT).read_bytes())
-    layout = Layout(
+    return Layout(
         tuple((None if name is None else str(name), int(length)) for name, length in pieces),
         (notes / FRAME).read_bytes(),
     )
-    blocks = BlockList.read((notes / BLOCKS).read_bytes())
-    return Source(blocks, layout.stream(folder))
 
 
 def plain_folders(folders: Iterable[Path]) -> Iterator[Source]:
@@ -112,6 +115,40 @@ def plain_folders(folders: Iterable[Path]) -> Iterator[Source]:
             log.warning("%s: its blocks cannot be used again: %s", folder, problem)
             continue
         yield Source(blocks, layout.stream(folder))
+
+
+def check_unchanged(folder: Path, label: str) -> None:
+    """Check that a stored version is what was installed, by the digests of its blocks.
+
+    All of it is read. One that was put there by hand came in no blocks: nothing is known of it.
+
+    Args:
+        folder: of the version.
+        label: name@version.
+
+    Raises:
+        ModelError: a file has changed since, or cannot be read.
+
+    """
+    notes = folder / NOTES
+    if not (notes / HEADER).exists():
+        return
+    trouble = f"{NOTES}, where it is kept how it was installed"
+    try:
+        front = read_front(notes)
+        blocks = PackageHeader.parse(front.header).block_list(front.block_list)
+        layout = _layout(notes)
+        stream = layout.stream(folder)
+        for index, offset in enumerate(blocks.offsets):
+            length = blocks.lengths[index]
+            trouble = " or ".join(layout.files_in(offset, length)) or trouble
+            blocks.check(index, stream.read(offset, length))
+    except (ModelError, OSError, ValueError, TypeError) as problem:
+        log.debug("%s", folder, exc_info=problem)
+        raise ModelError(
+            f"{label}: {trouble} has changed on the disk since it was installed; "
+            "install the model again, as a higher version, and mind the disk"
+        ) from problem
 
 
 def find(wanted: Collection[bytes], sources: Iterable[Source]) -> Iterator[tuple[bytes, bytes]]:

@@ -288,12 +288,6 @@ class Store:
         with disk_errors(f"{name}: noting the trial"), self.locked():
             return self._change(name, lambda old: replace(old, trial=trial))
 
-    def record_use(self, name: str, version: str) -> None:
-        """Record that a version has been used, so that it is not the first to be deleted."""
-        now = time.time()
-        with disk_errors(f"{name}@{version}: noting its use"), self.locked():
-            self._change(name, lambda old: replace(old, used={**old.used, version: now}))
-
     def _change(self, name: str, change: Callable[[Pointers], Pointers]) -> Pointers:
         """Read, change and write the pointers of a model; the caller has the lock."""
         folder = self.models / name

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ...config.settings import Pipeline as PipelineSettings
 from ...core.backoff import Backoff
@@ -27,7 +27,8 @@ from .sinks import MqttSink, SnapshotSink
 from .status import FrameErrors, SourceStatus
 
 if TYPE_CHECKING:
-    from ...inference.preprocess.windowing import Windower
+    from ...inference.preprocess.windowing import Window, Windower
+    from ...sources.continuity import Counts
     from .masks import Masks
     from .motion_gate import MotionGate
 
@@ -112,6 +113,8 @@ class Capture:
         """Replaced as a whole while frames go on."""
         self._gate: MotionGate | None = None
         self._due = 0.0
+        self.counts: Counts | None = None
+        """What has come of a live signal."""
         self._misfit = False
         """What the source gave last did not fit: it runs again when something does."""
         self._attempt: Attempt | None = None
@@ -190,7 +193,9 @@ class Capture:
                 context = replace(self._context, closing=attempt.closing)
                 with closing(open_source(self.spec, context)) as source:
                     attempt.limit, attempt.opening = self.spec.form.stall_seconds, False
-                    if attempt.late:
+                    self.counts = getattr(source, "counts", None)
+                    # A sensor may say nothing for hours and be well all the same.
+                    if attempt.late or (self.spec.live and source.kind == "signal"):
                         attempt.late = False
                         self._status.set("running", None)
                     try:
@@ -235,25 +240,26 @@ class Capture:
             if self._status.state != "running" and not self._misfit:
                 self._status.first_frame(time.monotonic() - attempt.began)
                 self._status.set("running", None)
-            if not lossless and not self._is_due(time.monotonic()):
+            # Of a signal it is windows that have a rate.
+            if not lossless and windows is None and not self._is_due(time.monotonic()):
                 self.board.drop(self.queue, "rate")
                 continue
             try:
                 reading = source.retrieve()
                 if windows is None:
                     self._check_region(reading.data)
+                elif not windows.put(reading, attempt):
+                    return
             except SampleError as problem:
                 self.board.drop(self.queue, "error")
                 self._errors.record(problem)
                 if windows is not None:
-                    windows.end()  # no window spans what is missing
+                    windows.end("gap" if self.spec.live else "partial")  # no window spans it
                 if lossless:
                     # A looped recording of nothing but damage must not spin.
                     attempt.closing.wait(0.005)
                 continue
             if windows is not None:
-                if not windows.put(reading, attempt):
-                    return
                 self._misfit = False
             elif not self._put_picture(reading):
                 return
@@ -312,6 +318,10 @@ class Capture:
         seen = picture if self._region is None else cut(picture, self._region)[0]
         return self._gate.moved(seen)
 
+    def due(self) -> bool:
+        """Whether `rate` allows another capture of a live source now."""
+        return self._is_due(time.monotonic())
+
     def _is_due(self, now: float) -> bool:
         """Whether `rate` allows another capture now."""
         if self.rate is None:
@@ -352,7 +362,13 @@ class Windows:
         self._windower: Windower | None = None
 
     def put(self, reading: Reading, attempt: Attempt) -> bool:
-        """Put every window that *reading* completes on the board; False when it shall stop."""
+        """Put every window that *reading* completes on the board; False when it shall stop.
+
+        Raises:
+            SampleError: a reading of a live source does not fit; others may.
+            MisfitError: a recording does not fit.
+
+        """
         model = self._model(attempt)
         if model is None:
             return False
@@ -364,25 +380,32 @@ class Windows:
             try:
                 self._windower = Windower(spec, reading.columns)
             except ModelError as problem:
-                raise MisfitError(f"{model.id} does not fit this source: {problem}") from None
+                raise self._misfit(model, problem) from None
             self._spec = spec
+        if reading.gap:
+            self.end("gap")
         try:
-            windows = self._windower.push(reading.data, reading.time_ns, reading.since)
+            windows = self._windower.push(reading)
         except ModelError as problem:
-            raise MisfitError(f"{model.id} does not fit this source: {problem}") from None
+            raise self._misfit(model, problem) from None
+        return all(self._put(window, attempt) for window in windows)
+
+    def _put(self, window: Window, attempt: Attempt) -> bool:
+        """Put a window on the board; False when it shall stop."""
         capture = self._capture
-        for data, time_ns, since in windows:
+        if not capture.spec.lossless:
+            if capture.due():
+                return capture.board.put(capture.queue, window.sample)
+            capture.board.drop(capture.queue, "rate")
+            return True
+        if not (capture.results.wait_credit(attempt.closing) and capture.pace(attempt)):
+            return False
+        return capture.board.put(capture.queue, window.sample)
 
-            def make(
-                seq: int, data: Array = data, time_ns: int = time_ns, since: float = since
-            ) -> Sample:
-                return Sample(data, seq, time_ns, since, picture=False)
-
-            if not capture.results.wait_credit(attempt.closing):
-                return False
-            if not (capture.pace(attempt) and capture.board.put(capture.queue, make)):
-                return False
-        return True
+    def _misfit(self, model: Model, problem: ModelError) -> AgentError:
+        """Return what a reading that does not fit means: a live source may give another one."""
+        text = f"{model.id} does not fit this source: {problem}"
+        return SampleError(text) if self._capture.spec.live else MisfitError(text)
 
     def _model(self, attempt: Attempt) -> Model | None:
         """Wait for a model: only it knows the windows."""
@@ -393,8 +416,9 @@ class Windows:
             attempt.closing.wait(0.02)
         return None
 
-    def end(self) -> None:
-        """Count what no window has taken."""
-        if self._windower is not None and self._windower.rest:
-            self._capture.board.drop(self._capture.queue, "partial")
+    def end(self, why: Literal["partial", "gap"] = "partial") -> None:
+        """Count what no window has taken; what comes next does not follow on it."""
+        if self._windower is not None:
+            if self._windower.rest:
+                self._capture.board.drop(self._capture.queue, why)
             self._windower.reset()

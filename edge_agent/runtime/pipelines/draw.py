@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import colorsys
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import cv2
 import numpy as np
 
 from ...core.errors import SampleError
 from ...core.types import Anomaly, Array, Classes, Detections, Findings, RawTensors, Values
+from ...inference.model import Region
 from .overlay import Shape
 
 FONT = cv2.FONT_HERSHEY_SIMPLEX
+Color = tuple[int, int, int]
+"""Blue, green, red."""
+DARK: Color = (0, 0, 0)
+LIGHT: Color = (255, 255, 255)
+GRAY: Color = (40, 40, 40)
+# Of all that were tried, the one that keeps the hues of the bundled labels, and of the most usual
+# of COCO's, farthest apart.
+_SALT = b"18601"
 
 
-def annotate(picture: Array, found: Findings, shapes: Sequence[Shape] = ()) -> Array:
+def annotate(
+    picture: Array,
+    found: Findings | None,
+    region: Region | None = None,
+    shapes: Sequence[Shape] = (),
+) -> Array:
     """Return a copy of *picture*, uint8 BGR, with boxes and labels drawn.
 
     Args:
         picture: the frame.
-        found: in it; with tracks, each box has its number.
+        found: in it, with tracks where it has them; None: nothing was looked for.
+        region: the part that was looked at, x1, y1, x2, y2 in pixels; None: all.
         shapes: zones and lines.
 
     """
@@ -29,23 +45,15 @@ def annotate(picture: Array, found: Findings, shapes: Sequence[Shape] = ()) -> A
     scale = max(0.4, min(width, height) / 900)
     # Of one pixel, JPEG's halved color resolution would leave a gray shade.
     thick = max(2, round(scale * 2))
+    if region is not None:
+        # Onto the picture's last pixels, where it reaches beyond them.
+        x1, y1, x2, y2 = region
+        _box(canvas, (x1, y1, min(x2, width - 1), min(y2, height - 1)), LIGHT, 1)
     for shape in shapes:
         _shape(canvas, shape, scale, thick)
     match found:
         case Detections():
-            tracks = [0] * len(found) if found.tracks is None else found.tracks.tolist()
-            each = zip(found.labels, found.scores, found.boxes, tracks, strict=True)
-            for label, score, box, track in each:
-                x1, y1, x2, y2 = (round(float(side)) for side in box)
-                color = color_of(label)
-                cv2.rectangle(canvas, (x1, y1), (x2, y2), color, thick)
-                number = f" #{track}" if track else ""
-                _tag(canvas, f"{label} {score:.2f}{number}", (x1, y1), scale, color)
-            if found.points is not None:
-                for x, y in found.points.reshape(-1, 2):
-                    cv2.circle(
-                        canvas, (round(float(x)), round(float(y))), thick + 1, (0, 255, 255), -1
-                    )
+            _detections(canvas, found, scale, thick)
         case Classes():
             lines = [
                 f"{n} {s:.2f}" for n, s in zip(found.labels[:5], found.scores[:5], strict=True)
@@ -70,11 +78,11 @@ def annotate(picture: Array, found: Findings, shapes: Sequence[Shape] = ()) -> A
     return canvas
 
 
-def color_of(label: str) -> tuple[int, int, int]:
-    """Return the color of a label, the same on every device."""
-    digest = hashlib.blake2b(label.encode(), digest_size=3).digest()
-    blue, green, red = (80 + value % 176 for value in digest)
-    return blue, green, red
+def color_of(label: str) -> Color:
+    """Return the color of a label, the same on every device: never pale, never dark."""
+    digest = hashlib.blake2b(label.encode(), digest_size=2, salt=_SALT).digest()
+    red, green, blue = colorsys.hsv_to_rgb(int.from_bytes(digest, "big") / 65536, 0.85, 1.0)
+    return round(blue * 255), round(green * 255), round(red * 255)
 
 
 def jpeg(picture: Array, quality: int = 80) -> bytes:
@@ -98,7 +106,8 @@ def _shape(canvas: Array, shape: Shape, scale: float, thick: int) -> None:
     height, width = canvas.shape[:2]
     points = np.round(np.array(shape.points, np.float64) * (width - 1, height - 1)).astype(np.int32)
     color = (60, 200, 255) if shape.closed else (255, 160, 60)
-    cv2.polylines(canvas, [points], shape.closed, color, thick, cv2.LINE_AA)
+    for shade, wide in ((DARK, thick + 2), (color, thick)):
+        cv2.polylines(canvas, [points], shape.closed, shade, wide, cv2.LINE_AA)
     if not shape.closed:
         (x1, y1), (x2, y2) = points[0].tolist(), points[1].tolist()
         middle = ((x1 + x2) // 2, (y1 + y2) // 2)
@@ -106,31 +115,99 @@ def _shape(canvas: Array, shape: Shape, scale: float, thick: int) -> None:
         tip = (round(middle[0] - (y2 - y1) * share), round(middle[1] + (x2 - x1) * share))
         cv2.arrowedLine(canvas, middle, tip, color, thick, cv2.LINE_AA, tipLength=0.4)
     x, y = points[points[:, 1].argmin()].tolist()
-    _tag(canvas, shape.text, (min(x, width * 2 // 3), y), scale, color)
+    place = _place(canvas, shape.text, (x, y, x, y), scale, [])
+    _tag(canvas, shape.text, place, scale, color)
+
+
+def _detections(canvas: Array, found: Detections, scale: float, thick: int) -> None:
+    boxes = [tuple(round(float(side)) for side in box) for box in found.boxes]
+    for label, box in zip(found.labels, boxes, strict=True):
+        _box(canvas, box, color_of(label), thick)
+    if found.points is not None:
+        for x, y in found.points.reshape(-1, 2):
+            cv2.circle(canvas, (round(float(x)), round(float(y))), thick + 1, (0, 255, 255), -1)
+    # Above all boxes, and the best first: it has the choice of its place.
+    taken: list[Rect] = []
+    tracks = [0] * len(found) if found.tracks is None else found.tracks.tolist()
+    each = zip(found.labels, found.scores, boxes, tracks, strict=True)
+    for label, score, box, track in each:
+        text = f"{label} {score:.2f}" + (f" #{track}" if track else "")
+        taken.append(_place(canvas, text, box, scale, taken))
+        _tag(canvas, text, taken[-1], scale, color_of(label))
+
+
+def _box(canvas: Array, box: tuple[int, ...], color: Color, thick: int) -> None:
+    """Draw a frame with a dark edge, to be seen on light and dark."""
+    corners = (box[0], box[1]), (box[2], box[3])
+    cv2.rectangle(canvas, *corners, DARK, thick + 2)
+    cv2.rectangle(canvas, *corners, color, thick)
 
 
 def _lines(canvas: Array, lines: list[str], scale: float) -> None:
-    for index, line in enumerate(lines):
-        _tag(canvas, line, (4, round((index + 1) * 34 * scale)), scale, (40, 40, 40))
+    y = 4
+    for line in lines:
+        width, height = _size(line, scale)
+        _tag(canvas, line, (4, y, 4 + width, y + height), scale, GRAY)
+        y += height
 
 
-def _tag(
-    canvas: Array, text: str, corner: tuple[int, int], scale: float, color: tuple[int, int, int]
-) -> None:
-    """Write *text* on a filled bar above *corner*, or inside where there is no room above."""
+# Labels
+
+Rect = tuple[int, int, int, int]
+"""x1, y1, x2, y2; the last two are not part of it."""
+
+
+def _size(text: str, scale: float) -> tuple[int, int]:
+    """Return width and height of the bar that a text is written on."""
     (width, height), base = cv2.getTextSize(text, FONT, scale, 1)
-    x, y = max(0, corner[0]), corner[1]
-    if y - height - base < 0:
-        y += height + base
-    cv2.rectangle(canvas, (x, y - height - base), (x + width, y), color, -1)
-    dark = sum(color) > 380
+    return width + 2, height + base + 2
+
+
+def _place(canvas: Array, text: str, box: tuple[int, ...], scale: float, taken: list[Rect]) -> Rect:
+    """Choose where the label of a box is written: inside the picture, and over no other label."""
+    rows, columns = canvas.shape[:2]
+    width, height = _size(text, scale)
+    tried = []
+    for x, y in _corners(box, width, height):
+        left = max(0, min(x, columns - width))
+        top = max(0, min(y, rows - height))
+        tried.append((left, top, left + width, top + height))
+        if not any(_overlap(tried[-1], other) for other in taken):
+            return tried[-1]
+    return tried[0]
+
+
+def _corners(box: tuple[int, ...], width: int, height: int) -> Iterator[tuple[int, int]]:
+    """Yield left upper corners of a label, the best place first."""
+    x1, y1, x2, y2 = box
+    if y1 >= height:
+        yield x1, y1 - height
+        yield x2 - width, y1 - height
+    yield x1, y2
+    yield x2 - width, y2
+    for y in range(max(0, y1), max(y1 + 1, y2 - height), height):
+        yield x1, y
+        yield x2 - width, y
+
+
+def _overlap(one: Rect, other: Rect) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def _tag(canvas: Array, text: str, place: Rect, scale: float, color: Color) -> None:
+    """Write a text on a filled bar."""
+    x1, y1, x2, y2 = place
+    cv2.rectangle(canvas, (x1, y1), (x2 - 1, y2 - 1), color, -1)
+    base = cv2.getTextSize(text, FONT, scale, 1)[1]
+    blue, green, red = color
+    bright = 0.114 * blue + 0.587 * green + 0.299 * red > 128
     cv2.putText(
         canvas,
         text,
-        (x, y - base + 1),
+        (x1 + 1, y2 - base),
         FONT,
         scale,
-        (0, 0, 0) if dark else (255, 255, 255),
+        DARK if bright else LIGHT,
         1,
         cv2.LINE_AA,
     )

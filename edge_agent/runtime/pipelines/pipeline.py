@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import SecondStage
@@ -21,10 +22,22 @@ from .route import PipelineRoute
 from .sinks import MqttSink, ResultSink, ResultStage, SnapshotSink
 from .status import FrameErrors, Identity, SourceStatus
 
+if TYPE_CHECKING:
+    from ...sources.continuity import Counts
+
 __all__ = ["Identity", "Pipeline"]
 
+SIGNAL_ROOM = 256
+"""Windows of a live signal: what is in one is in no other, and one message may complete many."""
 LOSSLESS_ROOM = 4
 """Enough to keep two lanes busy while the source decodes the next."""
+
+
+def _room(spec: SourceSpec) -> int:
+    """Return how many captures may wait: of a live picture the newest, of a signal several."""
+    if spec.lossless:
+        return LOSSLESS_ROOM
+    return SIGNAL_ROOM if spec.kind == "signal" else 1
 
 
 def _load_nothing(_serving: Serving) -> None:
@@ -101,7 +114,7 @@ class Pipeline:
         self.queue: FrameQueue[Model] = FrameQueue(
             settings.name,
             self._route,
-            room=LOSSLESS_ROOM if spec.lossless else 1,
+            room=_room(spec),
             lossless=spec.lossless,
             priority=settings.priority,
             deadline=settings.deadline_ms / 1e3,
@@ -198,6 +211,11 @@ class Pipeline:
     def channel(self) -> Channel:
         """The counts of its results on their way to the broker."""
         return self.results.channel
+
+    @property
+    def counts(self) -> Counts | None:
+        """What has come of a live signal; None: its source is none."""
+        return self._capture.counts
 
     @property
     def rate(self) -> float | None:

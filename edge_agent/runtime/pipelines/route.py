@@ -8,9 +8,10 @@ from functools import partial
 
 from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import SecondStage
-from ...core.errors import AgentError, EngineError, ModelError, SampleError
+from ...core.containment import contained, reason
+from ...core.errors import AgentError
 from ...core.timeline import Timeline
-from ...core.types import Detections, Outcome, Request, Sample, Second
+from ...core.types import Detections, Outcome, Request, Sample, Second, State
 from ...inference.model import Model, Region
 from ..scheduler.board import Board, Job
 from ..serving.active import Serving
@@ -70,6 +71,8 @@ class PipelineRoute:
         # Its own: others split their frames between the same models otherwise.
         self._weights = [arm.weight for arm in settings.arms]
         self._credit = [0] * len(servings)
+        self._state = State()
+        """What a model has found so far in this pipeline's windows, where it has a state."""
         self._loaded = False
         """Every model has been loaded once, or could not be."""
 
@@ -117,7 +120,7 @@ class PipelineRoute:
 
     def request(self, sample: Sample) -> Request:
         """Return what is asked of the model, by the threshold of the moment."""
-        return Request(sample, self.threshold, self.region, self._least)
+        return Request(sample, self.threshold, self.region, self._state, self._least)
 
     @property
     def _least(self) -> float | None:
@@ -136,7 +139,7 @@ class PipelineRoute:
                 raise answer
             outcome, weak = self._filtered(job.model, answer)
             outcome = self._add_second_stages(job.sample, outcome)
-        except (SampleError, EngineError, ModelError) as problem:
+        except AgentError as problem:
             job.model.errors += 1
             self._errors.record(problem)
             self._board.finish(job, None)
@@ -168,21 +171,32 @@ class PipelineRoute:
             unloaded = serving.lazy and serving.model is None and serving.problem is None
             if unloaded and second_stage.concerns(stage, outcome.findings):
                 self._load(serving)
-        with self._board.using(lambda: [serving.model for _, serving in self._seconds]) as models:
+        with (
+            contained(self._name),
+            self._board.using(lambda: [serving.model for _, serving in self._seconds]) as models,
+        ):
             for (stage, _), model in zip(self._seconds, models, strict=True):
                 if model is not None:
                     then[stage.name] = second_stage.infer(stage, model, sample, outcome.findings)
         return Outcome(outcome.model, outcome.engine, outcome.findings, outcome.timing, then)
 
     def _deliver(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> None:
-        """Call stage and sinks; the board does so in the order of capture."""
+        """Call stage and sinks; the board does so in the order of capture.
+
+        One that raises has not taken the result, which is counted; the others get it, and the lane
+        goes on.
+        """
         stage = self.stage
         if stage is not None:
-            outcome = stage.process(sample, outcome, weak)
-        for sink in self._sinks:
-            sink.result(self._name, sample, outcome)
-        if stage is not None:
-            stage.result(self._name, sample, outcome)
+            try:
+                outcome = stage.process(sample, outcome, weak)
+            except Exception as problem:  # noqa: BLE001 - whatever it is, it is the stage's
+                self._errors.record_sink(type(stage).__name__, reason(problem))
+        for sink in [*self._sinks, stage] if stage is not None else self._sinks:
+            try:
+                sink.result(self._name, sample, outcome)
+            except Exception as problem:  # noqa: BLE001 - whatever it is, it is the sink's
+                self._errors.record_sink(type(sink).__name__, reason(problem))
 
     def _shadow(self, job: Job[Model], outcome: Outcome | None) -> None:
         """Hand the frame to a candidate, which infers and compares: before any filter."""

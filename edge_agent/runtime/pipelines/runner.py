@@ -72,7 +72,6 @@ class Runner:
 
         """
         self.settings = settings
-        self._context = SourceContext(hardware_decoding=settings.decode == "auto")
         self.timeline = timeline
         self.wall = WallClock(str(settings.state))
         self.session = str(uuid.uuid4())
@@ -93,6 +92,9 @@ class Runner:
             inbox=self.inbox,
             spool=settings.state / "spool.db",
             ledger=settings.state / "announced.json",
+        )
+        self._context = SourceContext(
+            hardware_decoding=settings.decode == "auto", topics=self.client.feeds
         )
         self.client.retained.register(self.topics.source(""), self._source_topics)
         self.overrides = Overrides(settings.state / "overrides.json")
@@ -203,6 +205,14 @@ class Runner:
         """Whether a first result may still come: some source gives, and has its models."""
         return any(
             pipeline.state in {None, "running"} and pipeline.served
+            for pipeline in self.pipelines.values()
+        )
+
+    def stands(self) -> bool:
+        """Whether no result can come before something is mended, added or comes back."""
+        return all(
+            pipeline.state in {"lost", "ended"}
+            or any(serving.problem is not None for serving in pipeline.servings)
             for pipeline in self.pipelines.values()
         )
 

@@ -28,7 +28,10 @@ SNAPSHOT_SECONDS = 2.0
 
 
 class ResultSink(Protocol):
-    """Takes results. Called by an inference lane: must not wait, and must not raise."""
+    """Takes results. Called by an inference lane: must not wait.
+
+    What it raises is logged and counted, and the lane goes on.
+    """
 
     def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
         """Take the result of one frame.
@@ -127,6 +130,8 @@ class SnapshotSink:
         self._wanted = _snapshots(settings)
         self._last = -math.inf
         """When the latest was published, monotonic seconds of its capture."""
+        x1, y1, x2, y2 = settings.roi
+        self._region = (x1, y1, x2, y2) if any(settings.roi) else None
         self._topic = identity.topics.snapshot(settings.name)
         self._client = client
         self._errors = errors
@@ -175,7 +180,7 @@ class SnapshotSink:
 
         self.requested, self._candidate = False, None
         form = self._wanted or Snapshots()
-        drawn = data if found is None else annotate(data, found, self.shapes())
+        drawn = annotate(data, found, self._region, self.shapes())
         try:
             picture = jpeg(shrunk(drawn, form.width), form.quality)
         except SampleError as problem:

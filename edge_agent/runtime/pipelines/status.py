@@ -82,14 +82,23 @@ class SourceStatus:
 
 
 class FrameErrors:
-    """Errors that drop frames; how often that happens is in health."""
+    """Errors that drop frames or results; how often that happens is in health."""
 
     def __init__(self, name: str) -> None:
         self.latest: tuple[float, str] | None = None
-        """When and why a frame was last dropped by an error."""
+        """When and why a frame or result was last dropped by an error."""
+        self.sinks = 0
+        """Results that a sink has not taken, as it raised."""
         self._name = name
 
     def record(self, problem: Exception) -> None:
         """Log why a frame is dropped."""
         log.warning("%s: a frame is dropped: %s", self._name, problem)
         self.latest = (time.monotonic(), str(problem))
+
+    def record_sink(self, sink: str, why: str) -> None:
+        """Log and count that a sink has raised."""
+        self.sinks += 1
+        words = f"{sink} has not taken a result: {why}"
+        log.error("%s: %s", self._name, words)
+        self.latest = (time.monotonic(), words)

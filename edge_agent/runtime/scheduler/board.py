@@ -223,7 +223,7 @@ class Board(Generic[M]):
             queue = self._shares.choose(waiting, now)
             model = queue.route.choose()
             others = model is not only if only is not None else model in self._gathering
-            if model is None or others:
+            if model is None or others or (model.in_order and queue.busy):
                 waiting.remove(queue)
                 continue
             charged = (queue.cost or model.cost).seconds
@@ -274,6 +274,8 @@ class Board(Generic[M]):
             queue.complete(job, (self._clock() - job.began) / job.batched, deliver)
             if job.model.users == 0:
                 self._changed.notify_all()
+            if job.model.in_order and queue.frames:
+                self._work.notify()
             ready = queue.next_delivery()
         while ready is not None:
             ready()

@@ -17,8 +17,10 @@ from ...inference.cost import Cost
 from .fair_share import Share
 from .read_ahead import Pacing
 
-Reason = Literal["superseded", "rate", "deadline", "still", "partial", "error"]
-REASONS: tuple[Reason, ...] = ("superseded", "rate", "deadline", "still", "partial", "error")
+Reason = Literal["superseded", "rate", "deadline", "still", "partial", "gap", "error"]
+REASONS: tuple[Reason, ...] = (
+    *("superseded", "rate", "deadline", "still", "partial", "gap", "error"),
+)
 
 
 class Servable(Protocol):
@@ -30,6 +32,10 @@ class Servable(Protocol):
     """How many frames, of whatever pipelines, may go through it at a time; 1: each by itself."""
     cost: Cost
     """What a frame of it takes of a lane."""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether a pipeline's frames go through it one at a time."""
 
 
 M = TypeVar("M", bound=Servable)
@@ -171,6 +177,11 @@ class FrameQueue(Generic[M]):
         self.account.dropped[reason] += 1
 
     # The lane side
+
+    @property
+    def busy(self) -> bool:
+        """Whether a frame of it is in a lane."""
+        return self.account.waiting > len(self.frames)
 
     @property
     def head(self) -> float:

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ...config.settings import Arm
+from ...core.containment import contained
 from ...core.errors import AgentError, BarredError, ModelError
 from ...core.frozen import record
 from ...core.listeners import Listeners
@@ -157,10 +158,11 @@ class ActiveModels:
                 return
             folder = None
             try:
-                folder = self._library.find(serving.arm.name, serving.arm.version)
-                model, passed = self._shared(folder, serving) or self.loader.load(
-                    folder, serving.kind
-                )
+                with contained(serving.reference, ModelError):
+                    folder = self._library.find(serving.arm.name, serving.arm.version)
+                    model, passed = self._shared(folder, serving) or self.loader.load(
+                        folder, serving.kind
+                    )
             except AgentError as problem:
                 # A model that is left alone for its crashes is no reason to end: another may come.
                 serving.broken = not isinstance(problem, BarredError) and (

@@ -18,6 +18,7 @@ from ...config.device_profile import (
 )
 from ...config.settings import Batching, Settings
 from ...core.bundled import bundled
+from ...core.containment import contained
 from ...core.errors import AgentError, BarredError, EngineError, ModelError
 from ...core.files import make_state_folder, size_of
 from ...core.flight_recorder import call_target
@@ -203,6 +204,10 @@ class ModelLoader:
             EngineError: no engine can run it.
 
         """
+        with contained(folder.manifest.id):
+            return self._load(folder, kind, checked=checked)
+
+    def _load(self, folder: ModelFolder, kind: Kind, *, checked: bool) -> tuple[Model, list[str]]:
         choices = self.choices_for(folder)
         out_of_core = self.out_of_core(folder)
         if out_of_core is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from weakref import WeakKeyDictionary
 
+from ...core.containment import contained
 from ...core.errors import AgentError, EngineError
 from ...core.files import size_of
 from ...inference.batching import Batch, load_batch, seconds_alone
@@ -59,13 +60,13 @@ class BatchSetup:
                 self._load_whole(serving, model, prepared)
                 return  # the model in its place is set up next
             batch = load_batch(model, serving.kind, most)
+            # What a tune has decided is not measured again.
+            tuned = asked > 1 and self._loader.batching.max_batch == 0
+            pays = tuned or self._pays(model, batch)
         except AgentError as problem:
             if asked > 1:
                 log.info("%s", problem)
             return
-        # What a tune has decided is not measured again.
-        tuned = asked > 1 and self._loader.batching.max_batch == 0
-        pays = tuned or batch.pays(self._alone.get(model, float("inf")))
         if asked < 2 and not pays:
             log.info("model %s: crops go one by one, which is faster", model.id)
             batch.close()
@@ -78,6 +79,20 @@ class BatchSetup:
                 batch.most,
             )
         self._equip(model, batch, asked)
+
+    def _pays(self, model: Model, batch: Batch) -> bool:
+        """Whether samples together are no slower; closes the batch where that cannot be seen.
+
+        Raises:
+            EngineError: the engine failed.
+
+        """
+        try:
+            with contained(model.id):
+                return batch.pays(self._alone.get(model, float("inf")))
+        except AgentError:
+            batch.close()
+            raise
 
     def _equip(self, model: Model, batch: Batch, asked: int) -> None:
         with self._board.boundary():

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from ...core.containment import contained
 from ...core.errors import AgentError
 from ...core.types import Tensors
 from ...inference.compare import compare_findings, race
@@ -135,7 +136,8 @@ class Challenge:
                 known = Decision(engine=self._name, takes_over=True, why=self._faster)
         self._known = known
         try:
-            self._model = self._load()
+            with contained(self._name):
+                self._model = self._load()
         except AgentError as problem:
             return Decision(engine=self._name, takes_over=False, why=f"not loaded: {problem}")
         return None
@@ -156,23 +158,30 @@ class Challenge:
             return self.stopped()
         self._compared_with = incumbent
         self._inputs.append(tensors)
-        agreement = compare_findings(
-            incumbent.decode(incumbent.raw(tensors), tensors),
-            model.decode(model.raw(tensors), tensors),
-            self._tolerance,
-            doubt=default_threshold(model.folder) + DOUBT,
-        )
+        with contained(model.id):
+            agreement = compare_findings(
+                incumbent.decode(incumbent.raw(tensors), tensors),
+                model.decode(model.raw(tensors), tensors),
+                self._tolerance,
+                doubt=default_threshold(model.folder) + DOUBT,
+            )
         if not agreement.passed:
             return self._against(f"disagrees: {agreement.why}")
         return self._decide(incumbent, model) if len(self._inputs) == INPUTS else None
 
     def _decide(self, incumbent: Model, model: Model) -> Decision:
-        """Measure both, unless that is known, and replace the incumbent by a faster one."""
+        """Measure both, unless that is known, and replace the incumbent by a faster one.
+
+        Raises:
+            AgentError: one of them fails.
+
+        """
         if self._known is not None:
             why = self._known.why
             old_ms, new_ms = self._known.incumbent_ms, self._known.challenger_ms
         else:
-            old_ms, new_ms = _race(incumbent, model, self._inputs)
+            with contained(model.id):
+                old_ms, new_ms = _race(incumbent, model, self._inputs)
             why = f"{new_ms:.2f} ms beside {old_ms:.2f} ms of {incumbent.engine.label}"
             if new_ms > old_ms * (1 - MARGIN):
                 return self._against(f"not faster: {why}", old_ms, new_ms)
@@ -272,13 +281,11 @@ class Challenger:
 
 def log_decision(model: Model, who: str, decision: Decision) -> None:
     """Log the decision about a challenger of a model."""
-    log.info(
-        "model %s: %s %s: %s",
-        model.id,
-        who,
-        "takes over" if decision.takes_over else "does not take over",
-        decision.why,
-    )
+    if decision.takes_over:
+        log.info("model %s: %s takes over: %s", model.id, who, decision.why)
+        return
+    stays = model.engine.label
+    log.info("model %s stays on %s; %s was tried: %s", model.id, stays, who, decision.why)
 
 
 class ServingIncumbent:

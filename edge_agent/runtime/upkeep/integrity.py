@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ...core.errors import AgentError
 from ...inference.model import Model
 from ...inference.prepared.digests import corrupted_file, corrupted_files
 from ..serving.active import ActiveModels
@@ -82,7 +83,7 @@ class IntegrityCheck:
         for model in {id(s.model): s.model for s in self._active.all() if s.model}.values():
             try:
                 yield from self._check_model(model)
-            except OSError as problem:
+            except (OSError, AgentError) as problem:
                 # Deleted or exchanged meanwhile, or the disk is broken: the next check shows.
                 log.info("model %s: cannot be read again: %s", model.id, problem)
 

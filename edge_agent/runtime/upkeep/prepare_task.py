@@ -84,7 +84,10 @@ class PrepareTask:
     def _discard(self, model: Model, damaged: PreparedForm) -> None:
         """Delete the form that a model runs from."""
         damaged.damaged = None
-        discard(damaged.folder, self._store)
+        try:
+            discard(damaged.folder, self._store)
+        except ModelError as problem:
+            log.error("model %s: %s", model.id, problem)  # noqa: TRY400 - one line, no traceback
         self._forms.pop(model.folder.path, None)
         if not damaged.is_streaming:
             return

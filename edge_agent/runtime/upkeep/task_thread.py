@@ -7,6 +7,7 @@ its own and one line in that order.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -14,8 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
+from ...core.containment import contained
+from ...core.errors import AgentError
 from ...inference.model import Model
 from ..serving.active import ActiveModels, Serving
+
+log = logging.getLogger(__name__)
 
 
 class ModelTask(Protocol):
@@ -93,6 +98,8 @@ class TaskThread:
             task: WeakKeyDictionary() for sequence in models for task in sequence
         }
         """When each task is to be called again for a model; infinity: it is done with it."""
+        self._left: WeakKeyDictionary[Model, str] = WeakKeyDictionary()
+        """Models that a task has failed on, and why."""
 
     def wake(self) -> None:
         """Begin a round at once: something has changed."""
@@ -105,7 +112,9 @@ class TaskThread:
 
     def problems(self) -> list[str]:
         """Return what is wrong with the models that serve, in words for health."""
-        return [problem for each in self._problems for problem in each()]
+        serving = {id(each.model) for each in self._active.all()}
+        left = [why for model, why in list(self._left.items()) if id(model) in serving]
+        return left + [problem for each in self._problems for problem in each()]
 
     def run(self) -> None:
         """Call the tasks whenever they are due, until closed."""
@@ -144,7 +153,14 @@ class TaskThread:
             wait = due - self._clock()
             if wait > 0:
                 return wait
-            pause = task.run(serving, model)
+            try:
+                with contained(f"model {model.id}: upkeep"):
+                    pause = task.run(serving, model)
+            except AgentError as problem:
+                # It serves as it is: the other models get their turn.
+                log.error("%s", problem)  # noqa: TRY400 - one line, no traceback
+                self._left[model] = str(problem)
+                pause = None
             self._due[task][model] = math.inf if pause is None else self._clock() + pause
             if serving.model is not model:
                 return 0.0  # the one in its place goes through all of them

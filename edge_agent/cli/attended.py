@@ -1,0 +1,181 @@
+"""Work that may never come back, done in a thread of its own, so that Ctrl-C is always heard.
+
+A network may hold a loop without end, a driver may hang; a thread in such native code cannot be
+interrupted. The command waits for it in the main thread, says what it waits for, and can end.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from ..core.errors import AgentError
+from ..core.text import one_line
+
+T = TypeVar("T")
+
+FIRST_WORD = 5.0
+"""Seconds after which it is said what is waited for; then after twice as long, and so on."""
+LEAVE_SECONDS = 1.0
+"""What the work gets to come back once it is to end."""
+AHEAD = 4
+"""Items that may wait for the main thread."""
+_NAME = "attended"
+
+
+class Attendant:
+    """Waits for work that is done in a thread, one piece after the other."""
+
+    def __init__(self, patience_s: float | None = None) -> None:
+        """Have no work yet.
+
+        Args:
+            patience_s: how long one call may take; None: until Ctrl-C.
+
+        """
+        self.closing = threading.Event()
+        """Set when the work is to end."""
+        self.left_behind: str | None = None
+        """What did not come back in time; what it uses must not be closed. None: all came."""
+        self._patience_s = patience_s
+        self._doing: tuple[str, float] | None = None
+        """What the thread is in, and the monotonic clock when that began."""
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Note, in the thread, a call that may not come back.
+
+        Args:
+            what: as the subject of "has not come back".
+
+        """
+        self._doing = what, time.monotonic()
+        try:
+            yield
+        finally:
+            self._doing = None
+
+    def check_open(self) -> None:
+        """End the work, in its thread, if it is to end."""
+        if self.closing.is_set():
+            raise KeyboardInterrupt
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Do *work* in a thread.
+
+        Raises:
+            AgentError: Ctrl-C, and it has not come back; or what `each` raises.
+
+        """
+        try:
+            (result,) = self.each(work() for _ in range(1))
+        except KeyboardInterrupt:
+            if self.left_behind is None:
+                raise
+            raise AgentError(f"interrupted; {self.left_behind}") from None
+        return result
+
+    def each(
+        self, items: Iterator[T], tick: Callable[[], bool] = lambda: True
+    ) -> Generator[T, None, None]:
+        """Yield what an iterator gives that runs in a thread; to be closed by who leaves early.
+
+        Args:
+            items: is closed by nobody; `closing` tells it to end.
+            tick: called about four times a second while there is nothing; False ends the work.
+
+        Raises:
+            AgentError: it took too long; or whatever is raised in the thread.
+
+        """
+        waiting: deque[T] = deque()
+        changed = threading.Condition()
+        ended: list[BaseException | None] = []
+
+        def work() -> None:
+            problem: BaseException | None = None
+            try:
+                for item in items:
+                    with changed:
+                        waiting.append(item)
+                        changed.notify_all()
+                        while len(waiting) >= AHEAD and not self.closing.is_set():
+                            changed.wait(0.25)
+                    if self.closing.is_set():
+                        break
+            except BaseException as raised:  # noqa: BLE001 - raised again in the main thread
+                problem = raised
+            with changed:
+                ended.append(problem)
+                changed.notify_all()
+
+        thread = threading.Thread(target=work, name=_NAME, daemon=True)
+        thread.start()
+        said = FIRST_WORD
+        try:
+            while True:
+                with changed:
+                    # A timeout, so that Ctrl-C is heard.
+                    if not waiting and not ended:
+                        changed.wait(0.25)
+                    item = waiting.popleft() if waiting else None
+                    done = not waiting and bool(ended)
+                    changed.notify_all()
+                if item is not None:
+                    yield item
+                    said = FIRST_WORD
+                elif done or not tick():
+                    break
+                else:
+                    said = self._mention(said)
+        finally:
+            self._leave(thread)
+        if ended and ended[0] is not None:
+            raise ended[0]
+
+    def _mention(self, said: float) -> float:
+        """Say what is waited for, if it is time; return the seconds after which it is said next.
+
+        Raises:
+            AgentError: it has taken too long.
+
+        """
+        doing = self._doing
+        if doing is None:
+            return said
+        what, since = doing
+        took = time.monotonic() - since
+        words = f"{what} has not come back for {took:.0f} s"
+        if self._patience_s is not None and took > self._patience_s:
+            raise AgentError(words)
+        if took < said:
+            return said
+        print(one_line(f"waiting  {words}; Ctrl-C ends it"), file=sys.stderr, flush=True)
+        return said * 2
+
+    def _leave(self, thread: threading.Thread) -> None:
+        """Let the thread end; leave it behind if it does not."""
+        if not thread.is_alive():
+            return
+        self.closing.set()
+        what, since = self._doing or ("its work", time.monotonic())
+        # Before the wait: a second Ctrl-C may end that.
+        self.left_behind = f"{what} has not come back for {time.monotonic() - since:.0f} s"
+        thread.join(LEAVE_SECONDS)
+        if not thread.is_alive():
+            self.left_behind = None
+
+
+def leave_behind(status: int) -> None:
+    """End the process here if a thread was left in native code, which must not be waited for."""
+    if not any(thread.name == _NAME for thread in threading.enumerate()):
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,143 @@
+"""What the installed service's user may read: `check` is often run by root, who may read anything.
+
+Knows the unit by its files, so that it also works where systemd does not run.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+UNIT = Path("/etc/systemd/system/edge-agent.service")
+_HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
+_TEMPORARY = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - what the unit hides
+_YES = frozenset({"1", "yes", "true", "on"})
+_LISTS = frozenset({"BindPaths", "BindReadOnlyPaths", "SupplementaryGroups"})
+_MOST = 1000
+"""Files of a folder that are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceUser:
+    """Who the service runs as, and what its unit keeps from it."""
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    command: str
+    hidden: dict[Path, str]
+    """Folders that it sees empty, with the key of the unit that says so."""
+    bound: tuple[Path, ...]
+    """Places that it sees nevertheless."""
+
+    def runs(self, settings: Path) -> bool:
+        """Whether these are the service's own settings."""
+        return f"--config {settings.absolute()}" in self.command
+
+    def trouble(self, path: Path) -> str | None:
+        """Return what keeps the user from reading a file, device or folder and what is in it.
+
+        None: nothing, or it is not there.
+        """
+        if not path.exists():
+            return None
+        place = path.resolve()
+        hiding = [each for each in self.hidden if place.is_relative_to(each)]
+        if hiding and not any(place.is_relative_to(each) for each in self.bound):
+            return (
+                f"{path}: the service does not see {hiding[0]} ({self.hidden[hiding[0]]}); move it"
+            )
+        inside = (each for each in path.rglob("*") if each.exists()) if path.is_dir() else ()
+        wanted = [path, *islice(inside, _MOST)]
+        with self._acting():
+            for each in wanted:
+                if (why := _refused(each)) is not None:
+                    return f"{each}: the service's user {self.name} {why}"
+        return None
+
+    @contextmanager
+    def _acting(self) -> Iterator[None]:
+        """Be the user, as far as rights go."""
+        groups = os.getgroups()
+        os.setgroups(self.groups)
+        os.setegid(self.gid)
+        os.seteuid(self.uid)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
+            os.setgroups(groups)
+
+
+def service_user(unit: Path = UNIT) -> ServiceUser | None:
+    """Return who the installed service runs as; None where none is installed, or that is root."""
+    keys = _keys(unit)
+    try:
+        user = pwd.getpwnam(keys.get("User", ""))
+        gid = grp.getgrnam(keys["Group"]).gr_gid if keys.get("Group") else user.pw_gid
+        more = [grp.getgrnam(name).gr_gid for name in keys.get("SupplementaryGroups", "").split()]
+    except KeyError:
+        return None
+    if user.pw_uid == 0:
+        return None
+    hidden: dict[Path, str] = {}
+    if keys.get("ProtectHome") in _YES | {"tmpfs"}:
+        hidden |= dict.fromkeys(_HOMES, "ProtectHome= of its unit")
+    if keys.get("PrivateTmp") in _YES | {"disconnected"}:
+        hidden |= dict.fromkeys(_TEMPORARY, "PrivateTmp= of its unit")
+    bound = " ".join(keys.get(key, "") for key in ("BindPaths", "BindReadOnlyPaths")).split()
+    return ServiceUser(
+        user.pw_name,
+        user.pw_uid,
+        gid,
+        (*os.getgrouplist(user.pw_name, gid), *more),
+        keys.get("ExecStart", ""),
+        hidden,
+        tuple(Path(each.split(":")[0]) for each in bound),
+    )
+
+
+def _keys(unit: Path) -> dict[str, str]:
+    """Read the keys of a unit and of what was added to it; keys of lists add up."""
+    keys: dict[str, str] = {}
+    for path in (unit, *sorted(unit.with_name(f"{unit.name}.d").glob("*.conf"))):
+        if not path.is_file():
+            continue
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, equals, value = line.partition("=")
+            if not equals or line.startswith(("#", ";")):
+                continue
+            before = keys.get(key, "") if key in _LISTS and value else ""
+            keys[key] = f"{before} {value}".strip()
+    return keys
+
+
+def _refused(path: Path) -> str | None:
+    """Return what the present user may not do, with the mend; None: use the file or folder."""
+    mode = os.stat(path).st_mode if _may(path.parent, os.X_OK) else 0  # noqa: PTH116
+    wanted = os.R_OK
+    if stat.S_ISDIR(mode):
+        wanted |= os.X_OK
+    if stat.S_ISCHR(mode):
+        wanted |= os.W_OK
+    if _may(path, wanted):
+        return None
+    for folder in (*reversed(path.parents), *reversed(path.resolve().parents)):
+        if not _may(folder, os.X_OK):
+            return f"may not enter {folder}; move it, or: chmod o+x {folder}"
+    if stat.S_ISCHR(mode):
+        return "may not use it; make it a member of the group that owns it"
+    return "may not read it; give it the right, e.g. by chgrp and chmod g+r"
+
+
+def _may(path: Path, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=True)

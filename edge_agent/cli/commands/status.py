@@ -1,0 +1,191 @@
+"""`edge-agent status`: one look at all devices; a line a device, a line a pipeline."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ...core.errors import AgentError
+from ...core.text import printable
+from ...mqtt import payloads
+from ...mqtt.one_shot import OneShotClient
+from ..options import Options, add_broker, broker_settings
+from ..terminal import engine_words, printable_json
+from ..times import moment, span
+from ..world import World, check_target, offline_since
+
+USUAL_INTERVAL = 10.0
+"""Seconds between two health messages of a device that does not say."""
+MISSED = 3
+"""Health messages that may be missing before the latest counts as old."""
+
+
+@dataclass
+class PipelineLook:
+    """What is known of a pipeline."""
+
+    source: str
+    """opening, running, lost, ended …"""
+    model: str | None = None
+    """What serves: "face@3 on openvino:CPU"; or, where nothing does, what the settings name."""
+    fps: float | None = None
+    p99_ms: float | None = None
+    error: str | None = None
+
+
+@dataclass
+class DeviceLook:
+    """What is known of a device; `--json` prints it, but for `words`."""
+
+    device: str
+    state: str
+    """ok, degraded, offline, or unknown: online, but without health of now."""
+    words: str = ""
+    """The rest of its line."""
+    why: list[str] = field(default_factory=list)
+    """What its latest health says of it, however old."""
+    health_age_s: float | None = None
+    pipelines: dict[str, PipelineLook] = field(default_factory=dict)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--device", metavar="ID|@GROUP", help="only this one, or this group's")
+    parser.add_argument("--json", action="store_true", help="one JSON object a device")
+    add_broker(parser)
+
+
+def main(options: Options) -> int:
+    """Look; 0 if all is well."""
+    target: str | None = options.device
+    if target is not None:
+        check_target(target)
+    settings = broker_settings(options)
+    root = settings.broker.topic_root
+    one = target if target and not target.startswith("@") else "+"
+    filters = [f"{root}/+/status"]
+    filters += [f"{root}/{one}/{kind}" for kind in ("info", "health", "source/+")]
+    with OneShotClient(settings.broker, filters) as client:
+        world = World(client, root)
+        world.look()
+    names = world.named(target) if target else sorted(world.status)
+    looks = [_look(world, name) for name in names if name in world.status]
+    if not looks:
+        raise AgentError(_nobody(world, target))
+    color = sys.stdout.isatty()
+    for look in looks:
+        if options.json:
+            shown = asdict(look)
+            del shown["words"]
+            print(printable_json({"schema": 1, **shown}))
+        else:
+            for line in _lines(look, color=color):
+                print(line)
+    return 0 if all(look.state == "ok" for look in looks) else 1
+
+
+def _nobody(world: World, target: str | None) -> str:
+    known = ", ".join(sorted(world.status)) or "none"
+    if target is None:
+        return "this broker knows of no device; is it the right one, and does an agent run?"
+    if target.startswith("@"):
+        return f"no device is in group {target}; known devices: {known}"
+    return f"device {target} is unknown; known: {known}"
+
+
+def _look(world: World, device: str) -> DeviceLook:
+    """Judge a device by what it has left on its topics."""
+    health, status = world.health.get(device, {}), world.status[device]
+    look = DeviceLook(device, "unknown", why=_texts(health.get("why")))
+    look.pipelines = dict(_pipelines(world, device))
+    said = moment(health)
+    if said is not None and health.get("clock") != payloads.UNSET:
+        look.health_age_s = round(max(0.0, time.time() - said), 1)
+    age = look.health_age_s
+    old = "" if age is None else f"{span(age)} old: "
+    last = f"its last health, {old}{'; '.join([str(health.get('state')), *look.why])}"
+    if not world.online(device):
+        look.state, look.words = "offline", offline_since(world, device).removeprefix("offline ")
+        look.words += f"; {last}" if health else ""
+    elif not health:
+        look.words = "online, but has told no health yet"
+    elif age is not None and _is_old(age, health, status):
+        look.words = f"online, but {last}"
+    else:
+        # A source says at once that it is lost, health at its interval.
+        broken = any(each.error for each in look.pipelines.values())
+        look.state = "ok" if health.get("state") == "ok" and not broken else "degraded"
+        up = _number(health.get("uptime_s")) or 0.0
+        look.words = "; ".join(look.why) or f"up {span(up)}"
+    return look
+
+
+def _is_old(age: float, health: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Whether health is of an earlier run of the agent, or newer ones are missing."""
+    if age > MISSED * (_number(health.get("interval_s")) or USUAL_INTERVAL):
+        return True
+    said, joined = moment(health), moment(status)
+    return status.get("reason") == "started" and (said or 0) < (joined or 0)
+
+
+def _pipelines(world: World, device: str) -> Iterator[tuple[str, PipelineLook]]:
+    """Put together what topics say of each pipeline; the settings' order."""
+    info, health = world.info.get(device, {}), world.health.get(device, {})
+    figures = _table(health.get("pipelines"))
+    listed = [entry for entry in _tables(info.get("pipelines")) if entry.get("name")]
+    serving = {str(entry.get("name")): entry for entry in _tables(info.get("models"))}
+    for entry in listed:
+        name = str(entry["name"])
+        figure, source = _table(figures.get(name)), world.sources.get(device, {}).get(name, {})
+        look = PipelineLook(str(source.get("state") or figure.get("source") or "opening"))
+        model = serving.get(str(entry.get("model")), {})
+        look.model = str(entry.get("model"))
+        if model.get("serves"):
+            look.model = f"{model['serves']} on {engine_words(str(model.get('engine')))}"
+        look.fps = _number(figure.get("fps"))
+        look.p99_ms = _number(_table(figure.get("latency_ms")).get("p99"))
+        if source.get("error") or look.source == "lost":
+            look.error = str(source.get("error", "lost"))
+        elif model.get("problem"):
+            look.error = str(model["problem"])
+        yield name, look
+
+
+def _lines(look: DeviceLook, *, color: bool) -> Iterator[str]:
+    """Write a device and its pipelines, a line each."""
+    shade = {"ok": 32, "degraded": 33, "offline": 31, "unknown": 33}[look.state]
+    state = f"\033[{shade}m{look.state}\033[0m" if color else look.state
+    yield f"{printable(look.device)}  {state}  {printable(look.words)}"
+    width = max(map(len, look.pipelines), default=0)
+    was = "was " if look.state == "offline" else ""
+    for name, each in look.pipelines.items():
+        parts = [each.error] if each.error else []
+        if not each.error and each.fps is not None:
+            parts += [f"{each.fps:.1f} a second", f"p99 {each.p99_ms or 0:.0f} ms"]
+        if not each.error and each.model:
+            parts += [each.model]
+        yield printable(f"  {name:{width}}  {was}{each.source:7}  {', '.join(parts)}")
+
+
+# Payloads may hold anything
+
+
+def _table(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _tables(value: object) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _texts(value: object) -> list[str]:
+    return [str(each) for each in value] if isinstance(value, list) else []
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

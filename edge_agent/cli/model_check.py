@@ -1,0 +1,83 @@
+"""A model loaded and run in a child process, for commands that only want to know whether it works.
+
+It may compute for ever, crash or take all memory: that ends the child, not the command.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config.settings import Settings
+from ..core.child import ChildError, answer_question, ask
+from ..core.errors import ModelError
+from ..core.types import Kind
+from ..models.manifest import ModelFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """How a model has run."""
+
+    engine: str
+    """As results name it."""
+    choice: str
+    """The engine alone."""
+    passed_over: list[str]
+    """Engines that do not serve, and why."""
+    golden: str | None
+    """How its golden outputs agree; None: it has none."""
+
+
+def check_model(settings: Settings, config: str | None, folder: ModelFolder, kind: Kind) -> Checked:
+    """Load a model on this device, and compare its golden outputs.
+
+    Args:
+        settings: of the device; `trial.timeout_s` bounds all of it.
+        config: the file that they are of, as the command line names it.
+        folder: of the model.
+        kind: of sample that it is for.
+
+    Raises:
+        ModelError: it is not fit to run, does not give its golden outputs, or does not come back.
+        EngineError: no engine can run it.
+
+    """
+    question = {"config": config, "folder": str(folder.path), "kind": kind}
+    name, patience = f"{folder.manifest.id}: loading and running it", settings.trial.timeout_s
+    began = time.monotonic()
+    try:
+        said = ask(__name__, question, name, timeout_s=patience)
+    except ChildError as problem:
+        late = time.monotonic() - began > patience
+        mend = "; if it is only slow, raise trial.timeout_s" if late else ""
+        raise ModelError(f"{problem}{mend}") from None
+    return Checked(**said)
+
+
+def _answer(question: Any) -> dict[str, Any]:
+    from argparse import Namespace
+
+    from ..inference.golden import compare_golden
+    from ..models.manifest import load
+    from ..runtime.serving.loader import ModelLoader, match_profile
+    from ..runtime.serving.tuning_results import TuningResults
+    from .options import load_settings
+
+    settings = load_settings(Namespace(config=question["config"]))
+    match, facts = match_profile(settings)
+    tuning = TuningResults(settings.state, match.profile, facts)
+    loader = ModelLoader(match.profile, facts, settings.engine, tuning=tuning)
+    folder = load(Path(question["folder"]))
+    model, passed = loader.load(folder, question["kind"])
+    agreement = compare_golden(model)
+    if agreement is not None and not agreement.passed:
+        raise ModelError(f"{model.id}: golden: {agreement.why}")
+    golden = None if agreement is None else agreement.why
+    return asdict(Checked(model.engine.label, model.choice.engine, passed, golden))
+
+
+if __name__ == "__main__":
+    answer_question(_answer, background=True)

@@ -1,0 +1,130 @@
+"""What `edge-agent try --save` leaves: a model folder, and commented settings to go on from.
+
+Both are for their owner only: a camera's password stands in its source.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from ..config.load import load as load_settings
+from ..config.settings import Broker
+from ..core.errors import AgentError, UsageError
+from ..core.files import write_new
+from ..core.names import safe_name
+from ..models.importing import ImportedModel
+from ..models.manifest import load as load_manifest
+from ..sources.spec import SourceSpec
+
+SETTINGS = "edge-agent.toml"
+_TEMPLATE = """\
+# Settings of edge-agent, made by `edge-agent try`. docs/settings.md describes every key.
+#
+#   edge-agent check --config {file}     says whether all of it is fit to run
+#   edge-agent run --config {file}       runs it
+
+# device_id = "edge-01"       # default: the hostname
+state_dir = "state"           # what the agent keeps, beside this file
+models_dirs = ["models"]      # each folder in it with a model.toml is a model
+
+[broker]
+{url}  # mqtts:// for TLS
+# username = "edge-01"
+# password = "…"              # better: systemd credential broker.password
+
+[[pipelines]]
+{name}
+{source}
+{model}
+{picture}# qos = 1                     # 1: results wait on disk while the broker is away
+
+# Another source is another table like the one above:
+#
+# [[pipelines]]
+# name = "second"
+# source = "{example}"
+# {model}
+"""
+_PICTURE = """\
+# rate = 5                    # at most so many results a second; default: as fast as it goes
+# roi = [0, 0, 640, 360]      # look only there: x1, y1, x2, y2 in pixels of the source
+# snapshot = true             # with every result publish its picture, boxes drawn
+"""
+
+
+def new_folder(name: str) -> Path:
+    """Make the folder to save to, before any time is spent on what goes into it.
+
+    Raises:
+        UsageError: it cannot be made, or holds something.
+
+    """
+    folder = Path(name)
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UsageError(f"--save: {folder} is there already and not empty; name a new folder")
+        folder.chmod(0o700)
+    except OSError as problem:
+        raise UsageError(f"--save: {folder}: {problem.strerror}; name a new folder") from None
+    return folder
+
+
+def save(place: Path, imported: ImportedModel, spec: SourceSpec) -> Path:
+    """Write what `run` takes; return the settings file.
+
+    Raises:
+        AgentError: it cannot be read back.
+        OSError: it cannot be written.
+
+    """
+    manifest = imported.folder.manifest
+    folder, settings = place / "models" / manifest.name, place / SETTINGS
+    shutil.copytree(imported.folder.path, folder)
+    write_new(settings, _text(settings, manifest.name, spec).encode(), 0o600)
+    try:
+        load_manifest(folder)
+        load_settings(settings, {})
+    except AgentError as problem:
+        raise AgentError(f"--save: what was written cannot be read back: {problem}") from None
+    return settings
+
+
+def pipeline_name(spec: SourceSpec) -> str:
+    """Name a pipeline after what it looks at: a file's stem, a device, a camera's host."""
+    if spec.path is not None:
+        return safe_name(spec.path.stem, "source")
+    host = urlsplit(spec.text).hostname or ""
+    if re.fullmatch(r"[0-9.]+|.*:.*", host):
+        return safe_name(f"camera-{host}", "camera")
+    return safe_name(host.partition(".")[0], "camera")
+
+
+def _text(settings: Path, model: str, spec: SourceSpec) -> str:
+    import tomli_w
+
+    def line(key: str, value: str) -> str:
+        return tomli_w.dumps({key: value}).rstrip()
+
+    picture = spec.kind == "picture"
+    return _TEMPLATE.format(
+        file=settings.name,
+        url=line("url", Broker().url),
+        name=line("name", pipeline_name(spec)),
+        source=line("source", _absolute(spec)),
+        model=line("model", model),
+        picture=_PICTURE if picture else "",
+        example="rtsp://user:password@camera-2/stream" if picture else "csv:second.csv",
+    )
+
+
+def _absolute(spec: SourceSpec) -> str:
+    """Return a source's text with an absolute path, so that it holds wherever the settings are."""
+    if spec.path is None:
+        return spec.text
+    _, mark, query = spec.text.partition("?")
+    # Links stay: the name under /dev/v4l/by-id is the one that lasts.
+    return f"{spec.form.scheme}:{quote(str(spec.path.absolute()))}{mark}{query}"

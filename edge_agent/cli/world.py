@@ -1,0 +1,167 @@
+"""What the broker remembers of all devices: their retained topics, whoever published them.
+
+Payloads are taken as they are; whoever shows them must expect any JSON in them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..core.errors import AgentError, UsageError
+from ..core.names import NAME_RULE, is_name
+from ..mqtt.connection import parse_object
+from ..mqtt.one_shot import OneShotClient
+from .times import moment, span
+
+LOOK_SECONDS = 1.5
+"""How long the first retained topic may take to arrive."""
+QUIET_SECONDS = 0.4
+"""After the last one; then there are no more."""
+MOST_SECONDS = 30.0
+"""For all of them, over a slow link."""
+
+
+class World:
+    """The devices, by what they have left on their retained topics."""
+
+    def __init__(self, client: OneShotClient, root: str) -> None:
+        """Know nothing yet.
+
+        Args:
+            client: subscribed to the topics that are of interest.
+            root: first level of all topics.
+
+        """
+        self._client = client
+        self._root = root
+        self.status: dict[str, dict[str, Any]] = {}
+        self.info: dict[str, dict[str, Any]] = {}
+        self.health: dict[str, dict[str, Any]] = {}
+        self.models: dict[str, dict[str, dict[str, Any]]] = {}
+        """By device and model."""
+        self.sources: dict[str, dict[str, dict[str, Any]]] = {}
+        """By device and pipeline."""
+        self.topics: dict[str, set[str]] = {}
+        """All that hold something, by device."""
+
+    def look(self) -> None:
+        """Take in what is retained, until nothing more of it comes.
+
+        Raises:
+            BrokerError: the connection is lost.
+
+        """
+        now = time.monotonic()
+        quiet, most = now + LOOK_SECONDS, now + MOST_SECONDS
+        while (left := min(quiet, most) - time.monotonic()) > 0:
+            heard = self._client.next(left)
+            if heard is None:
+                return
+            self.take(heard.topic, heard.payload)
+            # What is published meanwhile does not prolong it.
+            if heard.retained:
+                quiet = time.monotonic() + QUIET_SECONDS
+
+    def take(self, topic: str, payload: bytes) -> None:
+        """Take in a message; an empty one says nothing."""
+        device, *levels = topic.removeprefix(f"{self._root}/").split("/")
+        if not payload:
+            return
+        self.topics.setdefault(device, set()).add(topic)
+        if (says := parse_object(payload)) is None:
+            return
+        match levels:
+            case ["status"]:
+                self.status[device] = says
+            case ["info"]:
+                self.info[device] = says
+            case ["health"]:
+                self.health[device] = says
+            case ["model", name]:
+                self.models.setdefault(device, {})[name] = says
+            case ["source", name]:
+                self.sources.setdefault(device, {})[name] = says
+
+    def online(self, device: str) -> bool:
+        """Whether a device is connected, as far as its broker knows."""
+        return self.status.get(device, {}).get("state") == "online"
+
+    def members(self, group: str) -> list[str]:
+        """List the devices of a group, online or not."""
+        return sorted(
+            device
+            for device, info in self.info.items()
+            if isinstance(groups := info.get("groups"), list) and group in groups
+        )
+
+    def named(self, target: str) -> list[str]:
+        """List what a target means: the device that it names, or all members of its group."""
+        return self.members(target[1:]) if target.startswith("@") else [target]
+
+
+def check_target(target: str) -> None:
+    """Check the value of `--device ID|@GROUP`.
+
+    Raises:
+        UsageError: it is neither a name nor @ and a name.
+
+    """
+    if not is_name(target.removeprefix("@")):
+        raise UsageError(f"--device: {target!r} is not a name ({NAME_RULE}), or @ and one")
+
+
+def online_targets(world: World, target: str, *, wait: bool, timeout: float) -> list[str]:
+    """Find the devices that a target means and that are online.
+
+    Args:
+        world: may have seen nothing yet.
+        target: a device, or @ and a group.
+        wait: for the first one to come online.
+        timeout: for how long, seconds.
+
+    Raises:
+        AgentError: there is none: the device is unknown or offline.
+
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        world.look()
+        if found := [device for device in world.named(target) if world.online(device)]:
+            return found
+        problem = _absence(world, target)
+        if not wait:
+            raise AgentError(f"{problem}; --wait waits for it")
+        if time.monotonic() > deadline:
+            raise AgentError(f"{problem}, after {timeout:.0f} s")
+
+
+def _absence(world: World, target: str) -> str:
+    """Say why there is nobody to talk to."""
+    if target.startswith("@"):
+        members = world.members(target[1:])
+        return f"no online device is in group {target}" + (
+            f" (offline: {', '.join(members)})" if members else ""
+        )
+    if target in world.status:
+        return f"device {target} is {offline_since(world, target)}"
+    return f"device {target} is unknown; known: {', '.join(sorted(world.status)) or 'none'}"
+
+
+def offline_since(world: World, device: str) -> str:
+    """Say since when a device is offline, and whether it was stopped or lost.
+
+    The last will of one that was lost bears the time of its connecting, so the last that was heard
+    of it is the best that is known.
+    """
+    status = world.status[device]
+    stopped = status.get("reason") == "stopped"
+    heard = [status, world.health.get(device, {}), *world.sources.get(device, {}).values()]
+    times = [at for says in heard[: 1 if stopped else None] if (at := moment(says)) is not None]
+    if not times:
+        return "offline"
+    ago = span(time.time() - max(times))
+    shown = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(max(times)))
+    if stopped:
+        return f"offline since {shown}, {ago} ago (stopped)"
+    return f"offline (lost), last heard of {shown}, {ago} ago"

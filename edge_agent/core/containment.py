@@ -1,0 +1,65 @@
+"""The one place where whatever a model makes the program raise becomes an error of ours.
+
+A model is a stranger's program. Loading, warming up, running or decoding it may end in any
+exception: MemoryError, RecursionError, SystemError of a native library, an IndexError in a decoder
+that nobody has thought of. All of it costs that model, or that sample, and nothing else: wherever a
+model is touched there are handlers of the errors in `errors`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from traceback import walk_tb
+
+from .errors import AgentError, EngineError
+from .text import one_line
+
+log = logging.getLogger(__name__)
+
+MOST = 300
+"""Characters of what an exception says of itself."""
+
+
+@contextmanager
+def contained(where: str, error: type[AgentError] = EngineError) -> Iterator[None]:
+    """Raise whatever goes wrong inside as *error*; errors of ours pass as they are.
+
+    Args:
+        where: begins the line: the model, or its engine.
+        error: decides what becomes of it.
+
+    Raises:
+        AgentError: of the class *error*.
+
+    """
+    try:
+        yield
+    except AgentError:
+        raise
+    except Exception as problem:
+        raise converted(problem, where, error) from problem
+
+
+def converted(problem: Exception, where: str, error: type[AgentError] = EngineError) -> AgentError:
+    """Return an exception that is none of ours as *error*: where a context would cost too much."""
+    log.debug("%s", where, exc_info=problem)
+    return error(f"{where}: {reason(problem)}")
+
+
+def reason(problem: Exception) -> str:
+    """Return what went wrong in one line and, where it may be a mistake of ours, at which one."""
+    said = next((line.strip() for line in str(problem).splitlines() if line.strip()), "")
+    said = one_line(said if len(said) <= MOST else f"{said[: MOST - 1]}…")
+    if isinstance(problem, MemoryError):
+        return f"not enough memory{': ' if said else ''}{said}"
+    if isinstance(problem, OSError) and problem.strerror is not None:
+        name = "" if problem.filename is None else f"{problem.filename}: "
+        return one_line(f"{name}{problem.strerror}")
+    place = ""
+    for frame, line in walk_tb(problem.__traceback__):
+        _, package, path = frame.f_code.co_filename.rpartition("edge_agent/")
+        if package and frame.f_code.co_filename != __file__:
+            place = f" (at {package}{path}:{line})"
+    return f"{type(problem).__name__}{': ' if said else ''}{said}{place}"

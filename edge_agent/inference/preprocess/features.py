@@ -1,0 +1,211 @@
+"""Features of sound: log-mel spectra and MFCCs of a window of samples.
+
+By the conventions of the code that models are trained with. `hann` and `hamming` windows are
+periodic, as TensorFlow, librosa and torchaudio have them; `povey` means Kaldi's way of taking a
+frame: symmetric window, mean removed and pre-emphasis within each frame. `mel = "htk"` has
+triangles that are straight in mel (HTK, Kaldi, TensorFlow), `"slaney"` such that are straight in
+hertz and have the same area (librosa).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import ModelError
+from ...models.manifest import InputSpec, LogMel
+
+Floats = NDArray[np.float32]
+
+_SLANEY_HZ = 200.0 / 3.0
+"""Of a mel, below _SLANEY_BREAK."""
+_SLANEY_BREAK = 1000.0
+_SLANEY_STEP = math.log(6.4) / 27.0
+"""Of a mel above it, in the logarithm of the frequency."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Features:
+    """Turns a window of samples into frames of features. Threads share it."""
+
+    samples: int
+    """Of a window."""
+    frame: int
+    step: int
+    fft: int
+    taper: Floats
+    """(frame): what a frame is multiplied by."""
+    mel: Floats
+    """(fft // 2 + 1, bins): the weights of a mel band."""
+    dct: Floats | None
+    """(bins, coefficients); None: log-mel spectra are wanted."""
+    spec: LogMel
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Frames and features of a frame."""
+        width = self.mel.shape[1] if self.dct is None else self.dct.shape[1]
+        return 1 + (self._padded - self.frame) // self.step, width
+
+    @property
+    def _padded(self) -> int:
+        return self.samples + (2 * (self.fft // 2) if self.spec.center else 0)
+
+    def __call__(self, samples: Floats) -> Floats:
+        """Return the features, (frames, features), of the samples of one channel, (samples,)."""
+        spec = self.spec
+        if spec.normalize != "none":
+            peak = samples.max() if spec.normalize == "max" else np.abs(samples).max()
+            if peak > 0:
+                samples = samples / peak
+        kaldi = spec.window == "povey"
+        if spec.preemphasis and not kaldi:
+            samples = _preemphasized(samples, spec.preemphasis)
+        if spec.center:
+            samples = np.pad(samples, self.fft // 2, mode="reflect")
+        frames = np.lib.stride_tricks.sliding_window_view(samples, self.frame)[:: self.step]
+        if kaldi:
+            frames = frames - frames.mean(axis=1, keepdims=True)
+            if spec.preemphasis:
+                before = np.concatenate([frames[:, :1], frames[:, :-1]], axis=1)
+                frames = frames - np.float32(spec.preemphasis) * before
+        spectrum = np.fft.rfft(frames * self.taper, self.fft, axis=1)
+        size = np.abs(spectrum)
+        bands = (size if spec.power == 1 else size * size) @ self.mel
+        found = _logarithm(bands, spec)
+        made = found if self.dct is None else found @ self.dct
+        return np.ascontiguousarray(made, np.float32)
+
+
+def features_of(spec: InputSpec) -> Features:
+    """Prepare the transform that a manifest asks for.
+
+    Raises:
+        ModelError: the parameters contradict each other.
+
+    """
+    wanted = spec.logmel or LogMel()
+    rate = spec.resample_hz or spec.rate_hz
+    if not rate:
+        raise ModelError(
+            f"input.rate_hz: is missing; transform {spec.transform!r} needs the samples a second"
+        )
+    if spec.window is None:
+        raise ModelError(f"input.window: is missing; transform {spec.transform!r} takes windows")
+    frame, step = round(rate * wanted.frame_ms / 1e3), round(rate * wanted.step_ms / 1e3)
+    if frame < 2 or step < 1:
+        raise ModelError(
+            f"input.logmel: a frame of {frame} and a step of {step} samples at {rate:g} Hz; "
+            "expected 2 and 1 at least"
+        )
+    fft = wanted.fft or 1 << (frame - 1).bit_length()
+    if fft < frame:
+        raise ModelError(f"input.logmel.fft: {fft} is shorter than a frame of {frame} samples")
+    taper = _taper(wanted.window, frame)
+    if wanted.center and frame < fft:
+        # As librosa and torch do: a frame is as long as the transform, its window in the middle.
+        before = (fft - frame) // 2
+        taper = np.pad(taper, (before, fft - frame - before))
+        frame = fft
+    if wanted.center and spec.window <= fft // 2:
+        raise ModelError(
+            f"input.window: {spec.window} samples are too few to be reflected for frames of {fft}"
+        )
+    if not wanted.center and spec.window < frame:
+        raise ModelError(f"input.window: {spec.window} samples hold no frame of {frame}")
+    high = wanted.high_hz or rate / 2
+    if not wanted.low_hz < high <= rate / 2:
+        raise ModelError(
+            f"input.logmel: low_hz {wanted.low_hz:g} and high_hz {high:g} do not fit: expected "
+            f"low < high ≤ {rate / 2:g}, half the rate"
+        )
+    bank = _slaney if wanted.mel == "slaney" else _htk
+    mel = bank(wanted.bins, fft, rate, wanted.low_hz, high)
+    dct = None
+    if spec.transform == "mfcc":
+        if wanted.coefficients > wanted.bins:
+            raise ModelError(
+                f"input.logmel.coefficients: {wanted.coefficients} of {wanted.bins} bins"
+            )
+        dct = _dct(wanted.bins, wanted.coefficients)
+    return Features(spec.window, frame, step, fft, taper, mel, dct, wanted)
+
+
+def _preemphasized(samples: Floats, factor: float) -> Floats:
+    """Subtract the sample before, as librosa does; before the first lies its extrapolation."""
+    made = samples.copy()
+    made[1:] -= np.float32(factor) * samples[:-1]
+    if len(samples) > 1:
+        made[0] += 2 * samples[0] - samples[1]
+    return made
+
+
+def _taper(name: str, count: int) -> Floats:
+    if name == "povey":
+        turn = np.cos(2 * np.pi * np.arange(count) / (count - 1))
+        return ((0.5 - 0.5 * turn) ** 0.85).astype(np.float32)
+    turn = np.cos(2 * np.pi * np.arange(count) / count)
+    least = 0.54 if name == "hamming" else 0.5
+    return (least - (1 - least) * turn).astype(np.float32)
+
+
+def _htk(bins: int, fft: int, rate: float, low: float, high: float) -> Floats:
+    """Weights of triangles that are straight in mel = 1127 ln(1 + f / 700)."""
+
+    def mels(hertz: NDArray[np.float64]) -> NDArray[np.float64]:
+        return 1127.0 * np.log1p(hertz / 700.0)
+
+    first, last = mels(np.array([low, high]))
+    edges = np.linspace(first, last, bins + 2)
+    weights = _triangles(mels(np.arange(fft // 2 + 1) * rate / fft), edges)
+    weights[0] = 0.0  # neither of those whose convention this is lets the mean count
+    return np.asarray(weights, np.float32)
+
+
+def _slaney(bins: int, fft: int, rate: float, low: float, high: float) -> Floats:
+    """Weights of triangles that are straight in hertz, each of the area 1."""
+    ends = np.linspace(_slaney_mel(low), _slaney_mel(high), bins + 2)
+    edges = np.array([_slaney_hz(mel) for mel in ends.tolist()])
+    weights = _triangles(np.arange(fft // 2 + 1) * rate / fft, edges)
+    return np.asarray(weights * (2.0 / (edges[2:] - edges[:-2])), np.float32)
+
+
+def _triangles(places: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return (places, bins): 1 at the edge in the middle of three, 0 at both others."""
+    rise = (places[:, None] - edges[:-2]) / np.diff(edges)[:-1]
+    fall = (edges[2:] - places[:, None]) / np.diff(edges)[1:]
+    return np.maximum(0.0, np.minimum(rise, fall))
+
+
+def _slaney_mel(hertz: float) -> float:
+    if hertz < _SLANEY_BREAK:
+        return hertz / _SLANEY_HZ
+    return _SLANEY_BREAK / _SLANEY_HZ + math.log(hertz / _SLANEY_BREAK) / _SLANEY_STEP
+
+
+def _slaney_hz(mel: float) -> float:
+    above = mel - _SLANEY_BREAK / _SLANEY_HZ
+    return mel * _SLANEY_HZ if above < 0 else _SLANEY_BREAK * math.exp(above * _SLANEY_STEP)
+
+
+def _logarithm(bands: Floats, spec: LogMel) -> Floats:
+    if spec.log == "log1p":
+        return np.log1p(bands)
+    bands = bands + np.float32(spec.floor)
+    if spec.log == "log":
+        return np.log(bands)
+    found: Floats = np.log10(bands)
+    if spec.log == "log10":
+        return found
+    return found * np.float32(20.0 / spec.power)
+
+
+def _dct(bins: int, count: int) -> Floats:
+    """Return (bins, count): the first columns of the orthonormal DCT-II."""
+    turn = np.pi / bins * (np.arange(bins)[:, None] + 0.5) * np.arange(count)
+    weights = np.cos(turn) * np.sqrt(2.0 / bins)
+    weights[:, 0] = np.sqrt(1.0 / bins)
+    return np.asarray(weights, np.float32)

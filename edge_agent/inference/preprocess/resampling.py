@@ -1,0 +1,105 @@
+"""Brings the rows of a signal to a fixed rate, piece by piece.
+
+Rows that come at a steady rate go through a windowed sinc, which takes out what the new rate cannot
+carry; rows with times of their own, however irregular, are joined by straight lines.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import ModelError
+from ...core.types import Array
+
+LOBES = 16
+"""Zero crossings of the sinc on either side."""
+PASS = 0.94
+"""Of half the lower rate: up to there a tone keeps its size."""
+
+
+class Resampler:
+    """Of one signal; what was pushed before a `reset` is forgotten."""
+
+    def __init__(self, to_hz: float, from_hz: float | None) -> None:
+        """Prepare; *from_hz* is the rate of rows that have no times of their own."""
+        self._to = to_hz
+        self._from = from_hz
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._rows: NDArray[np.float32] | None = None
+        """Those that are still needed, the first of them being the `_first`-th."""
+        self._first = 0
+        self._next = 0
+        """The number of the next row to come out."""
+        self._last: float | None = None
+        """Time of the latest row, seconds after `_origin`."""
+        self._origin = 0
+
+    def push(
+        self, rows: Array, times: NDArray[np.int64] | None
+    ) -> tuple[Array, NDArray[np.int64] | None]:
+        """Add rows, (n, channels); return the rows that follow from them, and their times.
+
+        Raises:
+            ModelError: neither times nor a rate are known.
+
+        """
+        if not len(rows):
+            return rows, times
+        if times is not None:
+            return self._join(rows, times)
+        if self._from is None:
+            raise ModelError(
+                "input.resample_hz: the source has no times, and its rate is not known; give the "
+                "rate that it was recorded at as input.rate_hz"
+            )
+        if self._from == self._to:
+            return rows, None
+        return self._filter(rows, self._from), None
+
+    def _join(
+        self, rows: Array, times: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Read the lines between rows at each step of the new rate, the first row being one."""
+        if self._last is None or self._rows is None:
+            self._origin = int(times[0])
+            seconds = (times - self._origin) / 1e9
+        else:
+            seconds = np.concatenate([[self._last], (times - self._origin) / 1e9])
+            rows = np.concatenate([self._rows, rows])
+        end = int(np.floor(seconds[-1] * self._to + 1e-6)) + 1
+        at = np.arange(self._next, max(end, self._next)) / self._to
+        self._next = max(end, self._next)
+        self._last, self._rows = float(seconds[-1]), np.array(rows[-1:], np.float32)
+        made = np.empty((len(at), rows.shape[1]), np.float32)
+        for channel in range(rows.shape[1]):
+            made[:, channel] = np.interp(at, seconds, rows[:, channel])
+        return made, self._origin + np.rint(at * 1e9).astype(np.int64)
+
+    def _filter(self, rows: Array, rate: float) -> NDArray[np.float32]:
+        """Sum the sincs of the rows around each step of the new rate."""
+        ratio = rate / self._to
+        half = int(np.ceil(LOBES * max(1.0, ratio)))
+        if self._rows is None:
+            self._rows = np.zeros((half, rows.shape[1]), np.float32)
+            self._first = -half
+        self._rows = np.concatenate([self._rows, rows.astype(np.float32, copy=False)])
+        end = self._first + len(self._rows)
+        # A step needs the rows up to `half` behind it.
+        count = max(0, int(np.floor((end - 1 - half) / ratio)) + 1 - self._next)
+        places = (self._next + np.arange(count)) * ratio
+        self._next += count
+        below = np.floor(places).astype(np.int64)
+        around = below[:, None] + np.arange(1 - half, half + 1)
+        away = places[:, None] - around
+        cut = min(1.0, 1.0 / ratio) * PASS
+        weights = cut * np.sinc(cut * away) * np.cos(np.pi / 2 * away / (half + 1)) ** 2
+        weights /= weights.sum(axis=1, keepdims=True)
+        made = np.einsum("nt,ntc->nc", weights, self._rows[around - self._first], optimize=True)
+        keep = int(np.floor(self._next * ratio)) + 1 - half - self._first
+        self._first += max(0, keep)
+        self._rows = self._rows[max(0, keep) :]
+        return np.asarray(made, np.float32)

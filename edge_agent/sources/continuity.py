@@ -1,0 +1,197 @@
+"""Whether the readings of a live signal follow on each other, by their own times or by arrival.
+
+Knows neither devices nor windows. What is late, doubled or from the future is left out and counted;
+a silence that is too long is a gap.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import SampleError
+from ..core.frozen import record
+from ..core.types import Array, Reading
+
+USUAL = 3
+"""A silence of so many usual intervals is a gap …"""
+LEARNED = 4
+"""… once so many intervals have been seen."""
+ARRIVAL_SECONDS = 0.5
+"""… but none shorter than this where readings have no times of their own: a network holds messages
+up and then gives them at once."""
+FUTURE_SECONDS = 60.0
+"""A reading that is so much later than now has a wrong time."""
+STEP_SECONDS = 10.0
+"""A time so much before the latest one: the sender's clock was set, it is not late."""
+STEP_READINGS = 10
+"""… and so do as many late ones in a row."""
+
+
+@record(quick=True, eq=False)
+class Rows:
+    """What a device gave at once."""
+
+    data: Array
+    """float32 (rows, channels), oldest first."""
+    time_ns: int
+    """Wall clock when they came."""
+    since: float
+    """Monotonic clock when they came, seconds."""
+    columns: tuple[str, ...] = ()
+    times: NDArray[np.int64] | None = None
+    """By the sender's clock, ns: of each row, or of the last one alone."""
+    rate_hz: float | None = None
+    gap: bool = False
+    """The device itself knows that something is missing before."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has come of a signal, in rows but for gaps and refused."""
+
+    samples: int = 0
+    """Handed on."""
+    late: int = 0
+    doubled: int = 0
+    refused: int = 0
+    """Readings that could not be used."""
+    gaps: int = 0
+
+
+class Continuity:
+    """Judges what comes, in the order in which it comes. Used by one thread at a time."""
+
+    def __init__(self, gap_s: float | None, counts: Counts | None = None) -> None:
+        """Begin.
+
+        Args:
+            gap_s: the longest silence that is no gap, seconds; None: by what is usual.
+            counts: what was counted before the device was lost.
+
+        """
+        self.counts = counts or Counts()
+        self._gap_s = gap_s
+        self._steps: deque[float] = deque(maxlen=32)
+        """Seconds from one arrival, or one of the sender's times, to the next."""
+        self._per_row: deque[float] = deque(maxlen=32)
+        self._since: float | None = None
+        self._last: int | None = None
+        """Time of the latest row, ns."""
+        self._backwards = 0
+
+    def judge(self, rows: Rows) -> Reading | None:
+        """Return what may be handed on, with times; None: nothing of it.
+
+        Raises:
+            SampleError: its times cannot be.
+
+        """
+        if not len(rows.data):
+            return None
+        times = rows.times
+        placed = self._by_arrival(rows) if times is None else self._by_sender(rows, times)
+        if placed is None:
+            return None
+        data, times, gap = placed
+        gap = gap or rows.gap
+        self.counts.samples += len(data)
+        self.counts.gaps += gap
+        self._since, self._last = rows.since, int(times[-1])
+        return Reading(
+            data,
+            int(times[-1]),
+            rows.since,
+            columns=rows.columns,
+            times=times,
+            rate_hz=rows.rate_hz,
+            gap=gap,
+        )
+
+    def _by_arrival(self, rows: Rows) -> tuple[Array, NDArray[np.int64], bool]:
+        count, gap = len(rows.data), False
+        if self._since is not None:
+            gap = self._too_long(max(0.0, rows.since - self._since), count, ARRIVAL_SECONDS)
+        per = 1.0 / rows.rate_hz if rows.rate_hz else self._usual_row
+        step = int(per * 1e9)
+        if not gap and self._last is not None and count > 1:
+            # Never before the row before; the wall clock may have been set back meanwhile.
+            room = rows.time_ns - self._last
+            step = min(step, room // count) if room > 0 else step
+        return rows.data, rows.time_ns - np.arange(count - 1, -1, -1) * step, gap
+
+    def _by_sender(
+        self, rows: Rows, times: NDArray[np.int64]
+    ) -> tuple[Array, NDArray[np.int64], bool] | None:
+        data = rows.data
+        latest = int(times.max())
+        if latest > rows.time_ns + FUTURE_SECONDS * 1e9:
+            ahead = (latest - rows.time_ns) / 1e9
+            raise SampleError(
+                f"its time lies {ahead:.0f} s in the future; is the sender's clock set?"
+            )
+        single = len(times) != len(data)
+        if single:
+            times = latest - np.arange(len(data) - 1, -1, -1) * int(self._usual_row * 1e9)
+        elif len(times) > 1:
+            data, times = self._sorted(data, times)
+        if self._last is None:
+            return data, times, False
+        if latest <= self._last and not self._was_set(self._last - latest):
+            if latest == self._last:
+                self.counts.doubled += len(data)
+            else:
+                self.counts.late += len(data)
+            return None
+        if latest <= self._last:
+            self._backwards = 0
+            return data, times, True
+        self._backwards = 0
+        if single:
+            if times[0] <= self._last:
+                room = (latest - self._last) // len(data)
+                times = latest - np.arange(len(data) - 1, -1, -1) * room
+            return data, times, self._too_long((latest - self._last) / 1e9, len(data), 0.0)
+        if times[0] <= self._last:
+            new = times > self._last
+            self.counts.late += int((~new).sum())
+            data, times = data[new], times[new]
+        # Each row has its own time: one after the other, as if each had come alone.
+        return data, times, self._too_long((int(times[0]) - self._last) / 1e9, 1, 0.0)
+
+    def _sorted(self, data: Array, times: NDArray[np.int64]) -> tuple[Array, NDArray[np.int64]]:
+        """Put the rows of one message in order, each time once."""
+        if (np.diff(times) > 0).all():
+            return data, times
+        kept, first = np.unique(times, return_index=True)
+        self.counts.doubled += len(times) - len(kept)
+        return data[first], kept
+
+    def _was_set(self, back_ns: int) -> bool:
+        """Whether the sender's clock was set back, rather than this being late."""
+        self._backwards += 1
+        return back_ns > STEP_SECONDS * 1e9 or self._backwards >= STEP_READINGS
+
+    @property
+    def _usual_row(self) -> float:
+        """Seconds from one row to the next; 0: not known yet."""
+        return median(self._per_row) if self._per_row else 0.0
+
+    def _too_long(self, passed: float, count: int, least: float) -> bool:
+        """Judge the seconds from the last row to the last one of a message of *count*."""
+        silence = passed - (count - 1) * self._usual_row
+        limit = self._gap_s
+        if limit is None and len(self._steps) >= LEARNED:
+            limit = max(USUAL * median(self._steps), least)
+        gap = limit is not None and silence > limit
+        if not gap:
+            self._learn(passed, count)
+        return gap
+
+    def _learn(self, passed: float, count: int) -> None:
+        self._steps.append(passed)
+        self._per_row.append(passed / count)

@@ -1,0 +1,168 @@
+"""Rows out of a message: JSON numbers, arrays and objects, or bare float32."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import SampleError
+from ..core.frozen import record
+from ..core.types import Array
+
+MAX_BYTES = 1024 * 1024
+"""Of a message."""
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@record
+class Payload:
+    """How the messages of a topic are to be read."""
+
+    fields: tuple[str, ...] = ()
+    """Paths of the values in an object, levels parted by dots; none: all numbers of its top."""
+    time: str | None = None
+    """Path of the time of its last row, or of each."""
+    format: str = "json"
+    channels: int = 1
+    """Of float32, values in a row."""
+
+    def read(self, payload: bytes) -> tuple[Array, tuple[str, ...], NDArray[np.int64] | None]:
+        """Return rows (n, channels), the names of the channels, and the sender's times, ns.
+
+        Raises:
+            SampleError: what was expected, what was found.
+
+        """
+        if len(payload) > MAX_BYTES:
+            raise SampleError(f"a message of {len(payload)} bytes, expected at most {MAX_BYTES}")
+        if self.format == "f32":
+            return self._floats(payload), (), None
+        try:
+            value = json.loads(payload)
+        except (ValueError, RecursionError):
+            raise SampleError(f"expected JSON, found {_cut(payload)}") from None
+        if not isinstance(value, dict):
+            if self.fields:
+                raise SampleError(
+                    f"expected an object with {', '.join(self.fields)}, found {_shown(value)}"
+                )
+            return _rows(value), (), None
+        names = self.fields or tuple(
+            key for key in value if key != self.time and _is_data(value[key])
+        )
+        if not names:
+            raise SampleError(f"expected an object that holds numbers, found {_shown(value)}")
+        columns = [_column(_at(value, name), name) for name in names]
+        counts = {len(column) for column in columns}
+        if len(counts) > 1:
+            raise SampleError(f"expected as many values of each field, found {sorted(counts)}")
+        times = None if self.time is None else _times(_at(value, self.time), self.time)
+        rows = np.stack(columns, axis=1)
+        if times is not None and len(times) not in {1, len(rows)}:
+            raise SampleError(f"{self.time}: expected 1 or {len(rows)} times, found {len(times)}")
+        return rows, names, times
+
+    def _floats(self, payload: bytes) -> Array:
+        size = 4 * self.channels
+        if not payload or len(payload) % size:
+            raise SampleError(
+                f"expected rows of {self.channels} float32 values ({size} bytes), found "
+                f"{len(payload)} bytes"
+            )
+        return _finite(np.frombuffer(payload, "<f4").reshape(-1, self.channels))
+
+
+def _rows(value: Any) -> Array:
+    """Read a number, a reading, or rows of readings."""
+    if _is_number(value):
+        return _finite(np.array([[value]], np.float64))
+    if isinstance(value, list) and value and all(map(_is_number, value)):
+        return _finite(np.array([value], np.float64))
+    if isinstance(value, list) and value and all(isinstance(row, list) for row in value):
+        widths = {len(row) for row in value}
+        if (
+            len(widths) == 1
+            and 0 not in widths
+            and all(_is_number(x) for row in value for x in row)
+        ):
+            return _finite(np.array(value, np.float64))
+        if len(widths) > 1:
+            raise SampleError(f"expected rows of equal length, found {sorted(widths)[:5]}")
+    raise SampleError(f"expected a number, numbers, or rows of numbers, found {_shown(value)}")
+
+
+def _column(value: Any, name: str) -> NDArray[np.float32]:
+    try:
+        rows = _rows(value)
+    except SampleError:
+        raise SampleError(f"{name}: expected numbers, found {_shown(value)}") from None
+    if rows.shape[0] > 1 and rows.shape[1] > 1:
+        raise SampleError(f"{name}: expected one channel, found rows of {rows.shape[1]}")
+    return rows.reshape(-1)
+
+
+def _at(value: Mapping[str, Any], path: str) -> Any:
+    """Find a value by its path; a key may hold the dots itself."""
+    if path in value:
+        return value[path]
+    found: Any = value
+    for level in path.split("."):
+        if not isinstance(found, dict) or level not in found:
+            raise SampleError(f"expected a field {path}, found {_shown(value)}")
+        found = found[level]
+    return found
+
+
+def _times(value: Any, name: str) -> NDArray[np.int64]:
+    values = value if isinstance(value, list) else [value]
+    return np.array([_time_ns(one, name) for one in values], np.int64)
+
+
+def _time_ns(value: Any, name: str) -> int:
+    """Read a time: ISO 8601, or seconds, milliseconds, … since 1970, told apart by their size."""
+    if isinstance(value, str):
+        try:
+            return round(datetime.fromisoformat(value).astimezone().timestamp() * 1e9)
+        except (ValueError, OverflowError, OSError):
+            pass
+    elif _is_number(value) and 0 <= value < 1e20 and math.isfinite(value):
+        # Of 2001 to 5138 in each unit.
+        for limit, unit in ((1e11, 10**9), (1e14, 10**6), (1e17, 10**3), (1e20, 1)):
+            if value < limit:
+                made = value * unit if isinstance(value, int) else round(value * unit)
+                return int(made)
+    raise SampleError(f"{name}: expected a time, found {_shown(value)}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_data(value: Any) -> bool:
+    return _is_number(value) or (isinstance(value, list) and bool(value) and _is_number(value[0]))
+
+
+def _finite(values: NDArray[Any]) -> NDArray[np.float32]:
+    good = np.abs(values) <= _LARGEST  # also false for NaN
+    if not good.all():
+        bad = values[tuple(np.argwhere(~good)[0])]
+        raise SampleError(f"expected finite numbers, found {bad}")
+    return np.asarray(values, np.float32)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return _cut(json.dumps(value).encode())
+    except (ValueError, RecursionError):
+        return type(value).__name__
+
+
+def _cut(payload: bytes) -> str:
+    text = payload[:60].decode("utf-8", "backslashreplace")
+    return repr(text) + ("…" if len(payload) > 60 else "")

@@ -1,0 +1,163 @@
+"""Readings that a device sends as lines of text over a serial port: one CSV line a reading."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..core.errors import SampleError, SourceError
+from .continuity import Rows
+from .live_signal import LiveSignal, share
+from .source import SourceContext
+from .spec import SourceSpec
+
+if TYPE_CHECKING:
+    from serial import Serial
+
+MAX_LINE = 64 * 1024
+"""Bytes of a line; a longer one is no reading."""
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class SerialLines:
+    """The lines of one port."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        """Open the port.
+
+        Raises:
+            SourceError: it is not there, is in use, or is no serial port.
+
+        """
+        from serial import Serial, SerialException
+
+        self._name = spec.redacted
+        self._separator: str = spec.options["separator"]
+        try:
+            self._port: Serial = Serial(
+                str(spec.local), spec.options["baud"], timeout=0, exclusive=True
+            )
+        except (SerialException, OSError, ValueError) as problem:
+            raise SourceError(f"{self._name}: {_reason(problem)}") from None
+        self._errors = (SerialException, OSError, TypeError)
+        self._rest = b""
+        self._first = True
+        self._too_long = False
+        self._columns: tuple[str, ...] = ()
+        self._seen = False
+        """Numbers have come."""
+        self._missing = False
+        """What comes next does not follow."""
+
+    def read(self, timeout: float) -> list[Rows | SampleError]:
+        """Return the lines that have come."""
+        self._port.timeout = timeout
+        try:
+            data = self._port.read(1)
+            if data:
+                self._port.timeout = 0
+                data += self._port.read(max(1, self._port.in_waiting))
+        except self._errors as problem:
+            raise SourceError(f"{self._name}: is lost: {_reason(problem)}") from None
+        return self.take(data, time.time_ns(), time.monotonic()) if data else []
+
+    def take(self, data: bytes, time_ns: int, since: float) -> list[Rows | SampleError]:
+        """Return the rows of the lines that *data* completes."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        found: list[Rows | SampleError] = []
+        rows: list[list[float]] = []
+
+        def flush() -> None:
+            if rows:
+                made = np.array(rows, np.float32)
+                found.append(Rows(made, time_ns, since, self._columns, gap=self._missing))
+                self._missing = False
+                rows.clear()
+
+        for line in lines:
+            if self._too_long:
+                self._too_long = False
+                continue
+            try:
+                row = self._parse(line)
+                if row is not None and rows and len(rows[-1]) != len(row):
+                    flush()
+            except SampleError as problem:
+                flush()
+                found.append(problem)
+                continue
+            if row is not None:
+                rows.append(row)
+            elif self._missing:
+                flush()
+        flush()
+        if len(self._rest) > MAX_LINE:
+            if not self._too_long:
+                found.append(SampleError(f"a line of more than {MAX_LINE} bytes, expected numbers"))
+            self._rest, self._too_long = b"", True
+        return found
+
+    def _parse(self, line: bytes) -> list[float] | None:
+        """Return the numbers of a line; None: it is empty, a header, or may be half a line."""
+        text = line.decode("utf-8", "replace").strip("\r\0 \t")
+        first, self._first = self._first, False
+        if not text or text.startswith("#"):
+            return None
+        cells = [
+            cell.strip() for cell in text.split(None if self._separator == " " else self._separator)
+        ]
+        numbers = [_number(cell) for cell in cells]
+        good = [number for number in numbers if number is not None]
+        if len(good) == len(cells):
+            if first:
+                return None  # nobody knows where in this line the port was opened
+            if self._columns and len(cells) != len(self._columns):
+                if self._seen:
+                    raise SampleError(f"expected {len(self._columns)} numbers, found {text[:60]!r}")
+                self._columns = ()  # it was no header, but what a device says when it starts
+            self._seen = True
+            return good
+        header = not good and not any(_looks_wrong(cell) for cell in cells)
+        if not header or (self._seen and tuple(cells) != self._columns):
+            if first:
+                return None
+            raise SampleError(f"expected numbers, found {text[:60]!r}")
+        self._missing = self._seen  # the device has started again
+        self._columns = tuple(cells)
+        return None
+
+    def close(self) -> None:
+        """Close the port."""
+        with suppress(OSError):
+            self._port.close()
+
+
+def _number(cell: str) -> float | None:
+    if _NUMBER.fullmatch(cell) is None:
+        return None
+    value = float(cell)
+    return value if -_LARGEST <= value <= _LARGEST else None
+
+
+def _looks_wrong(cell: str) -> bool:
+    """Whether a cell is no name of a channel."""
+    return not cell or not cell.isprintable() or cell.lower() in {"nan", "inf", "-inf"}
+
+
+def _reason(problem: Exception) -> str:
+    return str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+
+
+def open_source(spec: SourceSpec, context: SourceContext) -> LiveSignal:
+    """Open a serial port.
+
+    Raises:
+        SourceError: it cannot be opened.
+
+    """
+    return share(spec, context, lambda: SerialLines(spec))

@@ -1,0 +1,139 @@
+"""`edge-agent check` run by root: what the installed service's user may not read is said."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge_agent.cli.commands.service_user import UNIT
+from tests.helpers.small_models import brightness, plain, write_pictures
+from tests.helpers.support import CHECKOUT, PATIENCE, agent_settings
+
+pytestmark = pytest.mark.slow
+
+# The unit goes where systemd has it, and the test's folder where anybody may go: in a mount
+# namespace of its own, so that the machine stays as it is.
+APART = f"""
+mount -t tmpfs tmpfs {UNIT.parent}
+cp "$1/{UNIT.name}" {UNIT.parent}
+mount --bind "$1" /srv
+cd /
+shift
+exec "$@"
+"""
+
+
+class Box:
+    """A folder that is /srv for the command, and a unit that runs the agent on it as nobody."""
+
+    def __init__(self, place: Path) -> None:
+        place.chmod(0o755)
+        self.place = place
+        text = (CHECKOUT / "systemd" / UNIT.name).read_text()
+        text = text.replace("User=edge-agent", "User=nobody").replace("Group=edge-agent\n", "")
+        text = text.replace("/etc/edge-agent/config.toml", "/srv/config.toml")
+        (place / UNIT.name).write_text(text)
+        brightness(place / "models" / "light")
+        write_pictures(place / "x", [plain(9)])
+        for name in ("ca.pem", "door.pub"):
+            (place / name).write_text("not looked into")
+        self.settings(source="dir:x")
+
+    def settings(self, *, config: str = "config.toml", source: str) -> None:
+        """Write settings that name a file of each kind."""
+        pipeline = {"name": "p", "source": source, "model": "light"}
+        text = agent_settings(
+            "box",
+            "mqtts://127.0.0.1:1",
+            [pipeline],
+            models_dirs=["models"],
+            trust={"keys": ["door.pub"]},
+            broker={"ca_file": "ca.pem"},
+        )
+        (self.place / config).write_text(text)
+
+    def check(self, config: str = "config.toml") -> list[str]:
+        """Run the command as root; give what it says of the service."""
+        done = self._run(sys.executable, "-m", "edge_agent", "check", "--config", f"/srv/{config}")
+        assert done.stdout, done.stderr
+        return [line for line in done.stdout.splitlines() if "service" in line]
+
+    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        if os.getuid() != 0 or shutil.which("unshare") is None or not UNIT.parent.is_dir():
+            pytest.skip("a unit of its own takes root, unshare and a folder for units")
+        apart = ["unshare", "--mount", "sh", "-ec", APART, "sh", str(self.place)]
+        if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
+            pytest.skip("this machine does not allow mounts, not even in a namespace")
+        return subprocess.run(
+            [*apart, *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=3 * PATIENCE,
+            env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        )
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    """Make an installation whose user may read everything."""
+    return Box(tmp_path)
+
+
+def test_what_the_service_may_read_is_ok(box: Box) -> None:
+    """Where nothing is kept from the user, one line says so."""
+    assert box.check() == ["ok    service: its user, nobody, may read all that the settings name"]
+
+
+@pytest.mark.parametrize(
+    ("path", "mode", "line"),
+    [
+        ("config.toml", 0o600, "FAIL  settings: /srv/config.toml: "),
+        ("ca.pem", 0o600, "FAIL  broker.ca_file: /srv/ca.pem: "),
+        ("door.pub", 0o600, "FAIL  trust.keys: /srv/door.pub: "),
+        ("models/light/model.onnx", 0o600, "FAIL  models_dirs: /srv/models/light/model.onnx: "),
+        ("models/light", 0o700, "FAIL  models_dirs: /srv/models/light: "),
+        ("x", 0o700, "FAIL  pipeline p source: /srv/x: the service's user nobody may not "),
+        ("x", 0o744, "FAIL  pipeline p source: /srv/x: "),
+    ],
+)  # fmt: skip
+def test_what_the_service_may_not_read_fails(box: Box, path: str, mode: int, line: str) -> None:
+    """Root may read it, and `check` says that the service may not: settings, models, keys, TLS."""
+    (box.place / path).chmod(mode)
+    said = box.check()
+    assert len(said) == 1
+    assert said[0].startswith(line)
+
+
+def test_the_folder_in_the_way_is_named(box: Box) -> None:
+    """A file that is readable by itself, below a folder that is not, is blamed on the folder."""
+    write_pictures(box.place / "private" / "x", [plain(9)])
+    (box.place / "private").chmod(0o700)
+    box.settings(source="dir:private/x")
+    (said,) = box.check()
+    assert said.endswith(
+        "/srv/private/x: the service's user nobody may not enter /srv/private; "
+        "move it, or: chmod o+x /srv/private"
+    )
+
+
+def test_what_the_unit_hides_is_said(box: Box) -> None:
+    """Folders that the unit takes out of the service's sight are no place for a source."""
+    box.settings(source=f"dir:{box.place}/x")
+    (said,) = box.check()
+    assert said.startswith(
+        f"FAIL  pipeline p source: {box.place}/x: the service does not see /tmp ("
+    )
+
+
+def test_other_settings_than_the_services_get_a_note(box: Box) -> None:
+    """Root may run the agent on settings of its own; the service's user is only mentioned."""
+    box.settings(config="mine.toml", source="dir:x")
+    (box.place / "x").chmod(0o700)
+    (said,) = box.check("mine.toml")
+    assert said.startswith("note  pipeline p source: /srv/x: ")

@@ -1,0 +1,233 @@
+"""`edge-agent status`: one look at all devices, from what they have left on their topics."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_agent.core.names import safe_name
+from edge_agent.mqtt import payloads
+from tests.helpers.push import start_box
+from tests.helpers.support import (
+    AgentProcess,
+    Called,
+    Listener,
+    Mosquitto,
+    call_cli,
+    free_port,
+    run_cli,
+)
+
+
+def iso(ago: float) -> str:
+    """Give the time so many seconds ago."""
+    return payloads.iso(time.time_ns() - round(ago * 1e9))
+
+
+class Device:
+    """What a device has left retained."""
+
+    def __init__(self, listener: Listener, topic: str, **info: Any) -> None:
+        self.listener = listener
+        self.topic = topic
+        self.say("info", pipelines=[{"name": "door", "model": "face"}], **info)
+        self.say("status", state="online", reason="started", session="s", time=iso(7200))
+
+    def say(self, topic: str, **payload: Any) -> None:
+        body = json.dumps({"schema": 1, **payload})
+        self.listener.publish(f"{self.topic}/{topic}", body, retain=True)
+
+    def healthy(self, ago: float = 2, **more: Any) -> None:
+        """Leave health of so many seconds ago."""
+        figures = {"fps": 25.0, "latency_ms": {"p99": 9.1}, "source": "running"}
+        said = {"state": "ok", "why": [], "uptime_s": 7190, "pipelines": {"door": figures}}
+        self.say("health", **{**said, "time": iso(ago), **more})
+
+
+@pytest.fixture
+def device(
+    shared_broker: Mosquitto,
+    listen: Callable[..., Listener],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., Device]:
+    """Make devices in a corner of the broker of their own."""
+    root = safe_name(request.node.name)
+    monkeypatch.setenv("EDGE_AGENT_BROKER__TOPIC_ROOT", root)
+    monkeypatch.setenv("EDGE_AGENT_BROKER__URL", shared_broker.url)
+    listener = listen(shared_broker.port, f"{root}/#")
+    return lambda name, **info: Device(listener, f"{root}/{name}", **info)
+
+
+Make = Callable[..., Device]
+
+
+def looked(code: int, *arguments: str) -> list[str]:
+    """Look; give the lines."""
+    said = call_cli("status", *arguments)
+    assert (said.code, said.err) == (code, ""), said
+    return said.out.splitlines()
+
+
+def refused(*arguments: str) -> str:
+    """Look in vain; give the error."""
+    said: Called = call_cli("status", *arguments)
+    assert (said.code, said.out) == (1, "")
+    return said.error
+
+
+def test_a_device_that_is_well_is_two_lines_and_0(device: Make) -> None:
+    """A line for the device, one for its pipeline: rate, latency, and the model that serves."""
+    models = [{"name": "face", "serves": "face@3", "engine": "openvino:CPU"}]
+    device("one", models=models).healthy()
+    assert looked(0) == [
+        "one  ok  up 1 h 59 min",
+        "  door  running  25.0 a second, p99 9 ms, face@3 on openvino:CPU",
+    ]
+
+
+def test_a_degraded_device_says_why_and_1(device: Make) -> None:
+    """All reasons of health stand in the line, and one such device makes it 1."""
+    device("one").healthy()
+    device("two").healthy(state="degraded", why=["spool: the disk is full", "clock: not set"])
+    lines = looked(1)
+    assert lines[0].startswith("one  ok")
+    assert lines[2] == "two  degraded  spool: the disk is full; clock: not set"
+
+
+def test_a_source_that_is_lost_counts_before_health_says_it(device: Make) -> None:
+    """The topic of a source is newer than health, which comes at its interval."""
+    one = device("one")
+    one.healthy()
+    one.say("source/door", state="lost", error="nothing answers at cam-2", time=iso(1))
+    first, second = looked(1)
+    assert first.startswith("one  degraded")
+    assert second == "  door  lost     nothing answers at cam-2"
+
+
+def test_the_health_of_an_offline_device_is_told_as_old(device: Make) -> None:
+    """Since when it is offline, and how old its last health is, which may have been good."""
+    one = device("one")
+    one.healthy(ago=7200)
+    one.say("status", state="offline", reason="stopped", time=iso(3600))
+    first, second = looked(1)
+    assert re.fullmatch(
+        r"one  offline  since \d{4}-\d\d-\d\d \d\d:\d\d UTC, 1 h ago \(stopped\); "
+        r"its last health, 2 h old: ok",
+        first,
+    )
+    assert second.startswith("  door  was running  25.0 a second")
+
+
+def test_of_a_lost_device_the_latest_topic_tells_the_time(device: Make) -> None:
+    """A last will bears the time of connecting: health tells that it was there for longer."""
+    one = device("one")
+    one.healthy(ago=90)
+    one.say("status", state="offline", reason="lost", time=iso(9000))
+    assert re.match(
+        r"one  offline  \(lost\), last heard of .* UTC, 1 min \d+ s ago; ", looked(1)[0]
+    )
+
+
+def test_old_health_of_a_device_that_is_online_is_not_believed(device: Make) -> None:
+    """Health of the run before, or three intervals old, says nothing of now."""
+    device("hangs").healthy(ago=31)
+    device("seldom").healthy(ago=31, interval_s=600)
+    fresh = device("fresh")
+    fresh.healthy(ago=5)
+    fresh.say("status", state="online", reason="started", time=iso(1))
+    device("mute")
+    lines = [re.sub(r"\d+ s old", "N s old", line) for line in looked(1) if line[0] != " "]
+    assert lines == [
+        "fresh  unknown  online, but its last health, N s old: ok",
+        "hangs  unknown  online, but its last health, N s old: ok",
+        "mute  unknown  online, but has told no health yet",
+        "seldom  ok  up 1 h 59 min",
+    ]
+
+
+def test_a_clock_that_is_not_set_tells_no_age(device: Make) -> None:
+    """A device that shows 1970 is degraded by its own word, not because of its health's age."""
+    device("one").healthy(
+        time="1970-01-01T00:00:09.000Z", clock="unset", state="degraded", why=["clock: not set"]
+    )
+    assert looked(1)[0] == "one  degraded  clock: not set"
+
+
+def test_one_device_or_one_group_can_be_looked_at(device: Make) -> None:
+    """--device leaves the others out, also from the exit status."""
+    device("one", groups=["lab"]).healthy()
+    device("two", groups=["lab", "yard"]).healthy()
+    device("three").say("status", state="offline", reason="lost", time=iso(9))
+    assert [line.split()[0] for line in looked(0, "--device", "two")] == ["two", "door"]
+    group = looked(0, "--device", "@lab")
+    assert [line.split()[0] for line in group] == ["one", "door", "two", "door"]
+    assert refused("--device", "four") == (
+        "edge-agent: device four is unknown; known: one, three, two"
+    )
+    assert "no device is in group @nobody" in refused("--device", "@nobody")
+
+
+def test_json_is_an_object_a_device(device: Make) -> None:
+    """--json gives what the lines say, as keys."""
+    device("one").healthy()
+    device("two").say("status", state="offline", reason="lost", time=iso(9))
+    one, two = (json.loads(line) for line in looked(1, "--json"))
+    assert (one["schema"], one["device"], one["state"], one["why"]) == (1, "one", "ok", [])
+    assert one["pipelines"]["door"]["fps"] == 25.0
+    assert one["health_age_s"] < 60
+    assert (two["device"], two["state"], two["health_age_s"]) == ("two", "offline", None)
+
+
+NONSENSE: list[dict[str, Any]] = [
+    {"pipelines": 5, "why": "x", "time": 7, "uptime_s": float("inf"), "interval_s": "x"},
+    {"pipelines": {"door": [1]}, "why": {"a": 1}, "time": "never"},
+    {"why": ["\x1b[2J\n"], "state": "degraded"},
+]
+
+
+@pytest.mark.parametrize("health", NONSENSE)
+def test_what_others_publish_does_not_stop_it(health: dict[str, Any], device: Make) -> None:
+    """Payloads that are none of ours give no traceback, and no control character."""
+    one = device("one")
+    one.healthy(**health)
+    one.say("info", pipelines=[3, {}, {"name": "door", "model": {}}], models={}, groups=7)
+    one.say("source/door", state=[], error={"a": 1})
+    said = call_cli("status")
+    assert said.err == ""
+    assert "\x1b" not in said.out
+
+
+def test_a_broker_without_devices_is_1(device: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody there is not well; nor is no broker."""
+    del device
+    assert "knows of no device" in refused()
+    monkeypatch.delenv("EDGE_AGENT_BROKER__URL")
+    port = free_port()
+    assert f"127.0.0.1:{port} cannot be reached" in refused("--broker", f"mqtt://127.0.0.1:{port}")
+
+
+def test_a_real_agent_is_looked_at(
+    tmp_path: Path,
+    broker: Mosquitto,
+    agent: Callable[..., AgentProcess],
+    listen: Callable[..., Listener],
+) -> None:
+    """While it runs, its pipeline is shown with rate and model; once stopped, since when."""
+    box = start_box(tmp_path, broker, listen(broker.port), agent, "edge-01")
+    state = box.health()["state"]
+    done = run_cli("status", "--broker", broker.url)
+    device, pipeline = done.stdout.splitlines()
+    assert re.match(rf"edge-01  {state}  ", device), done.stdout
+    assert re.match(r"  door  running  .* level@1 on onnxruntime:CPU", pipeline)
+    assert done.returncode == (0 if state == "ok" else 1)
+    assert box.agent.stop() == 0
+    done = run_cli("status", "--broker", broker.url)
+    assert done.returncode == 1
+    assert re.match(r"edge-01  offline  since .* s ago \(stopped\)", done.stdout)

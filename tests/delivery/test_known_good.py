@@ -1,0 +1,168 @@
+"""Whatever goes live was checked since it was last known good: a version on the disk may rot.
+
+All with real agents. The damage gives another label with full confidence, and no error.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_agent.core.errors import ModelError
+from edge_agent.models.manifest import load
+from edge_agent.models.store.catalog import Library
+from edge_agent.models.store.install import install_folder
+from edge_agent.models.store.store import NOTES, Store
+from tests.delivery.test_deployer import failing
+from tests.helpers.push import Box, golden, model_folder, plain_package, send, start_box
+from tests.helpers.support import AgentProcess, Listener, Mosquitto
+
+Boxes = Callable[..., Box]
+CHANGED = "model.onnx has changed on the disk since it was installed"
+
+
+@pytest.fixture
+def box(
+    tmp_path: Path,
+    broker: Mosquitto,
+    agent: Callable[..., AgentProcess],
+    listen: Callable[..., Listener],
+) -> Boxes:
+    """Start a box that has been pushed versions 2 and 3, of which 3 serves."""
+
+    def start(**settings: Any) -> Box:
+        trust = {"trust": {"allow_unsigned": True}}
+        one = start_box(
+            tmp_path, broker, listen(broker.port), agent, "edge-01", **{**trust, **settings}
+        )
+        for version, best in (("2", 1), ("3", 2)):
+            new = model_folder(tmp_path / version, version, best=best)
+            end = send(broker.port, "edge-01", plain_package(new, "level", version))
+            assert end["state"] in {"live", "probation"}, end
+            one.wait_settled(outcome="live", version=version)
+        one.wait_live("3")
+        return one
+
+    return start
+
+
+def damage(network: Path) -> None:
+    """Move the bias of a `classifier` from one label to the next, where it lies on the disk."""
+    for index in range(3):
+        bias, other = (np.roll([2.0, -2.0, -2.0], index + by).astype("<f4") for by in (0, 1))
+        content = network.read_bytes()
+        if bias.tobytes() in content:
+            network.write_bytes(content.replace(bias.tobytes(), other.tobytes()))
+            return
+    pytest.fail("no bias")
+
+
+def stored(one: Box, version: str) -> Path:
+    """Give the network of a version in the store."""
+    return one.state / "models" / "level" / version / "model.onnx"
+
+
+def test_a_damaged_version_does_not_come_back_by_command(box: Boxes, tmp_path: Path) -> None:
+    """Rollback, activate and a push of the very same package are refused, with the file's name.
+
+    What serves goes on serving; a whole version comes back as before.
+    """
+    one = box(trial={"probation_s": 0})
+    damage(stored(one, "2"))
+    for verb, more in (("rollback", {}), ("activate", {"version": "2"})):
+        reply = one.command(verb, verb, model="level", **more)
+        assert not reply["ok"], reply
+        assert reply["error"].startswith("level@2: "), reply
+        assert CHANGED in reply["error"], reply
+        assert "mind the disk" in reply["error"]
+    again = plain_package(tmp_path / "2", "level", "2")
+    end = send(one.broker.port, "edge-01", again)
+    assert end["state"] == "rejected"
+    assert CHANGED in end["why"] or "is older than 3" in end["why"]
+    one.results_go_on("3")
+    assert one.model()["live"] == "3"
+    assert one.command("activate", "first", model="level", version="1")["ok"]
+    one.wait_live("1")
+
+
+def test_golden_outputs_count_when_a_version_comes_back(box: Boxes, tmp_path: Path) -> None:
+    """A version of a read-only library came in no blocks: there its golden outputs are looked at.
+
+    As long as they hold, it comes back.
+    """
+    library = tmp_path / "library" / "level"
+    scores = np.exp([[2.0, -2.0, -2.0]]) / np.exp([2.0, -2.0, -2.0]).sum()
+    library.mkdir(parents=True)
+    golden(library, {"scores": scores.astype(np.float32)})
+    one = box(trial={"probation_s": 0})
+    assert one.command("activate", "whole", model="level", version="1")["ok"]
+    one.wait_live("1")
+    assert one.command("activate", "back", model="level", version="3")["ok"]
+    one.wait_live("3")
+    damage(library / "model.onnx")
+    reply = one.command("activate", "damaged", model="level", version="1")
+    assert not reply["ok"], reply
+    assert reply["error"].startswith("level@1: golden: case 0: best class mid, expected low")
+    one.results_go_on("3")
+
+
+def test_a_damaged_version_does_not_come_back_out_of_probation(box: Boxes, tmp_path: Path) -> None:
+    """A version that fails its probation stays where the one before is damaged; that is said."""
+    one = box(trial={"shadow_frames": 0, "probation_s": 1})
+    damage(stored(one, "3"))
+    send(one.broker.port, "edge-01", failing(tmp_path, "4"))
+    state = one.wait_settled(outcome="live", version="4")
+    assert "goes on all the same: level@3: " in state["last"]["why"]
+    assert CHANGED in state["last"]["why"]
+    assert state["live"] == "4"
+
+
+def test_a_damaged_version_does_not_come_back_after_a_crash(box: Boxes, tmp_path: Path) -> None:
+    """Killed during a probation, with the version before damaged: the new one goes on."""
+    one = box(trial={"probation_s": 2})
+    new = model_folder(tmp_path / "4", "4", best=0, trial={"probation_s": 600})
+    assert send(one.broker.port, "edge-01", plain_package(new, "level", "4"))["state"] == (
+        "probation"
+    )
+    one.wait_live("4")
+    one.agent.signal(signal.SIGKILL)
+    one.agent.wait()
+    damage(stored(one, "3"))
+    started = len(one.listener.heard)
+    one.agent.restart()
+    state = one.listener.wait_for(
+        lambda heard: next(
+            (
+                h.json
+                for h in heard[started:]
+                if h.topic == one.topic("model", "level") and h.json.get("last", {}).get("why")
+            ),
+            None,
+        ),
+        "the outcome",
+    )
+    assert "goes on all the same: level@3: " in state["last"]["why"]
+    one.results_go_on("4")
+
+
+@pytest.mark.parametrize("victim", ["model.onnx", "model.toml", f"{NOTES}/package.blocks"])
+def test_any_file_that_has_changed_is_found(tmp_path: Path, victim: str) -> None:
+    """Of the model and of what is kept beside it; a file that is gone, too."""
+    store = Store(tmp_path / "state")
+    installed = install_folder(store, load(model_folder(tmp_path / "1", "1")))
+    store.activate("level", "1")
+    library = Library(store)
+    assert library.find_unchanged("level", "1") == installed
+    path = installed.path / victim
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ModelError, match=r"level@1"):
+        library.find_unchanged("level", "1")
+    path.unlink()
+    with pytest.raises(ModelError, match=r"level"):
+        library.find_unchanged("level", "1")

@@ -1,0 +1,304 @@
+"""Sensors as they are: over a real broker and a real serial line, through the whole agent."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import time
+import tty
+import wave
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+
+from tests.helpers.small_models import loudness
+from tests.helpers.support import (
+    ASSETS,
+    AgentProcess,
+    Listener,
+    Mosquitto,
+    agent_settings,
+    check_account,
+    needs_assets,
+    reference,
+    yielded,
+)
+
+GESTURES = sorted((ASSETS / "media" / "imu").glob("*.csv"))
+LABELS = ["SHAKE_BACKWARD", "SHAKE_FORWARD", "SHORT_VIBRATION", "STILL", "TILT_LEFT", "TILT_RIGHT"]
+
+
+class Box:
+    """An agent on a broker, and somebody who hears it."""
+
+    def __init__(self, folder: Path, broker: Mosquitto, pipelines: list[dict[str, Any]]) -> None:
+        self.listener = Listener(broker.port)
+        settings = agent_settings(
+            "box", broker.url, pipelines, models_dirs=[str(folder / "models")]
+        )
+        self.agent = AgentProcess(folder / "agent", settings)
+        for pipeline in pipelines:
+            if pipeline["source"].startswith(("mqtt:", "serial:")):
+                self.listener.wait_state(f"edge/box/source/{pipeline['name']}", state="running")
+
+    def results(self, name: str, count: int) -> list[dict[str, Any]]:
+        """Wait for so many results of a pipeline."""
+        topic = f"edge/box/result/{name}"
+        self.listener.wait_for(
+            lambda heard: sum(each.topic == topic for each in heard) >= count,
+            f"{count} results of {name}",
+        )
+        return self.listener.on(topic)
+
+    def health(self, claim: Callable[[dict[str, Any]], Any], what: str) -> dict[str, Any]:
+        """Wait until health is as claimed; gives it."""
+
+        def look(_: object) -> dict[str, Any] | None:
+            found = self.listener.last("edge/box/health")
+            return found if found and claim(found) else None
+
+        found: dict[str, Any] = self.listener.wait_for(look, what)
+        for pipeline in found["pipelines"].values():
+            check_account(pipeline)
+        return found
+
+    def close(self) -> None:
+        assert self.agent.stop() == 0, self.agent.words()
+        self.listener.close()
+
+
+@pytest.fixture
+def box(tmp_path: Path, broker: Mosquitto) -> Iterator[Callable[..., Box]]:
+    """Start an agent with these pipelines; the models are those in `models`."""
+    made: list[Box] = []
+
+    def make(*pipelines: dict[str, Any]) -> Box:
+        made.append(Box(tmp_path, broker, list(pipelines)))
+        return made[-1]
+
+    def close() -> None:
+        for one in made:
+            one.close()
+
+    yield from yielded(make, close)
+
+
+def pty() -> tuple[int, str]:
+    """Make a serial line; gives our end, and the name of the other."""
+    ours, theirs = os.openpty()
+    tty.setraw(theirs)
+    name = os.ttyname(theirs)
+    return ours, name
+
+
+def send(line: int, data: bytes) -> None:
+    """Write all of it, however slowly it is read."""
+    while data:
+        data = data[os.write(line, data[:4096]) :]
+
+
+def own_model(folder: Path, network: str, manifest: dict[str, Any]) -> None:
+    """Make a model folder with a copy of a network of others."""
+    folder.mkdir(parents=True)
+    (folder / "model.toml").write_text(tomli_w.dumps(manifest))
+    shutil.copy(ASSETS / "models" / network, folder / "model.onnx")
+
+
+def gesture_model(folder: Path) -> None:
+    manifest = {
+        "name": "gesture",
+        "version": "1",
+        "task": "classification",
+        "file": "model.onnx",
+        "input": {"window": 150, "every": 10, "layout": "tc", "rate_hz": 100},
+        "output": {"decoder": "softmax", "labels": LABELS},
+    }
+    own_model(folder, "imu_gesture_cnn_fp32.onnx", manifest)
+
+
+@needs_assets
+def test_gestures_are_the_same_from_a_file_over_the_broker_and_over_a_line(
+    tmp_path: Path, box: Callable[..., Box]
+) -> None:
+    """All recordings are classified as in the reference, live as from the file, score by score."""
+    gesture_model(tmp_path / "models" / "gesture")
+    whole = tmp_path / "all.csv"
+    texts = [path.read_text().splitlines() for path in GESTURES]
+    rows = [line for text in texts for line in text[1:1501]]
+    whole.write_text("\n".join([texts[0][0], *rows]) + "\n")
+    line, name = pty()
+    started = box(
+        {"name": "file", "source": f"csv:{whole}", "model": "gesture"},
+        {"name": "topic", "source": "mqtt:plant/imu?gap_s=30", "model": "gesture"},
+        {"name": "line", "source": f"serial:{name}?gap_s=30", "model": "gesture"},
+    )
+    numbers = [[float(cell) for cell in row] for row in csv.reader(rows)]
+    random = np.random.default_rng(0)
+    at = 0
+    while at < len(numbers):
+        count = int(random.integers(1, 400))
+        started.listener.publish("plant/imu", json.dumps(numbers[at : at + count]))
+        at += count
+    send(line, (whole.read_text().replace("\n", "\r\n")).encode())
+
+    expected = [entry["label"] for entry in reference("imu_gesture_cnn_fp32.onnx")["reference"]]
+    assert len(expected) == len(GESTURES) == 18
+    found = {each: started.results(each, 18) for each in ("file", "topic", "line")}
+    for each, results in found.items():
+        best = [result["classes"][0]["label"] for result in results]
+        assert best == expected, each
+    assert [r["classes"] for r in found["topic"]] == [r["classes"] for r in found["file"]]
+    assert [r["classes"] for r in found["line"]] == [r["classes"] for r in found["file"]]
+    assert started.listener.last("edge/box/info")["subscriptions"] == ["plant/imu"]  # type: ignore[index]
+    os.close(line)
+
+
+@needs_assets
+def test_speech_is_found_over_the_broker_in_irregular_pieces(
+    tmp_path: Path, box: Callable[..., Box]
+) -> None:
+    """A model with a state gives over MQTT what it gives of the file, to each of two pipelines."""
+    manifest = {
+        "name": "voice",
+        "version": "1",
+        "task": "anomaly",
+        "file": "model.onnx",
+        "input": {
+            "window": 576,
+            "hop": 512,
+            "lead": 64,
+            "rate_hz": 16000,
+            "layout": "flat-tc",
+            "channels": [0],
+            "state": {"state": "stateN"},
+        },
+        "output": {"decoder": "score", "threshold": 0.5},
+    }
+    own_model(tmp_path / "models" / "voice", "vad_silero_16k_openvino.onnx", manifest)
+    source = "mqtt:hall/sound?format=f32&gap_s=60"
+    started = box(
+        {"name": "file", "source": f"wav:{ASSETS}/media/silero_test.wav", "model": "voice"},
+        {"name": "one", "source": source, "model": "voice"},
+        {"name": "other", "source": source, "model": "voice"},
+    )
+    with wave.open(str(ASSETS / "media" / "silero_test.wav")) as file:
+        sound = np.frombuffer(file.readframes(-1), "<i2").astype("<f4") / 32768
+    random = np.random.default_rng(1)
+    at = 0
+    while at < len(sound):
+        count = int(random.integers(1, 9000))
+        started.listener.publish("hall/sound", sound[at : at + count].tobytes())
+        at += count
+        # Never so far ahead that windows would have to be given up.
+        for name in ("one", "other"):
+            started.results(name, at // 512 - 100)
+    results = {name: started.results(name, 1875) for name in ("file", "one", "other")}
+    scores = {
+        name: [result["anomaly"]["score"] for result in each] for name, each in results.items()
+    }
+    speech = sum(result["anomaly"]["anomalous"] for result in results["one"])
+    assert speech == pytest.approx(1452, rel=0.01)
+    assert scores["one"] == scores["other"] == scores["file"]
+
+
+def test_what_is_no_reading_is_counted_and_stops_nothing(
+    tmp_path: Path, box: Callable[..., Box]
+) -> None:
+    """Bad messages cost themselves and the window they lie in; the next good ones are inferred."""
+    loudness(tmp_path / "models" / "loud", window=4)
+    source = "mqtt:plant/press?field=v.x&time=t"
+    started = box({"name": "press", "source": source, "model": "loud"})
+    now = time.time()
+
+    def reading(n: int, value: object = 1.0, at: float | None = None) -> str:
+        stamp = now + n * 0.01 if at is None else at
+        return json.dumps({"v": {"x": value, "y": 7}, "t": stamp, "battery": 98})
+
+    publish = started.listener.publish
+    for n in range(6):  # one window; two samples of the next one
+        publish("plant/press", reading(n))
+    bad = [
+        b"seven",
+        b"[" * 100_000,
+        b'{"v": {"x": 1e999}, "t": 1}',
+        b'{"v": {"x": NaN}, "t": 1}',
+        b'{"v": {"x": "1.0"}, "t": 1}',
+        b'{"v": 3}',
+        b"[1, 2, 3]",
+        b"",
+        b"\xff\xfe",
+        b"9" * 5000,
+        b'{"v": {"x": [' + b"1," * 600_000 + b"1]}}",
+        reading(6, at=now + 7200).encode(),
+        reading(6, at=-1).encode(),
+    ]
+    for each in bad:
+        publish("plant/press", each)
+    for n in (6, 7, 7, 5, 8, 9):  # one doubled, one late
+        publish("plant/press", reading(n))
+    found = started.results("press", 2)
+    assert [result["anomaly"]["score"] for result in found] == [1.0, 1.0]
+    assert found[1]["began"] < found[1]["time"]
+    health = started.health(
+        lambda h: h["pipelines"]["press"]["inferred"] == 2, "both windows in health"
+    )
+    press = health["pipelines"]["press"]
+    assert press["signal"]["refused"] == press["dropped"]["error"] == len(bad)
+    assert (press["signal"]["late"], press["signal"]["doubled"]) == (1, 1)
+    assert press["dropped"]["gap"] == 1
+    assert "expected JSON, found 'seven'" in started.agent.words()
+
+
+def test_no_window_is_made_across_a_gap_or_a_clock_that_is_set(
+    tmp_path: Path, box: Callable[..., Box]
+) -> None:
+    """A silence longer than three usual intervals, and a step back, end the window at hand."""
+    loudness(tmp_path / "models" / "loud", window=4)
+    started = box({"name": "press", "source": "mqtt:plant/press?time=t", "model": "loud"})
+    now = time.time() - 1000
+    value = 0
+    for first, count in ((0.0, 10), (1.0, 6), (-500.0, 6)):
+        for n in range(count):
+            reading = {"value": value, "t": now + first + n * 0.1}
+            # Names of an object's numbers are those of its keys.
+            started.listener.publish("plant/press", json.dumps(reading))
+            value += 1
+        value += 100 * (10 - count > 0)
+        now += 10
+    found = started.results("press", 4)
+    assert [r["anomaly"]["score"] for r in found] == [1.5, 5.5, 11.5, 117.5]
+    health = started.health(lambda h: h["pipelines"]["press"]["inferred"] == 4, "four windows")
+    assert health["pipelines"]["press"]["signal"]["gaps"] == 2
+    assert health["pipelines"]["press"]["dropped"]["gap"] == 2
+
+
+def test_a_line_that_is_pulled_out_is_lost_and_comes_back(
+    tmp_path: Path, box: Callable[..., Box]
+) -> None:
+    """Half lines, long lines and noise are counted; a port that goes is lost, and found again."""
+    loudness(tmp_path / "models" / "loud", window=4)
+    ours, name = pty()
+    link = tmp_path / "tty"
+    link.symlink_to(name)
+    started = box({"name": "press", "source": f"serial:{link}?baud=9600", "model": "loud"})
+    send(ours, b"27\n1\n2\n3\n4\n5\nsix\n6\n" + b"7" * 70_000 + b"\n1\n1\n1\n1\n1,2\n1\n")
+    assert [r["anomaly"]["score"] for r in started.results("press", 2)] == [2.5, 1.0]
+    health = started.health(
+        lambda h: h["pipelines"]["press"]["dropped"]["error"] == 3, "three bad lines"
+    )
+    assert health["pipelines"]["press"]["signal"]["refused"] == 2  # the third is a row too wide
+    os.close(ours)
+    started.listener.wait_state("edge/box/source/press", state="lost")
+    ours, name = pty()
+    link.unlink()
+    link.symlink_to(name)
+    started.listener.wait_state("edge/box/source/press", state="running")
+    send(ours, b"\n9\n9\n9\n9\n")
+    assert started.results("press", 3)[2]["anomaly"]["score"] == 9.0
+    os.close(ours)
