@@ -141,11 +141,16 @@ class Anomaly:
     """Distance of a window from normal."""
 
     score: float
-    threshold: float
+    threshold: float | None
+    """Above it a window is anomalous; None: it is being learned."""
+    learning: float | None = None
+    """How much of what it is learned from has been seen, 0 to 1."""
+    held: bool = False
+    """It is not reported yet: too few of the latest windows were anomalous."""
 
     @property
     def anomalous(self) -> bool:
-        return self.score > self.threshold
+        return self.threshold is not None and self.score > self.threshold and not self.held
 
 
 @record(quick=True)

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
@@ -390,8 +391,11 @@ class Model:
 
 def default_threshold(folder: ModelFolder) -> float:
     """Return the manifest's threshold, or its task's usual one."""
-    if folder.manifest.output.threshold is not None:
-        return folder.manifest.output.threshold
+    given = folder.manifest.output.threshold
+    if isinstance(given, str):
+        return inf  # a pipeline learns it; until then nothing lies above
+    if given is not None:
+        return given
     return 0.5 if folder.manifest.task == "detection" else 0.0
 
 

@@ -5,6 +5,7 @@ Knows no engine and no weights; whether the network fits it is checked when both
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import field, replace
 from pathlib import Path
@@ -152,7 +153,12 @@ class OutputSpec:
 
     __pydantic_config__ = _STRICT
     decoder: DecoderName | None = None
-    threshold: Number | None = None
+    threshold: Number | str | None = None
+    """A text "p99": that quantile of the scores of the first windows."""
+    learn: Annotated[int, Ge(2), Le(1_000_000)] = 500
+    """Windows from which a quantile is learned."""
+    smooth: str | None = None
+    """"k/n": only what is so in k of the last n windows is reported."""
     iou: Annotated[float, Gt(0), Le(1)] | None = None
     """Of non-maximum suppression. None: 0.45 where the family leaves it to its decoder."""
     agnostic: Annotated[bool, Plain()] = False
@@ -267,6 +273,11 @@ def parse(data: Mapping[str, Any], where: str) -> Manifest:
     if manifest.output.scale == 0:
         raise ModelError(f"{where}: output.scale: must not be 0, every output would be")
     threshold = manifest.output.threshold
+    trouble = _decision_trouble(manifest)
+    if trouble is not None:
+        raise ModelError(f"{where}: {trouble}")
+    if isinstance(threshold, str):
+        threshold = 0.0  # it is learned
     if threshold is not None and (trouble := threshold_trouble(manifest.task, threshold)):
         raise ModelError(f"{where}: output.threshold: {trouble}")
     if manifest.task == "anomaly" and threshold is None:
@@ -301,6 +312,25 @@ def parse(data: Mapping[str, Any], where: str) -> Manifest:
     ):
         manifest = replace(manifest, input=replace(manifest.input, rounding=rounding))
     return manifest
+
+
+def _decision_trouble(manifest: Manifest) -> str | None:
+    """Return what is wrong with a threshold that is learned, or with `smooth`; None: nothing."""
+    threshold, smooth, task = manifest.output.threshold, manifest.output.smooth, manifest.task
+    if isinstance(threshold, str):
+        if task != "anomaly":
+            return f"output.threshold: {threshold!r} is learned for task anomaly only"
+        if re.fullmatch(r"p\d{1,2}(\.\d+)?", threshold) is None:
+            return (
+                f'output.threshold: expected a number, or a quantile as "p99", found {threshold!r}'
+            )
+    if smooth is not None:
+        if task not in {"anomaly", "classification"}:
+            return f"output.smooth: is for tasks anomaly and classification, found {task}"
+        found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", smooth)
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            return f'output.smooth: expected "k/n" as "3/5", found {smooth!r}'
+    return None
 
 
 def threshold_trouble(task: Task, threshold: float) -> str | None:

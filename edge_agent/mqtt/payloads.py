@@ -59,13 +59,15 @@ def findings(found: Findings, digits: int = 1) -> dict[str, Any]:
                 ]
             }
         case Anomaly():
-            return {
-                "anomaly": {
-                    "score": significant(found.score),
-                    "threshold": found.threshold,
-                    "anomalous": found.anomalous,
-                }
+            known = found.threshold is not None and math.isfinite(found.threshold)
+            anomaly: dict[str, Any] = {
+                "score": significant(found.score),
+                "threshold": found.threshold if known else None,
+                "anomalous": found.anomalous,
             }
+            if found.learning is not None:
+                anomaly["learning"] = number(found.learning, 3)
+            return {"anomaly": anomaly}
         case Values():
             return {"values": {name: significant(value) for name, value in found.values.items()}}
         case RawTensors():

@@ -84,7 +84,10 @@ class Bench:
         self.decoder: Decoder = build_decoder(
             manifest, labels, self.engine.inputs, self.engine.outputs, self.plan.size
         )
-        self.threshold = 0.0 if task == "classification" else manifest.output.threshold or 0.0
+        given = manifest.output.threshold
+        self.threshold = (
+            given if task != "classification" and isinstance(given, int | float) else 0.0
+        )
 
     def __call__(self, data: Array) -> Findings:
         """Find what *data* shows; boxes in its own pixels."""

@@ -12,6 +12,7 @@ from edge_agent.core.types import Classes, Outcome, Request, Sample, Timing
 from edge_agent.health.report import Health
 from edge_agent.inference.cost import Cost
 from edge_agent.inference.model import Model
+from edge_agent.models.manifest import Manifest
 from edge_agent.runtime.pipelines.lane import infer
 from edge_agent.runtime.scheduler.board import Board
 from tests.helpers.idle_parts import idle_pipeline, offline_client
@@ -34,6 +35,7 @@ class Instant:
     users = 0
     together = 1
     in_order = False
+    manifest = Manifest(name="instant", version="1", task="classification", file="model.onnx")
     errors = 0
     cost = Cost()
 

@@ -18,6 +18,7 @@ from ...core.errors import AgentError
 from ...core.timeline import Timeline
 from ...core.types import Array, Detections, Outcome, Request, Sample, Timing
 from ...inference.cost import Cost
+from ...models.manifest import Manifest
 from ...mqtt import payloads
 from ...mqtt.client import Client
 from ...mqtt.loopback import Loopback
@@ -43,6 +44,7 @@ class _Nothing:
         self.users = 0
         self.together = 1
         self.in_order = False
+        self.manifest = Manifest(name="bench", version="1", task="detection", file="model.onnx")
         self.cost = Cost()
         self._outcome = Outcome("bench@1", "none", found, Timing(0.0, 0.0, 0.0))
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.settings import Pipeline
 from ...core.errors import AgentError, EngineError, SampleError, SourceError, UsageError
-from ...core.types import Array, Outcome, Sample
+from ...core.types import Array, Outcome, Sample, State
 from ...inference.model import Model, load_model
 from ...models.importing import BARE, ImportedModel, import_model
 from ...mqtt import payloads
@@ -326,12 +326,13 @@ def _outcomes(
     """Yield what the model finds in each sample, or why nothing, and its age in milliseconds."""
     # A camera's first is old by now: the engines were timed on it.
     begin = [replace(first, since=time.monotonic())] if spec.lossless else []
+    state = State()
     for sample in chain(begin, samples.follow()):
         found: Outcome | SampleError
         try:
             with attendant.doing(f"an inference on {engine_words(model.engine.label)}"):
                 if follower is None:
-                    found = model.infer(sample)
+                    found = model.infer(sample, state=state)
                 else:
                     sample, found = follower.infer(model, sample)  # noqa: PLW2901 - masked
         except SampleError as problem:

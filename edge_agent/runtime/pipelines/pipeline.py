@@ -18,6 +18,7 @@ from ..scheduler.board import Board, FrameQueue
 from ..serving.active import Serving
 from .capture import Capture
 from .overlay import Shape
+from .decisions import LearnedThresholds
 from .route import PipelineRoute
 from .sinks import MqttSink, ResultSink, ResultStage, SnapshotSink
 from .status import FrameErrors, Identity, SourceStatus
@@ -69,6 +70,7 @@ class Pipeline:
         sinks: Sequence[ResultSink] = (),
         load: Callable[[Serving], None] = _load_nothing,
         stages: Callable[[PipelineSettings, SourceSpec], ResultStage | None] = _no_stage,
+        learned: LearnedThresholds | None = None,
     ) -> None:
         """Put the parts together; nothing is opened before `start`.
 
@@ -85,6 +87,7 @@ class Pipeline:
             load: loads a model of a second stage that is needed now.
             stages: makes what adds to its results before the sinks take them, instead of what it
                 has made for this pipeline before; None: nothing does.
+            learned: keeps thresholds that are learned.
 
         """
         self._stages = stages
@@ -108,6 +111,7 @@ class Pipeline:
             timeline=identity.timeline,
             load=load,
             stage=stages(settings, spec),
+            learned=learned,
         )
         self.source.on_gone = self._lose
         self.snapshots.shapes = self._shapes

@@ -17,6 +17,8 @@ from ..scheduler.board import Board, Job
 from ..serving.active import Serving
 from .filters import Filter, above
 from .sinks import ResultSink, ResultStage
+from .decisions import Decisions, LearnedThresholds
+from .sinks import ResultSink
 from .status import FrameErrors
 
 
@@ -35,6 +37,7 @@ class PipelineRoute:
         timeline: Timeline,
         load: Callable[[Serving], None],
         stage: ResultStage | None = None,
+        learned: LearnedThresholds | None = None,
     ) -> None:
         """Build the route of one pipeline.
 
@@ -48,6 +51,7 @@ class PipelineRoute:
             timeline: measures the start.
             load: loads a model that is needed now; returns when it is there, or cannot be loaded.
             stage: adds to results before the sinks take them.
+            learned: keeps thresholds that are learned; None: they are not kept.
 
         """
         self.threshold = settings.threshold
@@ -71,6 +75,7 @@ class PipelineRoute:
         # Its own: others split their frames between the same models otherwise.
         self._weights = [arm.weight for arm in settings.arms]
         self._credit = [0] * len(servings)
+        self._decisions = Decisions(settings.name, learned)
         self._state = State()
         """What a model has found so far in this pipeline's windows, where it has a state."""
         self._loaded = False
@@ -146,7 +151,7 @@ class PipelineRoute:
             self._shadow(job, None)
             return
         self._timeline.record("first_inference", outcome.timing.infer_ms / 1e3)
-        self._board.finish(job, partial(self._deliver, job.sample, outcome, weak))
+        self._board.finish(job, partial(self._deliver, job.model, job.sample, outcome, weak))
         self._shadow(job, answer)
 
     def _filtered(self, model: Model, answer: Outcome) -> tuple[Outcome, Detections | None]:
@@ -180,12 +185,17 @@ class PipelineRoute:
                     then[stage.name] = second_stage.infer(stage, model, sample, outcome.findings)
         return Outcome(outcome.model, outcome.engine, outcome.findings, outcome.timing, then)
 
-    def _deliver(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> None:
-        """Call stage and sinks; the board does so in the order of capture.
+    def _deliver(
+        self, model: Model, sample: Sample, outcome: Outcome, weak: Detections | None
+    ) -> None:
+        """Decide, call stage and sinks; the board does so in the order of capture.
 
         One that raises has not taken the result, which is counted; the others get it, and the lane
         goes on.
         """
+        outcome = self._decisions.decide(
+            outcome, model.manifest.output, follows=sample.follows, override=self.threshold
+        )
         stage = self.stage
         if stage is not None:
             try:

@@ -29,6 +29,7 @@ from ...sources.source import SourceContext
 from ...sources.spec import SourceSpec, parse_source
 from ..scheduler.board import Board
 from ..serving.active import ActiveModels, Serving
+from .decisions import LearnedThresholds
 from .lane import Lane
 from .pipeline import Identity, Pipeline
 from .sinks import ResultSink, ResultStage
@@ -97,6 +98,7 @@ class Runner:
             hardware_decoding=settings.decode == "auto", topics=self.client.feeds
         )
         self.client.retained.register(self.topics.source(""), self._source_topics)
+        self._learned = LearnedThresholds(settings.state / "thresholds.json")
         self.overrides = Overrides(settings.state / "overrides.json")
         self.threads = ThreadGroup(stops)
         self._lane_count = lanes
@@ -165,6 +167,7 @@ class Runner:
             sinks=self._sinks,
             load=self.active.load,
             stages=lambda made, spec: self._stages(self, made, spec) if self._stages else None,
+            learned=self._learned,
         )
         for stage, serving in pipeline.seconds:
             serving.crops = max(serving.crops, stage.limit)

@@ -1,0 +1,158 @@
+"""What a pipeline decides over several windows: `smooth`, and a threshold that it learns.
+
+Called with the results of a pipeline in the order of capture, by one lane at a time. A threshold
+that was learned is kept in the state folder, by pipeline and version: another version learns anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from dataclasses import dataclass, field, replace
+from math import ceil, isfinite
+from pathlib import Path
+from typing import Any
+
+from ...core.state_file import StateFile
+from ...core.types import Anomaly, Classes, Findings, Outcome
+from ...models.manifest import OutputSpec
+
+log = logging.getLogger(__name__)
+
+
+class LearnedThresholds:
+    """The thresholds that the pipelines of a device have learned, on its disk."""
+
+    def __init__(self, path: Path) -> None:
+        """Read them when the first is asked for."""
+        self._file = StateFile(path, "learned thresholds")
+        self._known: dict[str, dict[str, Any]] | None = None
+        self._lock = threading.Lock()
+
+    def get(self, pipeline: str, model: str, rule: str) -> float | None:
+        """Return what a pipeline has learned of a version by a rule; None: nothing yet."""
+        with self._lock:
+            entry = self._read().get(pipeline)
+        if entry is None or (entry["model"], entry["rule"]) != (model, rule):
+            return None
+        return float(entry["threshold"])
+
+    def put(self, pipeline: str, model: str, rule: str, threshold: float) -> None:
+        """Keep it over restarts."""
+        with self._lock:
+            known = self._read()
+            known[pipeline] = {"model": model, "rule": rule, "threshold": threshold}
+            self._file.save(known)
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        if self._known is None:
+            self._known = self._file.read(_parse) or {}
+        return self._known
+
+
+def _parse(content: Any) -> dict[str, dict[str, Any]]:
+    """Return what `put` has written; raises ValueError, KeyError, … of anything else."""
+    found = {name: dict(entry) for name, entry in content.items()}
+    for entry in found.values():
+        if not isfinite(float(entry["threshold"])) or not isinstance(entry["rule"], str):
+            raise ValueError(entry)
+        entry["model"] = str(entry["model"])
+    return found
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is known of one version."""
+
+    model: str
+    threshold: float | None = None
+    scores: list[float] = field(default_factory=list)
+    recent: deque[str | None] = field(default_factory=deque)
+
+
+class Decisions:
+    """Of one pipeline."""
+
+    def __init__(self, pipeline: str, learned: LearnedThresholds | None) -> None:
+        """Begin; *learned* None: what is learned is not kept."""
+        self._pipeline = pipeline
+        self._learned = learned
+        self._memory = _Memory("")
+
+    def decide(
+        self, outcome: Outcome, spec: OutputSpec, *, follows: bool, override: float | None
+    ) -> Outcome:
+        """Return the outcome as it is to be reported.
+
+        Args:
+            outcome: of the model.
+            spec: its manifest's `[output]`.
+            follows: whether nothing is missing since the window before.
+            override: the threshold of the settings, which wins.
+
+        """
+        if spec.smooth is None and not isinstance(spec.threshold, str):
+            return outcome
+        memory = self._memory
+        if memory.model != outcome.model:
+            memory = self._memory = _Memory(outcome.model)
+            if isinstance(spec.threshold, str) and self._learned is not None:
+                rule = _rule(spec)
+                memory.threshold = self._learned.get(self._pipeline, outcome.model, rule)
+                if memory.threshold is None:
+                    words = "%s: learns the threshold of %s as %s of %d windows"
+                    log.info(words, self._pipeline, outcome.model, spec.threshold, spec.learn)
+        if not follows:
+            memory.recent.clear()
+        found: Findings = outcome.findings
+        if isinstance(found, Anomaly) and isinstance(spec.threshold, str) and override is None:
+            found = self._judged(found, spec, memory)
+        if spec.smooth is not None:
+            found = _smoothed(found, spec.smooth, memory.recent)
+        return replace(outcome, findings=found)
+
+    def _judged(self, found: Anomaly, spec: OutputSpec, memory: _Memory) -> Anomaly:
+        """Judge a score by what was learned, or learn by it."""
+        if memory.threshold is None:
+            memory.scores.append(found.score)
+            if len(memory.scores) < spec.learn:
+                return Anomaly(found.score, None, learning=len(memory.scores) / spec.learn)
+            memory.threshold = quantile(memory.scores, str(spec.threshold))
+            memory.scores.clear()
+            words = "%s: has learned the threshold of %s: %g"
+            log.info(words, self._pipeline, memory.model, memory.threshold)
+            if self._learned is not None:
+                self._learned.put(self._pipeline, memory.model, _rule(spec), memory.threshold)
+        return Anomaly(found.score, memory.threshold)
+
+
+def _rule(spec: OutputSpec) -> str:
+    return f"{spec.threshold}/{spec.learn}"
+
+
+def quantile(scores: list[float], rule: str) -> float:
+    """Return the quantile "p99" of scores, by nearest rank."""
+    share = float(rule.removeprefix("p")) / 100
+    return sorted(scores)[max(0, ceil(share * len(scores)) - 1)]
+
+
+def _smoothed(found: Findings, smooth: str, recent: deque[str | None]) -> Findings:
+    """Report an anomaly, or a class, only if so in k of the last n windows, this one included."""
+    needed, length = map(int, smooth.split("/"))
+    if isinstance(found, Anomaly):
+        recent.append("anomalous" if found.anomalous else None)
+    elif isinstance(found, Classes):
+        recent.append(found.labels[0] if found.labels else None)
+    else:
+        return found
+    while len(recent) > length:
+        recent.popleft()
+    if isinstance(found, Anomaly):
+        return replace(found, held=found.anomalous and recent.count("anomalous") < needed)
+    kept = [
+        (label, score)
+        for label, score in zip(found.labels, found.scores, strict=True)
+        if recent.count(label) >= needed
+    ]
+    return Classes(tuple(label for label, _ in kept), tuple(score for _, score in kept))

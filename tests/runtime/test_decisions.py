@@ -1,0 +1,124 @@
+"""Decisions over several windows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_agent.core.errors import ModelError
+from edge_agent.core.types import Anomaly, Classes, Outcome, Timing
+from edge_agent.models.manifest import OutputSpec, parse
+from edge_agent.mqtt import payloads
+from edge_agent.runtime.pipelines.decisions import Decisions, LearnedThresholds
+
+
+def outcome(findings: Any, model: str = "m@1") -> Outcome:
+    return Outcome(model, "none", findings, Timing(0.0, 0.0, 0.0))
+
+
+def judge(decisions: Decisions, spec: OutputSpec, *scores: float, **more: Any) -> list[Anomaly]:
+    """Decide over scores, as a model gives them that knows no threshold."""
+    model = more.pop("model", "m@1")
+    override = more.pop("override", None)
+    found = []
+    for score in scores:
+        given = float("inf") if isinstance(spec.threshold, str) else spec.threshold
+        one = outcome(Anomaly(score, override or given), model)
+        made = decisions.decide(one, spec, follows=True, override=override, **more).findings
+        assert isinstance(made, Anomaly)
+        found.append(made)
+    return found
+
+
+LEARNS = OutputSpec(decoder="score", threshold="p90", learn=10)
+
+
+def test_a_threshold_is_learned_and_kept(tmp_path: Path) -> None:
+    """The quantile of the first windows holds from then on, after a restart too."""
+    decisions = Decisions("p", LearnedThresholds(tmp_path / "thresholds.json"))
+    first = judge(decisions, LEARNS, *range(1, 10))
+    assert [one.anomalous for one in first] == [False] * 9
+    assert payloads.findings(first[4])["anomaly"] == {
+        "score": 5.0,
+        "threshold": None,
+        "anomalous": False,
+        "learning": 0.5,
+    }
+    assert [one.threshold for one in judge(decisions, LEARNS, 10, 3)] == [9, 9]
+    again = Decisions("p", LearnedThresholds(tmp_path / "thresholds.json"))
+    (one,) = judge(again, LEARNS, 9.5)
+    assert (one.threshold, one.anomalous) == (9, True)
+
+
+def test_another_version_or_rule_learns_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was learned of a version says nothing of the next one, and that is logged."""
+    caplog.set_level("INFO")
+    kept = LearnedThresholds(tmp_path / "thresholds.json")
+    judge(Decisions("p", kept), LEARNS, *range(20))
+    caplog.clear()
+    (one,) = judge(Decisions("p", kept), LEARNS, 5, model="m@2")
+    assert one.threshold is None
+    assert "p: learns the threshold of m@2 as p90 of 10 windows" in caplog.text
+    (one,) = judge(Decisions("p", kept), OutputSpec(threshold="p50", learn=10), 5)
+    assert one.threshold is None
+    (one,) = judge(Decisions("other", kept), LEARNS, 5)
+    assert one.threshold is None
+
+
+def test_the_threshold_of_the_settings_wins() -> None:
+    """A pipeline that has a threshold of its own does not learn one."""
+    (one,) = judge(Decisions("p", None), LEARNS, 5, override=3.0)
+    assert (one.threshold, one.anomalous, one.learning) == (3.0, True, None)
+
+
+def test_a_damaged_file_of_thresholds_is_forgotten(tmp_path: Path) -> None:
+    """It learns again."""
+    path = tmp_path / "thresholds.json"
+    path.write_text('{"p": {"model": "m@1", "rule": "p90/10", "threshold": "high"}}')
+    (one,) = judge(Decisions("p", LearnedThresholds(path)), LEARNS, 5)
+    assert one.threshold is None
+
+
+def test_an_anomaly_counts_if_it_stays() -> None:
+    """With "2/3" an anomaly is reported if it was one twice in three windows."""
+    spec = OutputSpec(decoder="score", threshold=1.0, smooth="2/3")
+    found = judge(Decisions("p", None), spec, 5, 0, 5, 5, 0, 0, 5)
+    assert [one.anomalous for one in found] == [False, False, True, True, False, False, False]
+    assert [one.score for one in found] == [5, 0, 5, 5, 0, 0, 5]
+
+
+def test_a_class_counts_if_it_stays_and_not_across_a_gap() -> None:
+    """A class is reported that was the best in k of the last n windows without a gap."""
+    spec = OutputSpec(decoder="softmax", smooth="2/3")
+    decisions = Decisions("p", None)
+    reported = []
+    for label, follows in (("a", False), ("b", True), ("a", True), ("a", True), ("a", False)):
+        found = decisions.decide(
+            outcome(Classes((label, "c"), (0.9, 0.1))), spec, follows=follows, override=None
+        ).findings
+        assert isinstance(found, Classes)
+        reported.append(found.labels)
+    assert reported == [(), (), ("a",), ("a",), ()]
+
+
+@pytest.mark.parametrize(
+    ("task", "output", "message"),
+    [
+        ("anomaly", {"threshold": "99"}, 'expected a number, or a quantile as "p99", found'),
+        ("anomaly", {"threshold": "p100"}, 'quantile as "p99"'),
+        ("classification", {"threshold": "p99"}, "is learned for task anomaly only"),
+        ("anomaly", {"threshold": 1, "smooth": "5/3"}, 'output.smooth: expected "k/n"'),
+        ("anomaly", {"threshold": 1, "smooth": "0/3"}, 'output.smooth: expected "k/n"'),
+        ("regression", {"smooth": "1/3"}, "is for tasks anomaly and classification"),
+    ],
+)
+def test_what_cannot_be_decided_is_refused(task: str, output: dict[str, Any], message: str) -> None:
+    """A manifest that asks for nonsense is one line."""
+    decoder = {"classification": "softmax"}.get(task, "score")
+    data = {"name": "m", "version": "1", "task": task, "file": "model.onnx"}
+    with pytest.raises(ModelError, match=message):
+        parse({**data, "output": {"decoder": decoder, **output}}, "model.toml")
