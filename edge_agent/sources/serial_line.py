@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from contextlib import suppress
+from select import select
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -56,12 +57,10 @@ class SerialLines:
 
     def read(self, timeout: float) -> list[Rows | SampleError]:
         """Return the lines that have come."""
-        self._port.timeout = timeout
         try:
-            data = self._port.read(1)
-            if data:
-                self._port.timeout = 0
-                data += self._port.read(max(1, self._port.in_waiting))
+            # Not by the port's own timeout: a change of it sets the whole port up again.
+            ready, _, _ = select([self._port.fileno()], [], [], timeout)
+            data = self._port.read(max(1, self._port.in_waiting)) if ready else b""
         except self._errors as problem:
             raise SourceError(f"{self._name}: is lost: {_reason(problem)}") from None
         return self.take(data, time.time_ns(), time.monotonic()) if data else []
