@@ -17,8 +17,8 @@ from ...sources.spec import SourceSpec
 from ..scheduler.board import Board, FrameQueue
 from ..serving.active import Serving
 from .capture import Capture
-from .overlay import Shape
 from .decisions import LearnedThresholds
+from .overlay import Shape
 from .route import PipelineRoute
 from .sinks import MqttSink, ResultSink, ResultStage, SnapshotSink
 from .status import FrameErrors, Identity, SourceStatus

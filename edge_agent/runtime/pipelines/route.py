@@ -15,10 +15,9 @@ from ...core.types import Detections, Outcome, Request, Sample, Second, State
 from ...inference.model import Model, Region
 from ..scheduler.board import Board, Job
 from ..serving.active import Serving
+from .decisions import Decisions, LearnedThresholds
 from .filters import Filter, above
 from .sinks import ResultSink, ResultStage
-from .decisions import Decisions, LearnedThresholds
-from .sinks import ResultSink
 from .status import FrameErrors
 
 
