@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -294,19 +295,18 @@ def test_commands_change_what_serves(box: Boxes, tmp_path: Path) -> None:
     for version, best in (("2", 1), ("3", 2)):
         assert deliver(one, tmp_path, version, best=best)["state"] == "live"
     one.wait_live("3")
-    reply = one.command("rollback", "back", model="level")
+    asked = {"id": "back", "model": "level", "time": datetime.now(UTC).isoformat()}
+    reply = one.command("rollback", "back", model="level", time=asked["time"])
     assert (reply["ok"], reply["result"]) == (True, {"model": "level", "version": "2"})
     one.wait_live("2")
     assert one.model()["last"]["outcome"] == "rolled-back"
     # The same request again is answered alike and not done again.
     before = len(one.listener.on(one.topic("reply", "back")))
-    one.listener.publish(
-        one.topic("in", "command", "rollback"), json.dumps({"id": "back", "model": "level"})
-    )
+    one.listener.publish(one.topic("in", "command", "rollback"), json.dumps(asked))
     one.listener.wait_for(
         lambda _h: len(one.listener.on(one.topic("reply", "back"))) > before, "a second reply"
     )
-    assert one.listener.last(one.topic("reply", "back")) == reply
+    assert one.listener.last(one.topic("reply", "back")) == {**reply, "repeated": True}
     one.results_go_on("2")
 
     reply = one.command("activate", "forth", model="level", version="3")
@@ -329,12 +329,14 @@ def test_commands_change_what_serves(box: Boxes, tmp_path: Path) -> None:
     one.agent.restart()
     one.wait_live("4")
     replies = len(one.listener.on(one.topic("reply", "back")))
-    one.listener.publish(
-        one.topic("in", "command", "rollback"), json.dumps({"id": "back", "model": "level"})
-    )
+    one.listener.publish(one.topic("in", "command", "rollback"), json.dumps(asked))
     one.listener.wait_for(
-        lambda _h: len(one.listener.on(one.topic("reply", "back"))) > replies, "the old reply"
+        lambda _h: len(one.listener.on(one.topic("reply", "back"))) > replies, "another reply"
     )
+    again = one.listener.last(one.topic("reply", "back"))
+    assert again is not None
+    # It may be more than a minute later by now.
+    assert again.get("repeated") or "expired" in again["error"]
     one.results_go_on("4")
 
     done = run_cli("rollback", "level", "--device", "edge-01", "--broker", one.url)

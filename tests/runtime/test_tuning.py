@@ -320,7 +320,7 @@ def test_the_agent_serves_as_tuned_and_says_so(
     assert f"heavy@1: onnxruntime:CPU, {LANES} lane(s)" in profile.stdout
     check = run_cli("check", "--config", str(config))
     assert "tune: heavy@1: onnxruntime:CPU" in check.stdout
-    assert "heavy@1 runs on onnxruntime:CPUExecutionProvider" in check.stdout
+    assert "heavy@1 runs on onnxruntime:CPU" in check.stdout
     listener: Listener = listen(shared_broker.port, "edge/tuned/#")
     agent(text)
     result = listener.wait_for(
