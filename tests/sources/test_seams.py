@@ -92,7 +92,7 @@ def test_a_live_source_is_lost_after_its_own_silence(tmp_path: Path) -> None:
         wait_until(lambda: attempt.limit == 60.0, "it is open")
         attempt.beat -= 50.0
         capture.watch(threads)
-        assert str(pipeline.state) == "None"
+        assert str(pipeline.state) == "running"
         attempt.beat -= 20.0
         capture.watch(threads)
         assert (pipeline.state, pipeline.error) == ("lost", "gave nothing for 60 s")
