@@ -494,7 +494,8 @@ def test_a_clip_runs_to_its_end(
     running = agent(settings)
 
     wait_ended(listener, device, ["clip"])
-    spoken = [said for said in listener.heard if said.topic.endswith("/clip")]
+    topics = {f"edge/{device}/{kind}/clip" for kind in ("source", "result")}
+    spoken = [said for said in listener.heard if said.topic in topics]
     assert spoken[0].json["state"] == "running"
     assert spoken[-1].json["state"] == "ended"
     assert [said.json.get("seq") for said in spoken[1:-1]] == list(range(frames))
