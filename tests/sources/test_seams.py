@@ -79,7 +79,9 @@ def test_a_new_source_is_parsed_opened_and_read() -> None:
         parse_source("count:a?loop=1", Path("/"))
 
 
-def test_a_live_source_is_lost_after_its_own_silence(tmp_path: Path) -> None:
+def test_a_live_source_is_lost_after_its_own_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """How long a source may be silent is its form's, not that of cameras."""
     silent.clear()
     board: Board[Model] = Board()
@@ -92,10 +94,12 @@ def test_a_live_source_is_lost_after_its_own_silence(tmp_path: Path) -> None:
         wait_until(lambda: pipeline.state == "running" and attempt.limit == 60.0, "it is open")
         attempt.beat -= 50.0
         capture.watch(threads)
-        assert str(pipeline.state) == "running"
+        lost = "source of p: gave nothing for 60 s"
+        assert lost not in caplog.text
         attempt.beat -= 20.0
         capture.watch(threads)
-        assert (pipeline.state, pipeline.error) == ("lost", "gave nothing for 60 s")
+        # The next attempt may have opened it by now.
+        assert lost in caplog.text
         capture.halt()
         silent.set()
         board.close()
