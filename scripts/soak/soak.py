@@ -263,12 +263,18 @@ def absent(stand: Stand, options: argparse.Namespace) -> dict[str, Any]:
         ]
     )
     stand.results_go_on("there")
+
+    def lost() -> bool:
+        return {stand.source(name) for name in ("refused", "silent")} == {"lost"}
+
+    # One that never answers is asked why, before it is said to be lost.
+    stand.wait(lost, "both cameras to be lost")
     pause = threading.Event()
     end = time.monotonic() + 60 * options.minutes
     while time.monotonic() < end:
         pause.wait(min(5.0, 6 * options.minutes))
         stand.body.look()
-    if {stand.source(name) for name in ("refused", "silent")} != {"lost"}:
+    if not lost():
         stand.body.wrong.append("a camera that is not there is not said to be lost")
     stand.check_accounts()
     stand.results_go_on("there")
