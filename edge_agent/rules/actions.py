@@ -18,6 +18,7 @@ from ..config.settings import Action
 from ..config.templates import fill, topic_trouble
 from ..core.frozen import record
 from ..core.logs import Latch
+from ..core.text import redact
 from ..mqtt import payloads
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class Actions:
         with self._changed:
             if len(self._posts) >= MOST:
                 self._posts.popleft()
-                self._give_up(f"{_redacted(post.url)}: too many events wait for it", post.url)
+                self._give_up(f"{redact(post.url)}: too many events wait for it", post.url)
             self._posts.append(post)
             self._changed.notify()
 
@@ -135,7 +136,7 @@ class Actions:
                 return
             if not again:
                 break
-        self._give_up(f"rule {post.rule}: {_redacted(post.url)}: {why}", post.url)
+        self._give_up(f"rule {post.rule}: {redact(post.url)}: {why}", post.url)
 
     def close(self) -> None:
         """End the thread; what waits is given up."""
@@ -203,12 +204,6 @@ def _posted(post: _Post) -> tuple[str | None, bool]:
     if 300 <= status < 400:
         return f"answered {status}; redirects are not followed, name the final address", False
     return f"answered {status}", status >= 500 or status == 429
-
-
-def _redacted(url: str) -> str:
-    """Return a URL without credentials and query."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
 
 
 def _topic_safe(label: str) -> str:
