@@ -20,7 +20,6 @@ ON_OBJECTS = frozenset({"enter", "leave", "cross", "dwell", "count", "absent"})
 TASKS = {"class": "classification", "anomaly": "anomaly", "value": "regression"}
 """By kind of rule: the task of the models whose results it looks at."""
 BOUNDED = frozenset({"count", "class", "anomaly", "value", "drift"})
-LASTING = frozenset({"dwell", "absent"}) | BOUNDED
 
 
 def rule_problems(pipeline: Pipeline, root: str) -> Iterator[Problem]:
@@ -170,7 +169,7 @@ def _lint_rule(
         yield f".above: never acts: no score is above {rule.above:g}"
     if rule.below is not None and rule.above is None and rule.when == "count" and rule.below <= 0:
         yield f".below: never acts: no count is below {rule.below:g}"
-    if rule.for_s and rule.when not in LASTING:
+    if rule.for_s and not rule.lasts:
         yield f'.for_s has no effect: when = "{rule.when}" is of a moment'
     if (rule.above is not None or rule.below is not None) and rule.when not in BOUNDED:
         yield f'.above and .below have no effect on when = "{rule.when}"'
@@ -179,6 +178,6 @@ def _lint_rule(
     if rule.zone is not None and rule.when not in ON_OBJECTS - {"cross"}:
         yield f'.zone has no effect on when = "{rule.when}"'
     for action in rule.do:
-        once = rule.when in {"enter", "leave", "cross"}
-        if (once and action.on in {"update", "end"}) or (not once and action.on == "once"):
+        never = {"once"} if rule.lasts else {"update", "end"}
+        if action.on in never:
             yield f'.do: on = "{action.on}" never occurs with when = "{rule.when}"'

@@ -237,6 +237,11 @@ class Rule:
         needed, _, of = self.frames.partition("/")
         return int(needed), int(of)
 
+    @property
+    def lasts(self) -> bool:
+        """Whether its events begin and end; the others are of a moment."""
+        return self.when not in {"enter", "leave", "cross"}
+
 
 @storable
 @record(kw_only=True)

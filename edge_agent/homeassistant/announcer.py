@@ -8,11 +8,10 @@ from typing import Any
 from .. import __version__
 from ..core.state_file import StateFile
 from ..device.thermal import Thermometer
+from ..models.manifest import SCORED
 from ..runtime.pipelines.pipeline import Pipeline
 from ..runtime.pipelines.runner import Runner
 from .discovery import Shown, identifier, payload
-
-SCORED = frozenset({"detection", "classification"})
 
 
 class Announcer:

@@ -18,7 +18,6 @@ MOST_LABELS = 20
 """Of a zone or line: a model may know a thousand."""
 OFF_SECONDS = 5
 """A moment is shown for so long."""
-MOMENTS = frozenset({"enter", "leave", "cross"})
 
 Component = dict[str, Any]
 
@@ -168,7 +167,7 @@ def _of_pipeline(topics: Topics, shown: Shown) -> Iterator[tuple[str, str, str, 
     yield from _counts(topics, shown)
     for rule in settings.rules:
         mine = f"value_json.rule == {_text(rule.name)}"
-        if rule.when in MOMENTS:
+        if not rule.lasts:
             # One that waited out a broken connection is no news.
             on = f"{{{{ 'ON' if {mine} and value_json.replayed is not defined else '' }}}}"
             more: Component = {"off_delay": OFF_SECONDS}

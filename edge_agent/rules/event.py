@@ -12,8 +12,6 @@ from ..mqtt import payloads
 
 State = Literal["once", "begin", "update", "end"]
 Why = Literal["over", "stopped", "reloaded", "lost"]
-MOMENTS = frozenset({"enter", "leave", "cross"})
-"""Rules of a moment; the others last."""
 
 
 @record(quick=True, eq=False)
