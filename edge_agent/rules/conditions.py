@@ -21,7 +21,6 @@ class Condition:
         # What is counted was true in k of n by itself, object by object.
         self._least, self._of = (1, 1) if counted else rule.needed
         self._bits = 0
-        self._results = 0
         self._true = False
         self._since = 0.0
 

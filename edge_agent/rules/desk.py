@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -125,7 +126,7 @@ class Desk:
         with self._changed:
             if event.picture is not None:
                 if self._pictures >= MOST_PICTURES:
-                    event = _without_picture(event)
+                    event = replace(event, picture=None)
                 else:
                     self._pictures += 1
             if len(self._events) >= MOST:
@@ -259,9 +260,3 @@ class Desk:
 
 def _encode(made: Payload, replayed: bool) -> bytes:
     return payloads.encode({**made, "replayed": True} if replayed else made)
-
-
-def _without_picture(event: Event) -> Event:
-    from dataclasses import replace
-
-    return replace(event, picture=None)

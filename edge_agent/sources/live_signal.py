@@ -51,8 +51,6 @@ class LiveSignal:
         self.waiting: deque[Reading | SampleError] = deque()
         self.lost: SourceError | None = None
         self.closing = closing
-        self.overflowed = 0
-        """Readings that were lost because the pipeline fell behind."""
         self._hub = hub
         self._stall: float | None = spec.options["stall_s"]
         self._name = spec.redacted
@@ -68,7 +66,6 @@ class LiveSignal:
     def offer(self, item: Reading | SampleError) -> None:
         """Take a reading, under the hub's lock."""
         if len(self.waiting) >= MAX_WAITING:
-            self.overflowed += len(self.waiting)
             self.waiting.clear()
             self.waiting.append(
                 SampleError(f"{self._name}: {MAX_WAITING} readings waited and were given up")

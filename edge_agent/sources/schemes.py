@@ -195,7 +195,12 @@ def _recording(scheme: str, example: str, suffixes: set[str], **options: Option)
 
 
 def _sensor(
-    scheme: str, module: str, example: str, address: Literal["device", "name"], **options: Option
+    scheme: str,
+    module: str,
+    example: str,
+    address: Literal["device", "name"],
+    wrong: Callable[[str], str | None] = _nothing_wrong,
+    **options: Option,
 ) -> Form:
     return Form(
         scheme=scheme,
@@ -206,7 +211,7 @@ def _sensor(
         options={**options, **SENSOR},
         live=True,
         lossless=_never,
-        wrong=_topic if scheme == "mqtt" else _nothing_wrong,
+        wrong=wrong,
     )
 
 
@@ -243,6 +248,7 @@ _ALL = (
         "mqtt_topic",
         "mqtt:zigbee2mqtt/press-7",
         "name",
+        wrong=_topic,
         field=Option(_fields, ()),
         time=Option(str, None),
         format=Option(_format, "json"),
