@@ -107,8 +107,8 @@ class Actions:
     def _put_post(self, post: _Post) -> None:
         with self._changed:
             if len(self._posts) >= MOST:
-                self._posts.popleft()
-                self._give_up(f"{redact(post.url)}: too many events wait for it", post.url)
+                oldest = self._posts.popleft().url
+                self._give_up(f"{redact(oldest)}: too many events wait for it", oldest)
             self._posts.append(post)
             self._changed.notify()
 

@@ -414,6 +414,24 @@ def test_a_hanging_server_is_given_up_after_its_tries() -> None:
         module.HTTP_SECONDS, module.PAUSE_SECONDS = limits
 
 
+def test_what_waits_too_long_is_named_without_its_secrets() -> None:
+    """The oldest gives way, and is what is told of: no login, query or token of its URL."""
+    from edge_agent.config.settings import Action
+    from edge_agent.rules.actions import MOST, Actions
+
+    acting = Actions(lambda *_: True, lambda: "edge")
+    acting.act(
+        Action(http="https://user:word@hooks.example/T024BE7LD/x8Zq3LmN0pRt5vWy?key=q"),
+        {"rule": "r"},
+    )
+    for _ in range(MOST):
+        acting.act(Action(http="http://other.example/"), {"rule": "r"})
+    assert acting.failed == 1
+    told = acting.problem or ""
+    assert "hooks.example" in told
+    assert not [word for word in ("user", "word", "pRt5vWy", "key=q") if word in told]
+
+
 def test_a_label_cannot_lead_a_message_elsewhere() -> None:
     """What a model calls its labels is one level of a topic, and never one below `in/`."""
     from edge_agent.config.settings import Action
