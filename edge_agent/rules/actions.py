@@ -176,8 +176,11 @@ def _posted(post: _Post) -> tuple[str | None, bool]:
         headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
+    late = threading.Event()
+
     def cut() -> None:
         # The time-out is that of each read: a server that sends a byte now and then has none.
+        late.set()
         if connection.sock is not None:
             import socket
 
@@ -193,7 +196,7 @@ def _posted(post: _Post) -> tuple[str | None, bool]:
     except TimeoutError:
         return f"no answer within {HTTP_SECONDS:.0f} s", True
     except (OSError, HTTPException, ValueError) as problem:
-        if not limit.is_alive():
+        if late.is_set():
             return f"no answer within {HTTP_SECONDS:.0f} s", True
         return str(problem) or type(problem).__name__, True
     finally:
