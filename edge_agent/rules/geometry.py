@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config.settings import Line, Zone
+from .slots import grow
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -185,11 +186,7 @@ class Gates:
 
     def grow(self, room: int) -> None:
         """Make room for more slots."""
-        for name in ("_known", "_last_x", "_last_y", "_pending", "_seen"):
-            old = getattr(self, name)
-            new = np.zeros((room, *old.shape[1:]), old.dtype)
-            new[: len(old)] = old
-            setattr(self, name, new)
+        grow(self, ("_known", "_last_x", "_last_y", "_pending", "_seen"), room)
 
     def forget(self, slots: NDArray[np.intp]) -> None:
         """Forget where objects were: the slots are others' now."""

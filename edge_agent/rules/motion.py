@@ -10,6 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from .slots import grow
+
 Floats = NDArray[np.float64]
 
 POSITION = 1 / 20
@@ -33,11 +35,7 @@ class Motion:
 
     def grow(self, room: int) -> None:
         """Make room for more slots."""
-        for name in ("place", "speed", "_pp", "_pv", "_vv"):
-            old = getattr(self, name)
-            new = np.zeros((room, 4))
-            new[: len(old)] = old
-            setattr(self, name, new)
+        grow(self, ("place", "speed", "_pp", "_pv", "_vv"), room)
 
     def begin(self, slots: NDArray[np.intp], places: Floats) -> None:
         """Put new boxes into slots."""

@@ -25,6 +25,7 @@ from ..runtime.pipelines.overlay import Shape
 from .conditions import Condition, measured
 from .event import Event, State, Why
 from .geometry import Gates, Zones, anchors, margins, ones
+from .slots import grow
 from .tracker import NONE, WEAK, Tracker
 
 USUAL = (2, 3)
@@ -451,32 +452,23 @@ class Scene:
         facts: Mapping[str, Any],
         sample: Sample | None,
     ) -> None:
+        picture: Array | None = None
         if sample is None:
             # At the end of all: when it was true last.
+            seq = max(0, self._seq)
             time_ns = lasting.began_ns + int((self._since - lasting.began) * 1e9)
-            self._emit(
-                Event(
-                    lasting.id,
-                    rule,
-                    self._settings.name,
-                    state,
-                    max(0, self._seq),
-                    time_ns,
-                    lasting.began_ns,
-                    dict(facts),
-                )
-            )
-            return
-        wanted = rule.picture != "none" and state != "end" and sample.picture
-        picture: Array | None = sample.data if wanted else None
+        else:
+            seq, time_ns = sample.seq, sample.time_ns
+            if rule.picture != "none" and state != "end" and sample.picture:
+                picture = sample.data
         self._emit(
             Event(
                 lasting.id,
                 rule,
                 self._settings.name,
                 state,
-                sample.seq,
-                sample.time_ns,
+                seq,
+                time_ns,
                 lasting.began_ns,
                 dict(facts),
                 picture,
@@ -581,10 +573,7 @@ class Scene:
             self._gates.forget(slots)
 
     def _grow(self, room: int) -> None:
-        for name in ("_inside", "_bits", "_held", "_rise", "_boxes", "_scores", "_in_dwell"):
-            old = getattr(self, name)
-            new = np.zeros((room, *old.shape[1:]), old.dtype)
-            new[: len(old)] = old
-            setattr(self, name, new)
+        names = ("_inside", "_bits", "_held", "_rise", "_boxes", "_scores", "_in_dwell")
+        grow(self, names, room)
         if self._gates is not None:
             self._gates.grow(room)

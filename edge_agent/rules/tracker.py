@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..core.types import Detections
 from .assignment import assign
 from .motion import Floats, Motion, overlaps, places
+from .slots import grow
 
 WEAK = 0.1
 """Lowest score of a detection that can carry on a track."""
@@ -254,11 +255,7 @@ class Tracker:
     def _grow(self) -> None:
         room = self.room
         self.motion.grow(2 * room)
-        for name in ("number", "votes", "_unseen", "_missed"):
-            old = getattr(self, name)
-            new = np.zeros((2 * room, *old.shape[1:]), old.dtype)
-            new[:room] = old
-            setattr(self, name, new)
+        grow(self, ("number", "votes", "_unseen", "_missed"), 2 * room)
         self._free += range(2 * room - 1, room - 1, -1)
 
     def _release(self, slots: Slots) -> None:
