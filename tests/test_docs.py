@@ -25,7 +25,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from edge_agent.cli.main import parser
 from edge_agent.config.device_profile import DeviceProfile
 from edge_agent.config.settings import Settings
-from edge_agent.core.schema import is_key
+from edge_agent.core.plain_record import is_key
 from edge_agent.models.decoders import DECODERS
 from edge_agent.models.manifest import Manifest
 from edge_agent.sources.schemes import FORMS

@@ -24,8 +24,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from ..core.errors import UsageError
 from ..core.files import FAULT_VARIABLE
 from ..core.names import NAME_RULE, is_name
-from ..core.plain_record import DoubtError, read_plain
-from ..core.schema import explain, is_key, nearest, read_toml
+from ..core.plain_record import DoubtError, is_key, read_plain
+from ..core.schema import explain, nearest, read_toml
 from ..sources.spec import parse_source
 from .locations import PLACES, default_state
 from .settings import Pipeline, Settings, parse_route
@@ -216,7 +216,7 @@ def _validated(layers: list[_Layer], origins: Origins) -> Settings:
     """Merge and check the layers: by pydantic-settings, unless they are valid beyond doubt."""
     try:
         return read_plain(Settings, _merged([layer.values for layer in layers]))
-    except (DoubtError, RecursionError):
+    except DoubtError:
         pass
     from pydantic import ValidationError, create_model
     from pydantic_settings import (

@@ -6,13 +6,16 @@ would cost milliseconds.
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 
 class Bound:
     """A limit on a number or a length."""
 
     key: str
+    compare: ClassVar[Callable[[float, float], bool]]
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
@@ -22,43 +25,35 @@ class Bound:
 
     def holds(self, number: float) -> bool:
         """Whether a number is within it; NaN never is."""
-        raise NotImplementedError
+        return type(self).compare(number, self.limit)
 
 
 class Ge(Bound):
     """At least this limit."""
 
     key = "ge"
-
-    def holds(self, number: float) -> bool:
-        return number >= self.limit
+    compare = operator.ge
 
 
 class Gt(Bound):
     """Above this limit."""
 
     key = "gt"
-
-    def holds(self, number: float) -> bool:
-        return number > self.limit
+    compare = operator.gt
 
 
 class Le(Bound):
     """At most this limit."""
 
     key = "le"
-
-    def holds(self, number: float) -> bool:
-        return number <= self.limit
+    compare = operator.le
 
 
 class MinLength(Bound):
     """At least so many items."""
 
     key = "min_length"
-
-    def holds(self, number: float) -> bool:
-        return number >= self.limit
+    compare = operator.ge
 
 
 class Plain:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -31,7 +31,10 @@ def read_plain(kind: type[T], data: object) -> T:
         DoubtError: pydantic has to judge.
 
     """
-    made: T = _record(kind, data)
+    try:
+        made: T = _record(kind, data)
+    except RecursionError:
+        raise DoubtError from None
     return made
 
 
@@ -52,7 +55,12 @@ def _record(kind: Any, data: object) -> Any:
 def _hints(kind: Any) -> dict[str, Any]:
     """Return the types of a record's keys."""
     hints = get_type_hints(kind, include_extras=True)
-    return {item.name: hints[item.name] for item in fields(kind) if item.metadata.get("key", True)}
+    return {item.name: hints[item.name] for item in fields(kind) if is_key(item)}
+
+
+def is_key(item: Field[Any]) -> bool:
+    """Whether a record's field is one that its users may write."""
+    return bool(item.metadata.get("key", True))
 
 
 def _value(hint: Any, value: object) -> Any:

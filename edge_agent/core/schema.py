@@ -11,13 +11,13 @@ import re
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .errors import AgentError
-from .plain_record import DoubtError, read_plain
+from .plain_record import DoubtError, is_key, read_plain
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -67,7 +67,7 @@ def build(kind: type[T], data: Mapping[str, Any], where: str, error: type[AgentE
     """
     try:
         return read_plain(kind, data)
-    except (DoubtError, RecursionError):
+    except DoubtError:
         pass
     from pydantic import ValidationError
 
@@ -206,11 +206,6 @@ def _is_variant(part: object) -> bool:
         part.startswith(("tuple[", "list[", "literal[", "function-", "constrained-"))
         or part in {"str", "int", "float", "bool", "none"}
     )
-
-
-def is_key(item: Field[Any]) -> bool:
-    """Whether a record's field is one that its users may write."""
-    return bool(item.metadata.get("key", True))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
