@@ -9,6 +9,7 @@ from ..core.errors import RequestError
 from ..core.frozen import record
 from ..core.parameters import Name, Text
 from ..mqtt.requests import Command
+from ..runtime.pipelines.commands import find_pipeline
 from ..runtime.pipelines.runner import Runner
 from .following import Following
 
@@ -41,12 +42,10 @@ class EventCommands:
     def reset(self, request: Reset) -> Mapping[str, Any]:
         """Set the totals of a pipeline's lines to nothing."""
         desk = self._following.desk
-        if request.pipeline not in self._runner.pipelines:
-            known = ", ".join(self._runner.pipelines) or "none"
-            raise RequestError(f"pipeline: there is no {request.pipeline!r}; there are {known}")
-        if desk is None or not desk.reset(request.pipeline):
-            raise RequestError(f"pipeline: {request.pipeline} has no lines")
-        return {"topic": self._runner.topics.count(request.pipeline)}
+        pipeline = find_pipeline(self._runner, request.pipeline)
+        if desk is None or not desk.reset(pipeline.name):
+            raise RequestError(f"pipeline: {pipeline.name} has no lines")
+        return {"topic": self._runner.topics.count(pipeline.name)}
 
     def picture(self, request: Picture) -> Mapping[str, Any]:
         """Publish a picture again; return its topic."""

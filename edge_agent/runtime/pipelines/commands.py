@@ -64,7 +64,7 @@ class PipelineCommands:
 
     def set(self, request: Set) -> Mapping[str, Any]:
         """Change a pipeline while it runs; return what can be set, as it holds."""
-        pipeline = self._find(request.pipeline)
+        pipeline = find_pipeline(self._runner, request.pipeline)
         changes = request.changes
         if not changes:
             raise RequestError(f"nothing to set: give {', '.join(SETTABLE)}")
@@ -90,7 +90,7 @@ class PipelineCommands:
 
     def snapshot(self, request: Snapshot) -> Mapping[str, Any]:
         """Request a picture of a pipeline's next frame; return the topic it will come on."""
-        pipeline = self._find(request.pipeline)
+        pipeline = find_pipeline(self._runner, request.pipeline)
         if pipeline.spec.kind != "picture":
             raise RequestError(
                 f"pipeline: {pipeline.name} reads a signal, there is no picture of it"
@@ -110,19 +110,20 @@ class PipelineCommands:
         pipeline.snapshots.request()
         return {"topic": self._runner.topics.snapshot(pipeline.name)}
 
-    def _find(self, name: str) -> Pipeline:
-        """Find a pipeline.
 
-        Raises:
-            RequestError: there is none of this name.
+def find_pipeline(runner: Runner, name: str) -> Pipeline:
+    """Find the pipeline that a request names.
 
-        """
-        pipelines = self._runner.pipelines
-        if name not in pipelines:
-            raise RequestError(
-                f"pipeline: there is no {name!r}; there are {', '.join(pipelines) or 'none'}"
-            )
-        return pipelines[name]
+    Raises:
+        RequestError: there is none of this name.
+
+    """
+    pipelines = runner.pipelines
+    if name not in pipelines:
+        raise RequestError(
+            f"pipeline: there is no {name!r}; there are {', '.join(pipelines) or 'none'}"
+        )
+    return pipelines[name]
 
 
 def _thresholds(request: Set) -> list[tuple[str, float]]:
