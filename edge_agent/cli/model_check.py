@@ -60,7 +60,7 @@ def check_model(settings: Settings, config: str | None, folder: ModelFolder, kin
 def _answer(question: Any) -> dict[str, Any]:
     from argparse import Namespace
 
-    from ..inference.golden import compare_golden
+    from ..inference.golden import check_golden
     from ..models.manifest import load
     from ..runtime.serving.loader import ModelLoader, match_profile
     from ..runtime.serving.tuning_results import TuningResults
@@ -72,9 +72,7 @@ def _answer(question: Any) -> dict[str, Any]:
     loader = ModelLoader(match.profile, facts, settings.engine, tuning=tuning)
     folder = load(Path(question["folder"]))
     model, passed = loader.load(folder, question["kind"])
-    agreement = compare_golden(model)
-    if agreement is not None and not agreement.passed:
-        raise ModelError(f"{model.id}: golden: {agreement.why}")
+    agreement = check_golden(model)
     golden = None if agreement is None else agreement.why
     return asdict(Checked(model.engine.label, model.choice.engine, passed, golden))
 

@@ -166,6 +166,21 @@ def compare_golden(model: Model) -> Agreement | None:
         return _compare(model, read_golden(model))
 
 
+def check_golden(model: Model) -> Agreement | None:
+    """Check that a model gives its golden outputs; see `compare_golden`.
+
+    Raises:
+        ModelError: it does not, or they cannot be compared.
+        EngineError: the engine failed.
+        SampleError: what came out is not finite.
+
+    """
+    agreement = compare_golden(model)
+    if agreement is not None and not agreement.passed:
+        raise ModelError(f"{model.id}: golden: {agreement.why}")
+    return agreement
+
+
 def _compare(model: Model, cases: Sequence[Case]) -> Agreement | None:
     if not cases:
         return None

@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import time
-import tomllib
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +20,7 @@ from pathlib import Path
 from ... import __version__
 from ...core.bundled import bundled
 from ...core.errors import AgentError, UsageError
+from ...core.schema import read_toml
 from ..options import Options, add_config
 from .install_settings import SKELETON, check, take
 from .own_wheel import own_source
@@ -118,7 +118,7 @@ def _check_settings(config: Path, before: Path | None) -> None:
 
 def _print_next() -> None:
     """Print what to do now."""
-    if tomllib.loads(SETTINGS.read_text(encoding="utf-8-sig")).get("pipelines"):
+    if read_toml(SETTINGS, UsageError).get("pipelines"):
         print("next      sudo edge-agent check; after a change: sudo systemctl reload edge-agent")
         return
     print("next      it has nothing to do yet:")

@@ -17,7 +17,7 @@ from ...core.errors import AgentError, ModelError
 from ...core.files import fault
 from ...core.types import Kind
 from ...device.headroom import has_room
-from ...inference.golden import compare_golden
+from ...inference.golden import check_golden
 from ...inference.model import Model
 from ...models.manifest import ModelFolder
 from ...models.store.catalog import Library
@@ -79,7 +79,7 @@ class Swap:
         try:
             if bounds_of(folder, self._bounds()).golden:
                 for model in models.values():
-                    _check_golden(model)
+                    check_golden(model)
         except AgentError:
             close_all(models)
             raise
@@ -195,18 +195,6 @@ class Swap:
         except ModelError:
             return None
         return None if same_version(version, other) else version
-
-
-def _check_golden(model: Model) -> None:
-    """Check that a model gives its golden outputs, where it has some.
-
-    Raises:
-        AgentError: it does not.
-
-    """
-    agreement = compare_golden(model)
-    if agreement is not None and not agreement.passed:
-        raise ModelError(f"{model.id}: golden: {agreement.why}")
 
 
 def close_all(models: Models) -> None:

@@ -26,9 +26,9 @@ def sample_input(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> TensorSpec:
     known = {tensor.name: tensor for tensor in inputs}
     for name in spec.given:
         if name not in known:
-            key = "fixed" if name in spec.fixed else "state"
             raise ModelError(
-                f"input.{key}: the model has no input {name!r}; its inputs: {_listed(inputs)}"
+                f"{_given_by(spec, name)}: the model has no input {name!r}; "
+                f"its inputs: {_listed(inputs)}"
             )
     if spec.tensor is not None:
         if spec.tensor not in known:
@@ -37,8 +37,8 @@ def sample_input(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> TensorSpec:
                 f"its inputs: {_listed(inputs)}"
             )
         if spec.tensor in spec.given:
-            key = "fixed" if spec.tensor in spec.fixed else "state"
-            raise ModelError(f"input.tensor: {spec.tensor!r} is also given in input.{key}")
+            key = _given_by(spec, spec.tensor)
+            raise ModelError(f"input.tensor: {spec.tensor!r} is also given in {key}")
         chosen = known[spec.tensor]
     else:
         free = [tensor for tensor in inputs if tensor.name not in spec.given]
@@ -56,6 +56,11 @@ def sample_input(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> TensorSpec:
         if tensor is not chosen and tensor.name not in spec.given:
             raise ModelError(_needs_a_constant(spec, tensor, chosen))
     return chosen
+
+
+def _given_by(spec: InputSpec, name: str) -> str:
+    """Return the key of the manifest that an input's value comes from."""
+    return "input.fixed" if name in spec.fixed else "input.state"
 
 
 def _takes_a_size(tensor: TensorSpec) -> bool:

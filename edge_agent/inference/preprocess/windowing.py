@@ -133,22 +133,20 @@ class Windower:
         if np.isnan(kept).any():
             self._blame(kept)
         time_ns, since = reading.time_ns, reading.since
-        if self._window is None:
+        window = self._window
+        if window is None:
             return [Window(_own(row), time_ns, since, None, True) for row in kept]
         clocks = np.full(len(kept), time_ns, np.int64) if times is None else times
         return [
             Window(
-                self._block_part(block, start),
-                int(at[start + self._window - 1]),
+                block[start : start + window],
+                int(at[start + window - 1]),
                 since,
                 None if times is None else int(at[start]),
                 follows,
             )
-            for block, at, start, follows in self._cut(kept, clocks, self._window)
+            for block, at, start, follows in self._cut(kept, clocks, window)
         ]
-
-    def _block_part(self, block: NDArray[np.float32], start: int) -> NDArray[np.float32]:
-        return block[start : start + (self._window or 1)]
 
     def _resample(self, rows: Array, reading: Reading) -> tuple[Array, NDArray[np.int64] | None]:
         if rows.ndim != 2:
