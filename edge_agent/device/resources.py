@@ -6,11 +6,14 @@ Apart from `hardware` because it lies on the way to the first result, and has to
 from __future__ import annotations
 
 import os
+import platform
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path("/")
+_VNNI = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 
 
 def usable_cpus(root: Path = ROOT) -> int:
@@ -89,6 +92,16 @@ def instructions(root: Path = ROOT) -> str:
         if key.strip().lower() in {"flags", "features"}:
             return value.strip()
     return ""
+
+
+@cache
+def adds_bytes_exactly() -> bool:
+    """Whether products of eight bits are added here without saturating.
+
+    On x86 the engines multiply bytes without a sign by bytes with one, and before VNNI such
+    products are added in pairs to sixteen bits (VPMADDUBSW): 255 * 127 twice is too much for them.
+    """
+    return platform.machine() != "x86_64" or not _VNNI.isdisjoint(instructions().split())
 
 
 def read(path: Path) -> bytes:

@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from edge_agent.device.resources import adds_bytes_exactly
 from edge_agent.inference.prepared.build.mapped_network import MappedNetwork
 from edge_agent.inference.prepared.build.signed import FILE, rewrite
 from tests.helpers.tiny_networks import node, save_onnx
@@ -61,6 +62,7 @@ def run(graph: bytes, files: dict[str, Any]) -> list[Any]:
     return found
 
 
+@pytest.mark.skipif(not adds_bytes_exactly(), reason="without VNNI they are left as they are")
 @pytest.mark.parametrize("outside_file", [False, True])
 def test_signed_weights_give_the_same_numbers(tmp_path: Path, outside_file: bool) -> None:
     """Bit for bit, also where the weights lie in a file of their own; the zero point is not 128."""

@@ -17,11 +17,11 @@ import onnxruntime as ort
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
-from ...device.resources import usable_cpus
+from ...device.resources import adds_bytes_exactly, usable_cpus
 from .engine import EngineChoice, FixShapes, check_inputs, fix_inputs
 from .native_error import native_reason
 from .ort_fold import fitting, folded_session
-from .ort_options import FATAL_ONLY, NAME, Words, session_options
+from .ort_options import EXACT_BYTES, FATAL_ONLY, NAME, Words, open_exact, session_options
 
 if TYPE_CHECKING:
     from ..folding.cut import InputCut
@@ -46,6 +46,7 @@ _SESSION_ENTRIES = frozenset(
         "session.qdqisint8allowed",
         "session.set_denormal_as_zero",
         "session.use_env_allocators",
+        EXACT_BYTES,
         "mlas.disable_kleidiai",
         "mlas.enable_gemm_fastmath_arm64_bfloat16",
     }
@@ -169,17 +170,20 @@ def open_network(
     available = ort.get_available_providers()
     fallbacks = [name for name in _HELPERS.get(provider, ()) if name in available]
     providers += [(name, {}) for name in (*fallbacks, _CPU)]
-    cut = None if cut is None or provider != _CPU else fitting(cut, words)
+
+    def opened(words: Words) -> tuple[ort.InferenceSession, Fold | None]:
+        fit = None if cut is None or provider != _CPU else fitting(cut, words)
+        session = None if fit is None else folded_session(fit, words)
+        if fit is not None and session is not None:
+            return session, fit.fold
+        # By path: from bytes it would hold the GIL while it parses.
+        whole = ort.InferenceSession(str(network), session_options(words), providers=providers)
+        return whole, None
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what it warns of is checked below
-            session = None if cut is None else folded_session(cut, words)
-            fold = None if cut is None or session is None else cut.fold
-            if session is None:
-                # By path: from bytes it would hold the GIL while it parses.
-                session = ort.InferenceSession(
-                    str(network), session_options(words), providers=providers
-                )
+            (session, fold), _ = open_exact(words, opened)
     except Exception as problem:  # its exceptions have no common class but this one
         raise EngineError(
             f"{where}: {network.name}: {native_reason(problem, network)}"
@@ -221,7 +225,7 @@ def session_config(choice: EngineChoice, provider: str = _CPU) -> tuple[Words, d
     cpus = usable_cpus()
     threads = choice.threads or max(1, cpus // choice.lanes)
     level = "all"
-    entries: dict[str, str] = {}
+    entries = {} if provider != _CPU or adds_bytes_exactly() else {EXACT_BYTES: "1"}
     switches: dict[str, bool] = {}
     given: dict[str, str] = {}
     for key, value in choice.options.items():

@@ -13,7 +13,7 @@ from ....device.resources import usable_cpus
 from ....models.manifest import ModelFolder
 from ...engines.engine import EngineChoice, fix_inputs
 from ...engines.ort import OrtEngine, session_config, specs
-from ...engines.ort_options import NAME, Words
+from ...engines.ort_options import NAME, Words, open_exact
 from ...engines.ort_stages import open_session
 from ...folding.find import cut_for
 from ...folding.fold import Fold, note
@@ -64,7 +64,6 @@ def make_artifact(
         AgentError: the network cannot be prepared, or the result has not its numbers.
 
     """
-    words, _ = session_config(choice)
     network = MappedNetwork(model.network)
     weights_mb = sum(len(data) for data in network.files.values()) / _MIB
     resident = not budget_mb or weights_mb * RESIDENT <= budget_mb
@@ -72,7 +71,12 @@ def make_artifact(
         head_ms = 0.0  # a start in stages is not overlapped with anything
     elif head_ms is None:
         head_ms = head_start_ms()
-    original = _run_original(model, choice, kind, network, words, None if resident else folder)
+    original, words = open_exact(
+        session_config(choice)[0],
+        lambda words: _run_original(
+            model, choice, kind, network, words, None if resident else folder
+        ),
+    )
     ends = original.inputs, original.outputs
     network.fix({spec.name: tuple(size or 1 for size in spec.shape) for spec in original.inputs})
     entries = {} if resident else NO_PREPACKING

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ....core.errors import EngineError
 from ....core.types import TensorSpec
+from ....device.resources import adds_bytes_exactly
 from ...engines.ort import OrtEngine
 from ...engines.ort_fold import fitting
 from ...engines.ort_options import Words
@@ -84,7 +85,7 @@ class Rewriter:
 
     def rewrite_weights(self) -> list[str]:
         """Apply every pass over eight-bit weights; return the names of those that are kept."""
-        if not signed.exact_here():
+        if not adds_bytes_exactly():
             return []
         network, folder, floats = self._network, self._folder, self._computed_in_floats
         passes = (

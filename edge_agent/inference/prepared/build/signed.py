@@ -8,7 +8,6 @@ changes no result, where the processor does not saturate in between: with VNNI.
 
 from __future__ import annotations
 
-import platform
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....device.resources import instructions
 from .mapped_network import Constants, MappedNetwork
 
 if TYPE_CHECKING:
@@ -24,13 +22,7 @@ if TYPE_CHECKING:
 
 FILE = "signed.bin"
 _TAKES_WEIGHTS_SECOND = frozenset({"Conv", "Gemm", "MatMul"})
-_INSTRUCTIONS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 _UINT8 = 2
-
-
-def exact_here() -> bool:
-    """Whether this processor multiplies eight bits without saturating in between."""
-    return platform.machine() != "x86_64" or not _INSTRUCTIONS.isdisjoint(instructions().split())
 
 
 def rewrite(network: MappedNetwork, folder: Path) -> ModelProto | None:
