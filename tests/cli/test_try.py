@@ -25,7 +25,7 @@ from edge_agent.runtime.pipelines.draw import color_of
 from edge_agent.sources.spec import parse_source
 from tests.helpers.cameras import MjpegServer
 from tests.helpers.push import endless, model_folder
-from tests.helpers.small_models import brightness, encode_jpeg, plain, write_pictures
+from tests.helpers.small_models import brightness, encode_jpeg, plain, wrapping, write_pictures
 from tests.helpers.support import (
     ASSETS,
     CHECKOUT,
@@ -294,6 +294,17 @@ def test_a_clip_is_shown_until_the_time_is_over(here: Path) -> None:
     picture = cv2.imread("try.jpg")
     assert picture is not None
     assert picture.shape == (HEIGHT, WIDTH, 3)
+
+
+def test_an_engine_that_is_wrong_does_not_serve(here: Path) -> None:
+    """It is compared on the first picture, and named with the reason."""
+    source = write_pictures(here / "p", [plain(200, 16, 16)])
+    said = call_cli("try", source, str(wrapping(here / "wrapping")))
+    assert said.code == 0
+    wrong, right, *_ = [line for line in said.out.splitlines() if line.startswith("engine ")]
+    assert wrong.startswith("engine   openvino:CPU: is wrong here, and does not serve: beside ")
+    assert "frames a second" in right
+    assert "onnxruntime:CPU" in said.out.splitlines()[-1]
 
 
 def test_a_signal_is_shown(here: Path) -> None:

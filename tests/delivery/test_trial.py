@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from edge_agent.delivery.trial.process import Verdict, run_trial
 from edge_agent.inference.engines.engine import EngineChoice
 from tests.helpers.push import LABELS, classifier, golden, model_folder
+from tests.helpers.small_models import wrapping
 from tests.helpers.tiny_networks import node
 
 ORT = EngineChoice("onnxruntime")
@@ -76,7 +77,7 @@ def test_good_model_passes(tmp_path: Path) -> None:
         assert verdict.passed, verdict.why
         assert verdict.engine.startswith(label)
         assert verdict.infer_ms > 0
-        assert "nothing to compare" in verdict.why
+        assert "agrees with onnxruntime:CPUExecutionProvider without" in verdict.why
     assert not children()
 
 
@@ -187,3 +188,27 @@ def test_child_does_not_outlive_its_parent(tmp_path: Path) -> None:
         parent.wait()
     _, alive = psutil.wait_procs(found, timeout=30)
     assert not alive
+
+
+def test_an_engine_that_computes_wrongly_gives_way_to_the_next(tmp_path: Path) -> None:
+    """It is named with the reason; where there is no other, the model is rejected."""
+    new = wrapping(tmp_path / "1")
+    bright = {"picture": np.full((1, 3, 16, 16), 200, np.float32)}
+    verdict = trial(new, OPENVINO, ORT, frame=lambda _specs: bright)
+    assert verdict.passed
+    assert verdict.engine.startswith("onnxruntime:")
+    ((number, why),) = verdict.wrong
+    assert number == 0
+    assert why.startswith("beside onnxruntime:CPUExecutionProvider without optimisation: output ")
+    alone = trial(new, OPENVINO, frame=lambda _specs: bright)
+    assert not alone.passed
+    assert alone.why == why
+
+
+def test_dark_frames_do_not_tell_engines_apart(tmp_path: Path) -> None:
+    """What is compared is what the cameras see; the noise beside it is dark, too."""
+    dark = {"picture": np.full((1, 3, 16, 16), 20, np.float32)}
+    verdict = trial(wrapping(tmp_path / "1"), OPENVINO, ORT, frame=lambda _specs: dark)
+    assert verdict.passed
+    assert verdict.engine.startswith("openvino:")
+    assert verdict.why.endswith("without optimisation on 3 live frames")

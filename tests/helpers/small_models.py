@@ -36,6 +36,27 @@ def brightness(folder: Path, version: str = "1", *, task: str = "regression") ->
     return write_manifest(folder, version, task, input=entries, output={"decoder": "raw"})
 
 
+def wrapping(folder: Path, version: str = "1") -> Path:
+    """Make a model whose bytes overflow in bright pictures, which OpenVINO computes in its own way.
+
+    100 is added to the mean: 200 gives 44, as ONNX Runtime has it; OpenVINO (2026.4) gives 255.
+    """
+    folder.mkdir(parents=True)
+    save_onnx(
+        folder / "model.onnx",
+        [
+            node("ReduceMean", ["picture"], ["mean"], axes=[1, 2, 3], keepdims=0),
+            node("Cast", ["mean"], ["byte"], to=2),
+            node("Add", ["byte", "hundred"], ["sum"]),
+            node("Cast", ["sum"], ["light"], to=1),
+        ],
+        [("picture", "float32", (1, 3, 16, 16))],
+        [("light", "float32", (1,))],
+        {"hundred": np.array(100, np.uint8)},
+    )
+    return write_manifest(folder, version, "regression", output={"decoder": "raw"})
+
+
 def detector(
     folder: Path, rows: Sequence[tuple[float, ...]], labels: Sequence[str], version: str = "1"
 ) -> Path:

@@ -87,7 +87,7 @@ def tried(tmp_path: Path) -> Tried:
     notes.mkdir()
 
     def attempt(stage: Stage, load: Callable[[], Model], name: str = "other") -> Decision:
-        challenge = Challenge(stage, load, notes, name, tolerance=0.01)
+        challenge = Challenge(stage, load, notes, name)
         while (decision := challenge.step()) is None:
             pass
         return decision
@@ -193,7 +193,7 @@ def test_a_challenge_can_be_given_up(slow: Model, tmp_path: Path) -> None:
             return None
 
     quick = opened(products(tmp_path / "quick", 2))
-    challenge = Challenge(Idle(slow), lambda: quick, tmp_path, "other", tolerance=0.01)
+    challenge = Challenge(Idle(slow), lambda: quick, tmp_path, "other")
     assert challenge.step() is None
     assert challenge.step() is None
     challenge.close()

@@ -209,7 +209,6 @@ def test_what_a_second_engine_raises_leaves_what_serves(
             lambda: load_model(model.folder, choice, "picture", checked=True)[0],
             tmp_path / "none",
             "moody",
-            tolerance=0.05,
         )
 
     mood.at["open"] = problem

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.settings import Pipeline
 from ...core.errors import AgentError, EngineError, SampleError, SourceError, UsageError
-from ...core.types import Array, Outcome, Sample, State
+from ...core.types import Array, Outcome, Request, Sample, State
 from ...inference.model import Model, load_model
+from ...inference.trust import open_plain, why_wrong
 from ...models.importing import BARE, ImportedModel, import_model
 from ...mqtt import payloads
 from ...runtime.pipelines.overlay import Shape
@@ -159,6 +160,7 @@ def _compare_engines(
     best: Model | None = None
     best_rate = 0.0
     refusals: list[str] = []
+    plain: Model | None = None
     for choice in _choices(imported):
         name = f"{choice.engine}:{choice.device}"
         attendant.check_open()
@@ -169,6 +171,14 @@ def _compare_engines(
             reason = str(problem).rpartition(f"{name}: ")[2]
             refusals.append(f"{name}: {reason}")
             print(f"engine   {name}: cannot run it: {reason}")
+            continue
+        with attendant.doing(f"the comparison of {name} with a session without optimisation"):
+            plain = plain or open_plain(imported.folder, spec.kind)
+            why = None if plain is None else _why_wrong(plain, model, sample)
+        if why is not None:
+            refusals.append(f"{name}: {why}")
+            print(f"engine   {name}: is wrong here, and does not serve: {why}")
+            model.close()
             continue
         with attendant.doing(f"timing of the inference on {name}"):
             rate, alone_ms = _rate(attendant, model, sample, choice.lanes, seconds)
@@ -183,9 +193,23 @@ def _compare_engines(
             best, best_rate = model, rate
         else:
             model.close()
+    if best is None and plain is not None:
+        print(f"engine   {engine_words(plain.engine.label)} without optimisation serves")
+        return plain
+    if plain is not None:
+        plain.close()
     if best is None:
         raise EngineError(f"no engine can run it: {'; '.join(refusals)}")
     return best
+
+
+def _why_wrong(plain: Model, model: Model, sample: Sample) -> str | None:
+    """Return why an engine must not serve, by what it finds in the first sample; None: it may."""
+    try:
+        tensors = plain.prepare(Request(sample)).tensors
+    except SampleError:
+        return None  # the sample does not fit the model, which is reported where it is inferred
+    return why_wrong(plain, model, [plain.unfolded(tensors)])
 
 
 def _choices(imported: ImportedModel) -> list[Any]:

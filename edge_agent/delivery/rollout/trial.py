@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import closing
 from typing import Any
 
 from ...config.settings import Trial
@@ -11,7 +12,8 @@ from ...core.errors import ModelError
 from ...core.types import Kind
 from ...device.headroom import free_mb
 from ...models.manifest import ModelFolder
-from ...runtime.serving.active import ActiveModels
+from ...runtime.serving.active import ActiveModels, Serving
+from ..trial.live_frames import LiveFrames
 from ..trial.process import Verdict, run_trial
 from .ledger import Candidate, Ledger
 
@@ -47,19 +49,29 @@ class Trials:
         """
         self._ledger.enter(candidate, "trial")
         details: dict[str, Any] = {}
+        loader = self._active.loader
         for kind in sorted(self._kinds(folder)):
-            verdict = run_trial(
-                folder.path,
-                self._active.loader.choices_for(folder),
-                kind,
-                golden=bounds.golden,
-                timeout_s=bounds.timeout_s,
-                memory_mb=self._budget_mb or free_mb(),
-                stopped=lambda: "the agent ends" if self._closing.is_set() else candidate.canceled,
-                process=candidate.take_child(kind),
-                oversize=self._active.loader.out_of_core(folder),
-            )
+            choices = loader.choices_for(folder)
+            with closing(LiveFrames(self._serving(folder, kind), folder.path)) as frames:
+                verdict = run_trial(
+                    folder.path,
+                    choices,
+                    kind,
+                    golden=bounds.golden,
+                    timeout_s=bounds.timeout_s,
+                    memory_mb=self._budget_mb or free_mb(),
+                    stopped=lambda: (
+                        "the agent ends" if self._closing.is_set() else candidate.canceled
+                    ),
+                    process=candidate.take_child(kind),
+                    oversize=loader.out_of_core(folder),
+                    frame=frames.inputs,
+                )
             candidate.close_early_trial()
+            for number, why in verdict.wrong:
+                log.warning("%s: does not run on %s: %s", candidate.id, choices[number], why)
+                if loader.doubts is not None:
+                    loader.doubts.add(folder.path, choices[number], why)
             if verdict.streamed:
                 log.info("%s: run while it arrived: %s", candidate.id, verdict.streamed)
             candidate.first_result_at = candidate.first_result_at or verdict.first_at
@@ -72,6 +84,11 @@ class Trials:
                 **({"streamed": verdict.streamed} if verdict.streamed else {}),
             }
         return details
+
+    def _serving(self, folder: ModelFolder, kind: Kind) -> Serving | None:
+        """Return what serves samples of a kind under the model's name; None: nothing does."""
+        servings = self._active.servings_of(folder.manifest.name)
+        return next((serving for serving in servings if serving.kind == kind), None)
 
     def _kinds(self, folder: ModelFolder) -> set[Kind]:
         """Return the kinds of sample that the model will be given here."""

@@ -11,23 +11,19 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...config.settings import Trial
 from ...core.errors import AgentError
-from ...core.types import Kind, Outcome, Sample, Tensors, TensorSpec
+from ...core.types import Kind
 from ...device.headroom import free_mb, has_room
-from ...inference.engines.engine import EngineChoice, fix_inputs
+from ...inference.engines.engine import EngineChoice
 from ...inference.engines.registry import runs_arriving
-from ...inference.model import Region, cut
-from ...inference.preprocess.inputs import fixed_shapes
-from ...inference.preprocess.preprocessor import build_preprocessor
-from ...models.manifest import load
 from ...models.packages.package import PackageHeader
 from ...models.store.store import Store
 from ..early.growing_file import PROGRESS
+from .live_frames import LiveFrames
 from .process import TrialProcess
 
 if TYPE_CHECKING:
@@ -37,29 +33,8 @@ log = logging.getLogger(__name__)
 
 WORTH_BYTES = 2**20
 """A smaller package is complete before a child could be started."""
-MAX_NUMBERS = 8 * 2**20
-"""In the inputs of a network that has not been tried; a picture of 2 megapixels has 6 million."""
 STEP_BYTES = 128 * 1024
 """How much must have arrived before the child is told: each message wakes it up."""
-
-
-class NewestFrame:
-    """Stands where a candidate in shadow would, and keeps the newest frame."""
-
-    def __init__(self) -> None:
-        self.sample: Sample | None = None
-        self.region: Region | None = None
-
-    def compare(
-        self,
-        sample: Sample,
-        incumbent: Outcome | None,
-        threshold: float | None,
-        region: Region | None,
-    ) -> None:
-        """Keep a frame that the incumbent has inferred; what it found is not needed."""
-        del incumbent, threshold
-        self.sample, self.region = sample, region
 
 
 class EarlyTrial:
@@ -86,16 +61,13 @@ class EarlyTrial:
         """
         self._stack = ExitStack()
         folder = self._stack.enter_context(stage)
-        self._serving = serving
         self._golden = golden
-        self._newest = NewestFrame()
+        self._frames = LiveFrames(serving, folder)
         self.over = False
         """Whether the child has been taken over or ended, and its folder is gone."""
         self._announced = 0
         self._granted = False
-        if serving is not None and serving.shadow is None:
-            serving.shadow = self._newest
-        self.kind: Kind | None = serving.kind if serving is not None else None
+        self.kind: Kind | None = self._frames.kind
         self._choice = next((choice for choice in choices if runs_arriving(choice)), None)
         engines = [choice.engine for choice in choices]
         if self._choice is not None:
@@ -103,7 +75,9 @@ class EarlyTrial:
             engines = sorted(engines, key=lambda engine: engine != first)
         self._folder = folder
         try:
-            self._process: TrialProcess | None = TrialProcess(engines, memory_mb, self._frame)
+            self._process: TrialProcess | None = TrialProcess(
+                engines, memory_mb, self._frames.inputs
+            )
         except OSError:
             self._process = None
             self.close()
@@ -131,23 +105,6 @@ class EarlyTrial:
         finally:
             os.close(descriptor)
 
-    def _frame(self, specs: tuple[TensorSpec, ...]) -> Tensors | None:
-        """Return the newest frame as inputs of the network; None where that cannot be done."""
-        sample, kind = self._newest.sample, self.kind
-        if sample is None or kind is None:
-            return None
-        try:
-            spec = load(self._folder).manifest.input
-            settled = fix_inputs(specs, fixed_shapes(spec, kind), Path("model"))
-            if sum(prod(size or 1 for size in each.shape) for each in settled) > MAX_NUMBERS:
-                return None
-            data = sample.data
-            if self._newest.region is not None:
-                data, _, _ = cut(data, self._newest.region)
-            return build_preprocessor(spec, settled, kind)(data)[0]
-        except AgentError:
-            return None  # the trial of the complete model reports it
-
     @property
     def wish(self) -> tuple[int, int] | None:
         """Bytes of the package that should be sent before their turn."""
@@ -170,7 +127,7 @@ class EarlyTrial:
 
     def take(self) -> TrialProcess | None:
         """Hand the child over, for the trial itself."""
-        self._stop_watching()
+        self._frames.close()
         process, self._process = self._process, None
         return process
 
@@ -181,10 +138,6 @@ class EarlyTrial:
             process.close()
         self._stack.close()
         self.over = True
-
-    def _stop_watching(self) -> None:
-        if self._serving is not None and self._serving.shadow is self._newest:
-            self._serving.shadow = None
 
 
 class EarlyTrials:

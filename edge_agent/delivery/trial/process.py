@@ -22,15 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from ...core.child import kill_group, last_line, signal_name
-from ...core.types import Kind, Tensors, TensorSpec
+from ...core.types import Kind, TensorSpec
 from ...inference.engines.engine import EngineChoice
 from ...runtime.serving.out_of_core import OutOfCore
 from ..early.growing_file import PROGRESS
+from .live_frames import FrameSource
 from .worker import Verdict
 
 __all__ = ["TrialProcess", "Verdict", "run_trial"]
-
-FrameSource = Callable[[tuple[TensorSpec, ...]], Tensors | None]
 
 POLL_SECONDS = 0.05
 PREPARE_SECONDS = 600.0
@@ -295,6 +294,7 @@ def run_trial(
     stopped: Callable[[], str | None] = lambda: None,
     process: TrialProcess | None = None,
     oversize: OutOfCore | None = None,
+    frame: FrameSource = lambda _specs: None,
 ) -> Verdict:
     """Return the verdict of a child process on a model.
 
@@ -309,6 +309,7 @@ def run_trial(
         process: a child that runs already, and has perhaps followed the model; it ends here.
         oversize: how to load it, as it is larger than all models may take; None: it is not. To
             prepare such a model takes time of its own, and memory that is not counted.
+        frame: returns a live frame, as inputs of a network, or None; a *process* has its own.
 
     """
     question = {
@@ -323,12 +324,8 @@ def run_trial(
         memory_mb += CHECK_MB
     if process is None or (process.ended and process.why is not None):
         # One that was killed while the model arrived says nothing about the complete model.
-        process = TrialProcess([choice.engine for choice in choices], memory_mb, _no_frame)
+        process = TrialProcess([choice.engine for choice in choices], memory_mb, frame)
     return process.judge(question, timeout_s=timeout_s, memory_mb=memory_mb, stopped=stopped)
-
-
-def _no_frame(_specs: tuple[TensorSpec, ...]) -> None:
-    return None
 
 
 def _cause_of_death(status: int, words: bytes) -> str:

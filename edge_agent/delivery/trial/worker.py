@@ -23,21 +23,22 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.child import die_with_parent, run_in_background
 from ...core.containment import contained
-from ...core.errors import AgentError, EngineError, ModelError, SampleError
+from ...core.errors import AgentError, ModelError, SampleError
 from ...device.allocator import trim_memory
 from ...inference.engines.engine import EngineChoice
 from ...inference.engines.registry import load_library
 
 if TYPE_CHECKING:
-    from ...core.types import Array, Kind, TensorSpec
+    from ...core.types import Array, Kind, Tensors, TensorSpec
     from ...inference.compare import Agreement
     from ...inference.model import Model
+    from ...models.manifest import ModelFolder
     from ..early.follow import Followed
+    from .live_frames import FrameSource
 
 TIMED_RUNS = 5
-COSINE = 0.9
-"""How alike two engines' outputs must be on the same input. INT8 differs by quantisation steps
-between engines; a broken kernel gives no likeness at all (openvino#37446: -0.08)."""
+FRAMES = 3
+"""Live ones, on which engines are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class Verdict:
     """Monotonic clock at the end of the first inference on a live frame, if that counts."""
     streamed: str = ""
     """How running it while it arrived ended; empty: it was not tried."""
+    wrong: Sequence[tuple[int, str]] = ()
+    """The choices, by number, that compute it wrongly, and why."""
 
 
 class Channel:
@@ -139,7 +142,7 @@ def main() -> None:
     channel.send(libraries_mb=[sooner + now - then for sooner, now, then in parts])
     try:
         with contained("its trial", ModelError):
-            verdict = judge(question, followed)
+            verdict = judge(question, followed, lambda specs: channel.frame(memory, specs))
     except AgentError as problem:
         verdict = Verdict(False, str(problem))
     channel.send(verdict=asdict(verdict))
@@ -168,34 +171,67 @@ def _memory_mb() -> tuple[float, float]:
     return resident, resident - shared
 
 
-def judge(question: Mapping[str, Any], followed: Followed | None) -> Verdict:
+def judge(
+    question: Mapping[str, Any],
+    followed: Followed | None,
+    frame: FrameSource = lambda _specs: None,
+) -> Verdict:
     """Load and run the candidate, and return the verdict.
 
     Args:
         question: `folder`, `choices`, `kind`, whether to run `golden` inputs, and how to load
             it if it is `oversize`.
         followed: what was found while it arrived.
+        frame: returns a live frame, as inputs of the network, or None.
 
     Raises:
         AgentError: it does not load, or fails.
 
     """
-    from ...inference.compare import probe_inputs, race
     from ...inference.model import load_model
     from ...models.manifest import load
 
     folder = load(Path(question["folder"]))
     choices = [EngineChoice(**choice) for choice in question["choices"]]
-    if question["oversize"] is None:
-        model, _ = load_model(folder, choices, question["kind"])
-    else:
+    if question["oversize"] is not None:
         from ...runtime.serving.out_of_core import from_json
 
         model = from_json(question["oversize"]).load(folder, question["kind"], checked=False)
-        choices = [model.choice]  # no other engine could load it
+        # No other engine could load it, and no other session.
+        return _judge_on(model, [model.choice], question, followed, None)
+    trust = Trust(folder, question["kind"], frame)
+    wrong: list[tuple[int, str]] = []
+    left = choices
+    while True:
+        model, _ = load_model(folder, left, question["kind"], checked=bool(wrong))
+        found = replace(_judge_on(model, choices, question, followed, trust), wrong=tuple(wrong))
+        at = choices.index(model.choice)
+        left = choices[at + 1 :]
+        if found.passed or not left:
+            break
+        # Another engine may compute it rightly.
+        wrong.append((at, found.why))
+        model.close()
+    if wrong and not found.passed:
+        return replace(found, why=wrong[0][1], wrong=())
+    for number, why in wrong:
+        words = f"{choices[number].engine} computes it wrongly: {why}"
+        found = replace(found, why=f"{found.why}; {words}")
+    return found
+
+
+def _judge_on(
+    model: Model,
+    choices: Sequence[EngineChoice],
+    question: Mapping[str, Any],
+    followed: Followed | None,
+    trust: Trust | None,
+) -> Verdict:
+    """Return the verdict on a candidate as one engine has loaded it."""
+    from ...inference.compare import probe_inputs, race
+
     tensors = probe_inputs(model.engine.inputs, seed=7)
-    outputs = model.raw(tensors)
-    _check_finite(outputs)
+    _check_finite(model.raw(tensors))
     ready = model.ready(tensors)
     infer_ms = round(statistics.median(race([lambda _: model.raw(ready)], TIMED_RUNS)[0]), 3)
     found = Verdict(True, "", model.engine.label, infer_ms)
@@ -205,15 +241,54 @@ def judge(question: Mapping[str, Any], followed: Followed | None) -> Verdict:
         agreement = _golden(model, followed if found.first_at is not None else None)
         if agreement is not None:
             return replace(found, passed=agreement.passed, why=f"golden: {agreement.why}")
-        other = next((c for c in choices if not found.engine.startswith(c.engine)), None)
-        if other is not None:
-            passed, why = _second_opinion(model, other, question["kind"], tensors, outputs)
-            return replace(found, passed=passed, why=why)
-    return replace(found, why="loads and runs; there is nothing to compare it with")
+    if trust is None:
+        return replace(found, why="loads and runs; there is nothing to compare it with")
+    passed, why = trust.judge(model, tensors)
+    return replace(found, passed=passed, why=why)
+
+
+class Trust:
+    """What a model without golden outputs is compared with."""
+
+    def __init__(self, folder: ModelFolder, kind: Kind, frame: FrameSource) -> None:
+        """Load nothing yet; *frame* returns a live frame, as inputs of the network, or None."""
+        self._folder = folder
+        self._kind = kind
+        self._frame = frame
+        self._plain: Model | None = None
+        self._frames: list[Tensors] = []
+
+    def judge(self, model: Model, noise: Tensors) -> tuple[bool, str]:
+        """Return whether an engine computes the model as a plain session does, and why."""
+        from ...inference.trust import compare_numbers, open_plain, why_wrong
+
+        if self._plain is None:
+            self._plain = open_plain(self._folder, self._kind)
+            self._look(model)
+        if self._plain is None:
+            return True, "loads and runs; there is nothing to compare it with"
+        agreement = compare_numbers(self._plain, model, noise)
+        if not agreement.passed:
+            return False, agreement.why
+        why = why_wrong(self._plain, model, self._frames)
+        if why is not None:
+            return False, why
+        frames = len(self._frames)
+        seen = {0: "noise", 1: "a live frame"}.get(frames, f"{frames} live frames")
+        words = f"{self._plain.engine.label} without optimisation on {seen}"
+        return True, f"no golden.npz; agrees with {words}"
+
+    def _look(self, model: Model) -> None:
+        """Take the frames of the moment."""
+        for _ in range(FRAMES):
+            tensors = self._frame(model.engine.inputs)
+            if tensors is None:
+                return
+            self._frames.append(tensors)
 
 
 def _compare_stages(
-    found: Verdict, followed: Followed, model: Model, choices: list[EngineChoice], kind: Kind
+    found: Verdict, followed: Followed, model: Model, choices: Sequence[EngineChoice], kind: Kind
 ) -> Verdict:
     """Compare what the stages gave while they arrived with what the complete network gives."""
     from ...inference.compare import compare_outputs
@@ -253,36 +328,6 @@ def _check_finite(outputs: dict[str, Any]) -> None:
     for name, array in outputs.items():
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
             raise SampleError(f"output {name} is not finite (NaN or infinite) on an ordinary input")
-
-
-def _second_opinion(
-    model: Model, other: EngineChoice, kind: Kind, tensors: Any, outputs: Any
-) -> tuple[bool, str]:
-    """Compare with another engine, where the model has no golden outputs."""
-    import numpy as np
-
-    from ...inference.compare import cosine
-    from ...inference.model import engine_order, load_model
-
-    label = model.engine.label
-    try:
-        if not engine_order([other], "auto", model.folder.network):
-            raise EngineError("cannot read it")
-        second, _ = load_model(model.folder, [other], kind)
-    except (EngineError, ModelError) as problem:
-        return True, f"loads and runs; {other.engine} cannot compare: {problem}"
-    reference = second.raw(tensors)
-    for name, one in outputs.items():
-        if name not in reference or not np.issubdtype(one.dtype, np.number):
-            continue
-        if one.size != reference[name].size:
-            return False, f"output {name}: {label} and {second.engine.label} give different sizes"
-        alike = cosine(one, reference[name])
-        if alike < COSINE:
-            return False, (
-                f"output {name}: {label} and {second.engine.label} disagree (cosine {alike:.2f})"
-            )
-    return True, f"no golden.npz; agrees with {second.engine.label}"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Literal
+from typing import Any, Literal
 
 from ...core.frozen import record
 
@@ -36,6 +36,8 @@ class Capabilities:
     not listed only `survey` can tell."""
     virtual_devices: frozenset[str] = frozenset()
     """Devices in capitals that only choose among others."""
+    plain: Mapping[str, Any] = field(default_factory=dict)
+    """Options of a session on the CPU that computes each operator as it stands in the file."""
     open_batch: bool = False
     """Whether a network that leaves its batch open, once loaded, takes any number of samples. Else
     it is compiled for each number."""

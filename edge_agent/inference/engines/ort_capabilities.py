@@ -29,6 +29,7 @@ CAPABILITIES = Capabilities(
     formats={".onnx": "ONNX"},
     survey=_survey,
     drivers={"CUDA": "nvidia", "TENSORRT": "nvidia", "NVTENSORRTRTX": "nvidia", "MIGRAPHX": "amd"},
+    plain={"graph_optimization_level": "none"},
     open_batch=True,
     prepared="graph",
     prepared_module="edge_agent.inference.prepared.engine",

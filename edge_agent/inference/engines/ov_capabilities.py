@@ -27,6 +27,7 @@ CAPABILITIES = Capabilities(
     survey=_survey,
     drivers={"GPU": "intel", "NPU": "npu"},
     virtual_devices=frozenset({"AUTO", "MULTI", "HETERO", "BATCH"}),
+    plain={"LP_TRANSFORMS_MODE": "NO"},
     prepared="blob",
     prepared_module="edge_agent.inference.prepared.ov_engine",
     maker_module="edge_agent.inference.prepared.build.ov_blob",

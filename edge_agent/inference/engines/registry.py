@@ -79,6 +79,25 @@ def readers(suffix: str) -> list[EngineName]:
     return [name for name in ENGINES if suffix in capabilities(name).formats]
 
 
+def plain_choice(suffix: str) -> EngineChoice | None:
+    """Return what others are compared with: a session that optimises as little as there is.
+
+    Args:
+        suffix: of the network's file, as ".onnx".
+
+    Returns:
+        None where no engine has such a session.
+
+    """
+    from .engine import EngineChoice
+
+    # The last one that reads it: it optimises least.
+    for name in reversed(readers(suffix)):
+        if options := capabilities(name).plain:
+            return EngineChoice(name, options=options)
+    return None
+
+
 def exclusive_formats() -> Iterator[tuple[str, EngineName]]:
     """Yield the suffixes that a single engine reads, each with that engine."""
     for name in ENGINES:

@@ -27,7 +27,7 @@ from ...device.hardware import Facts, read_facts
 from ...device.resources import usable_cpus
 from ...inference.engines.engine import EngineChoice
 from ...inference.engines.probe import probe
-from ...inference.engines.registry import WantedEngine, prepared_kind, titles
+from ...inference.engines.registry import WantedEngine, plain_choice, prepared_kind, titles
 from ...inference.model import Model, engine_order, load_model
 from ...inference.prepared.artifact import Artifact, ArtifactError
 from ...inference.prepared.build.cache import find, prepare
@@ -38,6 +38,7 @@ from ...models.store.catalog import Library
 from ...models.store.store import Store
 from .challenger_results import refused
 from .crash_ledger import CrashLedger
+from .engine_doubts import EngineDoubts
 from .out_of_core import OutOfCore
 from .tuning_results import TuningResults, Way
 
@@ -107,6 +108,8 @@ class ModelLoader:
         self._wanted = wanted
         self.batching = Batching() if batching is None else batching
         self._crashes = crashes
+        self.doubts = None if store is None else EngineDoubts(store.root)
+        """Which engines compute a model wrongly here; None: nothing is kept."""
 
     @property
     def profile(self) -> DeviceProfile:
@@ -162,15 +165,27 @@ class ModelLoader:
 
         Raises:
             EngineError: the engine that the settings insist on cannot read such a file.
-            BarredError: on every one of them it has taken the agent down, again and again.
+            BarredError: on every one of them it has taken the agent down, again and again, or is
+                computed wrongly.
 
         """
         choices = [self._within_budget(choice) for choice in self.lineup.choices]
         choices = engine_order(choices, self._wanted, folder.network)
         barred = [self._barred(folder, choice) for choice in choices]
         if choices and all(barred):
+            plain = self._plain(folder)
+            if plain is not None:
+                return [plain]
             raise BarredError(f"{folder.manifest.id}: is not loaded: {barred[0]}")
         return [choice for choice, why in zip(choices, barred, strict=True) if why is None]
+
+    def _plain(self, folder: ModelFolder) -> EngineChoice | None:
+        """Return a session without optimisation, where every engine is wrong; None: none may be."""
+        plain = plain_choice(folder.network.suffix)
+        if plain is None or self._wanted not in {"auto", plain.engine}:
+            return None
+        plain = self._within_budget(plain)
+        return plain if self._barred(folder, plain) is None else None
 
     def _within_budget(self, choice: EngineChoice) -> EngineChoice:
         """Return an engine with the lanes of this device, and no more threads than cores for each.
@@ -184,12 +199,15 @@ class ModelLoader:
         return replace(choice, lanes=self.lanes, threads=threads)
 
     def _barred(self, folder: ModelFolder, choice: EngineChoice) -> str | None:
-        """Return why a model is not to be loaded on an engine: it has crashed there too often."""
-        if self._crashes is None:
-            return None
-        return self._crashes.barred(
-            call_target(folder.manifest.id, choice.engine, choice.device, str(folder.network))
-        )
+        """Return why a model is not to be loaded on an engine: it crashes there, or is wrong."""
+        why = None
+        if self._crashes is not None:
+            why = self._crashes.barred(
+                call_target(folder.manifest.id, choice.engine, choice.device, str(folder.network))
+            )
+        if why is None and self.doubts is not None:
+            why = self.doubts.why(folder.path, choice)
+        return why
 
     def load(
         self, folder: ModelFolder, kind: Kind, *, checked: bool = False

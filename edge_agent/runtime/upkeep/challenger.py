@@ -18,8 +18,9 @@ from typing import Protocol
 from ...core.containment import contained
 from ...core.errors import AgentError
 from ...core.types import Tensors
-from ...inference.compare import compare_findings, race
-from ...inference.model import Model, default_threshold
+from ...inference.compare import race
+from ...inference.model import Model
+from ...inference.trust import compare_models
 from ..serving.active import ActiveModels, Serving
 from ..serving.challenger_results import Decision, read_decision, write_decision
 
@@ -29,8 +30,6 @@ MARGIN = 0.05
 """Share by which it must be faster: less is not worth the exchange."""
 INPUTS = 3
 """Live inputs on which it must agree."""
-DOUBT = 0.05
-"""How far above the threshold of a score a box is in doubt: INT8 differs from engine to engine."""
 RUNS = 15
 """Of each engine, in turns."""
 POLL_SECONDS = 0.05
@@ -59,7 +58,6 @@ class Challenge:
         notes: Path,
         name: str,
         *,
-        tolerance: float,
         faster: str | None = None,
     ) -> None:
         """Load nothing yet.
@@ -69,7 +67,6 @@ class Challenge:
             load: loads the challenger's model; raises `AgentError` where it cannot be.
             notes: folder of the prepared form that decisions are kept with; it may vanish.
             name: of the challenger, by which it will be known again: engine, version and options.
-            tolerance: of numbers, as for golden inputs.
             faster: how it is known to be the faster one, as from a tune: it need only agree. None:
                 it has to be measured.
 
@@ -78,7 +75,6 @@ class Challenge:
         self._load = load
         self._notes = notes
         self._name = name
-        self._tolerance = tolerance
         self._faster = faster
         self._known: Decision | None = None
         self._model: Model | None = None
@@ -158,13 +154,7 @@ class Challenge:
             return self.stopped()
         self._compared_with = incumbent
         self._inputs.append(tensors)
-        with contained(model.id):
-            agreement = compare_findings(
-                incumbent.decode(incumbent.raw(tensors), tensors),
-                model.decode(model.raw(tensors), tensors),
-                self._tolerance,
-                doubt=default_threshold(model.folder) + DOUBT,
-            )
+        agreement = compare_models(incumbent, model, tensors)
         if not agreement.passed:
             return self._against(f"disagrees: {agreement.why}")
         return self._decide(incumbent, model) if len(self._inputs) == INPUTS else None
@@ -249,7 +239,6 @@ class Challenger:
             load,
             notes,
             name,
-            tolerance=model.manifest.trial.tolerance,
             faster=faster,
         )
 

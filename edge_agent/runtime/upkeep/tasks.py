@@ -19,6 +19,7 @@ from ..serving.loader import ModelLoader
 from ..serving.planned_model import PlannedModel
 from .batch_setup import BatchSetup
 from .challenger import Challenger
+from .engine_check import EngineCheck
 from .engine_upgrade import EngineUpgrade
 from .failover import Failover
 from .form_upgrade import FormUpgrade
@@ -64,10 +65,13 @@ class Upkeep:
         challenger = Challenger(active)
         self._prepare = PrepareTask(store, active, loader, quota, prepared, closing)
         failover, integrity = Failover(active, loader), IntegrityCheck(store.root, active)
+        engine_check = EngineCheck(active, loader)
         self._slow = TaskThread(
             "upkeep",
             active,
             models=(
+                # Whether it is right.
+                (engine_check,),
                 # How it serves.
                 (
                     EngineUpgrade(active, loader, challenger, closing),
@@ -79,9 +83,9 @@ class Upkeep:
                     FormUpgrade(loader, challenger, watched),
                 ),
             ),
-            tasks=(challenger, self._prepare, plan, integrity),
-            problems=(integrity.problems,),
-            at_end=(challenger.close, plan.close),
+            tasks=(challenger, engine_check, self._prepare, plan, integrity),
+            problems=(integrity.problems, engine_check.problems),
+            at_end=(challenger.close, engine_check.close, plan.close),
             closing=closing,
         )
         self._prompt = TaskThread(

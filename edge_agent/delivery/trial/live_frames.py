@@ -1,0 +1,89 @@
+"""The newest frame of a pipeline, as another model of that pipeline would get it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...core.errors import AgentError
+from ...core.types import Kind, Outcome, Sample, Tensors, TensorSpec
+from ...inference.engines.engine import fix_inputs
+from ...inference.model import Region, cut
+from ...inference.preprocess.inputs import fixed_shapes
+from ...inference.preprocess.preprocessor import build_preprocessor
+from ...models.manifest import load
+
+if TYPE_CHECKING:
+    from ...runtime.serving.active import Serving
+
+MAX_NUMBERS = 8 * 2**20
+"""In the inputs of a network that has not been tried; a picture of 2 megapixels has 6 million."""
+
+FrameSource = Callable[[tuple[TensorSpec, ...]], Tensors | None]
+
+
+class _Newest:
+    """Stands where a candidate in shadow would, and keeps the newest frame."""
+
+    def __init__(self) -> None:
+        self.sample: Sample | None = None
+        self.region: Region | None = None
+
+    def compare(
+        self,
+        sample: Sample,
+        incumbent: Outcome | None,
+        threshold: float | None,
+        region: Region | None,
+    ) -> None:
+        """Keep a frame that the incumbent has inferred; what it found is not needed."""
+        del incumbent, threshold
+        self.sample, self.region = sample, region
+
+
+class LiveFrames:
+    """Watches what goes through a model that serves, until it is closed."""
+
+    def __init__(self, serving: Serving | None, folder: Path) -> None:
+        """Begin to watch.
+
+        Args:
+            serving: whose frames they are; None: there are none.
+            folder: of the model that they are for; its manifest is read when a frame is wanted.
+
+        """
+        self._serving = serving
+        self._folder = folder
+        self._newest = _Newest()
+        self.kind: Kind | None = None if serving is None else serving.kind
+        if serving is not None and serving.shadow is None:
+            serving.shadow = self._newest
+
+    def inputs(self, specs: tuple[TensorSpec, ...]) -> Tensors | None:
+        """Return the newest frame as inputs of the network; None where that cannot be done.
+
+        Args:
+            specs: of the network's inputs, as it declares them.
+
+        """
+        sample, kind = self._newest.sample, self.kind
+        if sample is None or kind is None:
+            return None
+        try:
+            spec = load(self._folder).manifest.input
+            settled = fix_inputs(specs, fixed_shapes(spec, kind), Path("model"))
+            if sum(prod(size or 1 for size in each.shape) for each in settled) > MAX_NUMBERS:
+                return None
+            data = sample.data
+            if self._newest.region is not None:
+                data, _, _ = cut(data, self._newest.region)
+            return build_preprocessor(spec, settled, kind)(data)[0]
+        except AgentError:
+            return None  # the trial of the complete model reports it
+
+    def close(self) -> None:
+        """Watch no longer; the newest frame stays. May be called twice."""
+        if self._serving is not None and self._serving.shadow is self._newest:
+            self._serving.shadow = None

@@ -1,0 +1,147 @@
+"""Checks each engine once on what it serves: with golden outputs, else beside a plain session.
+
+Once for each model, engine, version of the engine and processor: what was found is kept. An engine
+that is wrong gives way to the next one, between two frames; where all are wrong, a session without
+optimisation serves.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ...core.errors import AgentError
+from ...core.files import size_of
+from ...core.types import Tensors
+from ...device.headroom import has_room
+from ...inference.golden import GOLDEN, compare_golden
+from ...inference.model import Model
+from ...inference.trust import open_plain, why_wrong
+from ..serving.active import ActiveModels, Serving
+from ..serving.engine_doubts import EngineDoubts
+from ..serving.loader import ModelLoader
+from .challenger import POLL_SECONDS
+
+log = logging.getLogger(__name__)
+
+INPUTS = 3
+"""Live inputs on which an engine must agree."""
+IDLE_SECONDS = 5.0
+"""Until a model without frames is looked at again."""
+
+
+@dataclass(slots=True)
+class _Check:
+    """What is under way for one model."""
+
+    model: Model
+    inputs: list[Tensors] = field(default_factory=list)
+    plain: Model | None = None
+    """Loaded with the first input."""
+
+    def close(self) -> None:
+        if self.plain is not None:
+            self.plain.close()
+
+
+class EngineCheck:
+    """Checks one model at a time: a plain session takes as much memory as what serves."""
+
+    def __init__(self, active: ActiveModels, loader: ModelLoader) -> None:
+        """Check nothing yet.
+
+        Args:
+            active: the models that serve.
+            loader: how models are loaded here, and what is known of engines.
+
+        """
+        self._active = active
+        self._loader = loader
+        self._check: _Check | None = None
+        self._degraded: dict[str, str] = {}
+        """By name of a model: why it does not run on the engine that it should."""
+
+    def run(self, serving: Serving, model: Model) -> float | None:
+        """Check a model's engine; None: it has been checked."""
+        doubts = self._loader.doubts
+        if doubts is None or doubts.sound(model.folder.path, model.choice):
+            return None
+        if (model.folder.path / GOLDEN).is_file():
+            agreement = compare_golden(model)
+            passed = agreement is None or agreement.passed
+            why = None if agreement is None or passed else f"golden: {agreement.why}"
+            self._conclude(doubts, serving, model, why)
+            return None
+        return self._look(doubts, serving, model)
+
+    def step(self) -> float:
+        """Give up a check whose model does not serve any more."""
+        if self._check is not None and not self._active.serves(self._check.model):
+            self.close()
+        return IDLE_SECONDS
+
+    def problems(self) -> list[str]:
+        """List the models that had to leave an engine since the start."""
+        names = {each.model.manifest.name for each in self._active.all() if each.model is not None}
+        return [why for name, why in list(self._degraded.items()) if name in names]
+
+    def close(self) -> None:
+        """Give up the check under way."""
+        if self._check is not None:
+            self._check.close()
+            self._check = None
+
+    def _look(self, doubts: EngineDoubts, serving: Serving, model: Model) -> float | None:
+        """Compare on the latest input; decide when there were enough."""
+        check = self._check
+        if check is not None and check.model is not model:
+            return IDLE_SECONDS  # one at a time
+        if model.last is None:
+            return IDLE_SECONDS
+        if check is None:
+            if not self._fits(model):
+                return None
+            check = self._check = _Check(model, plain=open_plain(model.folder, serving.kind))
+            if check.plain is None:
+                self.close()
+                return None
+        last = model.last
+        if any(last is each for each in check.inputs):
+            return POLL_SECONDS
+        check.inputs.append(last)
+        why = None
+        if check.plain is not None:
+            why = why_wrong(check.plain, model, [model.unfolded(last)])
+        if why is None and len(check.inputs) < INPUTS:
+            return POLL_SECONDS
+        self.close()
+        self._conclude(doubts, serving, model, why)
+        return None
+
+    def _fits(self, model: Model) -> bool:
+        """Whether there is memory for the model a second time."""
+        alone = self._loader.profile.swap == "replace" or self._loader.exceeds_budget(model.folder)
+        return not alone and has_room(size_of(model.folder.path))
+
+    def _conclude(
+        self, doubts: EngineDoubts, serving: Serving, model: Model, why: str | None
+    ) -> None:
+        """Keep what was found; exchange a model whose engine is wrong."""
+        if why is None:
+            doubts.clear(model.folder.path, model.choice)
+            return
+        words = f"model {model.id}: {model.engine.label} computes it wrongly: {why}"
+        doubts.add(model.folder.path, model.choice, why)
+        try:
+            other, _ = self._loader.load(model.folder, serving.kind, checked=True)
+        except AgentError as problem:
+            log.error("%s; nothing else runs it: %s", words, problem)  # noqa: TRY400 - one line
+            self._degraded[model.manifest.name] = words
+            return
+        if not self._active.replace(model, other):
+            with suppress(AgentError):
+                other.close()
+            return
+        log.warning("%s; now on %s", words, other.engine.label)
+        self._degraded[model.manifest.name] = f"{words}; runs on {other.engine.label}"

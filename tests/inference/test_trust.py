@@ -1,0 +1,108 @@
+"""What one engine finds beside another: two networks stand for two engines, one of them wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_agent.inference.compare import probe_inputs
+from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.engines.registry import plain_choice
+from edge_agent.inference.model import Model, load_model
+from edge_agent.inference.trust import compare_numbers, open_plain, why_wrong
+from edge_agent.models.manifest import load
+from tests.helpers.push import model_folder
+from tests.helpers.small_models import brightness, detector, write_manifest
+from tests.helpers.tiny_networks import constant_outputs
+
+Rows = Sequence[tuple[float, ...]]
+PERSON, CAR = (0, 0.9, 0.1, 0.1, 0.4, 0.9), (1, 0.8, 0.6, 0.5, 0.9, 0.9)
+WEAK = (1, 0.53, 0.0, 0.0, 0.2, 0.2)
+
+
+def opened(folder: Path) -> Model:
+    """Load a model on ONNX Runtime."""
+    return load_model(load(folder), [EngineChoice("onnxruntime")], "picture")[0]
+
+
+def verdict(tmp_path: Path, expected: Rows, found: Rows) -> str | None:
+    """Compare two detectors that always find the same."""
+    right = opened(detector(tmp_path / "right", expected, ["person", "car"]))
+    other = opened(detector(tmp_path / "other", found, ["person", "car"]))
+    inputs = probe_inputs(right.engine.inputs, seed=1)
+    return why_wrong(right, other, [inputs])
+
+
+def test_an_engine_that_finds_the_same_may_serve(tmp_path: Path) -> None:
+    """Boxes a few pixels off and scores a little lower are no difference."""
+    near = [(0, 0.86, 0.11, 0.1, 0.41, 0.9), CAR]
+    assert verdict(tmp_path, [PERSON, CAR], near) is None
+
+
+@pytest.mark.parametrize(
+    ("expected", "found"),
+    [
+        pytest.param([PERSON], [PERSON, CAR], id="one too many"),
+        pytest.param([PERSON, CAR], [PERSON], id="one missing"),
+        pytest.param([PERSON], [(1, *PERSON[1:])], id="another label"),
+    ],
+)
+def test_an_engine_that_finds_something_else_must_not(
+    expected: Rows, found: Rows, tmp_path: Path
+) -> None:
+    """The reason names what it was compared with."""
+    why = verdict(tmp_path, expected, found)
+    assert why is not None
+    assert why.startswith("beside onnxruntime:CPUExecutionProvider without optimisation: ")
+
+
+def test_a_box_just_above_the_threshold_is_in_doubt(tmp_path: Path) -> None:
+    """One engine's 0.53 is the next one's 0.49."""
+    assert verdict(tmp_path, [PERSON], [PERSON, WEAK]) is None
+
+
+@pytest.mark.parametrize(("gap", "wrong"), [(0.02, False), (0.2, True)])
+def test_two_classes_as_likely_are_a_tie(gap: float, wrong: bool, tmp_path: Path) -> None:
+    """Which of them comes first says nothing; where one is clearly best it does."""
+    models = []
+    for name, order in (("right", 1), ("other", -1)):
+        folder = tmp_path / name
+        folder.mkdir()
+        scores = np.array([[0.5, 0.5 - gap]], np.float32)[:, ::order]
+        constant_outputs(folder / "model.onnx", {"scores": np.ascontiguousarray(scores)})
+        output = {"decoder": "softmax", "labels": ["cat", "dog"]}
+        models.append(opened(write_manifest(folder, "1", "classification", output=output)))
+    right, other = models
+    inputs = probe_inputs(right.engine.inputs, seed=1)
+    assert (why_wrong(right, other, [inputs]) is not None) is wrong
+
+
+def test_where_nothing_is_found_the_outputs_are_compared(tmp_path: Path) -> None:
+    """Two outputs without a box in them may still be unlike."""
+    low = [(0, 0.1, 0.1, 0.1, 0.4, 0.9)]
+    assert verdict(tmp_path, low, [(0, 0.12, 0.1, 0.1, 0.4, 0.9)]) is None
+    why = verdict(tmp_path / "unlike", low, [(0, 0.1, 0.9, 0.0, -0.9, -0.4)])
+    assert why is not None
+    assert "cosine" in why
+
+
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+def test_an_engine_agrees_with_a_plain_session(engine: str, tmp_path: Path) -> None:
+    """Of noise and of a picture."""
+    folder = load(brightness(tmp_path / "light"))
+    plain = open_plain(folder, "picture")
+    assert plain is not None
+    model = load_model(folder, [EngineChoice(engine)], "picture")[0]
+    picture = {"picture": np.full((1, 3, 16, 16), 40, np.float32)}
+    assert why_wrong(plain, model, [picture]) is None
+    assert compare_numbers(plain, model, picture).passed
+
+
+def test_what_no_plain_session_reads_is_compared_with_nothing(tmp_path: Path) -> None:
+    """There is one for each format that is read."""
+    assert plain_choice(".pt") is None
+    assert {plain_choice(suffix) is not None for suffix in (".onnx", ".xml")} == {True}
+    assert open_plain(load(model_folder(tmp_path / "1", "1")), "picture") is not None

@@ -1,0 +1,125 @@
+"""An engine that computes a model wrongly is found out on the frames that it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_agent.config.device_profile import DeviceProfile, EngineLine
+from edge_agent.config.settings import Arm
+from edge_agent.core.types import Sample, Values
+from edge_agent.device.hardware import read_facts
+from edge_agent.inference.model import Model
+from edge_agent.models.store.catalog import Library
+from edge_agent.models.store.store import Store
+from edge_agent.runtime.scheduler.board import Board
+from edge_agent.runtime.serving.active import ActiveModels, Serving
+from edge_agent.runtime.serving.loader import ModelLoader
+from edge_agent.runtime.upkeep.engine_check import INPUTS, EngineCheck
+from tests.helpers.small_models import plain, wrapping
+
+BRIGHT, DARK = 200, 20
+
+
+class Desk:
+    """A model that serves, and what checks its engine: all of it real."""
+
+    def __init__(self, folder: Path, engines: tuple[str, ...]) -> None:
+        lines: list[Any] = [EngineLine(engine=name) for name in engines]
+        profile = DeviceProfile(description="a test's own", engines=tuple(lines))
+        store = Store(folder / "state")
+        self.loader = ModelLoader(profile, read_facts(), "auto", store)
+        library = Library(store, [folder / "models"], None)
+        board: Board[Model] = Board()
+        self.active = ActiveModels(board, lambda: library, lambda: self.loader)
+        self.serving: Serving = self.active.serving_for(Arm("wrapping", None, 1), "picture")
+        self.active.load_all()
+        self.check = EngineCheck(self.active, self.loader)
+
+    @property
+    def model(self) -> Model:
+        assert self.serving.model is not None
+        return self.serving.model
+
+    def show(self, grey: int) -> float:
+        """Show it a grey picture, and let its engine be checked; return what was found."""
+        findings = self.model.infer(Sample(plain(grey, 16, 16), 0, 0, 0.0)).findings
+        self.check.run(self.serving, self.model)
+        assert isinstance(findings, Values)
+        return next(iter(findings.values.values()))
+
+    @property
+    def known(self) -> bool:
+        """Whether the engine that serves has been found sound."""
+        assert self.loader.doubts is not None
+        return self.loader.doubts.sound(self.model.folder.path, self.model.choice)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Desk]]:
+    """Make a desk on engines as a profile lists them."""
+    wrapping(tmp_path / "models" / "wrapping")
+    made: list[Desk] = []
+
+    def desk(*engines: str) -> Desk:
+        made.append(Desk(tmp_path, engines))
+        return made[-1]
+
+    yield desk
+    for each in made:
+        each.check.close()
+        each.active.close()
+
+
+def test_a_wrong_engine_gives_way_between_two_frames(
+    make: Callable[..., Desk], caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the reason in the log and in health; at the next start it is not loaded."""
+    desk = make("openvino", "onnxruntime")
+    assert desk.show(BRIGHT) == 255
+    assert desk.show(BRIGHT) == 44
+    (said,) = [r.message for r in caplog.records if "computes it wrongly" in r.message]
+    assert said.startswith("model wrapping@1: openvino:CPU computes it wrongly: beside onnxruntime")
+    assert said.endswith("; now on onnxruntime:CPUExecutionProvider")
+    (problem,) = desk.check.problems()
+    assert "openvino:CPU computes it wrongly" in problem
+    assert make("openvino", "onnxruntime").show(BRIGHT) == 44
+
+
+def test_where_all_engines_are_wrong_a_plain_session_serves(make: Callable[..., Desk]) -> None:
+    """Also where the profile names no other engine."""
+    desk = make("openvino")
+    desk.show(BRIGHT)
+    assert desk.show(BRIGHT) == 44
+    assert desk.model.choice.options == {"graph_optimization_level": "none"}
+    assert make("openvino").show(BRIGHT) == 44
+
+
+def test_an_engine_that_agrees_is_checked_once(make: Callable[..., Desk]) -> None:
+    """On a few frames, not sooner; then also the next start knows it."""
+    desk = make("onnxruntime")
+    for number in range(INPUTS):
+        assert not desk.known
+        desk.show(DARK + number)
+    assert desk.known
+    assert desk.check.problems() == []
+    assert make("onnxruntime").known
+
+
+def test_golden_outputs_decide_where_there_are_some(make: Callable[..., Desk]) -> None:
+    """Without a frame: as at a first start with another version of the engine."""
+    desk = make("openvino", "onnxruntime")
+    arrays: dict[str, Any] = {
+        "input/picture": np.full((1, 3, 16, 16), BRIGHT, np.float32),
+        "output/light": np.array([44], np.float32),
+    }
+    np.savez(desk.model.folder.path / "golden.npz", **arrays)
+    assert desk.check.run(desk.serving, desk.model) is None
+    assert desk.model.engine.label.startswith("onnxruntime:")
+    assert desk.check.run(desk.serving, desk.model) is None
+    assert desk.known
+    assert "golden: " in desk.check.problems()[0]
