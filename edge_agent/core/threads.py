@@ -18,6 +18,9 @@ from .frozen import record
 
 log = logging.getLogger(__name__)
 
+NAMED = 5
+"""Threads that are left behind and named in the log."""
+
 
 @record
 class Stop:
@@ -42,8 +45,12 @@ class Stops:
         self._queue: SimpleQueue[Stop | Callable[[], None]] = SimpleQueue()
         self.signalled: Stop | None = None
         """The end that a signal has asked for; it wins over all that is queued."""
+        self.begun = False
+        """There is a reason to stop: nothing that takes long is begun any more. No event, whose
+        lock a signal handler could find held by the thread that it interrupts."""
 
     def put(self, stop: Stop) -> None:
+        self.begun = True
         self._queue.put(stop)
 
     def call(self, work: Callable[[], None]) -> None:
@@ -105,10 +112,12 @@ class ThreadGroup:
         deadline = time.monotonic() + self._patience
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                self.left_behind = True
-                # No failure: the load of a model cannot be interrupted.
-                log.info("thread %s is still in native code; leaving it behind", thread.name)
+        left = [thread.name for thread in self._threads if thread.is_alive()]
+        if left:
+            self.left_behind = True
+            # No failure: the load of a model cannot be interrupted.
+            names = ", ".join(left[:NAMED]) + (", …" if len(left) > NAMED else "")
+            log.info("left behind, as they have not ended: %d threads (%s)", len(left), names)
 
 
 def thread_limit(problem: BaseException | None) -> AgentError | None:

@@ -186,6 +186,8 @@ class Agent:
         """Load what the plan names, wait for the first result, then start the rest."""
         self._runner.lazy(wanted=plan.lazy)
         for index, quick in enumerate(plan.models):
+            if self._stops.begun:
+                return
             try:
                 with recorder.call("load", _place(quick)), contained(quick.name):
                     model = self._quick_model(quick, early.model(index))
@@ -199,6 +201,8 @@ class Agent:
                 break
         self._learn(plan)
         early.restore_python()
+        if self._stops.begun:
+            return
         if self._holds(plan):
             self._begin_control()
             return

@@ -160,6 +160,8 @@ class Announcements:
         """Publish what can be set of each pipeline, as it holds, where that has changed."""
         with self._publishing:
             for pipeline in list(self._runner.pipelines.values()):
+                if self._runner.stopping():
+                    return
                 held = states(pipeline)
                 enabled = "ON" if held["enabled"] else "OFF"
                 payload = {"schema": payloads.SCHEMA, **held, "enabled": enabled}
@@ -172,19 +174,21 @@ class Announcements:
         """Publish what is live, and clear the topics of models that are gone."""
         runner = self._runner
         with self._publishing:
+            if runner.stopping():
+                return
             for serving in runner.active.all():
                 self._check_engine(serving)
             self._log_doubts()
             names = {serving.arm.name for serving in runner.active.all()}
             names |= {*self._store.names(), *self._ledger.names()}
             library = self._library.now()
-            now = {
-                runner.topics.model(name): self._model_state(name, library)
-                for name in sorted(names)
-            }
-            for topic, state in now.items():
-                self._retained.publish(topic, state)
-            self._model_topics = list(now)
+            now = []
+            for name in sorted(names):
+                if runner.stopping():
+                    return
+                now.append(runner.topics.model(name))
+                self._retained.publish(now[-1], self._model_state(name, library))
+            self._model_topics = now
             self._retained.clear_gone()
             self.info()
             self.pipelines()

@@ -56,6 +56,8 @@ class Deployment:
     def _load(self) -> None:
         active = self._runner.active
         active.load_all()
+        if self._runner.stopping():
+            return
         self._runner.check_thresholds()
         active.on_change()
         problem = unusable(active.all())

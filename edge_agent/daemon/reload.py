@@ -137,6 +137,8 @@ class SettingsReload:
                 if name not in after:
                     log.info("pipeline %s is gone", name, extra=ANSWER)
             for name in [name for name in after if after[name] != before.get(name)]:
+                if runner.stopping():
+                    return
                 runner.add(after[name]).start(runner.threads)
                 log.info("pipeline %s is new or changed", name, extra=ANSWER)
             runner.lazy(wanted=self._lazy)
@@ -150,6 +152,8 @@ class SettingsReload:
         self._announcements.pipelines()
         active = self._runner.active
         active.load_all()
+        if self._runner.stopping():
+            return
         with self._arranging:
             gone = active.forget({(s.reference, s.kind) for s in self._runner.used()})
         # Not while that is held: frames on their way through them may take long, and the next

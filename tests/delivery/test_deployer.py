@@ -266,7 +266,7 @@ def test_orderly_end_during_a_trial_begins_it_again(box: Boxes, tmp_path: Path) 
         sender.offer()
         sender.wait("trial")
         assert one.agent.stop() == 0
-        assert "leaving it behind" not in one.agent.words()
+        assert "left behind" not in one.agent.words()
         assert one.stored()["level"] == {"2"}
         one.agent.restart()
         end = sender.wait("live", "rejected")

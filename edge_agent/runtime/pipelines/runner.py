@@ -80,7 +80,10 @@ class Runner:
         self.board: Board[Model] = Board(
             max_delay=settings.batching.max_delay_ms / 1e3, lanes=lanes
         )
-        self.active = ActiveModels(self.board, library, loader, flows=self.flows)
+        self._stops = stops
+        self.active = ActiveModels(
+            self.board, library, loader, flows=self.flows, stopping=self.stopping
+        )
         self.pipelines: dict[str, Pipeline] = {}
         self.inbox = Inbox()
         self.subscriptions = Subscriptions(self.topics, lambda: self.settings.groups)
@@ -112,9 +115,15 @@ class Runner:
         for pipeline in settings.pipelines:
             self.add(pipeline)
 
+    def stopping(self) -> bool:
+        """Whether there is a reason to end the agent: nothing that takes long is begun then."""
+        return self._stops.begun
+
     def start(self) -> None:
         """Start the sources and the lanes."""
         for pipeline in self.pipelines.values():
+            if self.stopping():
+                return
             pipeline.start(self.threads)
         for number in range(self._lane_count):
             lane = Lane(self.board)

@@ -140,6 +140,8 @@ class Board(Generic[M]):
 
     def end_turn(self, queue: FrameQueue[M]) -> None:
         """Leave the rest of a recording's grant to others: it has ended, or cannot be read now."""
+        if self._closed:
+            return  # nobody gets it, and all captures end at once
         with self._lock:
             queue.pacing.granted = 0
             self._grant()
@@ -287,6 +289,8 @@ class Board(Generic[M]):
 
     def wait_delivered(self, queue: FrameQueue[M], closing: threading.Event) -> None:
         """Wait until every capture of a source that has ended is inferred and handed over."""
+        if closing.is_set():
+            return
         with self._lock:
             while not (self._gone(queue) or closing.is_set() or queue.at_rest):
                 self._changed.wait(0.1)
@@ -303,8 +307,16 @@ class Board(Generic[M]):
 
     def drained(self, model: M, timeout: float) -> bool:
         """Wait until no lane uses *model*; False when the time is over."""
+        return bool(self.drain([model], timeout))
+
+    def drain(self, models: Sequence[M], timeout: float) -> list[M]:
+        """Wait until no lane uses any of *models*; return those that none uses, in the end.
+
+        The lock is taken once for all of them: at the end a thousand captures want it.
+        """
         with self._lock:
-            return self._changed.wait_for(lambda: model.users == 0, timeout)
+            self._changed.wait_for(lambda: not any(model.users for model in models), timeout)
+            return [model for model in models if not model.users]
 
     def accounts(self) -> dict[str, Account]:
         """Copy all accounts at one moment."""
@@ -313,8 +325,9 @@ class Board(Generic[M]):
 
     def close(self) -> None:
         """Wake every thread that waits; nothing is taken any more."""
+        # Before the lock: where many captures wait, lanes that go on would hardly let go of it.
+        self._closed = True
         with self._lock:
-            self._closed = True
             self._work.notify_all()
             self._changed.notify_all()
             for queue in self._queues:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 30.0
+CLOSE_SECONDS = 0.5
+"""What the frames in flight get at the end, through whichever models."""
 
 
 @record
@@ -79,6 +81,7 @@ class ActiveModels:
         loader: Callable[[], ModelLoader],
         *,
         flows: Callable[[str], bool] = lambda _name: True,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         """Begin without any model.
 
@@ -87,12 +90,14 @@ class ActiveModels:
             library: returns what models there are; asked when first needed.
             loader: returns how they are loaded; likewise.
             flows: whether any frames are to be expected for a model.
+            stopping: whether the agent is about to end: no further model is loaded then.
 
         """
         self._board = board
         self._open_library = library
         self._open_loader = loader
         self.flows = flows
+        self._stopping = stopping
         self._loading = threading.Lock()
         self._all: dict[tuple[str, Kind], Serving] = {}
         self.on_change = Listeners()
@@ -146,15 +151,17 @@ class ActiveModels:
                 serving.model = model
 
     def load_all(self) -> None:
-        """Load every model that is needed and not there."""
+        """Load every model that is needed and not there, until the agent is about to end."""
         for serving in self.all():
+            if self._stopping():
+                return
             if serving.model is None and not serving.lazy:
                 self.load(serving)
 
     def load(self, serving: Serving) -> None:
         """Load one serving's model, if it is not there; a failure is logged and kept with it."""
         with self._loading:
-            if serving.model is not None:
+            if serving.model is not None or self._stopping():
                 return
             folder = None
             try:
@@ -259,11 +266,9 @@ class ActiveModels:
 
     def close(self) -> None:
         """Close all models that are not in the middle of a frame."""
-        for model in {
-            id(s.model): s.model for s in self._all.values() if s.model is not None
-        }.values():
-            if self._board.drained(model, 0.5):
-                model.close()
+        models = {id(s.model): s.model for s in self._all.values() if s.model is not None}
+        for model in self._board.drain(list(models.values()), CLOSE_SECONDS):
+            model.close()
 
     def lost_frames(self) -> int:
         """Count the frames whose loss could be blamed on an exchange: superseded, or failed."""
