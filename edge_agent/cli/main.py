@@ -1,16 +1,19 @@
 """The command line: the list of commands, exit statuses and signals.
 
 Each command is a module in `commands` with two functions: `arguments(parser)` declares its options,
-`main(options)` runs it and returns the exit status. The module is imported only when the command or
-its help is asked for. Another command is one module and one line in `COMMANDS`.
+`main(options)` runs it and returns the exit status; its `EXAMPLES` end its help. The module is
+imported only when the command or its help is asked for. Another command is one module and one line
+in `GROUPS`.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
@@ -33,30 +36,62 @@ class Command(NamedTuple):
     """In `edge_agent.cli.commands`, or a full name."""
 
 
-COMMANDS = (
-    Command("run", "the daemon, in the foreground", "run"),
-    Command("demo", "everything at once with nothing set up, results live in the terminal", "demo"),
-    Command("try", "a model on a source, with no settings, broker or manifest", "try_"),
-    Command(
-        "check",
-        "whether settings, profile, engines, sources, broker and models are fit to run",
-        "check",
+GROUPS = (
+    (
+        "daily use",
+        (
+            Command(
+                "demo",
+                "everything at once with nothing set up, results live in the terminal",
+                "demo",
+            ),
+            Command("try", "a model on a source, with no settings, broker or manifest", "try_"),
+            Command("run", "the daemon, in the foreground", "run"),
+            Command(
+                "check",
+                "whether settings, profile, engines, sources, broker and models are fit to run",
+                "check",
+            ),
+            Command(
+                "status",
+                "one look: a line a device, a line a pipeline; 1 if one is not well",
+                "status",
+            ),
+            Command("tail", "follow what devices publish, one line a message", "tail"),
+        ),
     ),
-    Command("profile", "what this device is, which profile matches, and why", "profile"),
-    Command("tail", "follow what devices publish, one line a message", "tail"),
-    Command("add", "install a model from a local path, no broker needed", "add"),
-    Command("push", "send a model over MQTT, until it serves", "push"),
-    Command(
-        "status", "one look: a line a device, a line a pipeline; 1 if one is not well", "status"
+    (
+        "models",
+        (
+            Command("add", "install a model from a local path, no broker needed", "add"),
+            Command("push", "send a model over MQTT, until it serves", "push"),
+            Command("rollback", "back to the version before", "rollback"),
+            Command("models", "what each device has, runs and is trying", "models"),
+            Command("pack", "a model folder or bare model file into one package", "pack"),
+            Command("keygen", "an Ed25519 key pair: FILE and FILE.pub", "keygen"),
+        ),
     ),
-    Command("models", "what each device has, runs and is trying", "models"),
-    Command("rollback", "back to the version before", "rollback"),
-    Command("pack", "a model folder or bare model file into one package", "pack"),
-    Command("keygen", "an Ed25519 key pair: FILE and FILE.pub", "keygen"),
-    Command("install", "the systemd service, from this very version", "install"),
-    Command("uninstall", "remove the service; settings and models stay", "uninstall"),
-    Command("bench", "measure this device, beside what a plain script gets", "bench"),
+    (
+        "set-up",
+        (
+            Command("profile", "what this device is, which profile matches, and why", "profile"),
+            Command("install", "the systemd service, from this very version", "install"),
+            Command("uninstall", "remove the service; settings and models stay", "uninstall"),
+        ),
+    ),
+    (
+        "measure",
+        (Command("bench", "measure this device, beside what a plain script gets", "bench"),),
+    ),
 )
+"""As `edge-agent --help` lists them."""
+EXAMPLES = (
+    "edge-agent demo --seconds 20                    see it at work",
+    "edge-agent try /dev/video0 yolov8n.onnx         your camera, your model",
+    "edge-agent try clip.mp4 yolov8n.onnx --save my  go on with your own settings …",
+    "edge-agent run --config my/edge-agent.toml      … as a daemon",
+)
+COMMANDS = tuple(command for _, commands in GROUPS for command in commands)
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -66,14 +101,17 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, module: str | None = None, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*args, **options)
         self._module = module
 
     def load(self) -> None:
         """Import the command's module, which declares its arguments; once."""
         if self._module is not None:
-            module, self._module = self._module, None
-            command_module(module).arguments(self)
+            module = command_module(self._module)
+            self._module = None
+            module.arguments(self)
+            self.epilog = "\n  ".join(["examples:", *module.EXAMPLES])
 
     def parse_known_args(self, *args: Any, **options: Any) -> Any:
         self.load()
@@ -155,26 +193,69 @@ def command_module(name: str) -> Any:
 
 def parser() -> CommandParser:
     """Build the parser of all commands; their arguments are loaded when they are needed."""
-    top = CommandParser(
+    top = _TopParser(
         prog="edge-agent", description="Cameras and sensors through INT8 models, results over MQTT."
     )
     top.add_argument("--version", action="version", version=f"edge-agent {__version__}")
     top.add_argument("-v", "--verbose", action="store_true", help="say more on stderr")
-    add_commands(top, COMMANDS, "command", "COMMAND")
+    add_commands(top, COMMANDS, "command", "COMMAND", listed=False)
     return top
 
 
+class _TopParser(CommandParser):
+    """The parser of all commands, whose help lists them in their groups."""
+
+    def format_help(self) -> str:
+        self.epilog = _grouped(shutil.get_terminal_size().columns - 2)
+        return super().format_help()
+
+
+def _grouped(width: int) -> str:
+    """List the commands in their groups, in lines of at most so many columns."""
+    wide = max(len(command.name) for command in COMMANDS)
+    lines = []
+    for title, commands in GROUPS:
+        lines.append(f"{title}:")
+        for command in commands:
+            begin = f"    {command.name:{wide}}  "
+            lines += textwrap.wrap(
+                command.help, width, initial_indent=begin, subsequent_indent=" " * len(begin)
+            )
+        lines.append("")
+    lines += ["examples:", *(f"  {line}" for line in EXAMPLES)]
+    return "\n".join(lines)
+
+
 def add_commands(
-    above: argparse.ArgumentParser, commands: Iterable[Command], dest: str, metavar: str
+    above: argparse.ArgumentParser,
+    commands: Iterable[Command],
+    dest: str,
+    metavar: str,
+    *,
+    listed: bool = True,
 ) -> None:
-    """Add commands below a parser; the one that is asked for is in `options.module`."""
+    """Add commands below a parser; the one that is asked for is in `options.module`.
+
+    Args:
+        above: the parser.
+        commands: to add.
+        dest: key of the options that gets the name of the one that is asked for.
+        metavar: what stands for it in the help.
+        listed: whether the help lists them here.
+
+    """
     below = above.add_subparsers(
-        dest=dest, required=True, metavar=metavar, parser_class=CommandParser
+        dest=dest,
+        required=True,
+        metavar=metavar,
+        parser_class=CommandParser,
+        help=None if listed else f"one of these; '{above.prog} {metavar} --help' says more",
     )
     for each in commands:
+        said: dict[str, Any] = {"help": each.help} if listed else {}
         added = below.add_parser(
             each.name,
-            help=each.help,
+            **said,
             description=each.help[:1].upper() + each.help[1:] + ".",
             module=each.module,
         )

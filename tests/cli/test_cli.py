@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -32,6 +34,7 @@ from tests.helpers.support import (
     wait_until,
 )
 
+BENCHES = ("pipeline", "push", "cold-start")
 COMMANDS = (
     "run",
     "demo",
@@ -75,6 +78,39 @@ def test_every_command_explains_itself(command: str) -> None:
     said = call_cli(command, "--help")
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith(f"usage: edge-agent {command} ")
+
+
+def test_help_groups_the_commands_and_begins_with_daily_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each command is in one group, and nothing is wider than a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    said = call_cli("--help").out
+    groups = re.findall(r"^([a-z -]+):$", said, re.MULTILINE)
+    assert groups[-5:] == ["daily use", "models", "set-up", "measure", "examples"]
+    listed = re.findall(r"^    ([a-z]+) ", said, re.MULTILINE)
+    assert sorted(listed) == sorted(COMMANDS)
+    assert max(len(line) for line in said.splitlines()) <= 80
+
+
+@pytest.mark.parametrize(
+    "command",
+    [(), *((name,) for name in COMMANDS), *(("bench", kind) for kind in BENCHES)],
+    ids=" ".join,
+)
+def test_every_help_ends_with_examples_that_can_be_typed(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line takes each example as it stands, and it is of the command explained."""
+    monkeypatch.setenv("COLUMNS", "80")
+    said = call_cli(*command, "--help").out.partition("\nexamples:\n")[2].splitlines()
+    assert said
+    for line in said:
+        assert len(line) <= 80
+        typed = re.split(r"  +|\|", line.strip())[0].removeprefix("sudo ")
+        words = shlex.split(re.sub(r"^[A-Z_]+=\S+ ", "", typed))
+        assert words[: 1 + len(command)] == ["edge-agent", *command]
+        parser().parse_args(words[1:])
 
 
 @pytest.mark.parametrize(

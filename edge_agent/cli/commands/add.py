@@ -23,6 +23,12 @@ AGENT_SECONDS = 60.0
 """How long a running agent may go without a word on its trial."""
 
 
+EXAMPLES = (
+    "edge-agent add face-detector/              a model folder, into the store",
+    "edge-agent add yolov8n.onnx --name people  under another name",
+)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("path", metavar="PATH", help="model folder, packed .tar, .onnx or .xml")

@@ -21,6 +21,12 @@ KINDS = (
 )
 
 
+EXAMPLES = (
+    "edge-agent bench pipeline yolov8n.onnx        beside plain scripts",
+    "edge-agent bench cold-start parts-inspection  from exec to the first result",
+)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what can be measured, each a module of its own."""
     add_commands(parser, KINDS, "bench", "WHAT")

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from ...bench.cold_start.figures import Cold, Report
 
 
+EXAMPLES = (
+    "edge-agent bench cold-start parts-inspection  a model of the agent's",
+    "edge-agent bench cold-start resnet50-int8 --runs 3 --picture start.png",
+)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(

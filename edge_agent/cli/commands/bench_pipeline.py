@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 MOST_PIPELINES = 256
 
 
+EXAMPLES = (
+    "edge-agent bench pipeline models/parts-inspection --pipelines 1,4",
+    "edge-agent bench pipeline yolov8n.onnx --tune  what suits this device",
+)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("models", nargs="+", metavar="MODEL", help="as for `bench cold-start`")

@@ -9,6 +9,11 @@ from pathlib import Path
 
 from ..options import Options, positive_int
 
+EXAMPLES = (
+    "edge-agent bench push --mb 20 --runs 3  20 MB of random weights, three times",
+    "edge-agent bench push yolov8n.onnx --json",
+)
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""

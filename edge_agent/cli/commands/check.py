@@ -45,6 +45,12 @@ class _Report:
         return True
 
 
+EXAMPLES = (
+    "edge-agent check  the settings that `run` would find",
+    "edge-agent check --config my/edge-agent.toml",
+)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add_config(parser)

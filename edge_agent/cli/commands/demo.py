@@ -31,6 +31,13 @@ PIPELINES = {
 START_SECONDS = 60.0
 
 
+EXAMPLES = (
+    "edge-agent demo                                 until Ctrl-C",
+    "edge-agent demo --pipeline conveyor --seconds 20",
+    "edge-agent demo --seconds 5 --json | head -n 1  results for a program",
+)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(

@@ -41,6 +41,12 @@ STEADY_SECONDS = 8.0
 """A version that was ready and dies so soon is not one to leave alone with."""
 
 
+EXAMPLES = (
+    "sudo edge-agent install --config my-settings.toml",
+    "sudo edge-agent install  again, to upgrade; settings stay",
+)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add_config(parser)

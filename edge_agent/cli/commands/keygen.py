@@ -8,6 +8,8 @@ from pathlib import Path
 from ...models.packages.keys import generate_key
 from ..options import Options
 
+EXAMPLES = ("edge-agent keygen push.key  makes push.key and push.key.pub",)
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""

@@ -11,6 +11,11 @@ from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings
 from ..world import World, offline_since
 
+EXAMPLES = (
+    "edge-agent models --device edge-01",
+    "edge-agent models --forget edge-07  a device that is gone for good",
+)
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""

@@ -16,6 +16,11 @@ from ...models.packages.keys import load_private
 from ...models.packages.package import check_target_form
 from ..options import Options
 
+EXAMPLES = (
+    "edge-agent pack parts/ -o parts.tar --key push.key",
+    "edge-agent pack yolov8n.onnx -o people.tar --target @lab --expires 2030-12-31",
+)
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""

@@ -21,6 +21,11 @@ from ...inference.engines.registry import capabilities, exclusive_formats
 from ...runtime.serving.tuning_results import FILE, TuningResults
 from ..options import Options, add_config, load_settings
 
+EXAMPLES = (
+    "edge-agent profile         this device",
+    "edge-agent profile --list  all of them, and why they match or not",
+)
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""

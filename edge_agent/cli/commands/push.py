@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 RECONNECT_SECONDS = 0.5
 
 
+EXAMPLES = (
+    "edge-agent push parts/ --device edge-01 --key push.key",
+    "edge-agent push people.tar --device @lab --wait --timeout 300",
+)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("path", metavar="PATH", help="model folder, packed .tar, .onnx or .xml")

@@ -16,6 +16,11 @@ from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings, positive
 from ..world import World, check_target, offline_since, online_targets
 
+EXAMPLES = (
+    "edge-agent rollback parts --device edge-01",
+    "edge-agent rollback parts --device @lab  every device of the group",
+)
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""

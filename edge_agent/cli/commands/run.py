@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from ...config.settings import Settings
 
 
+EXAMPLES = (
+    "edge-agent run --config my/edge-agent.toml",
+    "EDGE_AGENT_BROKER__URL=mqtt://broker.lan edge-agent run",
+)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add_config(parser)

@@ -53,6 +53,12 @@ class DeviceLook:
     pipelines: dict[str, PipelineLook] = field(default_factory=dict)
 
 
+EXAMPLES = (
+    "edge-agent status  all devices",
+    'edge-agent status --device @lab --json || echo "something is wrong"',
+)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--device", metavar="ID|@GROUP", help="only this one, or this group's")

@@ -35,6 +35,13 @@ TOPICS = {
 }
 
 
+EXAMPLES = (
+    "edge-agent tail                                results of all devices",
+    "edge-agent tail --device edge-01 --kind event  what happened, in sentences",
+    "edge-agent tail --kind health --json -n 1 | jq .state",
+)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--device", metavar="ID", help="only this device")

@@ -45,6 +45,13 @@ HANG_SECONDS = 30.0
 """Beyond `--seconds`, after which a model or source that does not come back ends the command."""
 
 
+EXAMPLES = (
+    "edge-agent try /dev/video0 yolov8n.onnx",
+    "edge-agent try rtsp://user:password@camera/stream yolov8n.onnx --save my",
+    "edge-agent try holiday/ models/parts-inspection --seconds 10",
+)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(

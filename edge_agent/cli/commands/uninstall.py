@@ -7,6 +7,8 @@ import argparse
 from ..options import Options
 from .install import check_system, uninstall
 
+EXAMPLES = ("sudo edge-agent uninstall",)
+
 
 def arguments(_: argparse.ArgumentParser) -> None:
     """Declare the command's options: there are none."""
