@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
@@ -11,7 +12,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..core.text import printable
+from ..core.types import Array
 from ..mqtt.payloads import percentiles
+from .inline_picture import InlinePicture, cell_pixels, protocol_of
 from .terminal import brief, engine_words, summary
 
 LINE_SECONDS = 0.5
@@ -21,6 +24,16 @@ STILL_SECONDS = 2.0
 """And more than three times the usual interval without a result: its rate is 0."""
 RECENT = 8
 """Lines of earlier results, where the terminal has the height."""
+PICTURE_LINES = 24
+"""The height of a picture above the table, at most."""
+LEAST_PICTURE_LINES = 6
+"""A lower one shows nothing."""
+RECENT_BESIDE_PICTURE = 3
+"""Lines of earlier results, where a picture needs the height."""
+PICTURE_SECONDS = 0.5
+"""Between two pictures, at least …"""
+PICTURE_SHARE = 5
+"""… and so many times what the last one took, where the link to the terminal is slow."""
 FOUND_WIDTH = 24
 """The least that a column may leave to what was found."""
 NAME_WIDTH = 24
@@ -67,6 +80,7 @@ class LiveView:
         *,
         pipelines: Sequence[str] = (),
         quiet: bool = False,
+        pictures: bool = False,
     ) -> None:
         """Prepare.
 
@@ -75,6 +89,7 @@ class LiveView:
             notes: below all.
             pipelines: those that are to come: each has its row from the beginning.
             quiet: take in without showing.
+            pictures: show those that come by `picture` above all, where the terminal can.
 
         """
         self._title = printable(title)
@@ -87,6 +102,21 @@ class LiveView:
         self._live: Any = None
         self._recent: deque[str] = deque(maxlen=RECENT)
         self._drawn = 0.0
+        self._inline: InlinePicture | None = None
+        self._picture_lines = 0
+        """What the terminal leaves to a picture above the view; 0: there is none."""
+        self._picture_due = 0.0
+        self._size = (0, 0)
+        """Columns and lines of the terminal when the place of the picture was chosen."""
+        if pictures and not quiet and sys.stdout.isatty():
+            protocol = protocol_of(os.environ)
+            if protocol is not None:
+                self._inline = InlinePicture(protocol, cell_pixels(sys.stdout.fileno()))
+
+    @property
+    def shows_pictures(self) -> bool:
+        """Whether a picture given to `picture` is shown."""
+        return self._inline is not None
 
     def __enter__(self) -> Self:
         if self._quiet:
@@ -95,6 +125,7 @@ class LiveView:
             from rich.live import Live
 
             self._live = Live(auto_refresh=False)
+            self._reserve()
             self._live.__enter__()
             self._refresh()
         else:
@@ -110,6 +141,10 @@ class LiveView:
         trace: TracebackType | None,
     ) -> None:
         if self._live is not None:
+            if self._inline is not None:
+                # Ends a picture that Ctrl-C has cut short; else the rest would be taken for it.
+                self._live.console.file.write("\x1b\\")
+                self._inline = None
             self._refresh()
             self._live.__exit__(kind, error, trace)
 
@@ -132,6 +167,38 @@ class LiveView:
                 f"{payload['timing']['age_ms']:.1f} ms"
             )
         self.tick()
+
+    def picture(self, picture: Array) -> None:
+        """Show an annotated picture, uint8 BGR, above all, if it is time to."""
+        if self._inline is None or self._live is None or time.monotonic() < self._picture_due:
+            return
+        console = self._live.console
+        if tuple(console.size) != self._size:
+            # Nobody knows where the old place is now.
+            self._inline, self._picture_lines = None, 0
+            return
+        begin = time.monotonic()
+        columns, lines = self._size
+        up = self._picture_lines + self._lines(lines - 1 - self._picture_lines) - 1
+        data = self._inline.encode(picture, columns, self._picture_lines)
+        # From the last line of the view to the first of the picture, and back.
+        console.file.write(f"\x1b7\x1b[{up}A\r{data}\x1b8")
+        console.file.flush()
+        now = time.monotonic()
+        self._picture_due = now + max(PICTURE_SECONDS, PICTURE_SHARE * (now - begin))
+
+    def _reserve(self) -> None:
+        """Keep lines for a picture above the view, where the terminal has the height."""
+        if self._inline is None:
+            return
+        self._size = tuple(self._live.console.size)
+        view = 5 + len(self.notes) + max(1, len(self._names)) + RECENT_BESIDE_PICTURE
+        free = min(PICTURE_LINES, self._size[1] - 1 - view)
+        if free < LEAST_PICTURE_LINES:
+            self._inline = None
+            return
+        self._picture_lines = free
+        print("\n" * free, end="", flush=True)
 
     def tick(self) -> None:
         """Draw what has changed by itself, and what has come, if it is time to."""
@@ -162,7 +229,7 @@ class LiveView:
         self._drawn = time.monotonic()
         # One line less than there are: the last is the cursor's, and more would scroll.
         width, height = self._live.console.size
-        self._live.update(self.draw(width, height - 1), refresh=True)
+        self._live.update(self.draw(width, height - 1 - self._picture_lines), refresh=True)
 
     def draw(self, width: int, height: int) -> Any:
         """Return the view in so many columns, at most so many lines; it is always as high.
@@ -173,14 +240,24 @@ class LiveView:
         from rich.panel import Panel
         from rich.text import Text
 
+        shown, recent = self._layout(height)
+        parts: list[Any] = [self._table(shown, width - 4), Text("")]
+        parts += _clipped(self._middle(width - 4, recent), "dim")
+        parts += [Text(""), *_clipped(self.notes)]
+        return Panel(Group(*parts), title=Text(self._title), border_style="blue", width=width)
+
+    def _layout(self, height: int) -> tuple[list[str], int]:
+        """Return the pipelines that have a line, and how many lines earlier results get."""
         names = [*self._names, *(name for name in self.rows if name not in self._names)]
         # The frame, the headings, two empty lines.
         room = height - 5 - len(self.notes)
         shown = names[: max(1, room)]
-        parts: list[Any] = [self._table(shown, width - 4), Text("")]
-        parts += _clipped(self._middle(width - 4, min(RECENT, room - len(shown))), "dim")
-        parts += [Text(""), *_clipped(self.notes)]
-        return Panel(Group(*parts), title=Text(self._title), border_style="blue", width=width)
+        return shown, max(0, min(RECENT, room - len(shown)))
+
+    def _lines(self, height: int) -> int:
+        """Return how many lines the view takes where it may take so many."""
+        shown, recent = self._layout(height)
+        return 5 + len(self.notes) + len(shown) + recent
 
     def _middle(self, width: int, height: int) -> list[str]:
         """Return just so many lines: what is wrong in full, then the latest results."""

@@ -53,7 +53,8 @@ def test_results_arrive_and_it_ends_by_itself(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
     assert port_of(ended.stdout) > FIRST_PORT
     assert f"mosquitto_sub -p {port_of(ended.stdout)}" in ended.stdout
-    summary = ended.stdout.splitlines()[-1]
+    summary, after = ended.stdout.splitlines()[-2:]
+    assert after.startswith("next     edge-agent try SOURCE MODEL")
     assert summary.startswith("conveyor: ")
     assert "parts-inspection@1 on " in summary
     assert re.search(r"age p50 [\d.]+ p95 [\d.]+ p99 [\d.]+ ms", summary)

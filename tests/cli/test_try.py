@@ -519,8 +519,9 @@ def test_a_camera_that_stays_away_makes_it_1(here: Path) -> None:
         wait_until(lambda: "source lost" in words.read_text(), "the loss to be said")
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 1
-    summary, last = words.read_text().splitlines()[-2:]
+    summary, picture, last = words.read_text().splitlines()[-3:]
     assert re.match(r"try: \d+ results", summary)
+    assert picture == f"picture  {here / 'try.jpg'}"
     assert re.match(r"edge-agent: http://127\.0\.0\.1:\d+/stream\.mjpg: ", last)
 
 

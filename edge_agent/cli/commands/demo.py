@@ -28,6 +28,10 @@ PIPELINES = {
     "conveyor": ("file", "conveyor.mp4", "loop=1", "parts-inspection"),
     "bearing": ("csv", "bearing.csv", "loop=1&rate={rate}", "bearing-vibration"),
 }
+PICTURED = "conveyor"
+"""The pipeline whose frames are shown, with their boxes, where the terminal can."""
+PICTURE_WIDTH = 640
+PICTURE_SECONDS = 0.5
 START_SECONDS = 60.0
 
 
@@ -59,12 +63,28 @@ def main(options: Options) -> int:
     with tempfile.TemporaryDirectory(prefix="edge-agent-demo-") as place:
         folder = Path(place)
         with broker(folder) as loopback:
+            view = LiveView(
+                "edge-agent demo",
+                _notes(loopback),
+                pipelines=names,
+                quiet=options.json,
+                pictures=PICTURED in names,
+            )
             settings = folder / "edge-agent.toml"
-            settings.write_text(_settings(folder, loopback, names), encoding="utf-8")
-            return _watch(options, folder, loopback, settings, names)
+            words = _settings(folder, loopback, names, pictures=view.shows_pictures)
+            settings.write_text(words, encoding="utf-8")
+            return _watch(options, folder, loopback, settings, names, view)
 
 
-def _settings(folder: Path, loopback: Loopback, names: list[str]) -> str:
+def _notes(loopback: Loopback) -> list[str]:
+    return [
+        f"broker   {loopback.name} on 127.0.0.1:{loopback.port}, started for this demo",
+        f"look on  mosquitto_sub -p {loopback.port} -v -t 'edge/{DEVICE}/#'",
+        f"or       edge-agent tail --broker {loopback.url} --kind all",
+    ]
+
+
+def _settings(folder: Path, loopback: Loopback, names: list[str], *, pictures: bool) -> str:
     lines = [
         f'device_id = "{DEVICE}"',
         f"state_dir = {json.dumps(str(folder / 'state'))}",
@@ -84,6 +104,8 @@ def _settings(folder: Path, loopback: Loopback, names: list[str]) -> str:
             f"source = {json.dumps(source)}",
             f'model = "{model}"',
         ]
+        if pictures and name == PICTURED:
+            lines.append(f"snapshot = {{ width = {PICTURE_WIDTH}, every_s = {PICTURE_SECONDS} }}")
     return "\n".join(lines) + "\n"
 
 
@@ -94,23 +116,22 @@ def _rate(model: str) -> float:
 
 
 def _watch(
-    options: Options, folder: Path, loopback: Loopback, settings: Path, names: list[str]
+    options: Options,
+    folder: Path,
+    loopback: Loopback,
+    settings: Path,
+    names: list[str],
+    view: LiveView,
 ) -> int:
     """Run the agent beside the view."""
     log = folder / "agent.log"
     command = [sys.executable, "-m", "edge_agent", "run", "--config", str(settings)]
-    notes = [
-        f"broker   {loopback.name} on 127.0.0.1:{loopback.port}, started for this demo",
-        f"look on  mosquitto_sub -p {loopback.port} -v -t 'edge/{DEVICE}/#'",
-        f"or       edge-agent tail --broker {loopback.url} --kind all",
-    ]
     if options.json:
-        for note in notes:
+        for note in view.notes:
             print(note, file=sys.stderr)
+    wanted = [f"edge/{DEVICE}/{kind}/+" for kind in ("result", "snapshot")]
     with (
-        OneShotClient(
-            Broker(url=loopback.url, protocol=loopback.protocol), [f"edge/{DEVICE}/result/+"]
-        ) as client,
+        OneShotClient(Broker(url=loopback.url, protocol=loopback.protocol), wanted) as client,
         log.open("wb") as output,
     ):
         agent = subprocess.Popen(
@@ -122,7 +143,6 @@ def _watch(
             # Ctrl-C is for us; the agent is told to end in its turn.
             start_new_session=True,
         )
-        view = LiveView("edge-agent demo", notes, pipelines=names, quiet=options.json)
         try:
             with view:
                 _show(options, client, agent, view, names)
@@ -137,6 +157,8 @@ def _watch(
                 agent.wait()
     for line in view.summary_lines():
         print(line, file=sys.stderr if options.json else sys.stdout)
+    if view.rows and not options.json:
+        print("next     edge-agent try SOURCE MODEL: your own camera and model; see README.md")
     if not view.rows:
         words = log.read_text(errors="replace").strip().splitlines()
         raise AgentError(
@@ -176,6 +198,9 @@ def _show(
         if heard is None:
             view.tick()
             continue
+        if "/snapshot/" in heard.topic:
+            _picture(view, heard.payload)
+            continue
         payload = json.loads(heard.payload)
         if waiting:
             waiting.discard(payload["pipeline"])
@@ -184,3 +209,15 @@ def _show(
         if options.json:
             print(printable_json(payload), flush=True)
         view.result(payload)
+
+
+def _picture(view: LiveView, snapshot: bytes) -> None:
+    """Show a frame with its boxes, as the agent has published it."""
+    import numpy as np
+
+    from ...sources.opencv import load
+
+    cv2 = load()
+    picture = cv2.imdecode(np.frombuffer(snapshot, np.uint8), cv2.IMREAD_COLOR)
+    if picture is not None:
+        view.picture(picture)

@@ -102,6 +102,10 @@ def main(options: Options) -> int:
             settings = save(place, imported, spec)
             print(f"saved    {place}: the model, and commented settings; readable by you only")
             print(f"next     edge-agent run --config {settings}")
+        elif count:
+            print(
+                "next     the same with --save DIR: a model folder and settings for edge-agent run"
+            )
     if count == 0:
         raise AgentError("no result: every frame was dropped by an error")
     return 0
@@ -272,7 +276,7 @@ def _watch(
     count = 0
     deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
     title = f"edge-agent try · {spec.redacted} · {model.id}"
-    view = LiveView(title, _notes(picture), pipelines=["try"])
+    view = LiveView(title, _notes(picture), pipelines=["try"], pictures=picture is not None)
     watch = _SourceWatch(samples, spec, view)
     said: deque[str] = deque()
     follower = None
@@ -300,7 +304,8 @@ def _watch(
                 view.result(payloads.result("try", "", "try", sample, outcome, age_ms))
                 if picture is not None:
                     shapes = () if follower is None else follower.shapes()
-                    picture.show(sample.data, outcome, shapes)
+                    picture.take(sample.data, outcome, shapes)
+                    picture.show(view)
                 if time.monotonic() >= deadline:
                     break
         except KeyboardInterrupt:
@@ -308,11 +313,13 @@ def _watch(
         except SourceError as problem:
             samples.trouble = str(problem)
     if picture is not None:
-        picture.finish()
+        picture.write()
     for line in view.summary_lines():
         print(line)
     if follower is not None and (counts := follower.counts()):
         print(f"counted  {counts}")
+    if picture is not None and picture.written:
+        print(f"picture  {PICTURE.resolve()}")
     if attendant.left_behind is not None:
         print(f"left behind: {attendant.left_behind}", file=sys.stderr)
     if samples.trouble is not None:
@@ -385,6 +392,7 @@ class _Picture:
     def __init__(self) -> None:
         self.trouble = ""
         """Why it cannot be written; the results are worth seeing all the same."""
+        self.written = False
         self._drawn = 0.0
         self._last: tuple[Array, Outcome, Sequence[Shape]] | None = None
         try:
@@ -393,23 +401,34 @@ class _Picture:
         except OSError as problem:
             self.trouble = problem.strerror or str(problem)
 
-    def show(self, picture: Array, outcome: Outcome, shapes: Sequence[Shape]) -> None:
-        """Take in a result; draw it if it is time to."""
+    def take(self, picture: Array, outcome: Outcome, shapes: Sequence[Shape]) -> None:
+        """Take in a result."""
         self._last = picture, outcome, shapes
-        if time.monotonic() - self._drawn >= PICTURE_SECONDS:
-            self._drawn = time.monotonic()
-            self.finish()
 
-    def finish(self) -> None:
-        """Draw the latest."""
+    def show(self, view: LiveView) -> None:
+        """Draw the latest, into the file and the terminal, if it is time to."""
+        if time.monotonic() - self._drawn < PICTURE_SECONDS:
+            return
+        self._drawn = time.monotonic()
+        drawn = self.write()
+        if drawn is not None and view.shows_pictures:
+            view.picture(drawn)
+
+    def write(self) -> Array | None:
+        """Draw the latest into the file; return it. None: there is none."""
         from ...runtime.pipelines.draw import annotate, jpeg
 
-        if self.trouble or self._last is None:
-            return
+        if self._last is None:
+            return None
         picture, outcome, shapes = self._last
+        drawn = annotate(picture, outcome.findings, shapes=shapes)
+        if self.trouble:
+            return drawn
         try:
-            PART.write_bytes(jpeg(annotate(picture, outcome.findings, shapes=shapes)))
+            PART.write_bytes(jpeg(drawn))
             PART.replace(PICTURE)
+            self.written = True
         except OSError as problem:
             self.trouble = problem.strerror or str(problem)
             print(f"no further pictures: {PICTURE}: {self.trouble}")
+        return drawn
