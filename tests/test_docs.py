@@ -24,13 +24,15 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from edge_agent.cli.main import parser
 from edge_agent.config.device_profile import DeviceProfile
+from edge_agent.config.load import load as load_settings
 from edge_agent.config.settings import Settings
 from edge_agent.core.plain_record import is_key
 from edge_agent.models.decoders import DECODERS
-from edge_agent.models.manifest import Manifest
+from edge_agent.models.manifest import Manifest, parse
 from edge_agent.sources.schemes import FORMS
 from tests.helpers.small_models import brightness, plain, write_clip
 from tests.helpers.support import (
+    ASSETS,
     CHECKOUT,
     PATIENCE,
     AgentProcess,
@@ -40,6 +42,7 @@ from tests.helpers.support import (
     agent_settings,
     call_cli,
     free_port,
+    needs_assets,
     run_cli,
 )
 from tests.mqtt.test_access import write_passwords
@@ -199,6 +202,137 @@ def test_blocks_of_toml_and_json_can_be_read() -> None:
                 continue
             read += 1
     assert read > 10
+
+
+NOT_SETTINGS = {"wrong.toml"}
+"""Blocks that show a mistake."""
+DEVICE_PROFILES = {"profiles.md", "interface.md"}
+"""Pages whose blocks are of other kinds, too: interface.md has parts of files."""
+
+
+def test_examples_are_settings_and_manifests_that_are_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every example is read as the agent reads it: no key, name or value on the pages is wrong."""
+    read = dict.fromkeys(("settings", "manifest", "part of a manifest"), 0)
+    monkeypatch.chdir(tmp_path)
+    for page in PAGES:
+        for language, block in _blocks(page):
+            first = block.partition("\n")[0].removeprefix("# ")
+            if language != "toml" or page.name in DEVICE_PROFILES or first in NOT_SETTINGS:
+                continue
+            where = f"{page.name}: {block}"
+            content = tomllib.loads(block)
+            if "task" in content:
+                parse(content, where)
+                read["manifest"] += 1
+            elif {"input", "output"} & set(content):
+                assert set(content) <= {item.name for item in fields(Manifest)}, where
+                read["part of a manifest"] += 1
+            else:
+                file = tmp_path / "settings.toml"
+                file.write_text(block)
+                for key, name in content.get("broker", {}).items():
+                    if key.endswith("_file"):
+                        # It is looked for at once.
+                        (tmp_path / name).parent.mkdir(exist_ok=True)
+                        (tmp_path / name).touch()
+                load_settings(file, {})
+                read["settings"] += 1
+    assert read["settings"] > 12
+    assert read["manifest"] > 14
+
+
+def recipe(name: str) -> str:
+    """Give the manifest below a heading of known-models.md."""
+    text = (DOCS / "known-models.md").read_text()
+    section = text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    found = re.search(r"^```toml\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+    assert found, name
+    return found[1]
+
+
+def copied(folder: Path, network: str, manifest: str) -> Path:
+    """Make a model folder of a public network and a manifest, as a reader does."""
+    folder.mkdir(parents=True)
+    (folder / "model.toml").write_text(manifest)
+    for part in ("onnx", "xml", "bin"):
+        file = (ASSETS / "models" / network).with_suffix(f".{part}")
+        if file.is_file():
+            shutil.copy(file, folder / f"model.{part}")
+    return folder
+
+
+@needs_assets
+@pytest.mark.parametrize(
+    ("name", "network", "labels", "source", "found"),
+    [
+        ("yolox", "coco_yolox_nano_fp32.onnx", None, "dog.jpg", r"dog 0\.8"),
+        ("ultraface", "face_rfb320_int8.onnx", None, "faces_16.jpg", r"(face [\d.]+, ){5}.*more"),
+        ("ssd", "ir/face-detection-adas-0001.xml", None, "faces_16.jpg", r"(face [\d.]+, ){5}"),
+        (
+            "softmax",
+            "imagenet_mobilenetv2_int8.onnx",
+            "imagenet_labels.txt",
+            "cat.bmp",
+            r"Egyptian cat 0\.8",
+        ),
+        ("score", "vad_silero_16k_openvino.onnx", None, "silero_test.wav", "ANOMALY"),
+        (
+            "reconstruction",
+            "anomaly_toycar_ae_fp32.onnx",
+            None,
+            "ad01_normal_id_01.bin?channels=128",
+            r"normal [\d.]+ \(threshold 12\)",
+        ),
+        ("raw", "ir/head-pose-estimation-adas-0001.xml", None, "faces_1.jpg", "angle_y_fc"),
+    ],
+    ids=lambda value: str(value).partition(".")[0],
+)
+def test_a_recipe_makes_its_model_see_what_is_there(
+    name: str, network: str, labels: str | None, source: str, found: str, tmp_path: Path
+) -> None:
+    """The manifest of a family, as it stands on the page, with a public model of that family."""
+    folder = copied(tmp_path / "model", network, recipe(name))
+    if labels is not None:
+        shutil.copy(ASSETS / "media" / labels, folder / "labels.txt")
+    form = {"bin": "f32:", "wav": "wav:"}.get(source.partition("?")[0][-3:], "")
+    said = run_cli(
+        "try", f"{form}{ASSETS / 'media' / source}", str(folder), "--seconds", "5", cwd=tmp_path
+    )
+    assert said.returncode == 0, said.stderr
+    assert re.search(found, said.stdout), said.stdout
+
+
+@needs_assets
+def test_people_are_counted_as_the_page_says(
+    agent: Agents, broker: Mosquitto, listen: Listeners, tmp_path: Path
+) -> None:
+    """Its settings and its model, on a clip of people: totals of the door, and entities."""
+    page = (DOCS / "count-people.md").read_text()
+    block = next(text for _, text in _blocks(DOCS / "count-people.md") if "# people.toml" in text)
+    camera = "rtsp://user:password@camera/stream"
+    clip = ASSETS / "media" / "one-by-one-person-detection.mp4"
+    assert camera in block
+    assert "known-models.md#yolox" in page
+    home = tmp_path / "box"
+    copied(home / "models" / "yolox-nano", "coco_yolox_nano_fp32.onnx", recipe("yolox"))
+    # Every frame, however slow the machine: the same people each time.
+    settings = block.replace(camera, f"file:{clip}?pace=max").replace("rate = 10 ", "rate = 1000 ")
+    settings = settings.replace("mqtt://homeassistant.lan", broker.url)
+    settings = f'device_id = "box"\nstate_dir = "state"\n{settings}'
+    listener = listen(broker.port, "#")
+    agent(settings, home.name)
+    listener.wait_state("edge/box/source/entrance", patience=4 * PATIENCE, state="ended")
+    counted = listener.wait_for(
+        lambda _: (listener.last("edge/box/count/entrance") or {}).get("lines"), "counts"
+    )
+    total = {way: sum(counted["door"][way].values()) for way in ("in", "out")}
+    assert sum(total.values()) >= 1, counted
+    (config,) = [h.json for h in listener.heard if h.topic.startswith("homeassistant/device/")][-1:]
+    entities = {entry.get("name") for entry in config["components"].values()}
+    assert any("hall" in str(entity) for entity in entities), entities
+    assert any("door" in str(entity) for entity in entities), entities
 
 
 # The commands on the pages
