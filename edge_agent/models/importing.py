@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -19,6 +19,30 @@ from .files.check_onnx import inspect
 from .manifest import MANIFEST, Manifest, ModelFolder, load, parse
 
 BARE = frozenset({".onnx", ".xml"})
+_USUAL = frozenset({"model", "openvino_model"})
+"""What exporters call the network itself, where precisions or parts of it lie beside it."""
+_BELOW = ("", "onnx", "openvino")
+"""Folders in which they put it."""
+
+_PYTORCH = (
+    "PyTorch's own format, which no engine here reads; export it: `yolo export model={name} "
+    "format=onnx` if it is Ultralytics', else torch.onnx.export"
+)
+_TENSORFLOW = (
+    "TensorFlow's own format; convert it to .xml with OpenVINO's ovc or to .onnx with tf2onnx"
+)
+_HINTS: Mapping[str, str] = {
+    **dict.fromkeys([".pt", ".pth", ".pt2", ".ckpt", ".torchscript", ".safetensors"], _PYTORCH),
+    ".tflite": "TensorFlow Lite's format; convert it to .xml with OpenVINO's `ovc {name}`",
+    **dict.fromkeys([".pb", ".h5", ".keras"], _TENSORFLOW),
+    ".bin": "the weights of an IR; give the .xml beside it",
+    **dict.fromkeys(
+        [".engine", ".trt", ".plan", ".blob", ".hef", ".rknn", ".mlmodel", ".mlpackage"],
+        "compiled for other hardware; export the model it was made of to .onnx",
+    ),
+    **dict.fromkeys([".param", ".mnn"], "another engine's format; export the model to .onnx"),
+}
+"""What to do with a file of another kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +60,8 @@ def import_model(
     """Import *path* as a loadable folder, for as long as the context lasts.
 
     Args:
-        path: a model folder, a packed .tar, or a bare .onnx or .xml whose metadata says what it
-            is.
+        path: a model folder, a packed .tar, or a bare .onnx or .xml whose metadata or shapes say
+            what it is, or the folder in which an exporter left one.
         name: instead of its own.
         version: instead of its own; of a bare file "1" otherwise.
 
@@ -52,6 +76,7 @@ def import_model(
         raise UsageError(f"--version: {version!r} is not a version (dot-separated integers)")
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
+    path = file_of(path)
     if path.is_dir() and name is None and version is None:
         yield ImportedModel(load(path), ())
         return
@@ -87,9 +112,45 @@ def import_model(
                     copy.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(part, copy)
         else:
-            raise ModelError(f"{path}: neither a folder with {MANIFEST}, nor .tar, .onnx or .xml")
+            raise ModelError(
+                f"{path}: neither a folder with {MANIFEST}, nor .tar, .onnx or .xml{_hint(path)}"
+            )
         write_manifest(manifest, made)
         yield ImportedModel(load(made), assumptions)
+
+
+def file_of(path: Path) -> Path:
+    """Return the network's file in a folder as an exporter leaves it; any other path as it is.
+
+    Raises:
+        ModelError: a folder without model.toml holds no network, or several that it could be.
+
+    """
+    if not path.is_dir() or (path / MANIFEST).exists():
+        return path
+    with disk_errors(f"{path}: reading it"):
+        for below in _BELOW:
+            found = sorted(one for one in (path / below).glob("*.*") if _is_network(one))
+            usual = [one for one in found if one.stem in _USUAL]
+            if len(found) == 1 or len(usual) == 1:
+                return (usual or found)[0]
+            if found:
+                names = ", ".join(str(one.relative_to(path)) for one in found)
+                raise ModelError(f"{path}: several networks and no {MANIFEST}: name one of {names}")
+        others = sorted(one for one in path.iterdir() if one.suffix in _HINTS)
+    hint = f"; {others[0].name} is there{_hint(others[0])}" if others else ""
+    raise ModelError(f"{path}: neither {MANIFEST} nor an .onnx or .xml in it{hint}")
+
+
+def _is_network(path: Path) -> bool:
+    return path.suffix == ".onnx" or (path.suffix == ".xml" and path.with_suffix(".bin").exists())
+
+
+def _hint(path: Path) -> str:
+    """Return what to do with a file of another kind, to be appended to an error."""
+    if path.suffix not in _HINTS:
+        return ""
+    return f": {path.suffix} is {_HINTS[path.suffix].format(name=path.name)}"
 
 
 @contextmanager

@@ -111,6 +111,14 @@ VOICE: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_state_is_no_constant(engine: str) -> None:
+    """A state that is given as zeros is refused: only the first window would be right."""
+    spec = {**VOICE["input"], "state": {}, "fixed": {"state": 0}}
+    with pytest.raises(ModelError, match=r"\[input.state\] state = 'stateN'"):
+        load("vad_silero_16k_openvino.onnx", engine, **{**VOICE, "input": spec})
+
+
 def speech(model: Model, windows: list[Sample], state: State) -> list[float]:
     """Return the chance of speech in each window."""
     found = [model.infer(sample, state=state).findings for sample in windows]

@@ -75,8 +75,9 @@ def main(options: Options) -> int:
 
 def _imported(path: Path, options: Options, store: Store, library: Library) -> Any:
     """Make a folder of what the user names: a context."""
-    from ...models.importing import BARE, import_model
+    from ...models.importing import BARE, file_of, import_model
 
+    path = file_of(path)
     name, version = options.name, options.model_version
     if path.suffix in BARE and version is None and (name is None or is_name(name)):
         version = _next_version(store, library, name or safe_name(path.stem))

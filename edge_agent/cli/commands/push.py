@@ -14,7 +14,7 @@ from ...core.errors import AgentError, BrokerError, UsageError
 from ...core.names import version_key
 from ...core.text import printable
 from ...delivery.sender import Progress, Sender
-from ...models.importing import BARE, import_model, import_tar
+from ...models.importing import BARE, file_of, import_model, import_tar
 from ...models.packages.build import Package, make, open_package
 from ...models.packages.keys import load_private
 from ...mqtt.one_shot import OneShotClient
@@ -54,6 +54,7 @@ def main(options: Options) -> int:
     path = Path(options.path)
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
+    path = file_of(path)
     key = load_private(Path(options.key)) if options.key else None
     with ExitStack() as stack:
         # First, so that what cannot be pushed is told without a broker or a device.

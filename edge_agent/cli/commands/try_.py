@@ -19,7 +19,7 @@ from ...core.errors import AgentError, EngineError, SampleError, SourceError, Us
 from ...core.types import Array, Outcome, Request, Sample, State
 from ...inference.model import Model, load_model
 from ...inference.trust import open_plain, why_wrong
-from ...models.importing import BARE, ImportedModel, import_model
+from ...models.importing import BARE, ImportedModel, file_of, import_model
 from ...mqtt import payloads
 from ...runtime.pipelines.overlay import Shape
 from ...sources.spec import SourceSpec, guess_source, parse_source
@@ -82,6 +82,7 @@ def main(options: Options) -> int:
     path = Path(options.model)
     if not options.model or not path.exists():
         raise UsageError(f"MODEL: {options.model!r}: no such file or folder")
+    path = file_of(path)
     place = None if options.save is None else new_folder(options.save)
     tried = None if options.config is None else _pipeline(options.config)
     attendant = Attendant(None if options.seconds is None else options.seconds + HANG_SECONDS)
