@@ -3,8 +3,8 @@
 OpenCV's `linear` and `cubic` look at the nearest 4 or 16 pixels, however many become one; to a
 network trained on filtered pictures the others are noise. What is made larger is linear as OpenCV
 has it, and cubic with a coefficient of -0.5 where OpenCV's is -0.75. A pixel differs from PIL's by
-one level at most, where its two passes are in this order: PIL begins with the one that leaves less
-to the other. Of 1920x1080 to 224x224 it takes 7 ms.
+one level at most; by which pass it begins, PIL 13 decides as here, and earlier ones go across first.
+Of 1920x1080 to 224x224 it takes 7 ms.
 """
 
 from __future__ import annotations
@@ -67,20 +67,39 @@ def resample(
     """
     import cv2
 
-    channels = picture.shape[2]
-    rows = _blocks(down, interpolation)
-    top, bottom = rows[0].read.start, rows[-1].read.stop
-    # Turned, so that the pixels of a column lie one behind the other, and back. Rounded between
-    # the two: without it, cubic is up to 20 levels from PIL's where it overshoots.
-    turned: Array = cv2.transpose(picture[top:bottom])
-    narrow = _weighted(turned, across.made, _blocks(across, interpolation))
-    lines = narrow.reshape(across.made, bottom - top, channels).transpose(1, 0, 2)
-    made = _weighted(np.ascontiguousarray(lines), down.made, rows, top)
-    made = made.reshape(down.made, across.made, channels)
+    tall = down.source > across.source and down.whole < down.source
+    if tall and across.source * down.whole < across.whole * down.source:
+        made = cv2.transpose(_two_passes(picture, down, across, interpolation))
+    else:
+        made = _two_passes(cv2.transpose(picture), across, down, interpolation)
     if out is None:
         out = np.empty(made.shape, np.uint8)
     np.copyto(out, made, casting="unsafe")
     return out
+
+
+def _two_passes(lines: Array, first: Span, second: Span, interpolation: str) -> Floats:
+    """Resize a picture whose lines lie along the axis that comes second.
+
+    Args:
+        lines: (first.source, second.source, channels).
+        first: what is made of the lines.
+        second: what is made of each one's pixels.
+        interpolation: linear or cubic.
+
+    Returns:
+        (second.made, first.made, channels), whole numbers from 0 to 255.
+
+    """
+    channels = lines.shape[2]
+    then = _blocks(second, interpolation)
+    begin, end = then[0].read.start, then[-1].read.stop
+    # Rounded between the two: without it, cubic is up to 20 levels from PIL's where it overshoots.
+    part = np.ascontiguousarray(lines[:, begin:end])
+    narrow = _weighted(part, first.made, _blocks(first, interpolation))
+    turned = narrow.reshape(first.made, end - begin, channels).transpose(1, 0, 2)
+    made = _weighted(np.ascontiguousarray(turned), second.made, then, begin)
+    return made.reshape(second.made, first.made, channels)
 
 
 def _weighted(lines: Array, count: int, blocks: Sequence[_Block], first: int = 0) -> Floats:
