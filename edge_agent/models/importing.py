@@ -16,13 +16,12 @@ from ..core.files import disk_errors
 from ..core.names import NAME_RULE, is_name, is_version
 from ..core.text import printable
 from .files.check_onnx import inspect
+from .files.guess import Draft
 from .manifest import MANIFEST, Manifest, ModelFolder, load, parse
 
 BARE = frozenset({".onnx", ".xml"})
 _USUAL = frozenset({"model", "openvino_model"})
 """What exporters call the network itself, where precisions or parts of it lie beside it."""
-_BELOW = ("", "onnx", "openvino")
-"""Folders in which they put it."""
 
 _PYTORCH = (
     "PyTorch's own format, which no engine here reads; export it: `yolo export model={name} "
@@ -129,8 +128,8 @@ def file_of(path: Path) -> Path:
     if not path.is_dir() or (path / MANIFEST).exists():
         return path
     with disk_errors(f"{path}: reading it"):
-        for below in _BELOW:
-            found = sorted(one for one in (path / below).glob("*.*") if _is_network(one))
+        for pattern in ("*.*", "*/*.*"):  # Hugging Face's lie in onnx/
+            found = sorted(one for one in path.glob(pattern) if _is_network(one))
             usual = [one for one in found if one.stem in _USUAL]
             if len(found) == 1 or len(usual) == 1:
                 return (usual or found)[0]
@@ -178,6 +177,17 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
     # What is written must read back as what was meant.
     if parse(table, MANIFEST) != manifest:
         raise ModelError(f"{manifest.id}: its manifest does not survive being written")
+
+
+def draft_text(draft: Draft, name: str, version: str, file: str) -> str:
+    """Return a draft as model.toml: what is assumed and left to decide as comments."""
+    import tomli_w
+
+    table = {"name": name, "version": version, "file": file, **draft.said}
+    lines = [f"# {draft.family}, by its shapes and names."]
+    lines += [f"# assumed: {assumption}" for assumption in draft.assumed]
+    lines += [f"# to decide: {question}" for question in draft.left]
+    return "\n".join([*lines, "", tomli_w.dumps(table)])
 
 
 def _table(record: Any) -> dict[str, Any]:

@@ -193,7 +193,7 @@ def test_a_bare_detector_is_shown_and_saved(
     said = call_cli("try", path, str(make(here / name)), "--save", "saved", "--seconds", "1")
     assert (said.code, said.err) == (0, "")
     assert "parts@1" in said.out
-    assert "as its own metadata tells" in said.out
+    assert "as the file itself tells" in said.out
     assert sorted(engines_of(said)) == sorted(engines)
     assert re.search(r"try #0 .*person 0\.90, bottle 0\.80", said.out)
     assert re.search(r"^try: 2 results", said.out, re.MULTILINE)

@@ -147,7 +147,7 @@ def _source(text: str) -> SourceSpec:
 def _print_model(imported: ImportedModel, path: Path) -> None:
     """Print what the model is and what had to be assumed."""
     manifest = imported.folder.manifest
-    told = " as its own metadata tells" if path.suffix in BARE else ""
+    told = " as the file itself tells" if path.suffix in BARE else ""
     print(
         f"model    {manifest.id}: {manifest.task}, decoder {manifest.decoder}, "
         f"{len(imported.folder.labels)} labels{told}"

@@ -3,7 +3,7 @@
 OpenCV's `linear` and `cubic` look at the nearest 4 or 16 pixels, however many become one; to a
 network trained on filtered pictures the others are noise. What is made larger is linear as OpenCV
 has it, and cubic with a coefficient of -0.5 where OpenCV's is -0.75. A pixel differs from PIL's by
-one level at most; by which pass it begins, PIL 13 decides as here, and earlier ones go across first.
+one level at most; with which pass to begin, PIL 13 decides as here; earlier ones go across first.
 Of 1920x1080 to 224x224 it takes 7 ms.
 """
 

@@ -86,6 +86,7 @@ def inspect_ir(network: Path) -> NetworkFacts:
         makers={spec.name: maker for spec, maker in results},
         metadata=reader.metadata,
         nodes=reader.count,
+        operators=frozenset(reader.operators),
         weight_bytes=weights.stat().st_size,
         quantized=reader.quantized,
     )
@@ -104,6 +105,7 @@ class _Reader:
         self.sources: dict[str, tuple[str, str]] = {}
         """By id of a layer: the layer and port that its first input comes from."""
         self.count = 0
+        self.operators: set[str] = set()
         self.quantized = False
         self._network = network
         self._weight_bytes = weight_bytes
@@ -173,6 +175,7 @@ class _Reader:
                 f"{self._network}: layer {layer.name!r}: operator {layer.type} belongs to an "
                 "extension; extensions are not loaded"
             )
+        self.operators.add(layer.type)
         self.quantized = self.quantized or layer.type == "FakeQuantize"
         self._open.append(layer)
         if len(self._path) == 3:

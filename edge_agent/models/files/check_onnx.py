@@ -106,6 +106,7 @@ def _inspect_onnx(network: Path) -> NetworkFacts:
         makers={value.name: _maker(value.name, by_output) for value in graph.output},
         metadata={_text(entry.key): _text(entry.value) for entry in model.metadata_props},
         nodes=len(nodes),
+        operators=frozenset(str(node.op_type) for node in nodes),
         weight_bytes=weight_bytes,
         quantized=any(node.op_type in _QUANTIZED for node in nodes),
     )

@@ -28,6 +28,8 @@ class NetworkFacts:
     metadata: Mapping[str, str]
     """ONNX: `metadata_props`. IR: `rt_info`, a path of tags joined by spaces = value."""
     nodes: int
+    operators: frozenset[str]
+    """Types of its nodes."""
     weight_bytes: int
     quantized: bool
     """Whether integers are what it computes with."""

@@ -1,8 +1,8 @@
 """A manifest for a bare network, from the metadata that its exporter wrote into it.
 
 Two kinds of metadata answer a manifest's questions: that of Ultralytics and that of OpenVINO's
-Model API. What neither says but their own runtimes take for granted is assumed here too, and every
-assumption is put into words.
+Model API. Where there is neither, a network's shapes may leave no doubt. What neither says but
+their own runtimes take for granted is assumed here too, and every assumption is put into words.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from ...core.errors import ModelError
 from ...core.names import safe_name
 from ..manifest import Manifest, parse
-from . import model_api, ultralytics
+from . import guess, model_api, ultralytics
 from .check_onnx import inspect
 
 
@@ -30,7 +30,7 @@ def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest
 
     Raises:
         ModelError: the file is not fit to run, or its metadata leaves a question open or asks for
-            something that is not supported.
+            something that is not supported, or it has none and its shapes leave a question open.
 
     """
     facts = inspect(network)
@@ -41,11 +41,17 @@ def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest
     elif (info := model_api.info_of(facts)) is not None:
         described, assumed = model_api.describe(info, facts, where)
     else:
-        found = ", ".join(sorted(facts.metadata)[:5])
-        raise ModelError(
-            f"{where}: its metadata is neither Ultralytics' (task, names) nor Model API's "
-            f"(model_info): found {found or 'none'}; describe it in a model.toml beside it"
-        )
+        draft = guess.draft_of(facts)
+        if draft.left:
+            found = ", ".join(sorted(facts.metadata)[:5])
+            keys = "; ".join(question.partition(":")[0] for question in draft.left)
+            raise ModelError(
+                f"{where}: its metadata is neither Ultralytics' (task, names) nor Model API's "
+                f"(model_info): found {found or 'none'}. By its shapes it is {draft.family}, which "
+                f"leaves to decide: {keys}; describe it in a model.toml beside it, of which "
+                "`edge-agent describe` prints a draft"
+            )
+        described, assumed = dict(draft.said), list(draft.assumed)
     data: dict[str, Any] = {
         "name": name or safe_name(network.stem),
         "version": version,
