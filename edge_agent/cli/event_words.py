@@ -46,6 +46,8 @@ def _said(payload: Mapping[str, Any], who: str, there: str, into: str, out: str)
             what = f"anomalous, {payload.get('anomaly', {}).get('score', 0):.4g}"
         case "value":
             what = f"{payload.get('value', 0):.6g}"
+        case "drift":
+            what = f"drift of {payload.get('channel')}, {payload.get('value', 0):.3g}"
         case other:
             what = str(other)
     match payload["state"]:

@@ -18,7 +18,7 @@ Problem = tuple[str, str]
 """Key and text."""
 ON_OBJECTS = frozenset({"enter", "leave", "cross", "dwell", "count", "absent"})
 TASKS = {"class": "classification", "anomaly": "anomaly", "value": "regression"}
-"""By kind of rule: the task of the models whose results it looks at."""
+"""By kind of rule: the task of the models whose results it looks at; of drift any."""
 BOUNDED = frozenset({"count", "class", "anomaly", "value", "drift"})
 
 
@@ -148,11 +148,8 @@ def lint_rules(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> Iter
 def _lint_rule(
     rule: Rule, pipeline: Pipeline, known: Sequence[ModelFolder], tasks: set[str], names: str
 ) -> Iterator[str]:
-    if rule.when == "drift":
-        yield ": never acts: this version measures no drift"
-        return
-    wanted = "detection" if rule.when in ON_OBJECTS else TASKS[rule.when]
-    fits = wanted in tasks or (rule.when == "value" and "raw" in tasks)
+    wanted = "detection" if rule.when in ON_OBJECTS else TASKS.get(rule.when)
+    fits = wanted is None or wanted in tasks or (rule.when == "value" and "raw" in tasks)
     if known and not fits:
         kind = f'when = "{rule.when}" looks at results of task {wanted}'
         yield f": never acts: {kind}, not those of {names}"
@@ -165,6 +162,12 @@ def _lint_rule(
         if absent:
             acts = "never acts: " if len(absent) == len(rule.labels) else ""
             yield f".labels: {acts}{', '.join(map(repr, absent))} is not among what {names} finds"
+    if rule.when == "drift" and rule.value is not None and known:
+        inputs = known[0].manifest.input
+        channels = inputs.channels if inputs.is_signal else ("blue", "green", "red")
+        if channels and rule.value not in {*map(str, channels), "score"}:
+            measured = ", ".join([*map(str, channels), "score"])
+            yield f".value: never acts: drift is measured of {measured}"
     if rule.above is not None and rule.when == "class" and rule.above >= 1:
         yield f".above: never acts: no score is above {rule.above:g}"
     if rule.below is not None and rule.above is None and rule.when == "count" and rule.below <= 0:

@@ -208,3 +208,5 @@ class Outcome:
     timing: Timing
     then: Mapping[str, Second] = field(default_factory=dict)
     """By name of the second stage."""
+    drift: Mapping[str, float] = field(default_factory=dict)
+    """How far the results before are from what is usual: by channel, and `score`."""

@@ -213,6 +213,15 @@ def _age(health: Health) -> Samples:
         yield from _quantiles((name,), pipeline["latency_ms"])
 
 
+def _drift(health: Health) -> Samples:
+    for name, pipeline in _of(health, "pipelines"):
+        drift = pipeline.get("drift", {})
+        for channel, index in drift.get("inputs", {}).items():
+            yield (name, channel), index
+        if drift.get("score") is not None:
+            yield (name, "score"), drift["score"]
+
+
 def _model_inferences(health: Health) -> Samples:
     for name, model in _of(health, "models"):
         yield (name, model["engine"]), model["inferred"]
@@ -309,6 +318,10 @@ _FAMILIES = (
     _Family(
         *("gauge", "pipeline_age_seconds", "Capture to publication, of the last 1000 results."),
         *(_age, ("pipeline", "quantile")),
+    ),
+    _Family(
+        *("gauge", "pipeline_drift", "Population stability index of inputs and score."),
+        *(_drift, ("pipeline", "of")),
     ),
     _Family(
         *("counter", "model_inferences", "By this version on this engine."),

@@ -220,6 +220,8 @@ class Health:
             }
             if pipeline.errors.sinks:
                 payload["pipelines"][pipeline.name]["sink_errors"] = pipeline.errors.sinks
+            if (drift := pipeline.drift) is not None:
+                payload["pipelines"][pipeline.name]["drift"] = drift
             if pipeline.counts is not None:
                 payload["pipelines"][pipeline.name]["signal"] = asdict(pipeline.counts)
         for model in {

@@ -5,6 +5,7 @@ Knows no engine and no weights; whether the network fits it is checked when both
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import field, replace
@@ -17,6 +18,7 @@ from ..core.errors import ModelError
 from ..core.files import path_inside
 from ..core.frozen import record
 from ..core.names import NAME_RULE, is_name, is_version
+from . import drift
 from .decoders import DECODERS, DEFAULT, DecoderName, Task, decoders_of
 
 MANIFEST = "model.toml"
@@ -156,7 +158,7 @@ class OutputSpec:
     threshold: Number | str | None = None
     """A text "p99": that quantile of the scores of the first windows."""
     learn: Annotated[int, Ge(2), Le(1_000_000)] = 500
-    """Windows from which a quantile is learned."""
+    """Windows from which a quantile is learned, results from which what is usual is."""
     smooth: str | None = None
     """"k/n": only what is so in k of the last n windows is reported."""
     iou: Annotated[float, Gt(0), Le(1)] | None = None
@@ -224,6 +226,8 @@ class ModelFolder:
     path: Path
     manifest: Manifest
     labels: tuple[str, ...]
+    usual: drift.Usual | None = None
+    """Of its inputs and scores, where the folder says it."""
 
     @property
     def network(self) -> Path:
@@ -366,4 +370,18 @@ def check(manifest: Manifest, folder: Path) -> ModelFolder:
             raise ModelError(f"{text}: is empty, expected one label a line")
         if len(labels) > MAX_LABELS:
             raise ModelError(f"{text}: {len(labels)} labels, expected at most {MAX_LABELS}")
-    return ModelFolder(folder, manifest, labels)
+    return ModelFolder(folder, manifest, labels, _usual(folder, manifest))
+
+
+def _usual(folder: Path, manifest: Manifest) -> drift.Usual | None:
+    """Read what is usual of a model's inputs and scores, where its folder has it."""
+    path = folder / drift.DRIFT
+    if not path.exists():
+        return None
+    text = path_inside(folder, drift.DRIFT, str(path))
+    if text.stat().st_size > drift.MAX_BYTES:
+        raise ModelError(f"{path}: larger than {drift.MAX_BYTES // 2**10} KiB, not distributions")
+    try:
+        return drift.parse(json.loads(text.read_bytes()), tuple(map(str, manifest.input.channels)))
+    except (ValueError, RecursionError) as problem:
+        raise ModelError(f"{path}: {problem}") from None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from ..config.settings import Rule
-from ..core.types import Anomaly, Classes, Findings, Values
+from ..core.types import Anomaly, Classes, Outcome, Values
 
 Change = Literal["begin", "end"]
+MUCH_DRIFT = 0.25
+"""Population stability index above which a rule without bounds is true: the usual rule of thumb."""
 
 
 class Condition:
@@ -62,16 +65,18 @@ class Condition:
         return plain
 
 
-def measured(rule: Rule, found: Findings) -> tuple[float | None, bool, dict[str, object]]:
-    """Return what a result says of a rule on classes, anomaly or values.
+def measured(rule: Rule, outcome: Outcome) -> tuple[float | None, bool, dict[str, object]]:
+    """Return what a result says of a rule on classes, anomaly, values or drift.
 
     Returns:
         The value to compare, None where there is none; whether the rule is true where it has no
         bounds; and what an event about it tells.
 
     """
-    match found:
-        case Classes() if rule.when == "class" and found.labels:
+    if rule.when == "drift":
+        return _drifted(rule, outcome.drift)
+    match outcome.findings:
+        case Classes() as found if rule.when == "class" and found.labels:
             best = next(
                 (i for i, label in enumerate(found.labels) if label in rule.labels),
                 0 if not rule.labels else None,
@@ -81,7 +86,7 @@ def measured(rule: Rule, found: Findings) -> tuple[float | None, bool, dict[str,
                 return 0.0, False, {}
             score = float(found.scores[best])
             return score, best == 0, {"label": found.labels[best], "score": round(score, 4)}
-        case Anomaly() if rule.when == "anomaly":
+        case Anomaly() as found if rule.when == "anomaly":
             facts = {"score": found.score, "threshold": found.threshold}
             facts["anomalous"] = found.anomalous
             shown = {
@@ -89,10 +94,23 @@ def measured(rule: Rule, found: Findings) -> tuple[float | None, bool, dict[str,
                 for key, value in facts.items()
             }
             return found.score, found.anomalous, {"anomaly": shown}
-        case Values() if (
+        case Values() as found if (
             rule.when == "value" and rule.value is not None and rule.value in found.values
         ):
             value = float(found.values[rule.value])
             return value, False, {"value": float(f"{value:.6g}")}
         case _:
             return None, False, {}
+
+
+def _drifted(
+    rule: Rule, drift: Mapping[str, float]
+) -> tuple[float | None, bool, dict[str, object]]:
+    if rule.value is not None:
+        drift = {name: index for name, index in drift.items() if name == rule.value}
+    if not drift:
+        return None, False, {}
+    channel = max(drift, key=lambda name: drift[name])
+    index = drift[channel]
+    facts: dict[str, object] = {"value": float(f"{index:.6g}"), "channel": channel}
+    return index, index > MUCH_DRIFT, facts

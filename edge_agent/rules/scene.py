@@ -34,6 +34,7 @@ UPDATE_SECONDS = 1.0
 BETTER = 0.05
 """An update tells of a score that is so much better."""
 ON_OBJECTS = frozenset({"enter", "leave", "dwell", "count", "absent"})
+ON_RESULTS = frozenset({"class", "anomaly", "value", "drift"})
 
 Floats = NDArray[np.float64]
 Slots = NDArray[np.intp]
@@ -165,7 +166,7 @@ class Scene:
                     for c, r in enumerate(self._rules, whole)
                     if r.when in {"count", "absent"}
                 ),
-                *((-1, r) for r in settings.rules if r.when in {"class", "anomaly", "value"}),
+                *((-1, r) for r in settings.rules if r.when in ON_RESULTS),
             )
         ]
         self._lasting: dict[str, _Lasting] = {}
@@ -295,7 +296,7 @@ class Scene:
                         sample=sample,
                     )
                     continue
-                value, plain, more = measured(rule, outcome.findings)
+                value, plain, more = measured(rule, outcome)
                 self._step(rule, condition, value, plain=plain, facts=more, sample=sample)
             if now - self._updated >= UPDATE_SECONDS:
                 self._updated = now

@@ -39,7 +39,10 @@ EVENT: dict[str, Any] = {
         ({"when": "count", "count": 3, "score": None, "label": None}, "r: 3 in yard"),
         ({"when": "absent", "score": None, "label": None}, "r: nobody in yard"),
         ({"when": "value", "value": 81.5, "score": None, "replayed": True}, "r: 81.5 (replayed)"),
-        ({"when": "drift", "score": None}, "r: drift"),
+        (
+            {"when": "drift", "channel": "ax", "value": 0.3125, "score": None},
+            "r: drift of ax, 0.312",
+        ),
     ],
 )
 def test_an_event_reads_like_a_sentence(keys: dict[str, Any], words: str) -> None:

@@ -182,7 +182,10 @@ GATE = Line(name="gate", points=((0.0, 0.0), (1.0, 1.0)))
     [
         ({"labels": ("dog",)}, "labels: 'dog' is not among what face@1 finds"),
         ({"thresholds": {"dog": 0.5}}, "thresholds: 'dog' is not among"),
-        ({"rules": (Rule(name="r", when="drift"),)}, "rules[r]: never acts: this version"),
+        (
+            {"rules": (Rule(name="r", when="drift", value="ax"),)},
+            "rules[r].value: never acts: drift is measured of blue, green, red, score",
+        ),
         ({"rules": (Rule(name="r", when="class"),)}, 'rules[r]: never acts: when = "class"'),
         (
             {"rules": (Rule(name="r", when="enter", labels=("dog",)),)},

@@ -278,6 +278,40 @@ def test_no_window_is_made_across_a_gap_or_a_clock_that_is_set(
     assert health["pipelines"]["press"]["dropped"]["gap"] == 2
 
 
+def test_drift_is_told_in_health_and_by_a_rule(tmp_path: Path, box: Callable[..., Box]) -> None:
+    """The first windows are usual; when the sensor shifts, an event begins, and ends after."""
+    loudness(tmp_path / "models" / "loud", window=4, learn=64)
+    rule = {"name": "shifted", "when": "drift", "value": "all", "above": 1.0, "below": 0.5}
+    source = "mqtt:plant/press?gap_s=60"
+    started = box({"name": "press", "source": source, "model": "loud", "rules": [rule]})
+    random = np.random.default_rng(0)
+    given = 0
+
+    def give(count: int, mean: float) -> None:
+        nonlocal given
+        for rows in random.normal(mean, 1.0, (count, 16)):
+            started.listener.publish("plant/press", json.dumps([[row] for row in rows]))
+        given += 4 * count
+        started.results("press", given)
+
+    def drift(health: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = health["pipelines"]["press"].get("drift", {})
+        return found
+
+    give(30, 0.0)
+    usual = drift(started.health(lambda h: "largest" in drift(h), "drift in health"))
+    assert usual["against"] == "learned"
+    assert usual["inputs"]["all"] < 0.5
+    give(40, 3.0)
+    event = started.listener.wait_state("edge/box/event/press", state="begin")
+    assert (event["when"], event["channel"]) == ("drift", "all")
+    assert event["value"] > 1.0
+    give(120, 0.0)
+    event = started.listener.wait_state("edge/box/event/press", state="end")
+    assert event["why"] == "over"
+    assert "press: has learned what is usual of loud@1" in started.agent.words()
+
+
 def test_a_line_that_is_pulled_out_is_lost_and_comes_back(
     tmp_path: Path, box: Callable[..., Box]
 ) -> None:

@@ -94,13 +94,18 @@ class Stage:
         return found
 
     def give(
-        self, findings: Findings, *, weak: Sequence[Box] = (), wait: float | None = None
+        self,
+        findings: Findings,
+        *,
+        weak: Sequence[Box] = (),
+        wait: float | None = None,
+        drift: Mapping[str, float] | None = None,
     ) -> Findings:
         """Give the findings of the next frame."""
         self.now += self.period if wait is None else wait
         self.seq += 1
         sample = Sample(self._picture, self.seq, int(self.now * 1e9), self.now)
-        outcome = Outcome("m@1", "none", findings, Timing(0.0, 0.0, 0.0))
+        outcome = Outcome("m@1", "none", findings, Timing(0.0, 0.0, 0.0), drift=drift or {})
         outcome = self.scene.process(sample, outcome, detections(weak) if weak else None)
         self.scene.result("p", sample, outcome)
         return outcome.findings

@@ -76,8 +76,11 @@ def detector(
     return write_manifest(folder, version, "detection", output=output)
 
 
-def loudness(folder: Path, window: int, version: str = "1") -> Path:
-    """Make a model that gives the mean of a window of one channel; above 100 it is anomalous."""
+def loudness(folder: Path, window: int, version: str = "1", **more: Any) -> Path:
+    """Make a model that gives the mean of a window of one channel; above 100 it is anomalous.
+
+    *more* is of its output.
+    """
     folder.mkdir(parents=True)
     save_onnx(
         folder / "model.onnx",
@@ -86,7 +89,7 @@ def loudness(folder: Path, window: int, version: str = "1") -> Path:
         [("mean", "float32", (1,))],
     )
     entries = {"window": window, "layout": "ct"}
-    output = {"decoder": "score", "threshold": 100.0}
+    output = {"decoder": "score", "threshold": 100.0, **more}
     return write_manifest(folder, version, "anomaly", input=entries, output=output)
 
 

@@ -132,6 +132,22 @@ def test_anomaly_and_values_have_rules_too() -> None:
     assert stage.told() == [("r", "begin"), ("r", "end")]
 
 
+def test_drift_has_rules_of_the_worst_channel_or_of_one() -> None:
+    """Above a bound, 0.25 where there is none, until below the other; the event names the worst."""
+    rules = [
+        rule("drift", above=0.5, below=0.2, frames="1/1"),
+        {**rule("drift", frames="1/1", value="ay"), "name": "y"},
+    ]
+    stage = Stage(rules=rules)
+    found = Anomaly(1.0, 5.0)
+    for ax, score in ((0.3, 0.1), (0.6, 0.1), (0.3, 0.4), (0.1, 0.1)):
+        stage.give(found, drift={"ax": ax, "ay": score, "score": score})
+    stage.give(found)
+    assert stage.told() == [("r", "begin"), ("y", "begin"), ("r", "end"), ("y", "end")]
+    assert stage.events[0].facts == {"value": 0.6, "channel": "ax"}
+    assert stage.events[1].facts == {"value": 0.4, "channel": "ay"}
+
+
 def test_after_its_end_a_rule_is_silent_for_its_cooldown_by_label() -> None:
     """Another label is another matter."""
     stage = Stage(zones=YARD, rules=[rule("enter", zone="yard", cooldown_s=60)])

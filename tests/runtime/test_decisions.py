@@ -11,7 +11,8 @@ from edge_agent.core.errors import ModelError
 from edge_agent.core.types import Anomaly, Classes, Outcome, Timing
 from edge_agent.models.manifest import OutputSpec, parse
 from edge_agent.mqtt import payloads
-from edge_agent.runtime.pipelines.decisions import Decisions, LearnedThresholds
+from edge_agent.runtime.pipelines.decisions import Decisions
+from edge_agent.runtime.pipelines.learned import LearnedValues
 
 
 def outcome(findings: Any, model: str = "m@1") -> Outcome:
@@ -37,7 +38,7 @@ LEARNS = OutputSpec(decoder="score", threshold="p90", learn=10)
 
 def test_a_threshold_is_learned_and_kept(tmp_path: Path) -> None:
     """The quantile of the first windows holds from then on, after a restart too."""
-    decisions = Decisions("p", LearnedThresholds(tmp_path / "thresholds.json"))
+    decisions = Decisions("p", LearnedValues(tmp_path).thresholds)
     first = judge(decisions, LEARNS, *range(1, 10))
     assert [one.anomalous for one in first] == [False] * 9
     assert payloads.findings(first[4])["anomaly"] == {
@@ -47,7 +48,7 @@ def test_a_threshold_is_learned_and_kept(tmp_path: Path) -> None:
         "learning": 0.5,
     }
     assert [one.threshold for one in judge(decisions, LEARNS, 10, 3)] == [9, 9]
-    again = Decisions("p", LearnedThresholds(tmp_path / "thresholds.json"))
+    again = Decisions("p", LearnedValues(tmp_path).thresholds)
     (one,) = judge(again, LEARNS, 9.5)
     assert (one.threshold, one.anomalous) == (9, True)
 
@@ -57,7 +58,7 @@ def test_another_version_or_rule_learns_anew(
 ) -> None:
     """What was learned of a version says nothing of the next one, and that is logged."""
     caplog.set_level("INFO")
-    kept = LearnedThresholds(tmp_path / "thresholds.json")
+    kept = LearnedValues(tmp_path).thresholds
     judge(Decisions("p", kept), LEARNS, *range(20))
     caplog.clear()
     (one,) = judge(Decisions("p", kept), LEARNS, 5, model="m@2")
@@ -79,7 +80,7 @@ def test_a_damaged_file_of_thresholds_is_forgotten(tmp_path: Path) -> None:
     """It learns again."""
     path = tmp_path / "thresholds.json"
     path.write_text('{"p": {"model": "m@1", "rule": "p90/10", "threshold": "high"}}')
-    (one,) = judge(Decisions("p", LearnedThresholds(path)), LEARNS, 5)
+    (one,) = judge(Decisions("p", LearnedValues(tmp_path).thresholds), LEARNS, 5)
     assert one.threshold is None
 
 

@@ -7,58 +7,15 @@ that was learned is kept in the state folder, by pipeline and version: another v
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from dataclasses import dataclass, field, replace
-from math import ceil, isfinite
-from pathlib import Path
-from typing import Any
+from math import ceil
 
-from ...core.state_file import StateFile
 from ...core.types import Anomaly, Classes, Findings, Outcome
 from ...models.manifest import OutputSpec
+from .learned import Learned
 
 log = logging.getLogger(__name__)
-
-
-class LearnedThresholds:
-    """The thresholds that the pipelines of a device have learned, on its disk."""
-
-    def __init__(self, path: Path) -> None:
-        """Read them when the first is asked for."""
-        self._file = StateFile(path, "learned thresholds")
-        self._known: dict[str, dict[str, Any]] | None = None
-        self._lock = threading.Lock()
-
-    def get(self, pipeline: str, model: str, rule: str) -> float | None:
-        """Return what a pipeline has learned of a version by a rule; None: nothing yet."""
-        with self._lock:
-            entry = self._read().get(pipeline)
-        if entry is None or (entry["model"], entry["rule"]) != (model, rule):
-            return None
-        return float(entry["threshold"])
-
-    def put(self, pipeline: str, model: str, rule: str, threshold: float) -> None:
-        """Keep it over restarts."""
-        with self._lock:
-            known = self._read()
-            known[pipeline] = {"model": model, "rule": rule, "threshold": threshold}
-            self._file.save(known)
-
-    def _read(self) -> dict[str, dict[str, Any]]:
-        if self._known is None:
-            self._known = self._file.read(_parse) or {}
-        return self._known
-
-
-def _parse(content: Any) -> dict[str, dict[str, Any]]:
-    """Return what `put` has written; raises ValueError, KeyError, … of anything else."""
-    found = {name: dict(entry) for name, entry in content.items()}
-    for entry in found.values():
-        if not isfinite(float(entry["threshold"])) or not isinstance(entry["rule"], str):
-            raise ValueError(entry)
-        entry["model"] = str(entry["model"])
-    return found
 
 
 @dataclass(slots=True)
@@ -74,7 +31,7 @@ class _Memory:
 class Decisions:
     """Of one pipeline."""
 
-    def __init__(self, pipeline: str, learned: LearnedThresholds | None) -> None:
+    def __init__(self, pipeline: str, learned: Learned[float] | None) -> None:
         """Begin; *learned* None: what is learned is not kept."""
         self._pipeline = pipeline
         self._learned = learned

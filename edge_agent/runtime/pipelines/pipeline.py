@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import SecondStage
@@ -17,7 +17,7 @@ from ...sources.spec import SourceSpec
 from ..scheduler.board import Board, FrameQueue
 from ..serving.active import Serving
 from .capture import Capture
-from .decisions import LearnedThresholds
+from .learned import LearnedValues
 from .overlay import Shape
 from .route import PipelineRoute
 from .sinks import MqttSink, ResultSink, ResultStage, SnapshotSink
@@ -70,7 +70,7 @@ class Pipeline:
         sinks: Sequence[ResultSink] = (),
         load: Callable[[Serving], None] = _load_nothing,
         stages: Callable[[PipelineSettings, SourceSpec], ResultStage | None] = _no_stage,
-        learned: LearnedThresholds | None = None,
+        learned: LearnedValues | None = None,
     ) -> None:
         """Put the parts together; nothing is opened before `start`.
 
@@ -87,7 +87,7 @@ class Pipeline:
             load: loads a model of a second stage that is needed now.
             stages: makes what adds to its results before the sinks take them, instead of what it
                 has made for this pipeline before; None: nothing does.
-            learned: keeps thresholds that are learned.
+            learned: keeps what is learned.
 
         """
         self._stages = stages
@@ -220,6 +220,11 @@ class Pipeline:
     def counts(self) -> Counts | None:
         """What has come of a live signal; None: its source is none."""
         return self._capture.counts
+
+    @property
+    def drift(self) -> dict[str, Any] | None:
+        """How far inputs and scores are from what is usual; None: nothing is known yet."""
+        return self._route.drift.report()
 
     @property
     def rate(self) -> float | None:

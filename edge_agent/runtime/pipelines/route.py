@@ -15,8 +15,10 @@ from ...core.types import Detections, Outcome, Request, Sample, Second, State
 from ...inference.model import Model, Region
 from ..scheduler.board import Board, Job
 from ..serving.active import Serving
-from .decisions import Decisions, LearnedThresholds
+from .decisions import Decisions
+from .drift import Drift
 from .filters import Filter, above
+from .learned import LearnedValues
 from .sinks import ResultSink, ResultStage
 from .status import FrameErrors
 
@@ -36,7 +38,7 @@ class PipelineRoute:
         timeline: Timeline,
         load: Callable[[Serving], None],
         stage: ResultStage | None = None,
-        learned: LearnedThresholds | None = None,
+        learned: LearnedValues | None = None,
     ) -> None:
         """Build the route of one pipeline.
 
@@ -50,7 +52,7 @@ class PipelineRoute:
             timeline: measures the start.
             load: loads a model that is needed now; returns when it is there, or cannot be loaded.
             stage: adds to results before the sinks take them.
-            learned: keeps thresholds that are learned; None: they are not kept.
+            learned: keeps what is learned; None: it is not kept.
 
         """
         self.threshold = settings.threshold
@@ -74,7 +76,11 @@ class PipelineRoute:
         # Its own: others split their frames between the same models otherwise.
         self._weights = [arm.weight for arm in settings.arms]
         self._credit = [0] * len(servings)
-        self._decisions = Decisions(settings.name, learned)
+        self._decisions = Decisions(settings.name, learned.thresholds if learned else None)
+        self.drift = Drift(
+            settings.name, learned.usual if learned else None, settings.source, self.region
+        )
+        """Of the first model, where frames are split."""
         self._state = State()
         """What a model has found so far in this pipeline's windows, where it has a state."""
         self._loaded = False
@@ -187,16 +193,18 @@ class PipelineRoute:
     def _deliver(
         self, model: Model, sample: Sample, outcome: Outcome, weak: Detections | None
     ) -> None:
-        """Decide, call stage and sinks; the board does so in the order of capture.
+        """Decide, call stage and sinks, follow drift; the board does so in the order of capture.
 
         One that raises has not taken the result, which is counted; the others get it, and the lane
         goes on.
         """
+        found = outcome.findings
         outcome = self._decisions.decide(
             outcome, model.manifest.output, follows=sample.follows, override=self.threshold
         )
         stage = self.stage
         if stage is not None:
+            outcome = replace(outcome, drift=self.drift.indices)
             try:
                 outcome = stage.process(sample, outcome, weak)
             except Exception as problem:  # noqa: BLE001 - whatever it is, it is the stage's
@@ -206,6 +214,8 @@ class PipelineRoute:
                 sink.result(self._name, sample, outcome)
             except Exception as problem:  # noqa: BLE001 - whatever it is, it is the sink's
                 self._errors.record_sink(type(sink).__name__, reason(problem))
+        if model is self._servings[0].model:
+            self.drift.follow(model, sample, found, self._limit(model))
 
     def _shadow(self, job: Job[Model], outcome: Outcome | None) -> None:
         """Hand the frame to a candidate, which infers and compares: before any filter."""

@@ -29,8 +29,8 @@ from ...sources.source import SourceContext
 from ...sources.spec import SourceSpec, parse_source
 from ..scheduler.board import Board
 from ..serving.active import ActiveModels, Serving
-from .decisions import LearnedThresholds
 from .lane import Lane
+from .learned import LearnedValues
 from .pipeline import Identity, Pipeline
 from .sinks import ResultSink, ResultStage
 
@@ -101,7 +101,7 @@ class Runner:
             hardware_decoding=settings.decode == "auto", topics=self.client.feeds
         )
         self.client.retained.register(self.topics.source(""), self._source_topics)
-        self._learned = LearnedThresholds(settings.state / "thresholds.json")
+        self._learned = LearnedValues(settings.state)
         self.overrides = Overrides(settings.state / "overrides.json")
         self.threads = ThreadGroup(stops)
         self._lane_count = lanes

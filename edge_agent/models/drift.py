@@ -1,0 +1,123 @@
+"""What is usual of a model's inputs and scores: `drift.json` of a model folder.
+
+Knows how distributions are written and checked, not how they are measured (`inference/drift`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from math import isclose, isfinite
+from typing import Any
+
+from ..core.codec import storable
+from ..core.frozen import record
+
+DRIFT = "drift.json"
+SCHEMA = 1
+MAX_BYTES = 2**18
+MOST_CHANNELS = 64
+"""Of more channels, all values together are one."""
+MOST_EDGES = 63
+
+
+@storable
+@record
+class Distribution:
+    """How often values lie where."""
+
+    edges: tuple[float, ...]
+    """Between the bins, rising. A value that equals one belongs to the bin below it."""
+    shares: tuple[float, ...]
+    """Of all values, by bin: one more than edges; their sum is 1."""
+
+
+@storable
+@record
+class Usual:
+    """Distributions of a model's inputs and of its score."""
+
+    results: int
+    """How many results they were made of."""
+    inputs: Mapping[str, Distribution]
+    """By channel."""
+    score: Distribution | None
+    """None: its results have none."""
+    floor: float
+    """Lower scores were not seen, and count as 0."""
+
+
+def parse(content: Any, channels: tuple[str, ...] = ()) -> Usual:
+    """Return what a `drift.json` says.
+
+    Args:
+        content: of the JSON.
+        channels: those of the manifest; empty: it names none.
+
+    Raises:
+        ValueError: it is not as it should be; says where, what was expected and what was found.
+
+    """
+    known = {"schema", "results", "inputs", "score", "floor"}
+    if not isinstance(content, dict) or set(content) - known or content.get("schema") != SCHEMA:
+        raise ValueError(f"expected an object of schema {SCHEMA} with {', '.join(sorted(known))}")
+    results, inputs, floor = (
+        content.get("results"),
+        content.get("inputs"),
+        content.get("floor", 0.0),
+    )
+    if not isinstance(results, int) or isinstance(results, bool) or results < 1:
+        raise ValueError(f"results: expected a whole number above 0, found {results!r}")
+    if not isinstance(inputs, dict) or not 1 <= len(inputs) <= MOST_CHANNELS:
+        raise ValueError(f"inputs: expected an object of 1 to {MOST_CHANNELS} channels")
+    if channels and len(channels) <= MOST_CHANNELS and tuple(inputs) != channels:
+        raise ValueError(
+            f"inputs: expected the manifest's channels {', '.join(channels)}, "
+            f"found {', '.join(inputs)}"
+        )
+    if not _is_number(floor):
+        raise ValueError(f"floor: expected a number, found {floor!r}")
+    score = content.get("score")
+    return Usual(
+        results,
+        {name: _distribution(value, f"inputs.{name}") for name, value in inputs.items()},
+        None if score is None else _distribution(score, "score"),
+        float(floor),
+    )
+
+
+def _distribution(content: Any, where: str) -> Distribution:
+    if not isinstance(content, dict) or set(content) != {"edges", "shares"}:
+        raise ValueError(f"{where}: expected an object with edges and shares")
+    edges, shares = content["edges"], content["shares"]
+    for key, numbers in (("edges", edges), ("shares", shares)):
+        if not isinstance(numbers, list) or not all(map(_is_number, numbers)):
+            raise ValueError(f"{where}.{key}: expected a list of finite numbers")
+    if not 1 <= len(edges) <= MOST_EDGES or any(low >= high for low, high in pairwise(edges)):
+        raise ValueError(f"{where}.edges: expected 1 to {MOST_EDGES} numbers that rise")
+    if len(shares) != len(edges) + 1:
+        raise ValueError(
+            f"{where}.shares: expected {len(edges) + 1} for {len(edges)} edges, found {len(shares)}"
+        )
+    if min(shares) < 0 or not isclose(sum(shares), 1.0, abs_tol=1e-3):
+        raise ValueError(f"{where}.shares: expected numbers from 0 on whose sum is 1")
+    return Distribution(tuple(map(float, edges)), tuple(map(float, shares)))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def content(usual: Usual) -> dict[str, Any]:
+    """Return what `drift.json` holds of it."""
+    return {
+        "schema": SCHEMA,
+        "results": usual.results,
+        "inputs": {name: _content(each) for name, each in usual.inputs.items()},
+        "score": None if usual.score is None else _content(usual.score),
+        "floor": usual.floor,
+    }
+
+
+def _content(one: Distribution) -> dict[str, Any]:
+    return {"edges": list(one.edges), "shares": list(one.shares)}

@@ -1,0 +1,211 @@
+"""How far the inputs and scores of a pipeline's model are from what is usual.
+
+Usual is what the model's folder says, or else what the first results of a version were like, which
+is kept in the state folder. Called with the results of a pipeline in the order of capture, by one
+lane at a time. With each result a few values are copied; the rest is done once for many.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from ...core.types import Array, Findings, Sample
+from ...inference.model import Model, Region, cut
+from ...models.drift import Usual
+from ...models.manifest import SCORED
+
+if TYPE_CHECKING:
+    from ...inference.drift import Histogram, Learner
+    from .learned import Learned
+
+log = logging.getLogger(__name__)
+
+TOGETHER = 16
+"""Results that are sorted into bins at a time."""
+
+
+class Drift:
+    """Of one pipeline. Any thread may read `report` and `indices`."""
+
+    def __init__(
+        self, pipeline: str, learned: Learned[Usual] | None, source: str, region: Region | None
+    ) -> None:
+        """Begin.
+
+        Args:
+            pipeline: its name.
+            learned: keeps what is learned; None: it is not kept.
+            source: what is learned of another one says nothing of this.
+            region: of a picture, all that the model gets; None: the whole.
+
+        """
+        self.indices: dict[str, float] = {}
+        """By channel, and of the score: replaced as a whole; empty: not known yet."""
+        self._pipeline = pipeline
+        self._learned = learned
+        self._source = source
+        self._region = region
+        self._model: str | None = None
+        self._limit = 0.0
+        self._values: list[Array] = []
+        self._scores: list[float] = []
+        self._against = ""
+        self._learner: Learner | None = None
+        """Gathers what is usual; None: it is known."""
+        self._usual: Usual | None = None
+        self._inputs: Histogram | None = None
+        self._score: Histogram | None = None
+        self._seen = 0
+        """Results that the histograms have been given."""
+        self._learn = 1
+
+    def follow(self, model: Model, sample: Sample, found: Findings, limit: float) -> None:
+        """Take a result.
+
+        Args:
+            model: whose result it is.
+            sample: the frame or window.
+            found: in it, before anything is decided over several results.
+            limit: the lowest score of a result.
+
+        """
+        if self._model is None:
+            # The first result is on its way: nothing more is imported for it.
+            self._model = ""
+            return
+        from ...inference.drift import best_score, values
+
+        if model.id != self._model or limit != self._limit:
+            self._begin(model, limit)
+        data = sample.data
+        if self._region is not None and sample.picture:
+            data = cut(data, self._region)[0]
+        some = values(data, picture=sample.picture, seq=sample.seq)
+        if self._values and self._values[0].shape[1] != some.shape[1]:
+            self._begin(model, limit)
+        self._values.append(some)
+        score = best_score(found)
+        if score is not None:
+            self._scores.append(score)
+        if len(self._values) >= TOGETHER:
+            self._take(model, picture=sample.picture)
+            self._values.clear()
+            self._scores.clear()
+
+    def report(self) -> dict[str, Any] | None:
+        """Return what health says of it; None: nothing has come yet."""
+        learner, usual = self._learner, self._usual
+        if learner is not None:
+            return {"against": "learned", "learning": round(len(learner) / self._learn, 3)}
+        if usual is None:
+            return None
+        indices = {name: round(index, 4) for name, index in self.indices.items()}
+        if not indices:
+            return {"against": self._against}
+        score = indices.pop("score", None) if usual.score is not None else None
+        return {
+            "against": self._against,
+            "largest": max([*indices.values(), score or 0.0]),
+            "inputs": indices,
+            "score": score,
+        }
+
+    def _begin(self, model: Model, limit: float) -> None:
+        """Forget what came before: of another version, or judged by another threshold."""
+        if self._model and model.id != self._model:
+            log.info("%s: drift is measured anew, of %s", self._pipeline, model.id)
+        self._model, self._limit = model.id, limit
+        self._values.clear()
+        self._scores.clear()
+        self._usual = self._learner = self._inputs = self._score = None
+        self.indices = {}
+        self._seen = 0
+        self._learn = model.manifest.output.learn
+
+    def _take(self, model: Model, *, picture: bool) -> None:
+        """Learn from what has been gathered, or compare it with what is usual."""
+        from ...inference.drift import channel_names
+
+        names = channel_names(
+            self._values[0].shape[1], picture=picture, known=model.manifest.input.channels
+        )
+        if self._usual is None and self._learner is None:
+            self._find(model, names)
+        if self._learner is not None:
+            self._gather(model, names, self._learner)
+        else:
+            self._compare()
+
+    def _find(self, model: Model, names: tuple[str, ...]) -> None:
+        """Take what is known to be usual, or begin to learn it."""
+        given = model.folder.usual
+        if given is not None and tuple(given.inputs) != names:
+            words = "%s: drift.json of %s is of inputs %s, these are %s: it is learned instead"
+            log.warning(words, self._pipeline, model.id, ", ".join(given.inputs), ", ".join(names))
+            given = None
+        if given is not None:
+            self._against = "calibration"
+            self._use(given)
+            return
+        self._against = "learned"
+        known = None
+        if self._learned is not None:
+            known = self._learned.get(self._pipeline, model.id, self._rule)
+        if known is not None and tuple(known.inputs) == names:
+            self._use(known)
+            return
+        from ...inference.drift import Learner
+
+        self._learner = Learner()
+        words = "%s: learns what is usual of %s from %d results"
+        log.info(words, self._pipeline, model.id, self._learn)
+
+    @property
+    def _rule(self) -> str:
+        import hashlib
+
+        about = hashlib.sha256(f"{self._source} {self._region}".encode()).hexdigest()[:16]
+        return f"{about}/{self._learn}"
+
+    def _use(self, usual: Usual) -> None:
+        from ...inference.drift import Histogram
+
+        self._usual, self._learner = usual, None
+        self._inputs = Histogram(list(usual.inputs.values()))
+        self._score = None if usual.score is None else Histogram([usual.score])
+
+    def _gather(self, model: Model, names: tuple[str, ...], learner: Learner) -> None:
+        scores: list[float] | list[None] = self._scores or [None] * len(self._values)
+        for some, score in zip(self._values, scores, strict=True):
+            learner.add(some, score)
+        if len(learner) < self._learn:
+            return
+        usual = learner.usual(names, self._limit if model.manifest.task in SCORED else 0.0)
+        self._use(usual)
+        log.info("%s: has learned what is usual of %s", self._pipeline, model.id)
+        if self._learned is not None:
+            self._learned.put(self._pipeline, model.id, self._rule, usual)
+
+    def _compare(self) -> None:
+        import numpy as np
+
+        usual, inputs, score = self._usual, self._inputs, self._score
+        if usual is None or inputs is None:
+            return
+        keep = (1 - 1 / self._learn) ** len(self._values)
+        inputs.add(np.concatenate(self._values), keep)
+        if score is not None and self._scores:
+            column = np.array(self._scores)[:, None]
+            if usual.floor > 0:
+                # What would not have been seen then is not there.
+                column = np.where(column < usual.floor, 0.0, column)
+            score.add(column, keep)
+        self._seen += len(self._values)
+        if 2 * self._seen < self._learn:
+            return
+        indices = dict(zip(usual.inputs, inputs.indices().tolist(), strict=True))
+        if score is not None and self._scores:
+            floor = self._limit if self._limit > usual.floor > 0 else None
+            indices["score"] = float(score.indices(floor)[0])
+        self.indices = indices
