@@ -15,7 +15,7 @@ from tests.helpers.support import AgentProcess, Listener, Mosquitto
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-_SLOW_FIXTURES = {"agent", "broker", "shared_broker"}
+_SLOW_FIXTURES = {"agent", "broker", "guarded", "listen", "shared_broker", "tls"}
 _SLOW_FOLDERS = {"bench", "delivery", "end_to_end"}
 _SLOW_FILES = {
     "test_batching",
