@@ -39,7 +39,7 @@ HOMES: Mapping[str, str] = {
     "google": "models.files.check_onnx",
     "cv2": (
         "sources.opencv inference.preprocess inference.decode.boxes runtime.pipelines.draw "
-        "runtime.pipelines.motion_gate runtime.pipelines.masks bench"
+        "runtime.pipelines.motion_gate runtime.pipelines.masks cli.signal_plot bench"
     ),
     "cryptography": "models.packages",
     "pydantic": "core.schema config.load",

@@ -9,13 +9,16 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ..core.text import printable
 from ..core.types import Array
 from ..mqtt.payloads import percentiles
 from .inline_picture import InlinePicture, cell_pixels, protocol_of
 from .terminal import brief, engine_words, summary
+
+if TYPE_CHECKING:
+    from .signal_trace import SignalTrace
 
 LINE_SECONDS = 0.5
 """Where there is no terminal, one line a pipeline at most this often."""
@@ -97,6 +100,8 @@ class LiveView:
         self.notes = [printable(note) for note in notes]
         self.trouble = ""
         """What is wrong at the moment; shown in full, in place of earlier results."""
+        self.trace: SignalTrace | None = None
+        """Of a sensor: shown between table and earlier results."""
         self.rows: dict[str, Row] = {}
         self._names = list(pipelines)
         self._live: Any = None
@@ -242,6 +247,8 @@ class LiveView:
 
         shown, recent = self._layout(height)
         parts: list[Any] = [self._table(shown, width - 4), Text("")]
+        if self.trace is not None and self._traced(height):
+            parts += self.trace.lines(width - 4)
         parts += _clipped(self._middle(width - 4, recent), "dim")
         parts += [Text(""), *_clipped(self.notes)]
         return Panel(Group(*parts), title=Text(self._title), border_style="blue", width=width)
@@ -250,14 +257,20 @@ class LiveView:
         """Return the pipelines that have a line, and how many lines earlier results get."""
         names = [*self._names, *(name for name in self.rows if name not in self._names)]
         # The frame, the headings, two empty lines.
-        room = height - 5 - len(self.notes)
+        room = height - 5 - len(self.notes) - self._traced(height)
         shown = names[: max(1, room)]
         return shown, max(0, min(RECENT, room - len(shown)))
 
     def _lines(self, height: int) -> int:
         """Return how many lines the view takes where it may take so many."""
         shown, recent = self._layout(height)
-        return 5 + len(self.notes) + len(shown) + recent
+        return 5 + len(self.notes) + len(shown) + recent + self._traced(height)
+
+    def _traced(self, height: int) -> int:
+        """Return how many lines what is seen of a sensor gets: all that it takes, or none."""
+        if self.trace is None or self.trace.height + 2 > height - 5 - len(self.notes):
+            return 0
+        return self.trace.height
 
     def _middle(self, width: int, height: int) -> list[str]:
         """Return just so many lines: what is wrong in full, then the latest results."""

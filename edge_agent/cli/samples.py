@@ -9,16 +9,18 @@ from collections.abc import Iterator
 from typing import Self
 
 from ..core.backoff import Backoff
-from ..core.errors import SampleError, SourceError
+from ..core.errors import ModelError, SampleError, SourceError
 from ..core.text import printable
 from ..core.types import Sample
 from ..inference.preprocess.windowing import Windower
 from ..models.manifest import InputSpec
-from ..sources.source import Source, SourceContext, open_source, readings
+from ..sources.source import Source, SourceContext, Topics, open_source, readings
 from ..sources.spec import SourceSpec
 
 AHEAD = 4
 """Of a lossless source: samples that may wait."""
+WINDOWS = 256
+"""Of a live signal: what is in one window is in no other."""
 STABLE_SECONDS = 10.0
 """A source that has given so long is opened again at once when it is lost."""
 HANG_SECONDS = 2.0
@@ -34,13 +36,20 @@ class Samples:
     own, which also closes it: a driver that hangs in a read must not be closed under its feet.
     """
 
-    def __init__(self, spec: SourceSpec, shape: InputSpec, closing: threading.Event) -> None:
+    def __init__(
+        self,
+        spec: SourceSpec,
+        shape: InputSpec,
+        closing: threading.Event,
+        topics: Topics | None = None,
+    ) -> None:
         """Open the source.
 
         Args:
             spec: of the source.
             shape: how a model wants its windows.
             closing: ends all reading.
+            topics: where messages of others come from; None: nowhere.
 
         Raises:
             SourceError: it cannot be opened.
@@ -53,10 +62,13 @@ class Samples:
         """Why the source is lost at the moment; None: it is not."""
         self.latest = time.monotonic()
         """Monotonic clock of its latest sample, or when it was opened."""
+        self.columns: tuple[str, ...] = ()
+        """Names of a signal's channels, where the source has them."""
         self._seq = 0
-        self._source: Source = open_source(spec, SourceContext(self._closing))
+        self._context = SourceContext(self._closing, topics=topics)
+        self._source: Source = open_source(spec, self._context)
         self._samples = self._read()
-        self._waiting: deque[Sample] = deque(maxlen=None if spec.lossless else 1)
+        self._waiting: deque[Sample] = deque(maxlen=_room(spec))
         self._changed = threading.Condition()
         self._done = False
         self._error: BaseException | None = None
@@ -151,7 +163,7 @@ class Samples:
         """Open the source again, however long that takes; False: it is to end."""
         while not self._closing.wait(backoff.pause()):
             try:
-                self._source = open_source(self._spec, SourceContext(self._closing))
+                self._source = open_source(self._spec, self._context)
             except SourceError as problem:
                 self.trouble = str(problem)
             else:
@@ -171,7 +183,19 @@ class Samples:
                 )
                 continue
             windower = windower or Windower(self._shape, reading.columns)
-            for window in windower.push(reading):
+            self.columns = reading.columns
+            if reading.gap:
+                windower.reset()
+            try:
+                windows = windower.push(reading)
+            except ModelError as problem:
+                if not self._spec.live:
+                    raise
+                # Others may fit.
+                print(printable(f"skipped  {problem}"))
+                windower.reset()
+                continue
+            for window in windows:
                 yield window.sample(self._next_seq())
         if self._seq == 0 and self._spec.kind == "signal" and not self._closing.is_set():
             print(printable(f"skipped  {self._spec.redacted} holds less than one window"))
@@ -179,3 +203,10 @@ class Samples:
     def _next_seq(self) -> int:
         self._seq += 1
         return self._seq - 1
+
+
+def _room(spec: SourceSpec) -> int | None:
+    """Return how many samples may wait: of a live picture the newest; None: they are awaited."""
+    if spec.lossless:
+        return None
+    return WINDOWS if spec.kind == "signal" else 1

@@ -97,6 +97,8 @@ def pipeline_name(spec: SourceSpec) -> str:
     """Name a pipeline after what it looks at: a file's stem, a device, a camera's host."""
     if spec.path is not None:
         return safe_name(spec.path.stem, "source")
+    if spec.form.address == "name":
+        return safe_name(spec.name.rpartition("/")[2], "source")
     host = urlsplit(spec.text).hostname or ""
     if re.fullmatch(r"[0-9.]+|.*:.*", host):
         return safe_name(f"camera-{host}", "camera")

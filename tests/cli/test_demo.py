@@ -87,7 +87,7 @@ def test_json_is_all_there_is_on_stdout(tmp_path: Path) -> None:
     assert out.read_text().endswith("\n")
     for each in results():
         assert (each["schema"], each["device"]) == (1, "demo")
-        found = {"conveyor": "detections", "bearing": "anomaly"}[each["pipeline"]]
+        found = {"conveyor": "detections", "vibration": "anomaly"}[each["pipeline"]]
         assert found in each
     assert port_of(error.read_text()) >= FIRST_PORT
 
@@ -111,7 +111,7 @@ def test_an_unknown_pipeline_is_wrong_usage() -> None:
     """--pipeline names the ones there are."""
     ended = call_cli("demo", "--pipeline", "door")
     assert ended.code == 2
-    assert ended.error.endswith("there is no 'door'; there are conveyor, bearing")
+    assert ended.error.endswith("there is no 'door'; there are conveyor, vibration, bearing")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])

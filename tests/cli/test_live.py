@@ -41,7 +41,7 @@ def test_a_pipeline_is_one_line_and_the_screen_stands_still(
         assert len(heights) == 1
         for seen in whole:
             assert re.split(r"\s{2,}", seen[1].strip("│ ")) == HEADINGS[columns]
-            assert [line.split()[1] for line in seen[2:4]] == ["conveyor", "bearing"]
+            assert [line.split()[1] for line in seen[2:4]] == ["conveyor", "vibration"]
             assert seen[4].strip("│ ") == ""
         terminal.press("\x03")
         assert terminal.wait() == 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +27,14 @@ from edge_agent.runtime.pipelines.draw import color_of
 from edge_agent.sources.spec import parse_source
 from tests.helpers.cameras import MjpegServer
 from tests.helpers.push import endless, model_folder
-from tests.helpers.small_models import brightness, encode_jpeg, plain, wrapping, write_pictures
+from tests.helpers.small_models import (
+    brightness,
+    encode_jpeg,
+    loudness,
+    plain,
+    wrapping,
+    write_pictures,
+)
 from tests.helpers.support import (
     ASSETS,
     CHECKOUT,
@@ -542,3 +551,45 @@ def test_a_camera_that_stalls_is_seen_to(here: Path) -> None:
         assert terminal.scrolled == 0
         terminal.press("\x03")
         assert terminal.wait() == 1
+
+
+def test_a_sensor_on_a_broker_is_tried_live(here: Path, broker: Mosquitto, tmp_path: Path) -> None:
+    """Readings of a topic are seen as they come: levels, scores and threshold, a plot."""
+    model = loudness(tmp_path / "models" / "loud", window=4)
+    listener = Listener(broker.port)
+    publishing = threading.Event()
+
+    def publish() -> None:
+        count = 0
+        while not publishing.wait(0.02):
+            count += 1
+            listener.publish("plant/press", json.dumps([[100.0 + count]] * 4))
+
+    source = threading.Thread(target=publish)
+    source.start()
+    arguments = ("try", "mqtt:plant/press", str(model), "--broker", broker.url)
+    try:
+        with Terminal(*arguments, columns=100, lines=30, cwd=here) as terminal:
+            terminal.wait_for(
+                lambda seen: any("▄ is the threshold 100" in line for line in seen), "the score"
+            )
+            assert any(re.search(r"│ 0 .*▁.*  \d+ to \d+", line) for line in terminal.display)
+            assert terminal.scrolled == 0
+            wait_until((here / "try.png").is_file, "the plot")
+            terminal.press("\x03")
+            assert terminal.wait() == 0
+    finally:
+        publishing.set()
+        source.join()
+        listener.close()
+    picture = cv2.imread(str(here / "try.png"))
+    assert picture is not None
+    assert picture.shape[1] == 900
+
+
+def test_a_topic_without_a_broker_is_one_line(tmp_path: Path) -> None:
+    """It is said which broker was tried."""
+    model = loudness(tmp_path / "models" / "loud", window=4)
+    called = call_cli("try", "mqtt:a/b", str(model), "--broker", "mqtt://127.0.0.1:9")
+    assert called.code == 1
+    assert "127.0.0.1:9" in called.error

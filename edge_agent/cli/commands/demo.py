@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from urllib.parse import quote
@@ -24,10 +25,19 @@ from ..options import Options, positive
 from ..terminal import printable_json
 
 DEVICE = "demo"
+TOPIC = "demo/vibration"
+"""Where the demo publishes what a sensor would."""
+BEARING = "bearing-vibration"
 PIPELINES = {
-    "conveyor": ("file", "conveyor.mp4", "loop=1", "parts-inspection"),
-    "bearing": ("csv", "bearing.csv", "loop=1&rate={rate}", "bearing-vibration"),
+    "conveyor": ("file:{media}/conveyor.mp4?loop=1", "parts-inspection"),
+    # However late the publisher is on a busy machine, nothing is missing.
+    "vibration": (f"mqtt:{TOPIC}?field=accel&gap_s=60", BEARING),
+    "bearing": ("csv:{media}/bearing.csv?loop=1&rate=6400", BEARING),
 }
+UNASKED = ("conveyor", "vibration")
+"""Those that run where none is named; the third is the recording behind the second."""
+MESSAGES = 10
+"""A second, of the sensor."""
 PICTURED = "conveyor"
 """The pipeline whose frames are shown, with their boxes, where the terminal can."""
 PICTURE_WIDTH = 640
@@ -53,7 +63,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: Options) -> int:
     """Run the demo; 0 only if results arrived."""
-    names = list(PIPELINES)
+    names = list(UNASKED)
     if options.pipeline is not None:
         if options.pipeline not in PIPELINES:
             raise UsageError(
@@ -65,7 +75,7 @@ def main(options: Options) -> int:
         with broker(folder) as loopback:
             view = LiveView(
                 "edge-agent demo",
-                _notes(loopback),
+                _notes(loopback, names),
                 pipelines=names,
                 quiet=options.json,
                 pictures=PICTURED in names,
@@ -76,12 +86,15 @@ def main(options: Options) -> int:
             return _watch(options, folder, loopback, settings, names, view)
 
 
-def _notes(loopback: Loopback) -> list[str]:
-    return [
+def _notes(loopback: Loopback, names: list[str]) -> list[str]:
+    notes = [
         f"broker   {loopback.name} on 127.0.0.1:{loopback.port}, started for this demo",
         f"look on  mosquitto_sub -p {loopback.port} -v -t 'edge/{DEVICE}/#'",
         f"or       edge-agent tail --broker {loopback.url} --kind all",
     ]
+    if "vibration" in names:
+        notes.append(f"sensor   publishes {MESSAGES} messages a second on {TOPIC}")
+    return notes
 
 
 def _settings(folder: Path, loopback: Loopback, names: list[str], *, pictures: bool) -> str:
@@ -94,10 +107,10 @@ def _settings(folder: Path, loopback: Loopback, names: list[str], *, pictures: b
         "[health]",
         "interval_s = 2",
     ]
-    media = bundled("models") / "media"
+    media = quote(str(bundled("models") / "media"))
     for name in names:
-        form, file, query, model = PIPELINES[name]
-        source = f"{form}:{quote(str(media / file))}?{query.format(rate=_rate(model))}"
+        source, model = PIPELINES[name]
+        source = source.format(media=media)
         lines += [
             "[[pipelines]]",
             f'name = "{name}"',
@@ -109,10 +122,25 @@ def _settings(folder: Path, loopback: Loopback, names: list[str], *, pictures: b
     return "\n".join(lines) + "\n"
 
 
-def _rate(model: str) -> float:
+def _publish(broker: Broker, closing: threading.Event) -> None:
+    """Publish what a sensor on the bundled bearing gives, as it would: ten messages a second."""
+    import numpy as np
+
     from ...models.manifest import load
 
-    return load(bundled("models") / model).manifest.input.rate_hz or 1000.0
+    rate = load(bundled("models") / BEARING).manifest.input.rate_hz or 1000.0
+    rows = np.loadtxt(bundled("models") / "media" / "bearing.csv", skiprows=1)
+    count = round(rate / MESSAGES)
+    due, at = time.monotonic(), 0
+    try:
+        with OneShotClient(broker, []) as client:
+            while not closing.wait(max(0.0, due - time.monotonic())):
+                some = rows[np.arange(at, at + count) % len(rows)]
+                client.publish(TOPIC, json.dumps({"accel": some.tolist()}).encode(), qos=0)
+                client.next(0.0)
+                at, due = at + count, due + count / rate
+    except BrokerError:
+        return  # who waits for the results says so
 
 
 def _watch(
@@ -130,8 +158,11 @@ def _watch(
         for note in view.notes:
             print(note, file=sys.stderr)
     wanted = [f"edge/{DEVICE}/{kind}/+" for kind in ("result", "snapshot")]
+    address = Broker(url=loopback.url, protocol=loopback.protocol)
+    closing = threading.Event()
+    sensor = threading.Thread(target=_publish, args=(address, closing), name="sensor")
     with (
-        OneShotClient(Broker(url=loopback.url, protocol=loopback.protocol), wanted) as client,
+        OneShotClient(address, wanted) as client,
         log.open("wb") as output,
     ):
         agent = subprocess.Popen(
@@ -143,12 +174,15 @@ def _watch(
             # Ctrl-C is for us; the agent is told to end in its turn.
             start_new_session=True,
         )
+        if "vibration" in names:
+            sensor.start()
         try:
             with view:
                 _show(options, client, agent, view, names)
         except KeyboardInterrupt:
             pass
         finally:
+            closing.set()
             agent.send_signal(signal.SIGTERM)
             try:
                 agent.wait(10)

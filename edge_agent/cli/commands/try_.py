@@ -6,10 +6,11 @@ import argparse
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,18 +26,20 @@ from ...runtime.pipelines.overlay import Shape
 from ...sources.spec import SourceSpec, guess_source, parse_source
 from ..attended import Attendant
 from ..live import LiveView
-from ..options import Options, positive
+from ..options import Options, broker_settings, positive
 from ..samples import Samples
 from ..saved import new_folder, save
 from ..terminal import engine_words
 from ..times import span
 
 if TYPE_CHECKING:
+    from ...mqtt.topic_reader import TopicReader
     from ..following import Follower
+    from ..signal_trace import SignalTrace
 
 
 PICTURE = Path("try.jpg")
-PART = Path(".try.jpg.part")
+PLOT = Path("try.png")
 PICTURE_SECONDS = 0.5
 BENCH_SECONDS = 1.0
 SILENT_SECONDS = 2.0
@@ -57,7 +60,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="camera URL, /dev/video0, clip, folder of pictures, recording",
+        help="camera URL, /dev/video0, clip, folder of pictures, recording, mqtt:TOPIC",
     )
     parser.add_argument("model", metavar="MODEL", help="model folder, .onnx or .xml")
     parser.add_argument(
@@ -74,6 +77,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save", metavar="DIR", help="write the model folder and settings for `run`"
     )
+    parser.add_argument(
+        "--broker", metavar="URL", help="of a source mqtt:TOPIC; default: as the settings have it"
+    )
 
 
 def main(options: Options) -> int:
@@ -88,7 +94,10 @@ def main(options: Options) -> int:
     attendant = Attendant(None if options.seconds is None else options.seconds + HANG_SECONDS)
     with import_model(path) as imported:
         _print_model(imported, path)
-        with _opened(attendant, spec, imported) as samples:
+        with (
+            _topics(options, spec) as topics,
+            _opened(attendant, spec, imported, topics) as samples,
+        ):
             first = attendant.call(lambda: _first(attendant, samples, spec))
             seconds = _bench_seconds(options.seconds)
             best = attendant.call(
@@ -118,10 +127,24 @@ def _pipeline(file: str) -> Pipeline:
     return read_pipeline(file)
 
 
-def _opened(attendant: Attendant, spec: SourceSpec, imported: ImportedModel) -> Samples:
+@contextmanager
+def _topics(options: Options, spec: SourceSpec) -> Iterator[TopicReader | None]:
+    """Read topics from the broker of the settings, where the source is one; else None."""
+    if spec.form.scheme != "mqtt":
+        yield None
+        return
+    from ...mqtt.topic_reader import TopicReader
+
+    with TopicReader(broker_settings(options).broker) as reader:
+        yield reader
+
+
+def _opened(
+    attendant: Attendant, spec: SourceSpec, imported: ImportedModel, topics: TopicReader | None
+) -> Samples:
     def open_it() -> Samples:
         with attendant.doing(f"opening {spec.redacted}"):
-            return Samples(spec, imported.folder.manifest.input, attendant.closing)
+            return Samples(spec, imported.folder.manifest.input, attendant.closing, topics)
 
     return attendant.call(open_it)
 
@@ -273,11 +296,13 @@ def _watch(
     tried: Pipeline | None,
 ) -> int:
     """Show results until the source ends, the time is over or Ctrl-C."""
-    picture = _Picture() if first.picture else None
+    trace = None if first.picture else _trace(model, samples, first)
+    picture = _picture_file() if trace is None else _plot_file()
     count = 0
     deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
     title = f"edge-agent try · {spec.redacted} · {model.id}"
-    view = LiveView(title, _notes(picture), pipelines=["try"], pictures=picture is not None)
+    view = LiveView(title, [picture.note()], pipelines=["try"], pictures=first.picture)
+    view.trace = trace
     watch = _SourceWatch(samples, spec, view)
     said: deque[str] = deque()
     follower = None
@@ -303,24 +328,26 @@ def _watch(
                     continue
                 count += 1
                 view.result(payloads.result("try", "", "try", sample, outcome, age_ms))
-                if picture is not None:
+                if trace is None:
                     shapes = () if follower is None else follower.shapes()
-                    picture.take(sample.data, outcome, shapes)
-                    picture.show(view)
+                    picture.take(partial(_annotated, sample.data, outcome, shapes))
+                else:
+                    trace.add(sample, outcome)
+                    picture.take(partial(_plotted, trace, title))
+                picture.show(view)
                 if time.monotonic() >= deadline:
                     break
         except KeyboardInterrupt:
             view.print("stopped")
         except SourceError as problem:
             samples.trouble = str(problem)
-    if picture is not None:
-        picture.write()
+    picture.write()
     for line in view.summary_lines():
         print(line)
     if follower is not None and (counts := follower.counts()):
         print(f"counted  {counts}")
-    if picture is not None and picture.written:
-        print(f"picture  {PICTURE.resolve()}")
+    if picture.written:
+        print(f"picture  {picture.path.resolve()}")
     if attendant.left_behind is not None:
         print(f"left behind: {attendant.left_behind}", file=sys.stderr)
     if samples.trouble is not None:
@@ -379,32 +406,68 @@ def _outcomes(
         yield sample, found, (time.monotonic() - sample.since) * 1e3
 
 
-def _notes(picture: _Picture | None) -> list[str]:
-    if picture is None:
-        return []
-    if picture.trouble:
-        return [f"no annotated picture: {PICTURE} cannot be written here: {picture.trouble}"]
-    return [f"annotated picture: {PICTURE}, kept fresh"]
+def _trace(model: Model, samples: Samples, first: Sample) -> SignalTrace:
+    """Make what is seen of a sensor beside its results."""
+    from ..signal_trace import SignalTrace
+
+    spec = model.manifest.input
+    names = spec.channels or samples.columns
+    hop = spec.hop or spec.window or 1
+    return SignalTrace(first, [str(name) for name in names], hop, model.threshold)
+
+
+def _annotated(picture: Array, outcome: Outcome, shapes: Sequence[Shape]) -> Array:
+    from ...runtime.pipelines.draw import annotate
+
+    return annotate(picture, outcome.findings, shapes=shapes)
+
+
+def _plotted(trace: SignalTrace, title: str) -> Array:
+    from ..signal_plot import plot
+
+    return plot(trace, title)
+
+
+def _picture_file() -> _Picture:
+    from ...runtime.pipelines.draw import jpeg
+
+    return _Picture(PICTURE, "annotated picture", jpeg)
+
+
+def _plot_file() -> _Picture:
+    from ..signal_plot import png
+
+    return _Picture(PLOT, "plot", png)
 
 
 class _Picture:
-    """Keeps try.jpg fresh; replaced in one step, for viewers that watch the file."""
+    """Keeps a picture fresh; replaced in one step, for viewers that watch the file."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path, what: str, encode: Callable[[Array], bytes]) -> None:
+        self.path = path
         self.trouble = ""
         """Why it cannot be written; the results are worth seeing all the same."""
         self.written = False
+        self._what = what
+        self._encode = encode
+        self._part = Path(f".{path}.part")
         self._drawn = 0.0
-        self._last: tuple[Array, Outcome, Sequence[Shape]] | None = None
+        self._draw: Callable[[], Array] | None = None
         try:
-            PART.write_bytes(b"")
-            PART.unlink()
+            self._part.write_bytes(b"")
+            self._part.unlink()
         except OSError as problem:
             self.trouble = problem.strerror or str(problem)
 
-    def take(self, picture: Array, outcome: Outcome, shapes: Sequence[Shape]) -> None:
-        """Take in a result."""
-        self._last = picture, outcome, shapes
+    def note(self) -> str:
+        """Say where it is, or why it is not."""
+        if self.trouble:
+            return f"no {self._what}: {self.path} cannot be written here: {self.trouble}"
+        return f"{self._what}: {self.path}, kept fresh"
+
+    def take(self, draw: Callable[[], Array]) -> None:
+        """Take what draws the latest result."""
+        self._draw = draw
 
     def show(self, view: LiveView) -> None:
         """Draw the latest, into the file and the terminal, if it is time to."""
@@ -417,19 +480,16 @@ class _Picture:
 
     def write(self) -> Array | None:
         """Draw the latest into the file; return it. None: there is none."""
-        from ...runtime.pipelines.draw import annotate, jpeg
-
-        if self._last is None:
+        if self._draw is None:
             return None
-        picture, outcome, shapes = self._last
-        drawn = annotate(picture, outcome.findings, shapes=shapes)
+        drawn = self._draw()
         if self.trouble:
             return drawn
         try:
-            PART.write_bytes(jpeg(drawn))
-            PART.replace(PICTURE)
+            self._part.write_bytes(self._encode(drawn))
+            self._part.replace(self.path)
             self.written = True
         except OSError as problem:
             self.trouble = problem.strerror or str(problem)
-            print(f"no further pictures: {PICTURE}: {self.trouble}")
+            print(f"no further pictures: {self.path}: {self.trouble}")
         return drawn
