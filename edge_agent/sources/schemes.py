@@ -100,6 +100,19 @@ def _fields(text: str) -> tuple[str, ...]:
     return fields
 
 
+def _sound_rate(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1000 <= int(text) <= 768_000):
+        raise ValueError("expected samples a second, from 1000 to 768000")
+    return int(text)
+
+
+def _pcm(text: str) -> str | None:
+    """Return what is wrong with the name of a PCM; None: nothing."""
+    if text.isascii() and text.isprintable() and len(text) <= 200:
+        return None
+    return "is no PCM's name; `arecord -L` lists them"
+
+
 def _topic(text: str) -> str | None:
     """Return what is wrong with a topic to read; None: nothing."""
     if text.startswith("//"):
@@ -262,13 +275,18 @@ _ALL = (
         baud=Option(_baud, 115200),
         separator=Option(_separator, ","),
     ),
+    _sensor(
+        "alsa",
+        "alsa_pcm",
+        "alsa:plughw:1,0",
+        "name",
+        wrong=_pcm,
+        rate=Option(_sound_rate, 16000),
+        channels=Option(_channels, None),
+    ),
 )
 
 FORMS: Mapping[str, Form] = {form.scheme: form for form in _ALL}
 """By scheme, in the order in which messages list them."""
 DEFAULT = "file"
 """Scheme of a bare path whose suffix is of no form."""
-RESERVED: Mapping[str, frozenset[str]] = {
-    "alsa": frozenset(),
-}
-"""Schemes that a later version may know, with suffixes as in `Form`."""

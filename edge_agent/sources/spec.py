@@ -14,7 +14,7 @@ from ..core.errors import UsageError
 from ..core.frozen import record
 from ..core.text import redact as redact_url
 from ..core.types import Kind
-from .schemes import DEFAULT, FORMS, RESERVED, Form, Options
+from .schemes import DEFAULT, FORMS, Form, Options
 
 
 @record(kw_only=True)
@@ -73,11 +73,6 @@ def parse_source(text: str, base: Path) -> SourceSpec:
     shown = redact(text)
     scheme, colon, rest = text.partition(":")
     form = FORMS.get(scheme.lower())
-    if scheme.lower() in RESERVED and colon and form is None:
-        raise UsageError(
-            f"source {shown!r}: {scheme.lower()}: is not supported by this version yet; "
-            f"use one of {_known()}"
-        )
     if form is None:
         raise UsageError(f"source {shown!r}: {_unknown(scheme if colon else '', text, shown)}")
     if form.address == "url":
@@ -105,7 +100,7 @@ def redact(text: str) -> str:
     """Hide what may be secret in the text of a source, also in one that is written wrong."""
     scheme, colon, rest = text.partition(":")
     form = FORMS.get(scheme.lower())
-    ours = colon and (scheme.lower() in RESERVED or (form is not None and form.address != "url"))
+    ours = colon and form is not None and form.address != "url"
     if ours:
         # A URL behind a form that takes none, or in its place, is a mistake that may hold a login.
         address = "://" in rest or (rest.startswith("//") and not rest.startswith("///"))
@@ -131,7 +126,7 @@ def guess_source(text: str) -> str:
     could be guessed, is returned unchanged, for `parse_source` to judge.
     """
     scheme, colon, _ = text.partition(":")
-    if colon and (scheme.lower() in FORMS or scheme.lower() in RESERVED):
+    if colon and scheme.lower() in FORMS:
         return text
     path, query = Path(text), ""
     if not path.exists() and "?" in text:
@@ -153,8 +148,7 @@ def _scheme_of(path: Path) -> str:
     if str(path).isdigit() and not path.exists():
         return "v4l2"
     suffix = path.suffix.lower()
-    suffixes = {form.scheme: form.suffixes for form in FORMS.values()}
-    named = (scheme for scheme, own in {**RESERVED, **suffixes}.items() if suffix in own)
+    named = (form.scheme for form in FORMS.values() if suffix in form.suffixes)
     return next(named, DEFAULT)
 
 

@@ -18,6 +18,7 @@ import pytest
 import tomli_w
 
 from tests.helpers.small_models import loudness
+from tests.helpers.sound_cards import needs_alsa, write_card
 from tests.helpers.support import (
     ASSETS,
     AgentProcess,
@@ -37,12 +38,18 @@ LABELS = ["SHAKE_BACKWARD", "SHAKE_FORWARD", "SHORT_VIBRATION", "STILL", "TILT_L
 class Box:
     """An agent on a broker, and somebody who hears it."""
 
-    def __init__(self, folder: Path, broker: Mosquitto, pipelines: list[dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        broker: Mosquitto,
+        pipelines: list[dict[str, Any]],
+        environ: dict[str, str] | None = None,
+    ) -> None:
         self.listener = Listener(broker.port)
         settings = agent_settings(
             "box", broker.url, pipelines, models_dirs=[str(folder / "models")]
         )
-        self.agent = AgentProcess(folder / "agent", settings)
+        self.agent = AgentProcess(folder / "agent", settings, environ)
         for pipeline in pipelines:
             if pipeline["source"].startswith(("mqtt:", "serial:")):
                 self.listener.wait_state(f"edge/box/source/{pipeline['name']}", state="running")
@@ -78,8 +85,8 @@ def box(tmp_path: Path, broker: Mosquitto) -> Iterator[Callable[..., Box]]:
     """Start an agent with these pipelines; the models are those in `models`."""
     made: list[Box] = []
 
-    def make(*pipelines: dict[str, Any]) -> Box:
-        made.append(Box(tmp_path, broker, list(pipelines)))
+    def make(*pipelines: dict[str, Any], environ: dict[str, str] | None = None) -> Box:
+        made.append(Box(tmp_path, broker, list(pipelines), environ))
         return made[-1]
 
     def close() -> None:
@@ -276,6 +283,32 @@ def test_no_window_is_made_across_a_gap_or_a_clock_that_is_set(
     health = started.health(lambda h: h["pipelines"]["press"]["inferred"] == 4, "four windows")
     assert health["pipelines"]["press"]["signal"]["gaps"] == 2
     assert health["pipelines"]["press"]["dropped"]["gap"] == 2
+
+
+@needs_alsa
+def test_a_microphone_is_lost_and_comes_back_by_itself(
+    tmp_path: Path, box: Callable[..., Box]
+) -> None:
+    """While its card is not there the source is lost; once it is, what it records is inferred."""
+    loudness(tmp_path / "models" / "loud", window=800)
+    config, sound = tmp_path / "asound.conf", tmp_path / "sound"
+    write_card(config, None)
+    os.mkfifo(sound)
+    started = box(
+        {"name": "hall", "source": "alsa:mic?rate=8000", "model": "loud"},
+        environ={"ALSA_CONFIG_PATH": str(config)},
+    )
+    lost = started.listener.wait_state("edge/box/source/hall", state="lost")
+    assert lost["error"] == "alsa:mic?rate=8000: cannot be opened: No such file or directory"
+    write_card(config, sound)
+    with sound.open("wb") as pipe:
+        for level in (8192, -16384):
+            pipe.write(np.full(3200, level, "<i2").tobytes())
+            pipe.flush()
+        found = started.results("hall", 8)
+        started.listener.wait_state("edge/box/source/hall", state="running")
+        # A device that waits for its next sound holds its thread; it ends with the pipe.
+    assert [r["anomaly"]["score"] for r in found[:8]] == [0.25] * 4 + [-0.5] * 4
 
 
 def test_drift_is_told_in_health_and_by_a_rule(tmp_path: Path, box: Callable[..., Box]) -> None:
