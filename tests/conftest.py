@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,8 +76,8 @@ def listen() -> Iterator[Callable[..., Listener]]:
     """Make listeners that are closed after the test."""
     made: list[Listener] = []
 
-    def make(port: int, topics: str = "edge/#") -> Listener:
-        made.append(Listener(port, topics))
+    def make(port: int, topics: str = "edge/#", **options: Any) -> Listener:
+        made.append(Listener(port, topics, **options))
         return made[-1]
 
     yield make

@@ -152,11 +152,22 @@ class Client:
 
     # Publishing
 
-    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
-        """Publish now or never; return whether there is a connection."""
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        qos: int = 0,
+        retain: bool = False,
+        about: Mapping[str, str] | None = None,
+    ) -> bool:
+        """Publish now or never; return whether there is a connection.
+
+        *about* are user properties, which come with MQTT 5 alone.
+        """
         with self._lock:
             self._process_events()
-            self._outbox.publish(topic, payload, qos, retain=retain)
+            self._outbox.publish(topic, payload, qos, retain=retain, about=about)
             return self.connected
 
     def publish_retained(self, topic: str, payload: bytes) -> None:

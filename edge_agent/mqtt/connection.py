@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -190,8 +190,17 @@ class Connection:
         *,
         retain: bool = False,
         correlation: bytes | None = None,
+        about: Mapping[str, str] | None = None,
     ) -> Any:
         """Publish, as far as the broker's abilities go.
+
+        Args:
+            topic: where to.
+            payload: of any content.
+            qos: at most, as the broker's abilities.
+            retain: whether the broker is to keep it.
+            correlation: of the request that this answers.
+            about: user properties, which MQTT 3.1.1 has not.
 
         Returns:
             paho's receipt, whose `mid` is the message id passed to the hooks.
@@ -199,8 +208,10 @@ class Connection:
         """
         qos, retain = min(qos, self.abilities.qos), retain and self.abilities.retain
         properties = None
-        if correlation is not None and self.protocol == 5:
+        if self.protocol == 5 and correlation is not None:
             properties = _properties("PUBLISH", CorrelationData=correlation)
+        elif self.protocol == 5 and about is not None:
+            properties = _properties("PUBLISH", UserProperty=list(about.items()))
         return self._client.publish(topic, payload, qos, retain=retain, properties=properties)
 
     def subscribe(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from .connection import Connection, Refusal
 from .inflight import Inflight, InflightMessage
@@ -85,10 +85,18 @@ class Outbox:
 
     # Publishing
 
-    def publish(self, topic: str, payload: bytes, qos: int, *, retain: bool = False) -> None:
-        """Publish now or never."""
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        qos: int,
+        *,
+        retain: bool = False,
+        about: Mapping[str, str] | None = None,
+    ) -> None:
+        """Publish now or never; *about*: user properties."""
         if self.connection is not None:
-            self._publish(self.connection, topic, payload, qos, retain=retain)
+            self._publish(self.connection, topic, payload, qos, retain=retain, about=about)
 
     def publish_retained(self, topic: str, payload: bytes) -> None:
         """Publish retained, over every new connection again; an empty payload clears the topic."""
@@ -249,7 +257,14 @@ class Outbox:
     # Passing to the connection
 
     def _publish(
-        self, connection: Connection, topic: str, payload: bytes, qos: int, *, retain: bool = False
+        self,
+        connection: Connection,
+        topic: str,
+        payload: bytes,
+        qos: int,
+        *,
+        retain: bool = False,
+        about: Mapping[str, str] | None = None,
     ) -> None:
         # Retained state of QoS 1 is small, rare, and must not be missing: no bound for it.
         bounded = not (retain and qos)
@@ -258,7 +273,7 @@ class Outbox:
         if retain and not payload and not connection.abilities.retain:
             return  # nothing is kept that could be cleared
         self._outstanding += 1
-        receipt = connection.publish(topic, payload, qos, retain=retain)
+        receipt = connection.publish(topic, payload, qos, retain=retain, about=about)
         if qos:
             self._unacknowledged[receipt.mid] = time.monotonic()
 

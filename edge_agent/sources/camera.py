@@ -17,14 +17,14 @@ from .opencv import check_size, open_camera, open_device
 from .source import SourceContext
 from .spec import SourceSpec
 
-# How long a stream may be silent before it counts as lost. FFmpeg has been seen to take twice as
-# long over a server that stalls, so whoever needs a bound keeps a clock of their own.
+# How long a stream may take to open. FFmpeg has been seen to take twice as long over a server that
+# stalls, so whoever needs a bound keeps a clock of their own; a read gets half of that bound.
 TIMEOUT_MS = 5000
 # Failures in a row that a network camera may have: one damaged picture is not its end.
 # A stream that is closed fails as often within a millisecond.
 FAILURES = 25
-# What is silent for so long is not asked again; the time-out may come a little early, seconds.
-SILENCE = 0.9 * TIMEOUT_MS / 1000
+# A read that took so much of its time-out is not tried again: the time-out may come a bit early.
+EARLY = 0.9
 # After the first failure, seconds.
 PATIENCE = 2.0
 
@@ -37,7 +37,12 @@ class Camera:
     trouble = None
 
     def __init__(
-        self, name: str, capture: Any, closing: threading.Event, failures: int = 1
+        self,
+        name: str,
+        capture: Any,
+        closing: threading.Event,
+        failures: int = 1,
+        timeout: float = TIMEOUT_MS / 1000,
     ) -> None:
         """Make a source of an opened cv2.VideoCapture, which it owns from now on.
 
@@ -46,12 +51,14 @@ class Camera:
             capture: the stream or device.
             closing: once set, nothing more is read.
             failures: so many reads in a row that give no picture mean that it is lost.
+            timeout: of a read, seconds.
 
         """
         self._name = name
         self._capture = capture
         self._closing = closing
         self._failures = failures
+        self._timeout = timeout
         self._failed = 0
         """Pictures that could not be decoded, before the one that is ahead, not told of yet."""
         self._ahead = False
@@ -94,7 +101,7 @@ class Camera:
                 return False
             now = time.monotonic()
             patience = patience or now + PATIENCE
-            if now > patience or now - began > SILENCE:
+            if now > patience or now - began > EARLY * self._timeout:
                 break
         raise SourceError(
             f"{self._name}: the camera stopped sending pictures "
@@ -123,7 +130,11 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Camera:
     """
     if spec.path is not None:
         return _open_device(spec, spec.path, context.closing)
-    capture = open_camera(spec.text, spec.redacted, TIMEOUT_MS, hardware=context.hardware_decoding)
+    timeout = spec.stall_seconds / 2
+    capture = open_camera(
+        *(spec.text, spec.redacted, TIMEOUT_MS, round(timeout * 1000)),
+        hardware=context.hardware_decoding,
+    )
     if not capture.isOpened():
         capture.release()
         # Needed only here.
@@ -131,7 +142,7 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Camera:
 
         raise SourceError(f"{spec.redacted}: {why_closed(spec.text)}")
     check_size(capture, spec.redacted)
-    return Camera(spec.redacted, capture, context.closing, FAILURES)
+    return Camera(spec.redacted, capture, context.closing, FAILURES, timeout)
 
 
 def _open_device(spec: SourceSpec, path: Path, closing: threading.Event) -> Camera:

@@ -117,15 +117,17 @@ def check_size(capture: Any, name: str) -> None:
         )
 
 
-def open_camera(url: str, name: str, timeout_ms: int, *, hardware: bool) -> Any:
+def open_camera(
+    url: str, name: str, open_timeout_ms: int, read_timeout_ms: int, *, hardware: bool
+) -> Any:
     """Open a network stream; return a cv2.VideoCapture, which is closed where that failed."""
     cv2 = load()
     # FFmpeg decodes one frame later for each thread beyond the first. Two keep up with large
     # pictures where there are cores to spare.
     threads = 2 if usable_cpus() >= FEW_CORES else 1
     parameters: Sequence[int] = (
-        cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, timeout_ms,
-        cv2.CAP_PROP_READ_TIMEOUT_MSEC, timeout_ms,
+        cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, open_timeout_ms,
+        cv2.CAP_PROP_READ_TIMEOUT_MSEC, read_timeout_ms,
         cv2.CAP_PROP_N_THREADS, threads,
     )  # fmt: skip
     return _open_stream(cv2, url, name, parameters, hardware=hardware)

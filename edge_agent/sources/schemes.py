@@ -136,6 +136,8 @@ SEPARATOR = Option(_separator, None)
 """Character between the values of a line of text; None: found out from its first lines."""
 CHANNELS = Option(_channels, 1)
 """float32 values in a row."""
+STALL = Option(_seconds, None)
+"""Silence after which a camera is lost; None: `SILENCE_SECONDS`."""
 SENSOR = {"gap_s": Option(_seconds, None), "stall_s": Option(_seconds, None)}
 """Of live signals: a longer silence is a gap (None: by what is usual), or a loss (None: never)."""
 
@@ -169,7 +171,7 @@ class Form:
     a regular file; path: of a file or folder; name: neither, and none of our business."""
     example: str
     options: Mapping[str, Option] = field(default_factory=dict)
-    """A URL's query is not ours: there are none."""
+    """Those of a URL are taken out of its query; what else stands there is not ours."""
     suffixes: frozenset[str] = frozenset()
     """Of files whose bare path means this form, in lower case."""
     live: bool = False
@@ -189,6 +191,7 @@ def _camera(scheme: str, example: str, address: Literal["url", "device"] = "url"
         kind="picture",
         address=address,
         example=example,
+        options={"stall_s": STALL},
         live=True,
         lossless=_never,
         stall_seconds=SILENCE_SECONDS,

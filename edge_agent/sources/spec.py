@@ -23,7 +23,7 @@ class SourceSpec:
 
     form: Form
     text: str = field(repr=False)
-    """As written, with the password that a camera's URL may hold."""
+    """As written, with the password that a camera's URL may hold, without options in its query."""
     path: Path | None = None
     """The local file, folder or device; None for a URL."""
     name: str = ""
@@ -45,6 +45,12 @@ class SourceSpec:
     def lossless(self) -> bool:
         """Whether every reading counts, so that the source waits for its consumer."""
         return self.form.lossless(self.options)
+
+    @property
+    def stall_seconds(self) -> float:
+        """Silence after which it is lost; infinite: it may be silent for ever."""
+        given: float | None = self.options.get("stall_s")
+        return self.form.stall_seconds if given is None else given
 
     @property
     def redacted(self) -> str:
@@ -77,7 +83,8 @@ def parse_source(text: str, base: Path) -> SourceSpec:
         raise UsageError(f"source {shown!r}: {_unknown(scheme if colon else '', text, shown)}")
     if form.address == "url":
         _check_url(text, shown, form)
-        return SourceSpec(form=form, text=text)
+        text, given = _own_options(text, form)
+        return SourceSpec(form=form, text=text, options=_parsed_options(given, form, shown))
     name, _, query = rest.partition("?")
     given = _given_options(query, form, shown)
     if form.address == "name":
@@ -191,6 +198,15 @@ def _check_url(text: str, shown: str, form: Form) -> None:
         raise UsageError(f"source {shown!r}: names no host; write e.g. {form.example}")
     if "@" in parts.fragment:
         raise UsageError(f"source {shown!r}: a '#' stands before the '@'; {_ENCODE}")
+
+
+def _own_options(url: str, form: Form) -> tuple[str, dict[str, str]]:
+    """Split a URL into what the camera gets, and the options of ours in its query."""
+    address, mark, query = url.partition("?")
+    parts = [part.partition("=") for part in query.split("&")] if mark else []
+    ours = {key: unquote(value) for key, equals, value in parts if equals and key in form.options}
+    left = "&".join("".join(part) for part in parts if part[0] not in ours or not part[1])
+    return (f"{address}?{left}" if left else address) if ours else url, ours
 
 
 def _local_path(name: str, form: Form, shown: str, base: Path) -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import paho.mqtt.client as mqtt
 import pytest
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
@@ -575,6 +575,28 @@ def test_a_snapshot_is_made_when_asked_for(device: Device) -> None:
     device.more_results("live", 5)
     (picture,) = [h.payload for h in device.heard.heard if h.topic == topic]
     assert decode_picture(picture).shape == (48, 64, 3)
+
+
+@pytest.mark.parametrize("protocol", [5, 4])
+def test_a_snapshot_says_of_which_frame_it_is(
+    protocol: int, broker: Mosquitto, listen: Listeners, agent: Agents, models: list[str], clip: str
+) -> None:
+    """On MQTT 5 number and time come as user properties, as in the result; 3.1.1 has none."""
+    heard = listen(broker.port, protocol=MQTTProtocolVersion.MQTTv5)
+    pipeline = {"name": "live", "source": clip, "model": "finder", "snapshot": True}
+    broker_table = {"protocol": protocol}
+    agent(agent_settings("box", broker.url, [pipeline], models_dirs=models, broker=broker_table))
+    topic = f"{D}/snapshot/live"
+    snapshot = heard.wait_for(lambda all_: [h for h in all_ if h.topic == topic], topic)[0]
+    if protocol == 4:
+        assert snapshot.about == {}
+        return
+    results = heard.wait_for(
+        lambda all_: {h.json["seq"]: h.json for h in all_ if h.topic == f"{D}/result/live"},
+        "results",
+    )
+    assert set(snapshot.about) == {"seq", "time"}
+    assert results[int(snapshot.about["seq"])]["time"] == snapshot.about["time"]
 
 
 def test_a_snapshot_of_a_still_scene_comes(

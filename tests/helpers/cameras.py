@@ -48,14 +48,16 @@ class MjpegServer:
         login: str | None = None,
         port: int = 0,
         page: bytes | None = None,
+        most: float = float("inf"),
     ) -> None:
         """Serve *pictures* at *rate* a second; *login* is user:password (basic authentication).
 
-        With a *page*, that is all there is to see.
+        With a *page*, that is all there is to see. After *most* pictures nothing more comes.
         """
         self._pictures = pictures
         self._pause = 1.0 / rate
         self._page = page
+        self._most = most
         self._login = login and "Basic " + base64.b64encode(login.encode()).decode()
         self._cut = threading.Event()
         self._connections: list[socket.socket] = []
@@ -119,6 +121,8 @@ class MjpegServer:
         number = 0
         try:
             while not self._cut.wait(self._pause):
+                if number >= self._most:
+                    continue
                 picture = self._pictures[number % len(self._pictures)]
                 number += 1
                 request.wfile.write(

@@ -101,6 +101,8 @@ class Heard(NamedTuple):
     payload: bytes
     retained: bool
     qos: int
+    about: Mapping[str, str] = {}
+    """User properties, which MQTT 5 alone has."""
 
     @property
     def json(self) -> dict[str, Any]:
@@ -131,8 +133,10 @@ class Listener:
         self._subscribed.set()
 
     def _on_message(self, _client: Any, _userdata: Any, message: Any) -> None:
+        about = dict(getattr(message.properties, "UserProperty", []))
+        heard = Heard(message.topic, message.payload, message.retain, message.qos, about)
         with self._changed:
-            self.heard.append(Heard(message.topic, message.payload, message.retain, message.qos))
+            self.heard.append(heard)
             self._changed.notify_all()
 
     def wait_for(

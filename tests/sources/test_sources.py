@@ -1264,6 +1264,29 @@ def test_a_killed_rtsp_camera_is_lost_and_comes_back(rtsp: Callable[..., RtspSer
     assert len(readings(opened(again.url(), HERE), limit=3)) == 3
 
 
+def test_a_camera_may_be_silent_for_as_long_as_its_url_says() -> None:
+    """`stall_s` is taken out of the URL; the rest of its query is the camera's, as it stands."""
+    plain = parse_source("rtsp://me:secret@cam/s?channel=1&stall_s&subtype=0", HERE)
+    assert plain.stall_seconds == 10
+    spec = parse_source("rtsp://me:secret@cam/s?channel=1&stall_s=2.5&x=%20a&y", HERE)
+    assert spec.stall_seconds == 2.5
+    assert spec.text == "rtsp://me:secret@cam/s?channel=1&x=%20a&y"
+    assert parse_source("http://cam/s.mjpg?stall_s=60", HERE).text == "http://cam/s.mjpg"
+    assert parse_source("v4l2:/dev/video0?stall_s=3", HERE).stall_seconds == 3
+    assert parse_source("serial:/dev/ttyS0", HERE).stall_seconds == float("inf")
+    with pytest.raises(UsageError, match="stall_s: expected seconds"):
+        parse_source("rtsp://cam/s?stall_s=never", HERE)
+
+
+def test_a_camera_that_is_silent_for_that_long_is_lost() -> None:
+    """The connection stays, and nothing comes."""
+    with MjpegServer([jpeg(plain(40, 320, 240))], most=30) as server:
+        source = opened(f"{server.url()}?stall_s=1", HERE)
+        with pytest.raises(SourceError, match="silent for too long"):
+            drain(source)
+        source.close()
+
+
 @pytest.mark.rtsp
 def test_a_camera_that_hangs_is_given_up(rtsp: Callable[..., RtspServer]) -> None:
     """A camera that keeps its connection but goes silent is a SourceError in the end."""

@@ -192,7 +192,7 @@ class Capture:
             try:
                 context = replace(self._context, closing=attempt.closing)
                 with closing(open_source(self.spec, context)) as source:
-                    attempt.limit, attempt.opening = self.spec.form.stall_seconds, False
+                    attempt.limit, attempt.opening = self.spec.stall_seconds, False
                     self.counts = getattr(source, "counts", None)
                     # A sensor may say nothing for hours and be well all the same.
                     if attempt.late or (self.spec.live and source.kind == "signal"):

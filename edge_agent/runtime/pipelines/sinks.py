@@ -155,7 +155,7 @@ class SnapshotSink:
         due = wanted is not None and sample.since - self._last >= wanted.every_s
         if due or self.requested:
             self._last = sample.since
-            self._publish(sample.data, outcome.findings)
+            self._publish(sample.data, outcome.findings, sample)
 
     def needs(self, picture: Array, late: int) -> bool:
         """Whether a frame must be inferred though nothing moves in it.
@@ -172,10 +172,11 @@ class SnapshotSink:
         now = time.monotonic()
         since, before = self._candidate = self._candidate or (now, late)
         if late > before and now - since > SNAPSHOT_SECONDS:
-            self._publish(picture, None)
+            self._publish(picture, None, None)
         return self.requested
 
-    def _publish(self, data: Array, found: Findings | None) -> None:
+    def _publish(self, data: Array, found: Findings | None, sample: Sample | None) -> None:
+        """Publish a picture; *sample* it is the data of, None: it has no number."""
         from .draw import annotate, jpeg, shrunk
 
         self.requested, self._candidate = False, None
@@ -186,7 +187,9 @@ class SnapshotSink:
         except SampleError as problem:
             self._errors.record(problem)
             return
-        self._client.publish(self._topic, picture)
+        time_ns = time.time_ns() if sample is None else sample.time_ns
+        about = {} if sample is None else {"seq": str(sample.seq)}
+        self._client.publish(self._topic, picture, about={**about, "time": payloads.iso(time_ns)})
 
 
 def _snapshots(settings: PipelineSettings) -> Snapshots | None:
