@@ -8,6 +8,7 @@ object across an edge that it stands on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +30,20 @@ EDGE = 1e-3
 def anchors(boxes: NDArray[np.float32], size: tuple[int, int]) -> tuple[Floats, Floats]:
     """Return the anchors of boxes, within the frame: the middles of lower edges, and centers.
 
-    A box at the frame's edge may reach beyond it; its anchor is what can be seen of it.
+    Each is (2, n), x and y. A box at the frame's edge may reach beyond it; its anchor is what can
+    be seen of it.
     """
-    inside = np.asarray(boxes, np.float64)
-    inside = np.clip(inside, EDGE, np.array([*size, *size]) - EDGE)
-    middle = (inside[:, 0] + inside[:, 2]) / 2
-    bottom = np.stack([middle, inside[:, 3]], axis=1)
-    center = np.stack([middle, (inside[:, 1] + inside[:, 3]) / 2], axis=1)
-    return bottom, center
+    width, height = size
+    x1, y1, x2, y2 = boxes.T.astype(np.float64)
+    x1, x2 = _within(x1, width), _within(x2, width)
+    y1, y2 = _within(y1, height), _within(y2, height)
+    middle = (x1 + x2) / 2
+    return np.array([middle, y2]), np.array([middle, (y1 + y2) / 2])
+
+
+def _within(values: Floats, size: int) -> Floats:
+    found: Floats = np.minimum(np.maximum(values, EDGE), size - EDGE)
+    return found
 
 
 def margins(boxes: NDArray[np.float32]) -> Floats:
@@ -49,7 +56,8 @@ def margins(boxes: NDArray[np.float32]) -> Floats:
 class Edges:
     """The sides of several shapes, one after the other, in pixels of the frame.
 
-    Coordinates are in arrays of their own: of (n, sides, 2) each operation takes many times longer.
+    Arrays are (sides, n), coordinates each in one of their own: what is done to all boxes at a time
+    then lies together in memory.
     """
 
     def __init__(
@@ -82,21 +90,23 @@ class Edges:
 
     def scale(self, size: tuple[int, int]) -> None:
         """Bring the sides to a frame of this width and height."""
-        self.x, self.y = (self._begins * size).T
-        end_x, end_y = (self._ends * size).T
+        self.x, self.y = (self._begins * size).T[:, :, None]
+        end_x, end_y = (self._ends * size).T[:, :, None]
         self.dx, self.dy = end_x - self.x, end_y - self.y
         self._length = np.maximum(self.dx * self.dx + self.dy * self.dy, 1e-9)
 
     def points(self, bottom: Floats, center: Floats) -> tuple[Floats, Floats]:
-        """Return x and y, (n, sides), of the anchor of each box that each side looks at."""
-        mixed = self._center
-        return (
-            np.where(mixed, center[:, 0, None], bottom[:, 0, None]),
-            np.where(mixed, center[:, 1, None], bottom[:, 1, None]),
-        )
+        """Return x and y of the anchor of each box that each side looks at.
+
+        (sides, n), or (1, n) where all look at the same.
+        """
+        if not self._center.any():
+            return bottom[0, None], bottom[1, None]
+        mixed = self._center[:, None]
+        return np.where(mixed, center[0], bottom[0]), np.where(mixed, center[1], bottom[1])
 
     def distance(self, x: Floats, y: Floats) -> Floats:
-        """Return (n, shapes): how far points, (n, sides), are from each shape, in pixels."""
+        """Return (shapes, n): how far points, (sides, n), are from each shape, in pixels."""
         off_x, off_y = x - self.x, y - self.y
         share = (off_x * self.dx + off_y * self.dy) / self._length
         np.clip(share, 0, 1, out=share)
@@ -105,7 +115,7 @@ class Edges:
         off_x *= off_x
         off_y *= off_y
         off_x += off_y
-        result: Floats = np.sqrt(np.minimum.reduceat(off_x, self.first, axis=1))
+        result: Floats = np.sqrt(np.minimum.reduceat(off_x, self.first, axis=0))
         return result
 
 
@@ -117,6 +127,8 @@ class Zones:
         centers = [zone.anchor == "center" for zone in zones]
         self._edges = Edges([zone.polygon for zone in zones], centers, closed=True)
         self._size = (0, 0)
+        self._slope: Floats = np.zeros(0)
+        """Of each side: pixels to the right for each pixel down."""
 
     def inside(
         self, bottom: Floats, center: Floats, margin: Floats, before: Flags, size: tuple[int, int]
@@ -124,8 +136,8 @@ class Zones:
         """Return (n, zones): who is inside.
 
         Args:
-            bottom: (n, 2) anchors of boxes at their lower edge.
-            center: (n, 2) their centers.
+            bottom: (2, n) anchors of boxes at their lower edge.
+            center: (2, n) their centers.
             margin: (n,) what was inside stays so up to this distance from the zone.
             before: (n, zones) who was inside.
             size: width and height of the frame.
@@ -134,19 +146,22 @@ class Zones:
         if size != self._size:
             self._size = size
             self._edges.scale(size)
+            # A level side is crossed by no level line.
+            level = self._edges.dy == 0
+            self._slope = np.where(level, 0, self._edges.dx / np.where(level, 1, self._edges.dy))
         edges = self._edges
         x, y = edges.points(bottom, center)
         off_y = y - edges.y
         # Sides that a line from the point to the right would cross: an odd number, from inside.
         spans = (off_y >= 0) != (off_y >= edges.dy)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            off_y *= edges.dx / edges.dy
-        crossed = spans & (x - edges.x < off_y)
-        now: Flags = np.logical_xor.reduceat(crossed, edges.first, axis=1)
+        off_y *= self._slope
+        off_y += edges.x
+        spans &= x < off_y
+        now: Flags = np.logical_xor.reduceat(spans, edges.first, axis=0).T
         doubtful = before & ~now
-        if doubtful.any():
-            rows = np.flatnonzero(doubtful.any(axis=1))
-            near = edges.distance(x[rows], y[rows]) <= margin[rows, None]
+        rows = np.flatnonzero(doubtful.any(axis=1))
+        if rows.size:
+            near = margin[rows, None] >= edges.distance(x[:, rows], y[:, rows]).T
             now[rows] |= doubtful[rows] & near
         return now
 
@@ -170,28 +185,28 @@ class Gates:
         """
         centers = [line.anchor == "center" for line in lines]
         self._edges = Edges([line.points for line in lines], centers, closed=False)
-        self._least = np.array([each[0] for each in needed], np.int64)
-        self._window = np.array([(1 << each[1]) - 1 for each in needed], np.int64)
+        self._least = np.array([[each[0]] for each in needed], np.int64)
+        self._window = np.array([[(1 << each[1]) - 1] for each in needed], np.int64)
         self._size = (0, 0)
         gates = len(lines)
-        self._known = np.zeros((room, gates), bool)
-        """By slot and gate: whether it has been seen on a side, …"""
-        self._last_x = np.zeros((room, gates))
-        self._last_y = np.zeros((room, gates))
+        self._known = np.zeros((gates, room), bool)
+        """By gate and slot: whether it has been seen on a side, …"""
+        self._last_x = np.zeros((gates, room))
+        self._last_y = np.zeros((gates, room))
         """… where last, …"""
-        self._pending = np.zeros((room, gates), np.int8)
+        self._pending = np.zeros((gates, room), np.int8)
         """… which way it has crossed, not counted yet, 1 in, -1 out, …"""
-        self._seen = np.zeros((room, gates), np.int64)
+        self._seen = np.zeros((gates, room), np.int64)
         """… and in which results since then it was seen beyond, a bit for each."""
 
     def grow(self, room: int) -> None:
         """Make room for more slots."""
-        grow(self, ("_known", "_last_x", "_last_y", "_pending", "_seen"), room)
+        grow(self, ("_known", "_last_x", "_last_y", "_pending", "_seen"), room, axis=1)
 
     def forget(self, slots: NDArray[np.intp]) -> None:
         """Forget where objects were: the slots are others' now."""
-        self._known[slots] = False
-        self._pending[slots] = 0
+        self._known[:, slots] = False
+        self._pending[:, slots] = 0
 
     def update(
         self,
@@ -201,42 +216,82 @@ class Gates:
         margin: Floats,
         size: tuple[int, int],
     ) -> NDArray[np.int8]:
-        """Take where objects are now; return (n, gates): 1 crossed in, -1 out, 0 neither."""
+        """Take where objects are now; return (n, gates): 1 crossed in, -1 out, 0 neither.
+
+        Anchors and margins are those of `Zones.inside`.
+        """
         if size != self._size:
             if self._size != (0, 0):
-                self.forget(np.arange(len(self._known)))
+                self.forget(np.arange(self._known.shape[1]))
             self._size = size
             self._edges.scale(size)
         edges = self._edges
-        x, y = edges.points(bottom, center)
-        sure = edges.distance(x, y) > margin[:, None]
-        known, last_x, last_y = self._known[slots], self._last_x[slots], self._last_y[slots]
-        way = self._ways(last_x[:, edges.shape], last_y[:, edges.shape], x, y)
-        way *= sure & known
-        pending, seen = self._pending[slots], self._seen[slots]
+        # All slots are looked at, also those that are not there: picking out and putting back
+        # those that are takes longer.
+        room = self._known.shape[1]
+        there = np.zeros(room, bool)
+        there[slots] = True
+        placed = np.zeros((5, room))
+        placed[:, slots] = [*bottom, *center, margin]
+        x, y = edges.points(placed[:2], placed[2:4])
+        distance = edges.distance(x, y)
+        sure = (distance > placed[4]) & there
+        if len(x) > 1:
+            x, y = x[edges.first], y[edges.first]
+        # A path that is shorter than it is far from its end to the line does not cross it.
+        near = np.abs(x - self._last_x) + np.abs(y - self._last_y) >= distance
+        near &= sure
+        near &= self._known
+        way = np.zeros(near.shape, np.int8)
+        some = np.flatnonzero(near.any(axis=0))
+        if some.size:
+            to_x, to_y = (np.broadcast_to(each, near.shape)[:, some] for each in (x, y))
+            found = self._ways(self._last_x[:, some], self._last_y[:, some], to_x, to_y)
+            way[:, some] = found * near[:, some]
+        np.copyto(self._last_x, x, where=sure)
+        np.copyto(self._last_y, y, where=sure)
+        self._known |= sure
+        counted = self._count(way, sure, there)
+        return counted[:, slots].T
+
+    def _count(self, way: NDArray[np.int8], sure: Flags, there: Flags) -> NDArray[np.int8]:
+        """Return (gates, slots) which crossings are counted now.
+
+        Args:
+            way: (gates, slots) the crossings of this result.
+            sure: (gates, slots) who is surely on one side.
+            there: (slots,) who is seen.
+
+        """
+        counted = np.zeros_like(way)
+        some = np.flatnonzero((way | self._pending).any(axis=0) & there)
+        if not some.size:
+            return counted
+        way, pending = way[:, some], self._pending[:, some]
         back = (way != 0) & (pending == -way)
         fresh = (way != 0) & ~back
         # In the window of a crossing that is not counted yet, each result is a bit.
-        seen = ((seen << 1) | sure) & self._window
+        seen = ((self._seen[:, some] << 1) | sure[:, some]) & self._window
         seen[fresh] = 1
         pending = np.where(fresh, way, np.where(back, 0, pending)).astype(np.int8)
         done = (pending != 0) & (ones(seen) >= self._least)
-        counted: NDArray[np.int8] = np.where(done, pending, 0).astype(np.int8)
+        counted[:, some] = np.where(done, pending, 0)
         pending[done] = 0
-        self._pending[slots], self._seen[slots] = pending, seen
-        self._last_x[slots] = np.where(sure, x[:, edges.first], last_x)
-        self._last_y[slots] = np.where(sure, y[:, edges.first], last_y)
-        self._known[slots] = known | sure
+        self._pending[:, some], self._seen[:, some] = pending, seen
         return counted
 
     def last(self, slots: NDArray[np.intp]) -> NDArray[np.int8]:
         """Return the crossings of objects that have gone: they stayed where they were last seen."""
-        pending: NDArray[np.int8] = self._pending[slots]
+        pending: NDArray[np.int8] = self._pending[:, slots].T
         return pending
 
     def _ways(self, x: Floats, y: Floats, to_x: Floats, to_y: Floats) -> NDArray[np.int8]:
-        """Return (n, gates): which way the paths lead across; 0: not, or there and back."""
+        """Return which way paths lead across: 1 in, -1 out; 0: not, or there and back.
+
+        All are (gates, n).
+        """
         edges = self._edges
+        x, y, to_x, to_y = (each[edges.shape] for each in (x, y, to_x, to_y))
         path_x, path_y = to_x - x, to_y - y
         off_x, off_y = x - edges.x, y - edges.y
         turn = edges.dx * path_y - edges.dy * path_x
@@ -249,11 +304,12 @@ class Gates:
         on_line *= sign
         on_path *= sign
         meets = (on_line >= 0) & (on_line < size) & (on_path >= 0) & (on_path < size)
-        net = np.add.reduceat(sign * meets, edges.first, axis=1)
+        net = np.add.reduceat(sign * meets, edges.first, axis=0)
         result: NDArray[np.int8] = np.sign(net).astype(np.int8)
         return result
 
 
-def ones(bits: NDArray[np.int64]) -> NDArray[np.int64]:
+def ones(bits: NDArray[Any]) -> NDArray[np.uint8]:
     """Count the bits that are set."""
-    return np.bitwise_count(bits).astype(np.int64)
+    found: NDArray[np.uint8] = np.bitwise_count(bits)
+    return found

@@ -24,69 +24,84 @@ class Motion:
     """States of up to `room` boxes, each in a slot of its own; grows."""
 
     def __init__(self, room: int = 64) -> None:
-        self.place = np.zeros((room, 4))
-        """(slots, 4) center x, y, width, height in pixels."""
-        self.speed = np.zeros((room, 4))
+        # (4, slots), so that one operation on all slots, also those that are free, is one on memory
+        # that lies together: picking out those that are taken takes longer.
+        self._place = np.zeros((4, room))
+        """Center x, y, width, height in pixels."""
+        self._speed = np.zeros((4, room))
         """The same, a frame."""
-        self._pp = np.zeros((room, 4))
-        self._pv = np.zeros((room, 4))
-        self._vv = np.zeros((room, 4))
+        self._pp = np.zeros((4, room))
+        self._pv = np.zeros((4, room))
+        self._vv = np.zeros((4, room))
         """Variances of place and speed, and what they have in common."""
+
+    @property
+    def room(self) -> int:
+        """Slots that there are."""
+        return self._place.shape[1]
 
     def grow(self, room: int) -> None:
         """Make room for more slots."""
-        grow(self, ("place", "speed", "_pp", "_pv", "_vv"), room)
+        grow(self, ("_place", "_speed", "_pp", "_pv", "_vv"), room, axis=1)
+
+    def place(self, slots: NDArray[np.intp]) -> Floats:
+        """Return (n, 4): center x, y, width, height in pixels."""
+        return self._place[:, slots].T
 
     def begin(self, slots: NDArray[np.intp], places: Floats) -> None:
         """Put new boxes into slots."""
-        sides = places[:, [2, 3, 2, 3]]
-        self.place[slots] = places
-        self.speed[slots] = 0.0
-        self._pp[slots] = (2 * POSITION * sides) ** 2
-        self._pv[slots] = 0.0
-        self._vv[slots] = (10 * VELOCITY * sides) ** 2
+        sides = places.T[[2, 3, 2, 3]]
+        self._place[:, slots] = places.T
+        self._speed[:, slots] = 0.0
+        self._pp[:, slots] = (2 * POSITION * sides) ** 2
+        self._pv[:, slots] = 0.0
+        self._vv[:, slots] = (10 * VELOCITY * sides) ** 2
 
-    def predict(self, slots: NDArray[np.intp], frames: float) -> None:
-        """Move boxes on by a time."""
-        place, speed = self.place[slots], self.speed[slots]
-        pp, pv, vv = self._pp[slots], self._pv[slots], self._vv[slots]
-        sides = np.maximum(place[:, [2, 3, 2, 3]], 1.0)
-        place = place + speed * frames
+    def predict(self, frames: float) -> None:
+        """Move all boxes on by a time."""
+        squared = self._squared_sides()
+        least = 0.5 * np.maximum(self._place[2:], 1.0)
+        self._place += self._speed * frames
         # What shrinks is not extrapolated into nothing.
-        place[:, 2:] = np.maximum(place[:, 2:], 0.5 * sides[:, :2])
-        self.place[slots] = place
-        self._pp[slots] = pp + frames * (2 * pv + frames * vv + (POSITION * sides) ** 2)
-        self._pv[slots] = pv + frames * vv
-        self._vv[slots] = vv + frames * (VELOCITY * sides) ** 2
+        np.maximum(self._place[2:], least, out=self._place[2:])
+        self._pp += frames * (2 * self._pv + frames * self._vv + POSITION**2 * squared)
+        self._pv += frames * self._vv
+        self._vv += frames * VELOCITY**2 * squared
 
     def update(self, slots: NDArray[np.intp], seen: Floats) -> None:
-        """Correct boxes by where they were seen."""
-        place = self.place[slots]
-        pp, pv = self._pp[slots], self._pv[slots]
-        sides = np.maximum(place[:, [2, 3, 2, 3]], 1.0)
-        spread = pp + (POSITION * sides) ** 2
-        gain, push = pp / spread, pv / spread
-        off = seen - place
-        self.place[slots] = place + gain * off
-        self.speed[slots] += push * off
-        self._pp[slots] = pp - gain * pp
-        self._vv[slots] -= push * pv
-        self._pv[slots] = pv - gain * pv
+        """Correct boxes by where they were seen, (n, 4)."""
+        off = np.zeros_like(self._place)
+        off[:, slots] = seen.T - self._place[:, slots]
+        there = np.zeros(self.room)
+        there[slots] = 1.0
+        # What is not seen is neither moved nor surer.
+        share = there / np.maximum(self._pp + POSITION**2 * self._squared_sides(), 1e-12)
+        gain, push = self._pp * share, self._pv * share
+        self._place += gain * off
+        self._speed += push * off
+        self._pp -= gain * self._pp
+        self._vv -= push * self._pv
+        self._pv -= gain * self._pv
+
+    def _squared_sides(self) -> Floats:
+        """Return squared width, height, width, height: what the noise goes by."""
+        sides = np.square(np.maximum(self._place[2:], 1.0))
+        return np.concatenate([sides, sides])
 
     def distance(self, slots: NDArray[np.intp], seen: Floats) -> Floats:
         """Return how far each seen center is from each predicted one: squared, in its spread."""
-        place = self.place[slots][:, None, :2]
-        sides = self.place[slots][:, None, 2:]
-        spread = self._pp[slots][:, None, :2] + (POSITION * sides) ** 2
-        off = seen[None, :, :2] - place
-        result: Floats = (off * off / spread).sum(axis=2)
+        x, y, wide, high = self._place[:, slots, None]
+        spread_x, spread_y, _, _ = self._pp[:, slots, None]
+        spread_x = spread_x + (POSITION * wide) ** 2
+        spread_y = spread_y + (POSITION * high) ** 2
+        result: Floats = (seen[:, 0] - x) ** 2 / spread_x + (seen[:, 1] - y) ** 2 / spread_y
         return result
 
     def boxes(self, slots: NDArray[np.intp]) -> NDArray[np.float32]:
         """Return where boxes are: (n, 4) x1, y1, x2, y2."""
-        place = self.place[slots]
-        half = place[:, 2:] / 2
-        return np.concatenate([place[:, :2] - half, place[:, :2] + half], axis=1).astype(np.float32)
+        place = self._place[:, slots]
+        half = place[2:] / 2
+        return np.concatenate([place[:2] - half, place[:2] + half]).T.astype(np.float32)
 
 
 def places(boxes: NDArray[np.float32]) -> Floats:
@@ -104,11 +119,13 @@ def overlaps(
         The index in each, and the overlap, of the pairs that have one.
 
     """
-    # Most pairs have none: only comparisons are made of all.
-    meets = one[:, 0, None] < other[:, 2]
-    meets &= one[:, 2, None] > other[:, 0]
-    meets &= one[:, 1, None] < other[:, 3]
-    meets &= one[:, 3, None] > other[:, 1]
+    # Most pairs have none: only comparisons are made of all, of sides that lie together in memory.
+    x1, y1, x2, y2 = np.ascontiguousarray(other.T)
+    left, top, right, bottom = one.T[:, :, None]
+    meets = left < x2
+    meets &= right > x1
+    meets &= top < y2
+    meets &= bottom > y1
     rows, columns = np.divmod(np.flatnonzero(meets), max(1, len(other)))
     a, b = one[rows].T, other[columns].T
     shared = (np.minimum(a[2], b[2]) - np.maximum(a[0], b[0])) * (

@@ -115,6 +115,8 @@ class Scene:
         self._seq = -1
         self._since = 0.0
         self._zones = Zones(settings.zones) if settings.zones else None
+        self._names: dict[int, tuple[str, ...]] = {}
+        """By who is in which zones, a bit for each: the names of those zones."""
         self._lines = {line.name: line for line in settings.lines}
         self._view: _View | None = None
         self._quiet: dict[tuple[str, str], float] = {}
@@ -133,13 +135,18 @@ class Scene:
         )
         needed = [USUAL] * whole + [rule.needed for rule in self._rules]
         self._needed = np.array([least for least, _ in needed], np.int64)
-        self._window = np.array([(1 << of) - 1 for _, of in needed], np.int64)
+        of = np.array([of for _, of in needed], np.int64)
+        # Of no more bits than it takes: that many more are looked at together.
+        bits = np.min_scalar_type((1 << int(max([1, *of]))) - 1)
+        self._window = ((1 << of) - 1).astype(bits)
+        self._most_false = of - self._needed
+        """With no more in the window it is false in as many as it takes."""
         self._wanted: list[frozenset[str]] = [frozenset()] * whole
         self._wanted += [frozenset(rule.labels) for rule in self._rules]
         self._label_ok = np.zeros((0, len(needed)), bool)
         room = self._tracker.room
         self._inside = np.zeros((room, whole), bool)
-        self._bits = np.zeros((room, len(needed)), np.int64)
+        self._bits = np.zeros((room, len(needed)), bits)
         self._held = np.zeros((room, len(needed)), bool)
         self._rise = np.zeros((room, len(needed)))
         """When each became true, monotonic seconds."""
@@ -231,9 +238,14 @@ class Scene:
         """Return by detection the names of the zones that it is in."""
         assert self._zones is not None  # noqa: S101 - checked by the caller
         names: list[tuple[str, ...]] = [()] * count
-        known = self._zones.names
-        for row, column in zip(*(each.tolist() for each in np.nonzero(inside)), strict=True):
-            names[at[row]] += (known[column],)
+        known = self._names
+        keys = inside @ (np.uint64(1) << np.arange(inside.shape[1], dtype=np.uint64))
+        for place, key in zip(at.tolist(), keys.tolist(), strict=True):
+            found = known.get(key)
+            if found is None:
+                found = tuple(name for i, name in enumerate(self._zones.names) if key >> i & 1)
+                known[key] = found
+            names[place] = found
         return tuple(names)
 
     def _hold(self, slots: Slots, now: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -248,15 +260,20 @@ class Scene:
         true = there[:, self._zone_of]
         if len(self._label_ok):
             true &= self._label_ok[tracker.label_of(slots)]
-        bits = (self._bits[slots] << 1 | true) & self._window
+        bits = self._bits[slots]
+        bits <<= 1
+        bits |= true
+        bits &= self._window
         self._bits[slots] = bits
-        enough = ones(bits) >= self._needed
-        over = ~enough & (ones(~bits & self._window) >= self._needed)
+        count = ones(bits)
+        enough = count >= self._needed
+        over = ~enough & (count <= self._most_false)
         before = self._held[slots]
         held = np.where(before, ~over, enough & (tracker.number[slots] > 0)[:, None])
         self._held[slots] = held
-        rose, fell = held & ~before, before & ~held
-        if rose.any() or fell.any():
+        changed = held != before
+        rose, fell = changed & held, changed & before
+        if changed.any():
             self.changed = True
             rise = self._rise[slots]
             rise[rose] = now
@@ -278,11 +295,12 @@ class Scene:
                 self._tell_moves(view, sample)
                 self._tell_gone(sample)
                 self._tell_dwells(sample)
+            counts = self._held[self._tracker.alive].sum(axis=0).tolist()
             for column, rule, condition in self._conditions:
                 if column >= 0:
                     if not isinstance(outcome.findings, Detections):
                         continue
-                    count = int(self._held[self._tracker.alive, column].sum())
+                    count = counts[column]
                     absent = rule.when == "absent"
                     facts: dict[str, Any] = {} if absent else {"count": count}
                     if len(rule.labels) == 1:
@@ -356,13 +374,16 @@ class Scene:
         self._forget(gone)
 
     def _tell_dwells(self, sample: Sample) -> None:
+        if not self._dwells:
+            return
         alive = self._tracker.alive
+        waiting = self._held[alive] & ~self._in_dwell[alive]
+        some = set(np.flatnonzero(waiting.any(axis=0)).tolist())
         for column, rule in self._dwells:
-            held = self._held[alive, column] & ~self._in_dwell[alive, column]
-            if not held.any():
+            if column not in some:
                 continue
-            long = held & (sample.since - self._rise[alive, column] >= rule.for_s)
-            for slot in alive[long].tolist():
+            long = sample.since - self._rise[alive, column] >= rule.for_s
+            for slot in alive[long & waiting[:, column]].tolist():
                 facts = self._facts(slot, rule)
                 if self._is_quiet(rule, facts, sample.since):
                     continue

@@ -52,7 +52,7 @@ class Tracker:
 
     def __init__(self) -> None:
         self.motion = Motion()
-        room = len(self.motion.place)
+        room = self.motion.room
         self.number = np.zeros(room, np.int64)
         """By slot: the track's number; 0: it has been seen once only."""
         self.votes = np.zeros((room, 8))
@@ -110,7 +110,7 @@ class Tracker:
         self._release(self.ended)
         frames = min(max(seconds, 1e-3) * FRAMES_PER_SECOND, LONGEST)
         alive = self.alive
-        self.motion.predict(alive, frames)
+        self.motion.predict(frames)
         slot_of = np.full(len(found), -1, np.intp)
         kinds = self._kinds(found.labels)
         seen = places(found.boxes)
@@ -154,7 +154,7 @@ class Tracker:
         if not (rest.size and free.size):
             return
         near = self.motion.distance(alive[rest], seen[free])
-        sides = np.maximum(self.motion.place[alive[rest]][:, None, 2:], 1)
+        sides = np.maximum(self.motion.place(alive[rest])[:, None, 2:], 1)
         size = np.abs(np.log(np.maximum(seen[free][None, :, 2:], 1) / sides)).max(axis=2)
         allowed = (near < REACH) & (size < np.log(2)) & (label[rest][:, None] == kinds[free])
         rows, columns = np.nonzero(allowed)
@@ -250,7 +250,7 @@ class Tracker:
             more = np.zeros((self.room, 2 * len(self.labels)))
             more[:, : self.votes.shape[1]] = self.votes
             self.votes = more
-        return np.array([index[label] for label in labels], np.intp)
+        return np.array([*map(index.__getitem__, labels)], np.intp)
 
     def _grow(self) -> None:
         room = self.room
@@ -265,6 +265,7 @@ class Tracker:
 
 def _said(found: Detections, size: tuple[int, int]) -> NDArray[np.float32]:
     """Return what each detection says of its label: its score, if it can be seen as a whole."""
-    boxes = found.boxes
-    cut = (boxes[:, :2] <= EDGE).any(axis=1) | (boxes[:, 2:] >= np.array(size) - EDGE).any(axis=1)
+    x1, y1, x2, y2 = found.boxes.T
+    width, height = size
+    cut = (x1 <= EDGE) | (y1 <= EDGE) | (x2 >= width - EDGE) | (y2 >= height - EDGE)
     return found.scores * np.where(cut, np.float32(CUT), np.float32(1))

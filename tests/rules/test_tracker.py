@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 
@@ -126,3 +128,19 @@ def test_the_assignment_is_the_best_one() -> None:
         assert len(set(rows[picked])) == len(set(columns[picked])) == picked.sum()
         best = max(sum(gain[i, order[i]] for i in range(4)) for order in permutations(range(4)))
         assert given[picked].sum() == pytest.approx(best, abs=1e-4)
+
+
+def test_what_is_obvious_is_assigned_as_the_solver_does() -> None:
+    """Random pairs, many of them decided without it: the gain is that of the best choice."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        size = int(rng.integers(1, 7))
+        pairs = np.flatnonzero(rng.random(size * size) < 0.5)
+        rows, columns = np.divmod(pairs, size)
+        gain = rng.uniform(0.05, 1.1, len(pairs)).astype(np.float32)
+        picked = assign(rows, columns, gain)
+        assert len(set(rows[picked])) == len(set(columns[picked])) == picked.sum()
+        table = np.zeros((size, size))
+        table[rows, columns] = gain
+        best = max(table[range(size), order].sum() for order in permutations(range(size)))
+        assert gain[picked].sum() == pytest.approx(best, abs=1e-5)
