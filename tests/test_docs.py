@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import numpy as np
 import paho.mqtt.client as mqtt
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
@@ -27,8 +28,12 @@ from edge_agent.config.device_profile import DeviceProfile
 from edge_agent.config.load import load as load_settings
 from edge_agent.config.settings import Settings
 from edge_agent.core.plain_record import is_key
+from edge_agent.core.types import Detections, Sample
+from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.model import load_model
 from edge_agent.models.decoders import DECODERS
 from edge_agent.models.manifest import Manifest, parse
+from edge_agent.models.manifest import load as load_folder
 from edge_agent.sources.schemes import FORMS
 from tests.helpers.small_models import brightness, plain, write_clip
 from tests.helpers.support import (
@@ -45,6 +50,7 @@ from tests.helpers.support import (
     needs_assets,
     run_cli,
 )
+from tests.helpers.tiny_networks import node, save_onnx
 from tests.mqtt.test_access import write_passwords
 
 DOCS = CHECKOUT / "docs"
@@ -302,6 +308,56 @@ def test_a_recipe_makes_its_model_see_what_is_there(
     )
     assert said.returncode == 0, said.stderr
     assert re.search(found, said.stdout), said.stdout
+
+
+def test_the_recipe_of_rtdetr_gives_boxes_in_pixels_of_the_frame(tmp_path: Path) -> None:
+    """A network as its exporter writes it, with the picture's size as second input."""
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    (folder / "model.toml").write_text(recipe("detr"))
+    (folder / "labels.txt").write_text("cup\nplate\n")
+    save_onnx(
+        folder / "model.onnx",
+        [
+            # The picture counts for nothing, but is used.
+            node("ReduceMean", ["images"], ["mean"], axes=[1, 2, 3], keepdims=0),
+            node("Mul", ["mean", "nought"], ["zero"]),
+            node("Add", ["chances", "zero"], ["scores"]),
+            node("Cast", ["orig_target_sizes"], ["size"], to=1),
+            node("Concat", ["size", "size"], ["sizes"], axis=1),
+            node("Mul", ["shares", "sizes"], ["boxes"]),
+            node("Identity", ["classes"], ["labels"]),
+        ],
+        [("images", "float32", (1, 3, 640, 640)), ("orig_target_sizes", "int64", (1, 2))],
+        [
+            ("labels", "int64", (1, 2)),
+            ("boxes", "float32", (1, 2, 4)),
+            ("scores", "float32", (1, 2)),
+        ],
+        {
+            "nought": np.zeros(1, np.float32),
+            "chances": np.array([[0.9, 0.2]], np.float32),
+            "shares": np.array([[[0.25, 0.5, 0.75, 1], [0, 0, 1, 1]]], np.float32),
+            "classes": np.array([[1, 0]]),
+        },
+    )
+    (found,) = findings(folder, plain(90, 200, 100))
+    assert found == ("plate", 0.9, (50, 50, 150, 100))
+
+
+def findings(folder: Path, picture: Any) -> list[tuple[str, float, tuple[int, ...]]]:
+    """Give label, score and box of what a model folder finds in a picture."""
+    model, _ = load_model(load_folder(folder), [EngineChoice("onnxruntime")], "picture")
+    try:
+        outcome = model.infer(Sample(picture, 0, 0, 0.0))
+    finally:
+        model.close()
+    assert isinstance(outcome.findings, Detections)
+    found = outcome.findings
+    return [
+        (label, round(float(score), 3), tuple(round(float(edge)) for edge in box))
+        for label, score, box in zip(found.labels, found.scores, found.boxes, strict=True)
+    ]
 
 
 @needs_assets
