@@ -1,0 +1,419 @@
+"""What the agent finds, beside what the exporters' own code has found: one table.
+
+    python compare.py FOLDER [--only NAME…] [--no-try] [--json FILE]
+
+Runs in the agent's environment, over a real mosquitto. Each case is installed as a user would
+(`add` of the bare file or folder), runs in an agent over MQTT on each engine that takes its format,
+and goes through `try`, of which the labels and scores that it prints are compared. A finding is
+right with the same label, a score within 0.01 and, of a box, an overlap of 0.9 (of wrappers that
+round to whole pixels: or corners within one). What is not right is a mismatch, or one of:
+
+    edge   the score lies within 0.01 of the threshold
+    tie    what suppresses it, or it, has a score within 0.02, or overlaps it as much as is allowed
+           within 0.03; or it is among the last of a full list
+    area   a box without area, or of whole pixels and hardly any: the agent publishes none
+
+Where the two engines by themselves, without the agent, find different things in the same tensor, a
+mismatch is the engine's own and counted as such. Ends with 1 if there is another one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.helpers.support import (  # noqa: E402
+    AgentProcess,
+    Listener,
+    Mosquitto,
+    agent_settings,
+)
+
+ENGINES = ("onnxruntime", "openvino")
+OVERLAP, SCORE, TIE = 0.9, 0.01, 0.02
+PIXELS = 1.01
+TOGETHER = 10
+"""Cases in one agent."""
+PATIENCE = 240.0
+Finding = Mapping[str, Any]
+
+
+@dataclass
+class Count:
+    """What became of the findings of a case on one way through the agent."""
+
+    expected: int = 0
+    found: int = 0
+    right: int = 0
+    edge: int = 0
+    tie: int = 0
+    area: int = 0
+    wrong: int = 0
+    engine: str = ""
+    """What the engines by themselves do not agree on."""
+    refused: str = ""
+    examples: list[str] = field(default_factory=list)
+
+
+def main() -> int:
+    """Compare all cases and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--no-try", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    folder = options.folder.resolve()
+    cases = [
+        json.loads(path.read_text()) for path in sorted((folder / "cases").glob("*/case.json"))
+    ]
+    cases = [case for case in cases if not options.only or case["name"] in options.only]
+    counts: dict[str, dict[str, Count]] = {case["name"]: {} for case in cases}
+    for engine in ENGINES:
+        fitting = [case for case in cases if engine == "openvino" or not is_ir(folder, case)]
+        for start in range(0, len(fitting), TOGETHER):
+            run(folder, engine, fitting[start : start + TOGETHER], counts)
+    if not options.no_try:
+        for case in cases:
+            counted = tried(folder, case)
+            counted.engine = next(
+                (one.engine for one in counts[case["name"]].values() if one.engine), ""
+            )
+            counts[case["name"]]["try"] = counted
+    lines, silent = table(cases, counts)
+    print("\n".join(lines))
+    if options.json:
+        rows = {
+            name: {way: vars(one) for way, one in ways.items()} for name, ways in counts.items()
+        }
+        options.json.write_text(json.dumps(rows, indent=1))
+    return 1 if silent else 0
+
+
+def is_ir(folder: Path, case: Mapping[str, Any]) -> bool:
+    """Whether a case is an IR, which only OpenVINO reads."""
+    path = network(folder, case)
+    return path.suffix == ".xml" or (path.is_dir() and any(path.glob("*.xml")))
+
+
+def network(folder: Path, case: Mapping[str, Any]) -> Path:
+    """Return what is given to the agent."""
+    return folder / "cases" / case["name"] / case["model"]
+
+
+def command(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command of the agent to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "edge_agent", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def run(
+    folder: Path,
+    engine: str,
+    cases: Sequence[Mapping[str, Any]],
+    counts: Mapping[str, dict[str, Count]],
+) -> None:
+    """Install cases, run them in one agent over a broker, and count."""
+    place = folder / "runs" / f"{engine}-{cases[0]['name']}-{time.time_ns()}"
+    broker = Mosquitto(place)
+    listener = Listener(broker.port)
+    agent: AgentProcess | None = None
+    try:
+        base: dict[str, Any] = {"engine": engine, "device_id": "parity"}
+        config = place / "config.toml"
+        config.write_text(agent_settings("parity", broker.url, [], **base))
+        running = []
+        for case in cases:
+            name = case["name"]
+            added = command(
+                "add", network(folder, case), "--name", name, "--config", config, cwd=place
+            )
+            if added.returncode:
+                counts[name][engine] = Count(refused=last_line(added.stderr))
+            else:
+                running.append(case)
+        pipelines = [
+            {"name": case["name"], "source": f"dir:{folder / 'pictures'}", "model": case["name"]}
+            for case in running
+        ]
+        if not pipelines:
+            return
+        agent = AgentProcess(place, agent_settings("parity", broker.url, pipelines, **base))
+        for case in running:
+            name = case["name"]
+            results = heard(listener, agent, name, len(case["expected"]))
+            if results is None:
+                counts[name][engine] = Count(refused="no results: " + last_line(agent.words()))
+            else:
+                counted = count(case, results)
+                if counted.wrong and case["precision"] == "INT8" and not is_ir(folder, case):
+                    counted.engine = apart_by_themselves(folder, case)
+                counts[name][engine] = counted
+    finally:
+        if agent is not None:
+            agent.stop()
+        listener.client.loop_stop()
+        broker.stop()
+
+
+def heard(
+    listener: Listener, agent: AgentProcess, name: str, wanted: int
+) -> dict[str, list[Finding]] | None:
+    """Return the findings of a pipeline by picture; None where it gave none in time."""
+    deadline = time.monotonic() + PATIENCE
+    topic = f"edge/parity/result/{name}"
+    while time.monotonic() < deadline and agent.process.poll() is None:
+        results = {one["file"]: one for one in listener.on(topic)}
+        if len(results) >= wanted:
+            return {
+                file: one.get("detections", one.get("classes")) or []
+                for file, one in results.items()
+            }
+        time.sleep(0.1)
+    return None
+
+
+def last_line(text: str) -> str:
+    """Return the last line that is not empty."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def count(case: Mapping[str, Any], results: Mapping[str, Sequence[Finding]]) -> Count:
+    """Compare all pictures of a case."""
+    total = Count()
+    for picture, expected in case["expected"].items():
+        compare(case, picture, expected, results.get(picture, []), total)
+    return total
+
+
+def compare(
+    case: Mapping[str, Any],
+    picture: str,
+    expected: Sequence[Finding],
+    found: Sequence[Finding],
+    total: Count,
+) -> None:
+    """Match two lists of findings, best first; count what is right, explained or wrong."""
+    total.expected += len(expected)
+    total.found += len(found)
+    left = list(range(len(found)))
+    alone: list[tuple[str, Finding]] = []
+    for one in expected:
+        match = next((at for at in left if same(case, one, found[at])), None)
+        if match is None:
+            alone.append(("missing", one))
+        else:
+            left.remove(match)
+            total.right += 1
+    alone += [("too much", found[at]) for at in left]
+    for what, one in alone:
+        own, others = (expected, found) if what == "missing" else (found, expected)
+        why = explanation(case, one, own, others)
+        setattr(total, why, getattr(total, why) + 1)
+        if why == "wrong":
+            total.examples.append(f"{picture}: {what} {json.dumps(one)}")
+
+
+def same(case: Mapping[str, Any], one: Finding, other: Finding) -> bool:
+    """Whether two findings are the same."""
+    if one["label"] != other["label"] or abs(one["score"] - other["score"]) > SCORE:
+        return False
+    if "box" not in one:
+        return True
+    if overlap(one["box"], other["box"]) >= OVERLAP:
+        return True
+    apart = max(abs(a - b) for a, b in zip(one["box"], other["box"], strict=True))
+    return bool(case.get("whole_pixels")) and apart <= PIXELS
+
+
+def explanation(
+    case: Mapping[str, Any], one: Finding, own: Sequence[Finding], others: Sequence[Finding]
+) -> str:
+    """Return why a finding has no counterpart: edge, tie, area, or wrong.
+
+    *own* is the list that it is in, *others* the one that it is not in.
+    """
+    score = one["score"]
+    if edge(case, one):
+        return "edge"
+    if area(one) <= (4 if case.get("whole_pixels") else 0):
+        return "area"
+    full = len(others) >= case["most"]
+    if full and score <= min(other["score"] for other in others) + SCORE:
+        return "tie"
+    if case["iou"] is not None and "box" in one:
+        for other in others:
+            near = abs(other["score"] - score) <= TIE and not same(case, one, other)
+            if near and overlap(one["box"], other["box"]) >= case["iou"] - 0.05:
+                return "tie"
+        # Ultralytics moves the classes apart in float32, and measures what is left to 0.06 pixels.
+        for other in own:
+            if abs(overlap(one["box"], other["box"]) - case["iou"]) <= 0.03 and other is not one:
+                return "tie"
+    return "wrong"
+
+
+def edge(case: Mapping[str, Any], one: Finding) -> bool:
+    """Whether a finding hardly reaches the threshold."""
+    return bool(abs(one["score"] - case["threshold"]) <= SCORE)
+
+
+def area(one: Finding) -> float:
+    """Return the area of a finding's box, pixels; of one without a box 1."""
+    if "box" not in one:
+        return 1.0
+    x1, y1, x2, y2 = one["box"]
+    return float(max(x2 - x1, 0) * max(y2 - y1, 0))
+
+
+def apart_by_themselves(folder: Path, case: Mapping[str, Any]) -> str:
+    """Run both engines without the agent on the same tensor; return how far apart they are.
+
+    "" where they agree within 0.01 on every number, in units of the largest of its tensor.
+    """
+    import cv2
+    import numpy as np
+    import onnxruntime
+    import openvino
+
+    path = network(folder, case)
+    session = onnxruntime.InferenceSession(path)
+    compiled = openvino.Core().compile_model(path, "CPU")
+    (entry, *_) = session.get_inputs()
+    if len(entry.shape) != 4 or not all(isinstance(size, int) for size in entry.shape):
+        return ""
+    worst = 0.0
+    for picture in sorted((folder / "pictures").iterdir()):
+        pixels = cv2.resize(cv2.imread(str(picture)), (entry.shape[3], entry.shape[2]))
+        tensor = np.ascontiguousarray(pixels[:, :, ::-1].transpose(2, 0, 1)[None], np.float32) / 255
+        ones = session.run(None, {entry.name: tensor})
+        others = list(compiled(tensor).values())
+        for one, other in zip(ones, others, strict=True):
+            # Of columns for boxes the scores: boxes are in pixels.
+            first = 4 if one.ndim == 3 and one.shape[1] < one.shape[2] else 0
+            apart = np.abs(one[:, first:] - other[:, first:])
+            worst = max(worst, float(apart.max() / max(1.0, np.abs(one[:, first:]).max())))
+    return f"by themselves they are {worst:.2f} apart" if worst > SCORE else ""
+
+
+def overlap(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the intersection over union of two boxes."""
+    wide = min(one[2], other[2]) - max(one[0], other[0])
+    high = min(one[3], other[3]) - max(one[1], other[1])
+    both = max(wide, 0.0) * max(high, 0.0)
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)]
+    return both / (sum(areas) - both) if both else 0.0
+
+
+def tried(folder: Path, case: Mapping[str, Any]) -> Count:
+    """Run `try` and compare the labels and scores that it prints: of a picture the best six."""
+    place = folder / "runs" / "try"
+    place.mkdir(parents=True, exist_ok=True)
+    done = command("try", folder / "pictures", network(folder, case), cwd=place)
+    total = Count()
+    if done.returncode:
+        total.refused = last_line(done.stderr)
+        return total
+    lines = [line for line in done.stdout.splitlines() if " try #" in line]
+    for line in lines:  # not of every picture: where they come fast, a few are shown
+        number, picture, text = line.partition(" try #")[2].split(" ", 2)
+        expected = case["expected"][picture]
+        shown = list(read_findings(text.strip(), {one["label"] for one in expected}))
+        total.expected += min(len(expected), 6 if shown and "box" in (expected or [{}])[0] else 5)
+        total.found += len(shown)
+        for place_, one in enumerate(shown):
+            # It prints two digits.
+            near = [
+                other
+                for other in expected
+                if other["label"] == one["label"]
+                and abs(other["score"] - one["score"]) <= SCORE + 0.005
+            ]
+            best = expected[place_] if place_ < len(expected) else None
+            if near:
+                total.right += 1
+            elif one["score"] <= case["threshold"] + SCORE + 0.005:
+                total.edge += 1
+            elif best is not None and abs(best["score"] - one["score"]) <= TIE + 0.005:
+                total.tie += 1
+            else:
+                total.wrong += 1
+                total.examples.append(f"{picture}: printed {one}, expected {best}")
+        sure = [one for one in expected if not edge(case, one) and area(one) > 0]
+        if not shown and sure:
+            total.wrong += 1
+            total.examples.append(f"{number} {picture}: printed nothing of {len(sure)}")
+    if not lines:
+        total.wrong += 1
+        total.examples.append("no result printed")
+    return total
+
+
+def read_findings(text: str, labels: set[str]) -> Iterator[Finding]:
+    """Read label and score of each finding off a line that `try` has printed."""
+    while text:
+        known = sorted((one for one in labels if text.startswith(f"{one} ")), key=len)
+        label = known[-1] if known else text.partition(" ")[0]
+        score = re.match(r" (\d\.\d\d)(?!\d)", text[len(label) :])
+        if score is None:
+            return
+        yield {"label": label, "score": float(score[1])}
+        text = text[len(label) + 5 :]
+        if not text.startswith(", "):
+            return
+        text = text[2:]
+
+
+def table(
+    cases: Sequence[Mapping[str, Any]], counts: Mapping[str, Mapping[str, Count]]
+) -> tuple[list[str], int]:
+    """Return the table's lines, and how many silent mismatches there are."""
+    numbers = ("expected", "found", "right", "edge", "tie", "area", "wrong")
+    columns = ("case", "exporter", "precision", "way", *numbers, "verdict")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    examples: list[str] = []
+    silent = engines = 0
+    for case in cases:
+        for way, one in counts[case["name"]].items():
+            verdict = "right"
+            if one.refused:
+                verdict = f"refused: {one.refused}"
+            elif case.get("refused"):
+                verdict, silent = "WRONG: to be refused", silent + 1
+            elif one.wrong and one.engine:
+                verdict, engines = f"the engine's own: {one.engine}", engines + 1
+            elif one.wrong:
+                verdict, silent = "WRONG", silent + 1
+                examples += [f"{case['name']} {way}: {text}" for text in one.examples[:3]]
+            if case["note"] and not case.get("refused"):
+                verdict += f" ({case['note']})"
+            cells = [case["name"], case["exporter"], case["precision"], way]
+            cells += [getattr(one, key) for key in numbers]
+            lines.append(f"| {' | '.join(map(str, [*cells, verdict]))} |")
+    summary = f"{silent} silent mismatches, {engines} that are an engine's own"
+    return [*lines, "", summary, *examples], silent
+
+
+if __name__ == "__main__":
+    sys.exit(main())
