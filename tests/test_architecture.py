@@ -23,7 +23,7 @@ PACKAGE = CHECKOUT / "edge_agent"
 
 PACKAGES = (
     *("core", "device", "models", "inference", "sources", "config", "mqtt"),
-    *("runtime", "delivery", "health", "rules", "homeassistant", "daemon", "bench", "cli"),
+    *("runtime", "delivery", "health", "rules", "homeassistant", "daemon", "tools", "bench", "cli"),
 )
 """From bottom to top: a package imports from those before it only."""
 
@@ -34,8 +34,8 @@ HOMES: Mapping[str, str] = {
         "inference.engines inference.prepared.ov_engine bench.common.start_script "
         "bench.pipeline.handmade"
     ),
-    "onnxruntime": "inference.engines inference.prepared bench",
-    "onnx": "models.files inference.prepared.build bench",
+    "onnxruntime": "inference.engines inference.prepared tools bench",
+    "onnx": "models.files inference.prepared.build tools bench",
     "google": "models.files.check_onnx",
     "cv2": (
         "sources.opencv inference.preprocess inference.decode.boxes runtime.pipelines.draw "
@@ -52,7 +52,8 @@ HOMES: Mapping[str, str] = {
     "lap": "rules.assignment",
     "prometheus_client": "health.prometheus",
     "serial": "sources.serial_line",
-    "matplotlib": "bench.common.bars bench.pipeline.bars",
+    "matplotlib": "tools bench.pipeline.bars",
+    "nncf": "tools.nncf_quantization",
 }
 
 # What is imported by another name than it is installed by, or comes with something installed.
@@ -213,7 +214,13 @@ def test_what_is_imported_is_installed() -> None:
     """Every library that is imported is a dependency in pyproject.toml, or comes with one."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["demo"], *extras["metrics"], *extras["bench"]]
+    wanted = [
+        *project["dependencies"],
+        *extras["demo"],
+        *extras["metrics"],
+        *extras["bench"],
+        *extras["tools"],
+    ]
     declared = {text.split(">")[0].split("<")[0].split("=")[0].strip() for text in wanted}
     used = {library for module in modules() for library in imports(module)[1]}
     for library in sorted(used):

@@ -68,6 +68,12 @@ GROUPS = (
             Command("rollback", "back to the version before", "rollback"),
             Command("models", "what each device has, runs and is trying", "models"),
             Command("pack", "a model folder or bare model file into one package", "pack"),
+            Command(
+                "describe", "what a model file says of itself, and what it leaves open", "describe"
+            ),
+            Command(
+                "quantize", "a float model in eight bits, what it costs and brings", "quantize"
+            ),
             Command("keygen", "an Ed25519 key pair: FILE and FILE.pub", "keygen"),
         ),
     ),

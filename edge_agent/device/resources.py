@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path("/")
-_VNNI = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
+VNNI = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
+"""Flags of x86 processors that add products of eight bits in 32."""
 
 
 def usable_cpus(root: Path = ROOT) -> int:
@@ -101,7 +102,7 @@ def adds_bytes_exactly() -> bool:
     On x86 the engines multiply bytes without a sign by bytes with one, and before VNNI such
     products are added in pairs to sixteen bits (VPMADDUBSW): 255 * 127 twice is too much for them.
     """
-    return platform.machine() != "x86_64" or not _VNNI.isdisjoint(instructions().split())
+    return platform.machine() != "x86_64" or not VNNI.isdisjoint(instructions().split())
 
 
 def read(path: Path) -> bytes:

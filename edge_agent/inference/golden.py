@@ -17,10 +17,10 @@ from ..core.types import (
     Array,
     TensorSpec,
 )
+from ..models.manifest import GOLDEN
 from .compare import SHARE, Agreement, compare_outputs
 from .model import Model
 
-GOLDEN = "golden.npz"
 MAX_GOLDEN_BYTES = 256 * 2**20
 """Of all its arrays, unpacked."""
 MAX_ARRAYS = 1000

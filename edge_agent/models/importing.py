@@ -1,4 +1,4 @@
-"""Import of models: a folder, a tar, or a bare .onnx or .xml, as a folder that can be loaded."""
+"""Import of models: a folder, a tar, or a bare file, as a folder that can be loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .files.check_onnx import inspect
 from .files.guess import Draft
 from .manifest import MANIFEST, Manifest, ModelFolder, load, parse
 
-BARE = frozenset({".onnx", ".xml"})
+BARE = frozenset({".onnx", ".xml", ".tflite"})
 _USUAL = frozenset({"model", "openvino_model"})
 """What exporters call the network itself, where precisions or parts of it lie beside it."""
 
@@ -32,7 +32,6 @@ _TENSORFLOW = (
 )
 _HINTS: Mapping[str, str] = {
     **dict.fromkeys([".pt", ".pth", ".pt2", ".ckpt", ".torchscript", ".safetensors"], _PYTORCH),
-    ".tflite": "TensorFlow Lite's format; convert it to .xml with OpenVINO's `ovc {name}`",
     **dict.fromkeys([".pb", ".h5", ".keras"], _TENSORFLOW),
     ".bin": "the weights of an IR; give the .xml beside it",
     **dict.fromkeys(
@@ -59,8 +58,8 @@ def import_model(
     """Import *path* as a loadable folder, for as long as the context lasts.
 
     Args:
-        path: a model folder, a packed .tar, or a bare .onnx or .xml whose metadata or shapes say
-            what it is, or the folder in which an exporter left one.
+        path: a model folder, a packed .tar, or a bare .onnx, .xml or .tflite whose metadata or
+            shapes say what it is, or the folder in which an exporter left one.
         name: instead of its own.
         version: instead of its own; of a bare file "1" otherwise.
 
@@ -112,7 +111,8 @@ def import_model(
                     shutil.copyfile(part, copy)
         else:
             raise ModelError(
-                f"{path}: neither a folder with {MANIFEST}, nor .tar, .onnx or .xml{_hint(path)}"
+                f"{path}: neither a folder with {MANIFEST}, nor .tar, .onnx, .xml or .tflite"
+                f"{_hint(path)}"
             )
         write_manifest(manifest, made)
         yield ImportedModel(load(made), assumptions)
@@ -172,7 +172,7 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
     """Write `model.toml` without what is the default."""
     import tomli_w
 
-    table = _table(manifest)
+    table = manifest_table(manifest)
     (folder / MANIFEST).write_text(tomli_w.dumps(table), encoding="utf-8")
     # What is written must read back as what was meant.
     if parse(table, MANIFEST) != manifest:
@@ -190,8 +190,8 @@ def draft_text(draft: Draft, name: str, version: str, file: str) -> str:
     return "\n".join([*lines, "", tomli_w.dumps(table)])
 
 
-def _table(record: Any) -> dict[str, Any]:
-    """Return a record as a TOML table."""
+def manifest_table(record: Any) -> dict[str, Any]:
+    """Return a manifest, or a record within it, as a TOML table without what is the default."""
     table: dict[str, Any] = {}
     for item in fields(record):
         value = getattr(record, item.name)
@@ -199,7 +199,7 @@ def _table(record: Any) -> dict[str, Any]:
         if value is None or (not required and _is_default(item, value)):
             continue
         if hasattr(value, "__dataclass_fields__"):
-            inner = _table(value)
+            inner = manifest_table(value)
             if inner:
                 table[item.name] = inner
         elif isinstance(value, tuple):

@@ -22,6 +22,7 @@ from . import drift
 from .decoders import DECODERS, DEFAULT, DecoderName, Task, decoders_of
 
 MANIFEST = "model.toml"
+GOLDEN = "golden.npz"
 MAX_LABEL_BYTES = 2**20
 MAX_LABELS = 100_000
 
@@ -348,8 +349,8 @@ def check(manifest: Manifest, folder: Path) -> ModelFolder:
     """Check that the files a manifest names are there and inside its folder; read the labels."""
     where = folder / MANIFEST
     network = path_inside(folder, manifest.file, f"{where}: file")
-    if network.suffix not in {".onnx", ".xml"}:
-        raise ModelError(f"{where}: file: {manifest.file!r} is neither .onnx nor .xml")
+    if network.suffix not in {".onnx", ".xml", ".tflite"}:
+        raise ModelError(f"{where}: file: {manifest.file!r} is neither .onnx nor .xml nor .tflite")
     if network.suffix == ".xml" and not network.with_suffix(".bin").is_file():
         raise ModelError(
             f"{where}: file: {network.with_suffix('.bin').name} is missing beside {manifest.file}"

@@ -71,11 +71,10 @@ def test_model_folder_stays_one(tmp_path: Path) -> None:
     ("name", "hint"),
     [
         ("yolo11n.pt", "yolo export model=yolo11n.pt format=onnx"),
-        ("net.tflite", "ovc net.tflite"),
         ("net.h5", "tf2onnx"),
         ("net.bin", ".xml"),
         ("net.engine", "other hardware"),
-        ("net.txt", "nor .tar, .onnx or .xml"),
+        ("net.txt", "nor .tar, .onnx, .xml or .tflite"),
     ],
 )
 def test_files_of_another_kind_get_a_hint(name: str, hint: str, tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_files_of_another_kind_get_a_hint(name: str, hint: str, tmp_path: Path) 
 
 def test_folder_of_another_kind(tmp_path: Path) -> None:
     """So is a folder in which there is nothing else."""
-    (tmp_path / "net.tflite").write_bytes(b"x")
-    refused(tmp_path, "model.toml", "net.tflite", "ovc")
-    (tmp_path / "net.tflite").unlink()
+    (tmp_path / "net.h5").write_bytes(b"x")
+    refused(tmp_path, "model.toml", "net.h5", "tf2onnx")
+    (tmp_path / "net.h5").unlink()
     refused(tmp_path, "neither model.toml nor an .onnx or .xml")

@@ -170,7 +170,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "file: '/etc/passwd' must be a path inside the model folder",
     ),
     "a linked network": ({"file": "link.onnx"}, "file: 'link.onnx' leads outside the model folder"),
-    "an unknown network": ({"file": "model.toml"}, "file: 'model.toml' is neither .onnx nor .xml"),
+    "an unknown network": (
+        {"file": "model.toml"},
+        "file: 'model.toml' is neither .onnx nor .xml nor .tflite",
+    ),
     "an IR without weights": ({"file": "model.xml"}, "file: model.bin is missing beside model.xml"),
     "labels outside": (
         {"output": {"labels": "../../labels.txt"}},

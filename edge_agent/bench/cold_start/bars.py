@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..common import bars
+from ...tools import bars
 from .figures import Report
 from .starts import AGENT, VARIANTS, WHOLE
 

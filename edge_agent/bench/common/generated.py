@@ -6,7 +6,6 @@ same. They are kept in the user's cache, and made again when the generator chang
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ from ...core.errors import UsageError
 from ...core.types import Array
 from ...models.manifest import MANIFEST
 from ...models.store.catalog import Library
+from ...tools.static_quantization import calibrate, quantize_onnx
+from ...tools.targets import TARGETS
 from . import layers
 from .places import cache_folder
 
@@ -154,35 +155,16 @@ def _save(graph: layers.Graph, path: Path) -> None:
 
 
 def _save_quantized(kind: _Kind, path: Path) -> None:
-    """Write an eight-bit network in the QDQ format, calibrated on a few seeded pictures."""
-    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
-    from onnxruntime.quantization.calibrate import CalibrationDataReader
+    """Write an eight-bit network in the QDQ format, calibrated on a few seeded pictures.
 
-    class Pictures(CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self._pictures = iter([{"input": _picture(seed, kind)} for seed in range(3)])
-
-        def get_next(self) -> dict[str, Array] | None:
-            return next(self._pictures, None)
-
-    # It advises, for any network, a pre-processing that these do not need.
-    logging.getLogger().addFilter(lambda line: "pre-processing" not in line.getMessage())
+    For x86 without VNNI, whatever this device is: else the answers would depend on the processor.
+    """
     with TemporaryDirectory(prefix="edge-agent-bench-") as place:
-        whole = Path(place) / "float.onnx"
+        whole, ranges = Path(place) / "float.onnx", Path(place) / "ranges.json"
         _save(kind.build(), whole)
-        quantize_static(
-            whole,
-            path,
-            Pictures(),
-            quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=list(kind.quantized),
-            per_channel=True,
-            # Of eight bits, x86 without VNNI would saturate the sums of products in 16 bits, and
-            # the answers would depend on the processor.
-            reduce_range=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-        )
+        pictures = [{"input": _picture(seed, kind)} for seed in range(3)]
+        calibrate(whole, pictures, ranges, kinds=kind.quantized)
+        quantize_onnx(whole, path, ranges, TARGETS["x86"], kinds=kind.quantized)
 
 
 def _picture(seed: int, kind: _Kind) -> Array:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..common import bars
+from ...tools import bars
 from .figures import AGENT, ENGINE, HANDMADE, PLAIN, Report, Turn
 
 if TYPE_CHECKING:

@@ -31,7 +31,9 @@ EXAMPLES = (
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("path", metavar="PATH", help="model folder, packed .tar, .onnx or .xml")
+    parser.add_argument(
+        "path", metavar="PATH", help="model folder, packed .tar, .onnx, .xml or .tflite"
+    )
     parser.add_argument("--name", metavar="N", help="instead of the model's own")
     parser.add_argument(
         "--version",

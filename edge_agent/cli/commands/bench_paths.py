@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...bench.common.bars import check_installed
 from ...core.bundled import bundled
 from ...core.errors import UsageError
+from ...tools.bars import check_installed
 from ..options import Options
 
 

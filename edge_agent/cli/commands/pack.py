@@ -24,7 +24,7 @@ EXAMPLES = (
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("path", metavar="PATH", help="model folder, .onnx or .xml")
+    parser.add_argument("path", metavar="PATH", help="model folder, .onnx, .xml or .tflite")
     parser.add_argument("-o", dest="output", required=True, metavar="FILE.tar")
     parser.add_argument("--key", metavar="FILE", help="private key to sign with, from keygen")
     parser.add_argument("--expires", metavar="DATE", help="no device takes it after this day")

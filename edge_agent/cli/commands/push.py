@@ -35,7 +35,9 @@ EXAMPLES = (
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("path", metavar="PATH", help="model folder, packed .tar, .onnx or .xml")
+    parser.add_argument(
+        "path", metavar="PATH", help="model folder, packed .tar, .onnx, .xml or .tflite"
+    )
     parser.add_argument("--device", required=True, metavar="ID|@GROUP")
     parser.add_argument("--key", metavar="FILE", help="private key to sign with, from keygen")
     parser.add_argument("--wait", action="store_true", help="wait for a device that is offline")

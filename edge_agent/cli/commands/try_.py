@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...config.settings import Pipeline
 from ...core.errors import AgentError, EngineError, SampleError, SourceError, UsageError
@@ -25,6 +25,7 @@ from ...mqtt import payloads
 from ...runtime.pipelines.overlay import Shape
 from ...sources.spec import SourceSpec, guess_source, parse_source
 from ..attended import Attendant
+from ..lineup import engines_for
 from ..live import LiveView
 from ..options import Options, broker_settings, positive
 from ..samples import Samples
@@ -62,7 +63,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         help="camera URL, /dev/video0, clip, folder of pictures, recording, mqtt:TOPIC",
     )
-    parser.add_argument("model", metavar="MODEL", help="model folder, .onnx or .xml")
+    parser.add_argument("model", metavar="MODEL", help="model folder, .onnx, .xml or .tflite")
     parser.add_argument(
         "--seconds",
         type=positive,
@@ -196,7 +197,7 @@ def _compare_engines(
     best_rate = 0.0
     refusals: list[str] = []
     plain: Model | None = None
-    for choice in _choices(imported):
+    for choice in engines_for(imported.folder.network):
         name = f"{choice.engine}:{choice.device}"
         attendant.check_open()
         try:
@@ -245,19 +246,6 @@ def _why_wrong(plain: Model, model: Model, sample: Sample) -> str | None:
     except SampleError:
         return None  # the sample does not fit the model, which is reported where it is inferred
     return why_wrong(plain, model, [plain.unfolded(tensors)])
-
-
-def _choices(imported: ImportedModel) -> list[Any]:
-    from ...config.device_profile import choose, default_dirs, lineup, load_profiles
-    from ...device.hardware import read_facts
-    from ...inference.engines.probe import probe
-    from ...inference.model import engine_order
-
-    facts = read_facts()
-    match = choose(load_profiles(default_dirs()), facts)
-    return engine_order(
-        lineup(match.profile, facts, probe).choices, "auto", imported.folder.network
-    )
 
 
 def _rate(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import AgentError, ModelError
 from ...core.types import Array, Tensors, TensorSpec
 from ...inference.engines.engine import EngineChoice
+from ...models.manifest import GOLDEN
 from ...models.packages.ustar import TarReader
 from .growing_file import PROGRESS, GrowingFile, UnfitError
 from .onnx_stream import OnnxFile
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ...inference.compare import Agreement
     from ...models.manifest import ModelFolder
 
-GOLDEN = "golden.npz"
 MAX_EARLY_BYTES = 16 * 2**20
 """Of labels and golden inputs before the network; with more, following it is not worth it."""
 LEAST_NETWORK = 2**20

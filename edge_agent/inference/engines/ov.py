@@ -1,4 +1,4 @@
-"""OpenVINO as an engine: .onnx and .xml files on any of its devices.
+"""OpenVINO as an engine: .onnx, .xml and .tflite files on any of its devices.
 
 Knows no manifest and no profile.
 """
@@ -142,7 +142,7 @@ def open_network(
             properties by name ("CACHE_DIR", "SCHEDULING_CORE_TYPE") and win over what is set here.
             Without a `precision` the CPU computes in f32, so that a network gives the same numbers
             on every box: left alone it takes bf16 or f16 where the processor has them.
-        network: the .onnx or .xml file.
+        network: the .onnx, .xml or .tflite file.
         fix_shapes: decides the sizes that the network leaves open.
         cut: what may be cut off its input.
 

@@ -13,8 +13,8 @@ from typing import Any
 from ...core.errors import ModelError
 from ...core.files import copy_owner
 from ...core.state_file import StateFile
+from ...models.manifest import GOLDEN
 from ...models.store.store import NOTES
-from ..golden import GOLDEN
 from .artifact import FOLDER
 
 FILE = "digests.json"

@@ -82,9 +82,13 @@ def inspect(network: Path) -> NetworkFacts:
             return inspect_ir(network)
         if network.suffix.lower() == ".onnx":
             return _inspect_onnx(network)
+        if network.suffix.lower() == ".tflite":
+            from .check_tflite import inspect_tflite
+
+            return inspect_tflite(network)
     except OSError as problem:
         raise ModelError(f"{network}: cannot be read: {problem.strerror}") from None
-    raise ModelError(f"{network}: is neither .onnx nor .xml")
+    raise ModelError(f"{network}: is neither .onnx nor .xml nor .tflite")
 
 
 def _inspect_onnx(network: Path) -> NetworkFacts:

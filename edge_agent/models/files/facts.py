@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +17,7 @@ from ...core.types import Array, TensorSpec
 class NetworkFacts:
     """What a network's file states about itself."""
 
-    kind: Literal["onnx", "ir"]
+    kind: Literal["onnx", "ir", "tflite"]
     files: tuple[Path, ...]
     """The file itself, then those that hold its weights."""
     inputs: tuple[TensorSpec, ...]
@@ -26,13 +26,16 @@ class NetworkFacts:
     makers: Mapping[str, str]
     """By name of an output: the type of the operator whose numbers it gives."""
     metadata: Mapping[str, str]
-    """ONNX: `metadata_props`. IR: `rt_info`, a path of tags joined by spaces = value."""
+    """ONNX: `metadata_props`. IR: `rt_info`, a path of tags joined by spaces = value. TensorFlow
+    Lite: its description and the texts among its entries."""
     nodes: int
     operators: frozenset[str]
     """Types of its nodes."""
     weight_bytes: int
     quantized: bool
     """Whether integers are what it computes with."""
+    steps: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    """By name of an input or output, where the file says it: scale and zero point."""
 
 
 # Operators that only reshape, retype or rescale what the one before them made.

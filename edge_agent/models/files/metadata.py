@@ -1,8 +1,9 @@
 """A manifest for a bare network, from the metadata that its exporter wrote into it.
 
-Two kinds of metadata answer a manifest's questions: that of Ultralytics and that of OpenVINO's
-Model API. Where there is neither, a network's shapes may leave no doubt. What neither says but
-their own runtimes take for granted is assumed here too, and every assumption is put into words.
+Three kinds of metadata answer a manifest's questions: that of Ultralytics, that of OpenVINO's Model
+API, and the files that Hugging Face keeps beside a network. Where there is none, a network's shapes
+may leave no doubt. What none of them says but their own runtimes take for granted is assumed here
+too, and every assumption is put into words.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from typing import Any
 from ...core.errors import ModelError
 from ...core.names import safe_name
 from ..manifest import Manifest, parse
-from . import guess, model_api, ultralytics
+from . import guess, huggingface, model_api, tflite_metadata, ultralytics
 from .check_onnx import inspect
 
 
 def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest, list[str]]:
-    """Build the manifest of a bare .onnx or .xml.
+    """Build the manifest of a bare .onnx, .xml or .tflite.
 
     Args:
-        network: the file; its weights and, of an Ultralytics export, metadata.yaml beside it.
+        network: the file; beside it its weights and what some exporters leave there.
         name: the model's name; None: the file's stem made safe.
         version: its version.
 
@@ -36,10 +37,14 @@ def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest
     facts = inspect(network)
     where = str(network)
     fields = ultralytics.fields_of(network, facts)
-    if fields is not None:
+    if facts.kind == "tflite":
+        described, assumed = tflite_metadata.describe(network, facts, where)
+    elif fields is not None:
         described, assumed = ultralytics.describe(fields, facts, where)
     elif (info := model_api.info_of(facts)) is not None:
         described, assumed = model_api.describe(info, facts, where)
+    elif (config := huggingface.config_of(network)) is not None:
+        described, assumed = huggingface.describe(config, facts, where)
     else:
         draft = guess.draft_of(facts)
         if draft.left:

@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from .flatbuffer import Table
 from .onnx_reader import iter_tensors, map_file
 from .protobuf import DamagedError
 
@@ -38,6 +39,8 @@ def tensor_ranges(files: Mapping[str, Path]) -> dict[str, list[Range]]:
             weights = name[: -len(suffix)] + ".bin"
             if weights in found:
                 found[weights] += _ir(path)
+        elif suffix == ".tflite":
+            found[name] += _tflite(path)
         elif suffix == ".npz":
             found[name] += _npz(path)
     for name, ranges in found.items():
@@ -54,6 +57,22 @@ def _ir(path: Path) -> list[Range]:
         size = re.search(rb'\bsize="(\d{1,15})"', tag[0])
         if offset and size:
             ranges.append((int(offset[1]), int(offset[1]) + int(size[1])))
+    return ranges
+
+
+def _tflite(path: Path) -> list[Range]:
+    """Find the buffers of a TensorFlow Lite file."""
+    ranges: list[Range] = []
+    if path.stat().st_size == 0:
+        return ranges
+    with map_file(path) as data:
+        try:
+            for buffer in Table.root(data).tables(4):
+                start, length = buffer.vector(0, "<B") or (0, 0)
+                if length:
+                    ranges.append((start, start + length))
+        except DamagedError:
+            return ranges
     return ranges
 
 

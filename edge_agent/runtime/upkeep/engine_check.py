@@ -15,9 +15,10 @@ from ...core.errors import AgentError
 from ...core.files import size_of
 from ...core.types import Tensors
 from ...device.headroom import has_room
-from ...inference.golden import GOLDEN, compare_golden
+from ...inference.golden import compare_golden
 from ...inference.model import Model
 from ...inference.trust import open_plain, why_wrong
+from ...models.manifest import GOLDEN
 from ..serving.active import ActiveModels, Serving
 from ..serving.engine_doubts import EngineDoubts
 from ..serving.loader import ModelLoader

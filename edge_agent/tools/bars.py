@@ -1,4 +1,4 @@
-"""Figures as a picture: horizontal bars, drawn by matplotlib (extra `bench`).
+"""Figures as a picture: horizontal bars, drawn by matplotlib (extras `bench` and `tools`).
 
 The colors can be told apart by people who do not see red and green (Okabe and Ito, 2008).
 """
@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...core.errors import AgentError, UsageError
-from ...core.files import output_file
+from ..core.errors import AgentError, UsageError
+from ..core.files import output_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

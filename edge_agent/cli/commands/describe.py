@@ -1,0 +1,122 @@
+"""`edge-agent describe`: what a model file says of itself, and what it leaves open."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...core.text import printable
+from ...models.describing import Description, describe
+from ...models.importing import manifest_table
+from ..options import Options
+
+if TYPE_CHECKING:
+    from ...core.types import TensorSpec
+
+_SHOWN = 100
+"""Characters of a metadata entry that are shown."""
+_FEW = 6
+"""Entries of a list that are shown."""
+
+
+EXAMPLES = (
+    "edge-agent describe yolov8n.onnx",
+    "edge-agent describe parts/ --json",
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="model folder, packed .tar, .onnx, .xml or .tflite"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def main(options: Options) -> int:
+    """Describe; 0 also where something is missing."""
+    described = describe(Path(options.model))
+    if options.json:
+        print(json.dumps(_json(described)))
+    else:
+        _print(described)
+    return 0
+
+
+def _json(described: Description) -> dict[str, Any]:
+    facts, manifest = described.facts, described.manifest
+    return {
+        "file": described.file,
+        "format": facts.kind,
+        "quantized": facts.quantized,
+        "nodes": facts.nodes,
+        "weight_bytes": facts.weight_bytes,
+        "inputs": [_tensor(spec) for spec in facts.inputs],
+        "outputs": [_tensor(spec) for spec in facts.outputs],
+        "metadata": dict(facts.metadata),
+        "manifest": None if manifest is None else manifest_table(manifest),
+        "draft": described.draft,
+        "labels": described.labels,
+        "guessed": list(described.guessed),
+        "missing": list(described.missing),
+    }
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype}
+
+
+def _print(described: Description) -> None:
+    facts = described.facts
+    kind = {"onnx": "ONNX", "ir": "OpenVINO IR", "tflite": "TensorFlow Lite"}.get(
+        facts.kind, facts.kind
+    )
+    numbers = "integers (quantized)" if facts.quantized else "floats"
+    print(
+        printable(
+            f"file     {described.file}: {kind}, computes with {numbers}, {facts.nodes} operators, "
+            f"{facts.weight_bytes / 1e6:.1f} MB of weights"
+        )
+    )
+    for spec in facts.inputs:
+        print(printable(f"input    {spec}"))
+    for spec in facts.outputs:
+        print(printable(f"output   {spec}"))
+    for key, text in facts.metadata.items():
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
+        print(printable(f"says     {key}: {shown}"))
+    if described.manifest is None:
+        print("manifest none follows from this; a draft:")
+        for line in described.draft.splitlines():
+            print(f"         {printable(line)}".rstrip())
+    else:
+        print("manifest")
+        for line in _toml(manifest_table(described.manifest)):
+            print(f"         {printable(line)}".rstrip())
+    for guess in described.guessed:
+        print(printable(f"guessed  {guess}"))
+    for lack in described.missing:
+        print(printable(f"missing  {lack}"))
+
+
+def _toml(table: dict[str, Any]) -> list[str]:
+    """Return a manifest's lines: each list on one, long ones shortened."""
+    import tomli_w
+
+    lines: list[str] = []
+    for line in tomli_w.dumps(_shortened(table)).splitlines():
+        if lines and lines[-1].endswith(("[", ",")):
+            lines[-1] += line.strip() if line.strip() == "]" else f" {line.strip()}"
+        else:
+            lines.append(line)
+    return [line.replace("[ ", "[").replace(",]", "]") for line in lines]
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _shortened(inner) for key, inner in value.items()}
+    if isinstance(value, list) and len(value) > _FEW:
+        return [*value[: _FEW - 1], f"… {len(value)} in all"]
+    return value

@@ -1,0 +1,91 @@
+"""What a model file says of itself: inputs, outputs, metadata, the manifest that follows.
+
+What is guessed is what `importing` had to assume. What is missing is listed in the order in which
+one would add it. Knows no engine: nothing is run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.containment import contained
+from ..core.errors import ModelError, UsageError
+from ..core.names import safe_name
+from .files.check_onnx import inspect
+from .files.facts import NetworkFacts
+from .files.guess import draft_of
+from .importing import BARE, draft_text, import_model
+from .manifest import GOLDEN, Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A model, as far as its files tell."""
+
+    file: str
+    """Name of the network's file."""
+    facts: NetworkFacts
+    manifest: Manifest | None
+    """None: one does not follow from what the file says."""
+    labels: int
+    """How many there are."""
+    guessed: tuple[str, ...]
+    missing: tuple[str, ...]
+    draft: str = ""
+    """Where no manifest follows: what is known of it as TOML, the rest as comments."""
+
+
+def describe(path: Path) -> Description:
+    """Describe a model folder, a packed .tar or a bare file.
+
+    Raises:
+        UsageError: there is nothing at *path*.
+        ModelError: it is no model that may be run, or its manifest is wrong.
+
+    """
+    if not path.exists():
+        raise UsageError(f"{path}: no such file or folder")
+    # First, and with an error of its own: a file that is not fit to run has no description.
+    bare = _inspect(path) if path.is_file() and path.suffix in BARE else None
+    try:
+        with import_model(path) as imported:
+            folder = imported.folder
+            # Its weights belong to the context.
+            facts = bare or _inspect(folder.network)
+            missing = tuple(_missing(folder.manifest, folder.path, len(folder.labels)))
+            return Description(
+                folder.manifest.file,
+                facts,
+                folder.manifest,
+                len(folder.labels),
+                imported.assumptions,
+                missing,
+            )
+    except ModelError as problem:
+        if bare is None:
+            raise
+        first = str(problem).removeprefix(f"{path}: ")
+        draft = draft_of(bare)
+        text = draft_text(draft, safe_name(path.stem), "1", path.name)
+        return Description(path.name, bare, None, 0, draft.assumed, (first, *draft.left), text)
+
+
+def _inspect(network: Path) -> NetworkFacts:
+    with contained(str(network), ModelError):
+        return inspect(network)
+
+
+def _missing(manifest: Manifest, folder: Path, labels: int) -> list[str]:
+    """List what a model runs without, and is worse for."""
+    missing = []
+    if manifest.task in {"detection", "classification"} and labels == 0:
+        missing.append("labels: results carry numbers for names; write a labels.txt, one a line")
+    if manifest.task == "classification" and manifest.output.threshold is None:
+        missing.append("output.threshold: classes of any score are reported")
+    if not (folder / GOLDEN).is_file():
+        missing.append(
+            f"{GOLDEN}: no device can tell whether its engine computes what was meant; "
+            "`convert` and `quantize` write one"
+        )
+    return missing

@@ -1,0 +1,387 @@
+"""Checks on a TensorFlow Lite file before OpenVINO parses it, with errors in plain words.
+
+Every table that the network is made of is looked at: that it lies within the file, that indices
+lead to something, and that constants are as long as their shapes say. Sources: schema.fbs and
+metadata_schema.fbs of TensorFlow Lite, whose field numbers stand here.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from ...core.errors import ModelError
+from ...core.types import TensorSpec
+from .facts import NEUTRAL, NetworkFacts, ensure_finite
+from .flatbuffer import Buffer, Table
+from .protobuf import DamagedError
+
+IDENTIFIER = b"TFL3"
+MAX_BYTES = 2**31 - 1
+"""Offsets of FlatBuffers are of 32 bits, and signed where they lead back."""
+MAX_NODES = 200_000
+MAX_RANK = 16
+MAX_ITEMS = 2**40
+
+# TensorType = NumPy's name and bits. Text, resources and variants are none of a network's numbers.
+_TYPES: Mapping[int, tuple[str, int]] = {
+    0: ("float32", 32),
+    1: ("float16", 16),
+    2: ("int32", 32),
+    3: ("uint8", 8),
+    4: ("int64", 64),
+    6: ("bool", 8),
+    7: ("int16", 16),
+    9: ("int8", 8),
+    10: ("float64", 64),
+    12: ("uint64", 64),
+    15: ("uint32", 32),
+    16: ("uint16", 16),
+    17: ("int4", 4),
+}
+_FLOATS = {"float32": np.float32, "float16": np.float16, "float64": np.float64}
+_CUSTOM = 32
+# BuiltinOperator = the name that the other formats have for it, where anybody asks.
+_NAMES: Mapping[int, str] = {
+    6: "DequantizeLinear",
+    14: "Sigmoid",
+    22: "Reshape",
+    25: "Softmax",
+    39: "Transpose",
+    43: "Squeeze",
+    53: "Cast",
+    70: "Unsqueeze",
+    114: "QuantizeLinear",
+}
+# Those that hold graphs of their own or call into others, and those that keep something.
+_REFUSED: Mapping[int, str] = {
+    29: "CONCAT_EMBEDDINGS",
+    31: "CALL",
+    51: "DELEGATE",
+    118: "IF",
+    119: "WHILE",
+    129: "CALL_ONCE",
+    136: "HASHTABLE",
+    137: "HASHTABLE_FIND",
+    138: "HASHTABLE_IMPORT",
+    139: "HASHTABLE_SIZE",
+    142: "VAR_HANDLE",
+    143: "READ_VARIABLE",
+    144: "ASSIGN_VARIABLE",
+    147: "BUCKETIZE",
+}
+_FIRST_STABLEHLO = 162
+# BuiltinOperator = the number of its options in their union, which a parser reads without asking
+# whether they are there. Of the others all options have a default.
+_OPTIONS: Mapping[int, int] = {
+    0: 11,
+    1: 5,
+    2: 10,
+    3: 1,
+    4: 2,
+    5: 94,
+    9: 8,
+    11: 12,
+    12: 5,
+    13: 13,
+    16: 14,
+    17: 5,
+    18: 21,
+    23: 15,
+    25: 9,
+    26: 19,
+    27: 6,
+    36: 23,
+    40: 27,
+    41: 28,
+    42: 29,
+    43: 30,
+    44: 71,
+    45: 32,
+    49: 35,
+    56: 40,
+    67: 49,
+    74: 27,
+    77: 55,
+    79: 57,
+    80: 58,
+    81: 27,
+    82: 27,
+    83: 59,
+    85: 61,
+    88: 64,
+    89: 27,
+    91: 27,
+    97: 74,
+    98: 75,
+    100: 77,
+    102: 79,
+    103: 80,
+    112: 87,
+    126: 101,
+    128: 102,
+    132: 106,
+    140: 27,
+    141: 106,
+    150: 116,
+}
+# Options that hold vectors, by their number in the union: of the vector's field, and its form.
+_VECTORS: Mapping[int, tuple[int, str]] = {17: (0, "<i"), 30: (0, "<i")}
+_WIDEST = 8
+"""Bytes of an option, at most."""
+_INTEGERS = frozenset({"int4", "int8", "uint8", "int16"})
+
+
+def inspect_tflite(network: Path) -> NetworkFacts:
+    """Check a .tflite and return what it states about itself.
+
+    Raises:
+        ModelError: what is wrong with it.
+
+    """
+    size = network.stat().st_size
+    if size > MAX_BYTES:
+        raise ModelError(f"{network}: {size} bytes, expected at most {MAX_BYTES}")
+    if size < 16:
+        raise ModelError(f"{network}: not a TensorFlow Lite file: it is cut short or empty")
+    with network.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if data[4:8] != IDENTIFIER:
+            raise ModelError(
+                f"{network}: not a TensorFlow Lite file: expected {IDENTIFIER.decode()} at byte 4"
+            )
+        try:
+            return _inspect(Table.root(data), data, network)
+        except DamagedError as damaged:
+            raise ModelError(
+                f"{network}: not a valid TensorFlow Lite file, cut short or damaged: {damaged}"
+            ) from None
+
+
+def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
+    graphs = model.tables(2)
+    if len(graphs) != 1:
+        raise ModelError(f"{network}: expected one graph, found {len(graphs)}")
+    graph = graphs[0]
+    codes = [_code(table, network) for table in model.tables(1)]
+    constants = [_buffer(table, network) for table in model.tables(4)]
+    tables = graph.tables(0)
+    tensors = [_spec(table, network) for table in tables]
+    weight_bytes = 0
+    known: set[int] = set()
+    """Tensors that have a value: constants, inputs, and what operators have made so far."""
+    for index, (table, spec) in enumerate(zip(tables, tensors, strict=True)):
+        place = table.number(2, "<I")
+        if place >= max(len(constants), 1):
+            raise DamagedError("a tensor names a buffer that is not there")
+        _quantization(table, spec, network)
+        start, length = constants[place] if constants else (0, 0)
+        if length:
+            _check_constant(spec, start, length, network)
+            weight_bytes += length
+            known.add(index)
+    inputs, outputs = _indices(graph, 1, len(tensors)), _indices(graph, 2, len(tensors))
+    if not outputs:
+        raise ModelError(f"{network}: has no outputs; it is cut short or something else")
+    known.update(inputs)
+    operators = graph.tables(3)
+    if len(operators) > MAX_NODES:
+        raise ModelError(f"{network}: more than {MAX_NODES} operators")
+    makers: dict[int, tuple[str, int]] = {}
+    """By tensor: the operator that makes it, and its first input."""
+    for operator in operators:
+        _check_operator(operator, codes, known, makers, len(tensors))
+    for index in outputs:
+        if index not in known:
+            raise ModelError(f"{network}: output {tensors[index].name!r} is made by nothing")
+    metadata = _metadata(model, data, constants)
+    return NetworkFacts(
+        kind="tflite",
+        files=(network,),
+        inputs=tuple(tensors[index] for index in inputs),
+        outputs=tuple(tensors[index] for index in outputs),
+        makers={tensors[index].name: _maker(index, makers) for index in outputs},
+        metadata=metadata,
+        nodes=len(operators),
+        operators=frozenset(name for name, _ in makers.values()),
+        weight_bytes=weight_bytes,
+        quantized=any(spec.dtype in _INTEGERS for spec in tensors),
+        steps={
+            tensors[index].name: step
+            for index in (*inputs, *outputs)
+            if (step := _step(tables[index])) is not None
+        },
+    )
+
+
+def _code(table: Table, network: Path) -> int:
+    code = max(table.number(0, "<b"), table.number(3, "<i"))
+    if code == _CUSTOM or table.text(1):
+        raise ModelError(
+            f"{network}: operator {table.text(1) or 'without a name'} is a custom one; libraries "
+            "of custom operators are not loaded"
+        )
+    if code in _REFUSED or code >= _FIRST_STABLEHLO:
+        raise ModelError(
+            f"{network}: operator {_REFUSED.get(code, f'number {code}')} is refused: graphs within "
+            "a graph, and operators that keep a state, are not supported"
+        )
+    if code < 0:
+        raise DamagedError("an operator has no kind")
+    return code
+
+
+def _buffer(table: Table, network: Path) -> tuple[int, int]:
+    """Return where a buffer's bytes lie, and how many."""
+    if table.number(1, "<Q") > 1 or table.number(2, "<Q") > 1:
+        raise ModelError(f"{network}: has weights outside its FlatBuffer, which is not supported")
+    return table.vector(0, "<B") or (0, 0)
+
+
+def _spec(table: Table, network: Path) -> TensorSpec:
+    name = table.text(3)
+    shape = table.numbers(0, "<i")
+    signature = table.numbers(7, "<i") or shape
+    kind = table.number(1, "<b")
+    if kind not in _TYPES:
+        raise ModelError(f"{network}: tensor {name!r} is of type {kind}, which is not supported")
+    if len(shape) > MAX_RANK or len(signature) != len(shape) or min(shape, default=0) < 0:
+        raise DamagedError("a shape makes no sense")
+    if prod(shape) > MAX_ITEMS:
+        raise DamagedError("a shape makes no sense")
+    if table.table(6) is not None:
+        raise ModelError(f"{network}: tensor {name!r} is sparse, which is not supported")
+    sizes = tuple(
+        None if open_ < 0 else int(size) for size, open_ in zip(shape, signature, strict=True)
+    )
+    return TensorSpec(name, sizes, _TYPES[kind][0])
+
+
+def _quantization(table: Table, spec: TensorSpec, network: Path) -> None:
+    """Check scales and zero points: as many as there are channels, or one, all finite."""
+    given = table.table(4)
+    if given is None:
+        return
+    scales, zeros = given.numbers(2, "<f"), given.numbers(3, "<q")
+    for place in (0, 1):
+        given.numbers(place, "<f")
+    if given.number(4, "<B"):
+        raise ModelError(
+            f"{network}: tensor {spec.name!r}: its kind of quantization is not supported"
+        )
+    if not scales:
+        return
+    if not all(np.isfinite(scales)) or len(zeros) not in {0, 1, len(scales)}:
+        raise DamagedError("scales and zero points make no sense")
+    axis = given.number(6, "<i")
+    if len(scales) > 1:
+        sizes = spec.shape
+        if not 0 <= axis < len(sizes) or sizes[axis] != len(scales):
+            raise DamagedError("there are not as many scales as channels")
+
+
+def _check_constant(spec: TensorSpec, start: int, length: int, network: Path) -> None:
+    where = f"{network}: tensor {spec.name!r}"
+    bits = next(bits for name, bits in _TYPES.values() if name == spec.dtype)
+    sizes = [0 if size is None else size for size in spec.shape]
+    expected = -(-prod(sizes) * bits // 8)
+    if length != expected:
+        raise ModelError(f"{where}: expected {expected} bytes for {spec}, found {length}")
+    if spec.dtype in _FLOATS:
+        kind = _FLOATS[spec.dtype]
+        count = length // np.dtype(kind).itemsize
+        ensure_finite(np.memmap(network, kind, "r", start, (count,)), where)
+
+
+def _indices(table: Table, field: int, count: int) -> list[int]:
+    found = [int(index) for index in table.numbers(field, "<i")]
+    if any(not 0 <= index < count for index in found):
+        raise DamagedError("an operator names a tensor that is not there")
+    return found
+
+
+def _check_operator(
+    operator: Table,
+    codes: Sequence[int],
+    known: set[int],
+    makers: dict[int, tuple[str, int]],
+    count: int,
+) -> None:
+    """Check that an operator's inputs are there before it; note what it makes."""
+    code = operator.number(0, "<I")
+    if code >= len(codes):
+        raise DamagedError("an operator has no kind")
+    # -1 is an input that is left out.
+    taken = [int(index) for index in operator.numbers(1, "<i") if index != -1]
+    if any(index not in known for index in taken):
+        raise DamagedError("an operator takes what nothing has made before it")
+    made = _indices(operator, 2, count)
+    # What is made must be new: an input or a constant that is written to is none.
+    if any(index in known for index in made) or len(set(made)) != len(made):
+        raise DamagedError("an operator makes what is there already")
+    kind = operator.number(3, "<B")
+    options = operator.table(4)
+    if (kind == 0) != (options is None) or kind != _OPTIONS.get(codes[code], kind):
+        raise DamagedError("an operator lacks its options, or has those of another one")
+    if options is not None:
+        _check_options(options, kind)
+    for field, form in ((5, "<B"), (7, "<?"), (8, "<i")):
+        operator.vector(field, form)
+    if operator.table(12) is not None or operator.number(11, "<B"):
+        raise DamagedError("an operator has options of a kind that is not supported")
+    known.update(made)
+    first = taken[0] if taken else -1
+    makers.update(dict.fromkeys(made, (_NAMES.get(codes[code], f"builtin {codes[code]}"), first)))
+
+
+def _check_options(options: Table, kind: int) -> None:
+    """Check that options lie within their table, and a vector of theirs within the file."""
+    if kind in _VECTORS:
+        options.vector(*_VECTORS[kind])
+        return
+    for field in range(options.fields):
+        # Which is how wide, only a parser knows; none but those above leads elsewhere.
+        at = options.place(field, 1)
+        if at is not None and at + _WIDEST > len(options.data):
+            raise DamagedError("an operator's options reach beyond the file")
+
+
+def _maker(index: int, makers: Mapping[int, tuple[str, int]]) -> str:
+    """Return the type of the operator that computes a tensor's numbers."""
+    while index in makers:
+        name, index = makers[index]
+        if name not in NEUTRAL:
+            return name
+    return ""
+
+
+def _step(table: Table) -> tuple[float, int] | None:
+    """Return scale and zero point of a tensor that has one of each."""
+    given = table.table(4)
+    if given is None:
+        return None
+    scales, zeros = given.numbers(2, "<f"), given.numbers(3, "<q")
+    if len(scales) != 1 or not scales[0] > 0:
+        return None
+    return float(scales[0]), int(zeros[0]) if zeros else 0
+
+
+def _metadata(model: Table, data: Buffer, constants: Sequence[tuple[int, int]]) -> dict[str, str]:
+    """Return what the file says in words; where its own metadata lie, in "TFLITE_METADATA"."""
+    said = {"description": model.text(3)} if model.text(3) else {}
+    for entry in model.tables(6):
+        place = entry.number(1, "<I")
+        if place >= len(constants):
+            raise DamagedError("its metadata are not there")
+        start, length = constants[place]
+        name = entry.text(0)
+        if name == "TFLITE_METADATA":
+            said[name] = f"{start} {length}"
+        elif length <= 256:
+            said[name] = (
+                bytes(data[start : start + length]).rstrip(b"\0").decode("utf-8", "replace")
+            )
+    return said

@@ -1,0 +1,157 @@
+"""A reader of FlatBuffers that looks at no byte before it knows that it is there.
+
+The library's own reader for Python has no verifier. Source: FlatBuffers, "Internals": numbers are
+little-endian; an offset counts from its own place; a table begins with the signed distance to its
+vtable, which lists where in the table each field is, 0 for one that is left out.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from .protobuf import DamagedError
+
+Buffer = bytes | mmap.mmap
+SHARED = 4
+"""How often the bytes of a file may be looked at, on average: a file whose tables all lead to the
+same long vector would be read for ever."""
+FREE_BYTES = 2**20
+
+
+class Budget:
+    """The bytes of a file that may still be looked at."""
+
+    def __init__(self, size: int) -> None:
+        self._left = FREE_BYTES + SHARED * size
+
+    def spend(self, count: int) -> None:
+        """Count bytes.
+
+        Raises:
+            DamagedError: there are no more.
+
+        """
+        self._left -= count
+        if self._left < 0:
+            raise DamagedError("its parts lead to the same bytes over and over")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table: its place, and that of its vtable, both within the file."""
+
+    data: Buffer
+    at: int
+    vtable: int
+    fields: int
+    size: int
+    """Bytes of the table itself."""
+    budget: Budget
+
+    @classmethod
+    def root(cls, data: Buffer) -> Table:
+        """Return the table that a file begins with.
+
+        Raises:
+            DamagedError: as everything here: what is asked for is not there as a whole.
+
+        """
+        return cls._at(data, _unsigned(data, 0), Budget(len(data)))
+
+    @classmethod
+    def _at(cls, data: Buffer, at: int, budget: Budget) -> Table:
+        if at % 4:
+            raise DamagedError("a table lies crooked")
+        vtable = at - int(_read(data, "<i", at))
+        length, size = int(_read(data, "<H", vtable)), int(_read(data, "<H", vtable + 2))
+        if length < 4 or length % 2 or size < 4 or vtable % 2:
+            raise DamagedError("a table is of a size that makes no sense")
+        if vtable + length > len(data) or at + size > len(data):
+            raise DamagedError("a table reaches beyond the file")
+        budget.spend(length + size)
+        return cls(data, at, vtable, (length - 4) // 2, size, budget)
+
+    def place(self, field: int, size: int) -> int | None:
+        """Return where a field of so many bytes lies; None: it is left out."""
+        if field >= self.fields:
+            return None
+        offset = int(_read(self.data, "<H", self.vtable + 4 + 2 * field))
+        if offset == 0:
+            return None
+        if offset < 4 or offset + size > self.size or (self.at + offset) % size:
+            raise DamagedError("a field lies outside its table")
+        return self.at + offset
+
+    def number(self, field: int, form: str, default: int = 0) -> int:
+        """Return a whole number, of a form of `struct`."""
+        at = self.place(field, struct.calcsize(form))
+        return default if at is None else int(_read(self.data, form, at))
+
+    def table(self, field: int) -> Table | None:
+        """Return the table that a field leads to."""
+        at = self._follow(field)
+        return None if at is None else Table._at(self.data, at, self.budget)
+
+    def text(self, field: int) -> str:
+        """Return a text; empty where it is left out."""
+        at = self._follow(field)
+        return "" if at is None else self._text(at)
+
+    def tables(self, field: int) -> list[Table]:
+        """Return a vector of tables."""
+        found = self.vector(field, "<I")
+        if found is None:
+            return []
+        start, count = found
+        return [
+            Table._at(self.data, place + _unsigned(self.data, place), self.budget)
+            for place in range(start, start + 4 * count, 4)
+        ]
+
+    def vector(self, field: int, form: str) -> tuple[int, int] | None:
+        """Return first byte and number of a vector's items, which are all there; None: left out."""
+        at = self._follow(field)
+        if at is None:
+            return None
+        return self._vector(at, struct.calcsize(form))
+
+    def numbers(self, field: int, form: str) -> tuple[Any, ...]:
+        """Return a vector of numbers, of a form of `struct`."""
+        found = self.vector(field, form)
+        if found is None or found[1] == 0:
+            return ()
+        start, count = found
+        return struct.unpack_from(f"<{count}{form.lstrip('<')}", self.data, start)
+
+    def _follow(self, field: int) -> int | None:
+        at = self.place(field, 4)
+        return None if at is None else at + _unsigned(self.data, at)
+
+    def _vector(self, at: int, size: int) -> tuple[int, int]:
+        if at % 4:
+            raise DamagedError("a vector lies crooked")
+        count = _unsigned(self.data, at)
+        if at + 4 + count * size > len(self.data) or (count and (at + 4) % size):
+            raise DamagedError("a vector reaches beyond the file")
+        self.budget.spend(4 + count * size)
+        return at + 4, count
+
+    def _text(self, at: int) -> str:
+        start, count = self._vector(at, 1)
+        # Readers in C look for the zero behind it.
+        if start + count >= len(self.data) or self.data[start + count] != 0:
+            raise DamagedError("a text does not end")
+        return self.data[start : start + count].decode("utf-8", "replace")
+
+
+def _unsigned(data: Buffer, at: int) -> int:
+    return int(_read(data, "<I", at))
+
+
+def _read(data: Buffer, form: str, at: int) -> Any:
+    if at < 0 or at + struct.calcsize(form) > len(data):
+        raise DamagedError("something lies beyond the file")
+    return struct.unpack_from(form, data, at)[0]

@@ -1,0 +1,181 @@
+"""What a TensorFlow Lite file says beside its network: normalisation, colors, labels.
+
+The metadata are a FlatBuffer of their own inside the file; labels lie in a zip behind it. Source:
+metadata_schema.fbs of TensorFlow Lite, whose field numbers stand here.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import ModelError
+from ...core.types import TensorSpec
+from . import infer_layout
+from .facts import NetworkFacts
+from .flatbuffer import Table
+from .protobuf import DamagedError
+
+ENTRY = "TFLITE_METADATA"
+IDENTIFIER = b"M001"
+MAX_BYTES = 4 * 2**20
+MAX_LABEL_BYTES = 2**20
+MAX_FILES = 100
+MAX_LABELS = 100_000
+_AXIS_LABELS = 2
+_NORMALIZATION = 1
+_IMAGE = 2
+_GRAY = 2
+
+Said = dict[str, Any]
+
+
+def describe(network: Path, facts: NetworkFacts, where: str) -> tuple[Said, list[str]]:
+    """Return what a manifest needs besides name, version and file.
+
+    Raises:
+        ModelError: the metadata are damaged, or leave a question open.
+
+    """
+    try:
+        about = _root(network, facts)
+        if about is None:
+            raise ModelError(
+                f"{where}: has no metadata ({ENTRY}), so that labels and normalisation are "
+                "unknown; describe it in a model.toml beside it"
+            )
+        return _describe(about, network, facts, where)
+    except DamagedError as damaged:
+        raise ModelError(f"{where}: its metadata ({ENTRY}) are damaged: {damaged}") from None
+
+
+def _root(network: Path, facts: NetworkFacts) -> Table | None:
+    place = facts.metadata.get(ENTRY)
+    if place is None:
+        return None
+    start, length = map(int, place.split())
+    if not 8 <= length <= MAX_BYTES:
+        raise DamagedError("too long, or too short")
+    with network.open("rb") as file:
+        file.seek(start)
+        data = file.read(length)
+    if data[4:8] != IDENTIFIER:
+        raise DamagedError(f"no {IDENTIFIER.decode()}")
+    return Table.root(data)
+
+
+def _describe(
+    about: Table, network: Path, facts: NetworkFacts, where: str
+) -> tuple[Said, list[str]]:
+    graphs = about.tables(3)
+    inputs = graphs[0].tables(2) if graphs else []
+    outputs = graphs[0].tables(3) if graphs else []
+    if len(facts.outputs) != 1 or not outputs:
+        found = ", ".join(map(str, facts.outputs))
+        raise ModelError(
+            f"{where}: its metadata describe no classifier of one output, found {found}; name the "
+            "decoder in a model.toml"
+        )
+    labels = _labels(outputs[0], network, where)
+    spec, picture = infer_layout.picture_input(facts, where)
+    assumed = [
+        "task: classification, by one output with labels",
+        "resize: stretch, linear, as the Task Library has it",
+    ]
+    picture |= _normalization(spec, inputs, assumed)
+    if _is_gray(inputs):
+        picture["color"] = "gray"
+    output, made = _output(facts.outputs[0], labels, facts, where)
+    assumed.append(made)
+    return {
+        "description": about.text(1).strip()[:200],
+        "license": about.text(5).strip()[:200],
+        "task": "classification",
+        "input": picture,
+        "output": output,
+    }, assumed
+
+
+def _output(
+    spec: TensorSpec, labels: tuple[str, ...], facts: NetworkFacts, where: str
+) -> tuple[Said, str]:
+    sizes = [size for size in spec.shape[1:] if size != 1]
+    if len(sizes) != 1 or sizes[0] not in {None, len(labels), len(labels) + 1}:
+        raise ModelError(
+            f"{where}: labels: {len(labels)} in its metadata, but the output is {spec}"
+        )
+    maker = facts.makers[spec.name]
+    decoder = "softmax" if maker in {"Softmax", "Sigmoid"} else "logits"
+    output: Said = {"decoder": decoder, "labels": labels}
+    output["first_label"] = int(sizes[0] == len(labels) + 1)
+    if "int" in spec.dtype:
+        if spec.name not in facts.steps:
+            raise ModelError(
+                f"{where}: output {spec} holds integers, and the file does not say their step; "
+                "give output.scale and output.zero_point in a model.toml"
+            )
+        output["scale"], output["zero_point"] = facts.steps[spec.name]
+    return output, f"decoder: {decoder}, as the network ends in {maker or 'its input'}"
+
+
+def _normalization(spec: TensorSpec, inputs: list[Table], assumed: list[str]) -> Said:
+    """Return mean and scale in units of 0..255, of what the input takes: floats or integers."""
+    means: tuple[float, ...] = ()
+    deviations: tuple[float, ...] = ()
+    for unit in inputs[0].tables(4) if inputs else []:
+        options = unit.table(1)
+        if unit.number(0, "<B") == _NORMALIZATION and options is not None:
+            means, deviations = options.numbers(0, "<f"), options.numbers(1, "<f")
+    if spec.dtype == "uint8":
+        # A quantised network of pixels has its normalisation in the step of its input.
+        assumed.append("mean and scale: 0 and 1, as the input takes bytes")
+        return {}
+    if spec.dtype == "int8":
+        assumed.append("mean and scale: 128 and 1, as the input takes signed bytes")
+        return {"mean": 128, "scale": 1}
+    if not means or not deviations:
+        assumed.append("mean and scale: 127.5 and 127.5; its metadata do not say them")
+        means = deviations = (127.5,)
+    return {"mean": list(means), "scale": list(deviations)}
+
+
+def _is_gray(inputs: list[Table]) -> bool:
+    content = inputs[0].table(3) if inputs else None
+    if content is None or content.number(0, "<B") != _IMAGE:
+        return False
+    properties = content.table(1)
+    return properties is not None and properties.number(0, "<b") == _GRAY
+
+
+def _labels(output: Table, network: Path, where: str) -> tuple[str, ...]:
+    names = [each.text(0) for each in output.tables(6) if each.number(2, "<b") == _AXIS_LABELS]
+    if not names:
+        raise ModelError(
+            f"{where}: labels: its metadata name none; write a labels.txt, one a line, and a "
+            "model.toml that names it"
+        )
+    text = _member(network, names[0], where)
+    labels = tuple(line.strip() for line in text.rstrip().splitlines())
+    if not 0 < len(labels) <= MAX_LABELS:
+        raise ModelError(f"{where}: {names[0]}: holds {len(labels)} labels")
+    return labels
+
+
+def _member(network: Path, name: str, where: str) -> str:
+    """Read a text of the zip that a file ends in."""
+    try:
+        with zipfile.ZipFile(network) as archive:
+            if len(archive.infolist()) > MAX_FILES:
+                raise ModelError(f"{where}: more than {MAX_FILES} files in its zip")
+            with archive.open(name) as member:
+                data = member.read(MAX_LABEL_BYTES + 1)
+    except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError, EOFError, zlib.error):
+        raise ModelError(f"{where}: {name}: its metadata name it, and it cannot be read") from None
+    if len(data) > MAX_LABEL_BYTES:
+        raise ModelError(f"{where}: {name}: larger than {MAX_LABEL_BYTES >> 20} MiB, not labels")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ModelError(f"{where}: {name}: is not UTF-8 text") from None

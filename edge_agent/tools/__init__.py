@@ -1,0 +1,1 @@
+"""Offline tools for models: quantisation with its measurements and report."""

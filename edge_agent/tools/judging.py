@@ -1,0 +1,169 @@
+"""What a network finds on an engine, compared with the float network and with the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from ..core.errors import AgentError, ModelError, SampleError
+from ..core.frozen import record
+from ..core.types import Detections, Findings, Kind, Request, Sample, Tensors
+from ..inference.engines.engine import EngineChoice
+from ..inference.engines.ort_options import NAME
+from ..inference.model import Model, default_threshold, load_model
+from ..models.manifest import ModelFolder, load
+from .metrics import Truth, agreement, auc, mean_average_precision, top1
+
+Metric = Literal["top-1", "mAP", "AUC"]
+EXACT = EngineChoice(NAME, options={"graph_optimization_level": "none"})
+"""Computes what the file says, step by step: quantised steps in float, where nothing saturates."""
+_LOWEST = 0.01
+"""Score of the boxes that count for mAP."""
+Advance = Callable[[int], None]
+
+
+@record(quick=True, eq=False)
+class Verdict:
+    """How good a network is on one engine."""
+
+    agreement: float
+    """With the float network, 0 to 1."""
+    metric: float | None
+    """With the truth; None: it is not known."""
+    by_sample: tuple[float, ...]
+    """Agreement on each."""
+    findings: tuple[Findings, ...]
+
+
+class Jury:
+    """The samples that networks are judged on, and what the float network finds in them."""
+
+    def __init__(
+        self,
+        folder: ModelFolder,
+        kind: Kind,
+        samples: Sequence[Sample],
+        truths: Sequence[Truth] | None,
+    ) -> None:
+        """Have nothing judged yet.
+
+        Args:
+            folder: of the float model.
+            kind: of the samples.
+            samples: to judge on.
+            truths: what each shows; None: that is not known.
+
+        Raises:
+            ModelError: the float model gives nothing that could be compared.
+            EngineError: it cannot be run.
+
+        """
+        self.kind: Kind = kind
+        self.samples = samples
+        self.truths = truths
+        self.metric = None if truths is None else metric_of(folder)
+        given = default_threshold(folder)
+        self._threshold = given if folder.manifest.task == "detection" else 0.0
+        self.expected = self._shown(self._look(folder, EXACT))
+        if all(isinstance(one, Detections) and not len(one) for one in self.expected):
+            raise ModelError(
+                f"{folder.manifest.id}: finds nothing in any of {len(samples)} samples, so that "
+                "nothing can be compared; give samples that show what it is for"
+            )
+
+    def judge(self, folder: Path, choice: EngineChoice) -> Verdict:
+        """Judge a model folder on an engine."""
+        all_found = self._look(load(folder), choice)
+        shown = self._shown(all_found)
+        by_sample = tuple(
+            agreement(expected, found, self._threshold)
+            for expected, found in zip(self.expected, shown, strict=True)
+        )
+        metric = None
+        if self.truths is not None and self.metric is not None:
+            metric = _METRICS[self.metric](all_found, self.truths)
+        return Verdict(float(np.mean(by_sample)), metric, by_sample, tuple(shown))
+
+    def _look(self, folder: ModelFolder, choice: EngineChoice) -> list[Findings]:
+        lowest = _LOWEST if self.metric == "mAP" else None
+        model, _ = load_model(folder, [choice], self.kind, checked=True)
+        try:
+            return [model.infer(sample, threshold=lowest).findings for sample in self.samples]
+        except SampleError as problem:
+            raise ModelError(f"{folder.manifest.id} on {model.engine.label}: {problem}") from None
+        finally:
+            model.close()
+
+    def _shown(self, found: Sequence[Findings]) -> list[Findings]:
+        """Leave out the boxes that only count for mAP."""
+        if self.metric != "mAP":
+            return list(found)
+        return [_above(one, self._threshold) for one in found]
+
+
+def _above(found: Findings, threshold: float) -> Findings:
+    if not isinstance(found, Detections):
+        return found
+    kept = np.flatnonzero(found.scores >= threshold)
+    labels = tuple(found.labels[place] for place in kept)
+    return replace(
+        found, boxes=found.boxes[kept], scores=found.scores[kept], labels=labels, points=None
+    )
+
+
+_METRICS: dict[Metric, Callable[[Sequence[Findings], Sequence[Truth]], float]] = {
+    "top-1": top1,
+    "mAP": mean_average_precision,
+    "AUC": auc,
+}
+
+
+def metric_of(folder: ModelFolder) -> Metric | None:
+    """Return how a model's findings are compared with the truth; None: they are not."""
+    by_task: dict[str, Metric] = {"classification": "top-1", "detection": "mAP", "anomaly": "AUC"}
+    return by_task.get(folder.manifest.task)
+
+
+def network_inputs(
+    folder: ModelFolder, kind: Kind, samples: Sequence[Sample], advance: Advance
+) -> list[Tensors]:
+    """Make the network's inputs of samples, by the very code of the agent.
+
+    Raises:
+        ModelError: a sample does not fit, or the network's own numbers on it are not finite.
+
+    """
+    model, _ = load_model(folder, [EXACT], kind)
+    made: list[Tensors] = []
+    try:
+        for sample in samples:
+            name = sample.file or f"sample {sample.seq}"
+            try:
+                tensors = model.unfolded(model.prepare(Request(sample)).tensors)
+                outputs = model.raw(tensors)
+            except AgentError as problem:
+                raise ModelError(f"{name}: {problem}") from None
+            for output, values in outputs.items():
+                if not np.isfinite(values).all():
+                    raise ModelError(
+                        f"{name}: output {output} of the float network is not finite; leave it out"
+                    )
+            made.append({key: np.array(array) for key, array in tensors.items()})
+            advance(len(made))
+    finally:
+        model.close()
+    return made
+
+
+def outputs_of(folder: Path, kind: Kind, inputs: Sequence[Tensors]) -> list[Tensors]:
+    """Return what a network gives for ready inputs, computed exactly."""
+    model: Model
+    model, _ = load_model(load(folder), [EXACT], kind, checked=True)
+    try:
+        return [model.raw(each) for each in inputs]
+    finally:
+        model.close()

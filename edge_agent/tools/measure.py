@@ -1,0 +1,83 @@
+"""What a network takes on one engine: milliseconds and memory, in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ..core.child import answer_question, ask
+from ..core.frozen import record
+from ..core.types import Kind
+from ..inference.engines.engine import EngineChoice
+
+ROUNDS = 30
+"""In each of which every network has a turn, so that what disturbs one disturbs all."""
+
+
+@record(kw_only=True)
+class Cost:
+    """What one network takes on one engine."""
+
+    infer_ms: float
+    """Median, one sample at a time."""
+    memory_mb: float
+    """What loading it and running it added to the process."""
+
+
+def costs_of(folders: Sequence[Path], choice: EngineChoice, kind: Kind) -> list[Cost]:
+    """Measure model folders on an engine, one beside the other.
+
+    Raises:
+        AgentError: one cannot be run there.
+
+    """
+    words = choice.words()
+    times, _ = ask(__name__, [list(map(str, folders)), words, kind, ROUNDS], "timing")
+    # Each alone: what one has loaded, the next would find there.
+    return [
+        Cost(
+            infer_ms=taken,
+            memory_mb=ask(__name__, [[str(folder)], words, kind, 1], f"measuring {folder}")[1],
+        )
+        for folder, taken in zip(folders, times, strict=True)
+    ]
+
+
+def _answer(question: list[Any]) -> tuple[list[float], float]:
+    """Return the median milliseconds of each network, and what all together take, MB."""
+    paths, words, kind, rounds = question
+    from ..inference.compare import race
+    from ..inference.engines.registry import load_library
+
+    choice = EngineChoice(**words)
+    load_library(choice.engine)
+    before = _resident_mb()
+    runs = [_runner(Path(path), choice, kind) for path in paths]
+    took = race(runs, rounds)
+    return [median(times) for times in took], _resident_mb() - before
+
+
+def _runner(folder: Path, choice: EngineChoice, kind: Kind) -> Callable[[int], object]:
+    """Load a model; return what runs it on one of a few inputs, by the number of the round."""
+    from ..inference.compare import probe_inputs
+    from ..inference.model import load_model
+    from ..models.manifest import load
+
+    model, _ = load_model(load(folder), [choice], kind, checked=True)
+    inputs = [model.ready(probe_inputs(model.engine.inputs, seed)) for seed in range(4)]
+    for each in inputs:
+        model.raw(each)
+    return lambda number: model.raw(inputs[number % len(inputs)])
+
+
+def _resident_mb() -> float:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+if __name__ == "__main__":
+    answer_question(_answer)

@@ -1,0 +1,169 @@
+"""What quantisation leaves: a complete model folder, and its report as JSON and as a card."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import UsageError
+from ..core.types import Kind, Tensors
+from ..models.manifest import GOLDEN, load
+from .judging import outputs_of
+from .quantize import Report, Row
+
+CARD = "README.md"
+
+
+@contextmanager
+def new_folder(place: Path) -> Iterator[Path]:
+    """Make a folder beside *place* to work in; what is moved to *place* stays.
+
+    Raises:
+        UsageError: there is something at *place* already, or it cannot be made.
+
+    """
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise UsageError(f"-o: {place} is there already and not empty; name a new folder")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as work:
+            yield Path(work)
+    except OSError as problem:
+        raise UsageError(f"-o: {place}: {problem.strerror}; name a new folder") from None
+
+
+def write_golden(folder: Path, kind: Kind, inputs: Sequence[Tensors]) -> None:
+    """Write the golden inputs and outputs of a model folder, computed exactly."""
+    outputs = outputs_of(folder, kind, inputs)
+    arrays = {
+        f"{part}/{name}": np.stack([each[name] for each in tensors])
+        for part, tensors in (("input", inputs), ("output", outputs))
+        for name in tensors[0]
+    }
+    np.savez_compressed(folder / GOLDEN, **arrays)  # type: ignore[arg-type]
+
+
+def publish(report: Report, kind: Kind, place: Path) -> None:
+    """Complete the chosen folder and move it to its place, as a whole."""
+    folder = report.chosen.folder
+    write_golden(folder, kind, report.golden)
+    (folder / CARD).write_text(card(report), encoding="utf-8")
+    load(folder)
+    if place.exists():
+        place.rmdir()
+    shutil.move(folder, place)
+
+
+def card(report: Report) -> str:
+    """Return the model's card, Markdown."""
+    chosen, target = report.chosen, report.target
+    made = (
+        f"Eight bits, made of {report.model} by `edge-agent quantize`: {chosen.way}, for "
+        f"{target.name} ({target.why})."
+    )
+    judged = (
+        f"Calibrated on {report.calibrated_on} samples, judged on {report.judged_on} "
+        f"{_judged_by(report)}. Size: {report.float_bytes / 1e6:.2f} MB before, "
+        f"{report.quantized_bytes / 1e6:.2f} MB now."
+    )
+    lines = [
+        f"# {load(chosen.folder).manifest.id}",
+        "",
+        made,
+        "",
+        judged,
+        "",
+        "| engine | network | agreement |"
+        + (f" {report.metric} |" if report.metric else "")
+        + " ms | memory, MB |",
+        "|---|---|---|" + ("---|" if report.metric else "") + "---|---|",
+    ]
+    for row, network in rows(report):
+        cells = [row.engine, network, f"{row.verdict.agreement:.1%}"]
+        if report.metric:
+            cells.append("" if row.verdict.metric is None else f"{row.verdict.metric:.3f}")
+        cells += (
+            ["", ""]
+            if row.cost is None
+            else [f"{row.cost.infer_ms:.2f}", f"{row.cost.memory_mb:.0f}"]
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "`exact` computes each step in float and saturates nowhere; no device runs it."]
+    if chosen.way.float_nodes:
+        lines += ["", f"Left float: {', '.join(f'`{name}`' for name in chosen.way.float_nodes)}."]
+    lines += ["", *(f"* {note}" for note in report.notes)] if report.notes else []
+    return "\n".join(lines) + "\n"
+
+
+def _judged_by(report: Report) -> str:
+    if report.metric is not None:
+        return "with labels"
+    return "of their own" if report.held_out else "(the same)"
+
+
+def rows(report: Report) -> list[tuple[Row, str]]:
+    """Return the rows of the report: for each engine the float network, then the other."""
+    return [
+        pair
+        for before, after in zip(report.floats, report.quantized, strict=True)
+        for pair in ((before, "float"), (after, "eight bits"))
+    ]
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Return the report as one JSON object."""
+    return {
+        "model": report.model,
+        "passed": report.passed,
+        "drop": _number(report.drop),
+        "max_drop": report.max_drop,
+        "metric": report.metric or "agreement",
+        "target": report.target.name,
+        "why": report.target.why,
+        "way": str(report.chosen.way),
+        "float_operators": list(report.chosen.way.float_nodes),
+        "calibrated_on": report.calibrated_on,
+        "judged_on": report.judged_on,
+        "held_out": report.held_out,
+        "bytes": {"float": report.float_bytes, "int8": report.quantized_bytes},
+        "engines": {
+            before.engine: {"float": _row(before), "int8": _row(after)}
+            for before, after in zip(report.floats, report.quantized, strict=True)
+        },
+        "tried": [
+            {
+                "way": str(each.way),
+                "drop": _number(each.drop),
+                "agreement": {
+                    name: _number(verdict.agreement) for name, verdict in each.verdicts.items()
+                },
+                "infer_ms": {name: _number(cost.infer_ms) for name, cost in each.costs.items()},
+            }
+            for each in report.candidates
+        ],
+        "worst": [
+            {"sample": sample.file or sample.seq, "agreement": _number(share)}
+            for sample, _, _, share in report.worst
+        ],
+        "notes": report.notes,
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    said: dict[str, Any] = {"agreement": _number(row.verdict.agreement)}
+    if row.verdict.metric is not None:
+        said["metric"] = _number(row.verdict.metric)
+    if row.cost is not None:
+        said["infer_ms"] = _number(row.cost.infer_ms)
+        said["memory_mb"] = _number(row.cost.memory_mb)
+    return said
+
+
+def _number(value: float) -> float | None:
+    return round(value, 4) if np.isfinite(value) else None

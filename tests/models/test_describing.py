@@ -1,0 +1,83 @@
+"""What `describe` says of model folders and bare files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_agent.core.errors import ModelError, UsageError
+from edge_agent.models.describing import describe
+from tests.helpers.small_models import brightness
+from tests.helpers.support import CHECKOUT, call_cli
+from tests.helpers.tiny_networks import constant_outputs, times_two
+from tests.models.test_huggingface import LABELS, export
+
+MODELS = CHECKOUT / "models"
+
+
+def test_a_complete_folder_lacks_nothing() -> None:
+    """Nothing is guessed or missing of a bundled model; its facts are those of the network."""
+    described = describe(MODELS / "parts-inspection")
+    assert described.guessed == described.missing == ()
+    assert described.facts.quantized
+    assert [str(spec) for spec in described.facts.outputs] == ["output0 float32[1, 9, 960]"]
+    assert described.labels == 5
+
+
+def test_a_folder_without_golden_outputs_lacks_them(tmp_path: Path) -> None:
+    """What a model runs without, and is worse for, is named."""
+    described = describe(brightness(tmp_path / "light"))
+    assert [line.partition(":")[0] for line in described.missing][-1] == "golden.npz"
+
+
+def test_a_bare_file_that_says_enough(tmp_path: Path) -> None:
+    """Its manifest follows, with what was guessed."""
+    described = describe(export(tmp_path))
+    assert described.manifest is not None
+    assert described.manifest.output.labels == LABELS
+    assert described.guessed
+
+
+def test_a_bare_file_that_does_not(tmp_path: Path) -> None:
+    """What is known becomes a draft, the rest is listed."""
+    path = constant_outputs(
+        tmp_path / "net.onnx",
+        {"out": np.zeros((1, 1000), np.float32)},
+        picture=(1, 3, 8, 8),
+    )
+    described = describe(path)
+    assert described.manifest is None
+    assert "to decide: " in described.draft
+    assert 'file = "net.onnx"' in described.draft
+    assert len(described.missing) > 2
+
+
+def test_what_is_no_model(tmp_path: Path) -> None:
+    """A damaged file and a path to nothing are errors, not descriptions."""
+    (tmp_path / "cut.onnx").write_bytes(b"\x08\x07")
+    with pytest.raises(ModelError, match="not a valid ONNX file"):
+        describe(tmp_path / "cut.onnx")
+    with pytest.raises(UsageError, match="no such file"):
+        describe(tmp_path / "nothing.onnx")
+
+
+def test_the_command_as_json(tmp_path: Path) -> None:
+    """`--json` is one object of what the file says and what follows from it."""
+    said = call_cli("describe", "--json", str(export(tmp_path)))
+    found = json.loads(said.out)
+    assert found["inputs"] == [{"name": "images", "shape": [1, 3, 32, 32], "dtype": "float32"}]
+    assert found["manifest"]["output"]["decoder"] == "logits"
+    assert found["missing"]
+
+
+def test_the_command_as_text(tmp_path: Path) -> None:
+    """Each line begins with what it is; names from the file cannot give orders to a terminal."""
+    network = times_two(tmp_path / "net.onnx", metadata={"note\x1b[2J": "x\ny" * 200})
+    said = call_cli("describe", str(network))
+    assert said.code == 0
+    assert "\x1b" not in said.out
+    assert "says     note\\x1b[2J: " in said.out
+    assert "manifest none follows from this; a draft:\n" in said.out

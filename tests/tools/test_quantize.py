@@ -1,0 +1,200 @@
+"""`quantize` from outside: what it leaves, what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.engines.registry import ENGINES
+from edge_agent.inference.golden import check_golden
+from edge_agent.inference.model import load_model
+from edge_agent.models.files.check_onnx import inspect
+from edge_agent.models.manifest import load
+from tests.helpers.support import CHECKOUT, PATIENCE, call_cli
+from tests.helpers.tiny_networks import to_ir
+from tests.tools.color_model import color_model, color_pictures
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures to calibrate with."""
+    return color_pictures(tmp_path_factory.mktemp("pictures") / "all")
+
+
+@pytest.mark.slow
+def test_a_model_in_eight_bits(tmp_path: Path, pictures: Path) -> None:
+    """A complete folder comes out, whose golden outputs hold on every engine of this device."""
+    model = color_model(tmp_path / "color")
+    out = tmp_path / "out" / "color-int8"
+    said = call_cli(
+        *("quantize", str(model), "--calibration", str(pictures), "-o", str(out), "--json")
+    )
+    assert said.code == 0, said.err
+    report = json.loads(said.out)
+    assert report["passed"]
+    assert report["drop"] <= 0.02
+    assert {"exact", *(f"{name}:CPU" for name in ENGINES)} == set(report["engines"])
+    assert {each["way"].partition(",")[0] for each in report["tried"]} >= {"ONNX Runtime"}
+    folder = load(out)
+    assert folder.manifest.id == "color@3.1"
+    assert inspect(folder.network).quantized
+    assert "Calibrated on 12 samples" in (out / "README.md").read_text()
+    for engine in ENGINES:
+        loaded, _ = load_model(folder, [EngineChoice(engine)], "picture")
+        agreement = check_golden(loaded)
+        loaded.close()
+        assert agreement is not None
+        assert agreement.passed
+    assert [path.name for path in out.parent.iterdir()] == ["color-int8"]
+
+
+@pytest.mark.slow
+def test_what_is_sensitive_stays_float(tmp_path: Path, pictures: Path) -> None:
+    """Only the two operators around the loud channel are left float; then nothing is lost."""
+    model = color_model(tmp_path / "color", loud=True)
+    out = tmp_path / "out"
+    said = call_cli(
+        *("quantize", str(model), "--calibration", str(pictures), "-o", str(out), "--json")
+    )
+    assert said.code == 0, said.err
+    report = json.loads(said.out)
+    ways = {each["way"]: each["drop"] for each in report["tried"]}
+    assert ways["ONNX Runtime, minmax"] > 0.3
+    assert set(report["float_operators"]) == {"first", "second"}
+    assert report["drop"] <= 0.02
+    assert inspect(load(out).network).quantized
+
+
+@pytest.mark.slow
+def test_too_much_lost_leaves_nothing(tmp_path: Path, pictures: Path) -> None:
+    """Where more is lost than may be, the report says so, and there is nothing to be pushed."""
+    model = color_model(tmp_path / "color", loud=True, plain=0)
+    out = tmp_path / "place" / "out"
+    said = call_cli(
+        *("quantize", str(model), "--calibration", str(pictures), "-o", str(out), "--json")
+    )
+    assert said.code == 1
+    assert "is lost where 2.0% may be" in said.err
+    assert not json.loads(said.out)["passed"]
+    assert list(out.parent.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_labels_are_judged_by(tmp_path: Path, pictures: Path) -> None:
+    """With labelled pictures what counts is the share that is right; the picture is drawn."""
+    model = color_model(tmp_path / "color")
+    truth = color_pictures(tmp_path / "truth", apart=True)
+    picture = tmp_path / "report.png"
+    said = call_cli(
+        *("quantize", str(model), "--calibration", str(pictures), "-o", str(tmp_path / "out")),
+        *("--eval", str(truth), "--picture", str(picture), "--json"),
+    )
+    assert said.code == 0, said.err
+    report = json.loads(said.out)
+    assert report["metric"] == "top-1"
+    assert report["engines"]["exact"]["float"]["metric"] == 1.0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def refused(model: Path, calibration: Path | str, out: Path, *more: str) -> str:
+    """Run `quantize`, which must refuse; give its one line."""
+    said = call_cli(
+        *("quantize", str(model), "--calibration", str(calibration), "-o", str(out), *more)
+    )
+    assert said.code in {1, 2}
+    assert not out.exists()
+    assert not [path for path in out.parent.iterdir() if path.name.startswith(f".{out.name}")]
+    return said.err.splitlines()[-1]
+
+
+def test_calibration_must_be_enough(tmp_path: Path) -> None:
+    """No picture at all, and one alone, are refused with what is expected."""
+    model, out = color_model(tmp_path / "color"), tmp_path / "out"
+    (tmp_path / "empty").mkdir()
+    assert "empty" in refused(model, tmp_path / "empty", out)
+    one = color_pictures(tmp_path / "one", 1)
+    assert "1 samples, expected at least 8" in refused(model, one, out)
+    assert "no such file" in refused(model, tmp_path / "nowhere", out)
+    (tmp_path / "data.csv").write_text("a,b\n1,2\n")
+    assert "is a signal, but color@3 takes a picture" in refused(model, tmp_path / "data.csv", out)
+
+
+def test_a_model_that_cannot_be_quantized(tmp_path: Path, pictures: Path) -> None:
+    """An eight-bit model, an IR and an old opset are each refused in one line."""
+    out = tmp_path / "out"
+    bundled = CHECKOUT / "models" / "parts-inspection"
+    assert "is quantized already" in refused(bundled, pictures, out)
+    model = color_model(tmp_path / "color")
+    import onnx
+
+    network = onnx.load(model / "model.onnx")
+    network.opset_import[0].version = 6
+    onnx.save(network, model / "model.onnx")
+    assert "opset 6 is too old; export it with opset 13" in refused(model, pictures, out)
+    ir = color_model(tmp_path / "other")
+    to_ir(ir / "model.onnx", ir / "model.xml")
+    text = (ir / "model.toml").read_text().replace("model.onnx", "model.xml")
+    (ir / "model.toml").write_text(text)
+    assert "quantize takes .onnx" in refused(ir, pictures, out)
+
+
+def test_numbers_that_are_not_finite(tmp_path: Path, pictures: Path) -> None:
+    """A network that gives NaN on a sample is named with that sample."""
+    from tests.helpers.tiny_networks import node, save_onnx
+
+    model = color_model(tmp_path / "color")
+    save_onnx(
+        model / "model.onnx",
+        [
+            node("Conv", ["picture", "w"], ["c"]),
+            node("ReduceMean", ["c"], ["m"], axes=[2, 3], keepdims=0),
+            node("Sub", ["m", "m"], ["zero"]),
+            node("Div", ["zero", "zero"], ["logits"]),
+        ],
+        [("picture", "float32", (1, 3, 16, 16))],
+        [("logits", "float32", (1, 3))],
+        {"w": np.ones((3, 3, 1, 1), np.float32)},
+    )
+    line = refused(model, pictures, tmp_path / "out")
+    assert line.startswith("edge-agent: 00.png: ")
+    assert "not finite" in line
+
+
+def test_the_place_must_be_new(tmp_path: Path, pictures: Path) -> None:
+    """What is there already is left alone."""
+    model = color_model(tmp_path / "color")
+    said = call_cli(*("quantize", str(model), "--calibration", str(pictures), "-o", str(model)))
+    assert said.code == 2
+    assert "is there already and not empty" in said.error
+    assert (model / "model.onnx").is_file()
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_nothing(tmp_path: Path, pictures: Path) -> None:
+    """Ctrl-C in the middle of the search ends it at once, and its folders are gone."""
+    model = color_model(tmp_path / "color")
+    out = tmp_path / "place" / "out"
+    command = ["quantize", str(model), "--calibration", str(pictures), "-o", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edge_agent", *command],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        cwd=CHECKOUT,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("calibrating"):
+            process.send_signal(signal.SIGINT)
+            break
+    _, words = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert "interrupted" in words
+    assert list(out.parent.iterdir()) == []
