@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..core.bundled import bundled
 from ..core.constraints import Ge, Le, MinLength, Plain
@@ -19,8 +19,10 @@ from ..core.names import NAME_RULE, is_name
 from ..core.schema import build, nearest, read_toml
 from ..device.hardware import Facts
 from ..inference.engines.engine import EngineChoice
-from ..inference.engines.probe import Probe, installed
-from ..inference.engines.registry import EngineName, WantedEngine, capabilities
+from ..inference.engines.registry import EngineName, WantedEngine, capabilities, installed
+
+if TYPE_CHECKING:
+    from ..inference.engines.probe import Probe
 
 OWN_PROFILES = Path("/etc/edge-agent/device_profiles")
 

@@ -362,6 +362,17 @@ class Settings:
     def state(self) -> Path:
         return Path(self.state_dir)
 
+    @property
+    def urgency(self) -> dict[str, int]:
+        """By reference of a model: the highest priority of the pipelines that use it."""
+        found: dict[str, int] = {}
+        for pipeline in self.pipelines:
+            stages = [parse_route(stage.model)[0] for stage in pipeline.then]
+            for arm in (*pipeline.arms, *stages):
+                known = found.get(arm.reference, pipeline.priority)
+                found[arm.reference] = max(known, pipeline.priority)
+        return found
+
 
 def keep_until_restart(new: R, present: R, prefix: str = "") -> tuple[R, list[str]]:
     """Replace what takes effect at the next start only by what it is at present.

@@ -1,9 +1,9 @@
 """The life cycle of the daemon: starts the frames, then everything else; closes in reverse.
 
 What everything else is made of is in `services`. A start without a plan reads the device and its
-models before anything runs. A start from the plan of the last good one (`start`) starts the frames
-first; what it took for granted is checked after the first result, and where it no longer holds the
-agent restarts without the plan.
+models before anything runs. A start from the plan of the last good one, or from a draft, starts the
+frames first; what a plan took for granted is checked after the first result, and where it no longer
+holds the agent restarts without the plan.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..config.settings import Arm, Settings
 from ..core import systemd
@@ -24,7 +24,7 @@ from ..core.codec import unpack
 from ..core.containment import contained
 from ..core.errors import AgentError, EngineError, ModelError
 from ..core.files import make_state_folder, replace_file
-from ..core.flight_recorder import clear_starting, previous_crash, recorder
+from ..core.flight_recorder import call_target, clear_starting, previous_crash, recorder
 from ..core.logs import set_up
 from ..core.threads import Stop, Stops, stop_on_dead_threads, stop_on_signals, thread_limit
 from ..core.timeline import Timeline
@@ -41,9 +41,9 @@ from .hang_watch import HANG_SECONDS, HangWatch
 
 if TYPE_CHECKING:
     from ..core.flight_recorder import PreviousCrash
-    from ..inference.prepared.load import Load
     from ..runtime.serving.planned_model import PlannedModel
     from .control import Control
+    from .fast_start.draft import Draft
     from .fast_start.plan import Plan
     from .fast_start.preload import Preload
     from .inventory import Inventory
@@ -69,6 +69,7 @@ class Agent:
         *,
         origins: tuple[str | None, str],
         planned: tuple[Plan, Preload] | None = None,
+        inventory: Inventory | None = None,
     ) -> None:
         """Open what can be opened without waiting for anyone.
 
@@ -78,6 +79,7 @@ class Agent:
             timeline: measures the start.
             origins: the settings file and the digest of what the settings were made from.
             planned: a start from a plan, and what of it runs already.
+            inventory: what the plan was drafted from, in this start; None: it was not.
 
         Raises:
             UsageError: something the settings name is not as it should be.
@@ -89,7 +91,8 @@ class Agent:
         self._origins = origins
         self._planned = planned
         self._stops = Stops()
-        self._inventory: Inventory | None = None
+        self._inventory = inventory
+        self._drafted = inventory is not None
         self._reading = threading.Lock()
         self._following = Following()
         self._runner = Runner(
@@ -193,9 +196,16 @@ class Agent:
                     model = self._quick_model(quick, early.model(index))
             except AgentError as problem:
                 # It is loaded in the usual way, when the rest is there.
-                log.warning("model %s: not from its prepared form: %s", quick.name, problem)
+                if quick.form:
+                    log.warning("model %s: not from its prepared form: %s", quick.name, problem)
+                else:
+                    log.info("model %s: not loaded the quick way: %s", quick.name, problem)
             else:
-                self._runner.active.put(Arm(quick.name, quick.version, 1), quick.kind, model)
+                arm = Arm(quick.name, quick.version, 1)
+                self._runner.active.put(arm, quick.kind, model)
+                if self._drafted:
+                    told = arm.reference, model.id, model.engine.label
+                    log.info("model %s is live as %s on %s", *told)
         while self._runner.expects() and self._timeline.age < FIRST_RESULT_SECONDS:
             if self._timeline.first.wait(0.1) or self._closing:
                 break
@@ -223,11 +233,15 @@ class Agent:
             except OSError as problem:
                 log.warning("%s: cannot be written: %s", readahead.FILE, problem.strerror)
 
-    def _quick_model(self, quick: PlannedModel, begun: Load | None) -> Model:
+    def _quick_model(self, quick: PlannedModel, begun: Any) -> Model:
         folder = unpack(quick.folder)
         choice = unpack(quick.choice)
         if quick.form:
             return load_prepared(folder, choice, begun or read(quick.form), quick.kind)
+        if quick.quick:
+            from ..inference.quick import load_quick  # not on the way of models that have a form
+
+            return load_quick(folder, choice, quick.kind, begun)
         # Looked into when the plan was made, and unchanged since.
         return load_model(folder, [choice], quick.kind, checked=True)[0]
 
@@ -238,6 +252,8 @@ class Agent:
             UsageError: the settings are wrong.
 
         """
+        if self._drafted:
+            return True
         settings = self._reread()
         inventory = self._take_inventory(settings)
         if settings != self._runner.settings or inventory.loader.lanes != plan.lanes:
@@ -326,6 +342,10 @@ class Agent:
 def _place(quick: PlannedModel) -> str:
     """Return the name of a plan's model and engine, as the flight recorder has it."""
     manifest, choice = quick.folder["manifest"], quick.choice
+    if not quick.form:
+        folder = unpack(quick.folder)
+        place = choice["engine"], choice["device"]
+        return call_target(folder.manifest.id, *place, str(folder.network))
     return f"{manifest['name']}@{manifest['version']} {choice['engine']}:{choice['device']} form"
 
 
@@ -339,10 +359,13 @@ def run(
     return _run(lambda: Agent(settings, reread, timeline, origins=origins))
 
 
-def resume(plan: Plan, early: Preload, config: str, timeline: Timeline) -> int:
-    """Run the daemon from a plan; the exit status of `edge-agent run`."""
+def resume(
+    plan: Plan, early: Preload, config: str, timeline: Timeline, drafted: Draft | None = None
+) -> int:
+    """Run the daemon from a plan, or from a draft; the exit status of `edge-agent run`."""
     set_up(verbose=False, steady=True)
-    settings: Settings = unpack(plan.settings)
+    settings: Settings = unpack(plan.settings) if drafted is None else drafted.settings
+    inventory = None if drafted is None else drafted.inventory
 
     def reread() -> Settings:
         from ..config.load import load
@@ -350,7 +373,12 @@ def resume(plan: Plan, early: Preload, config: str, timeline: Timeline) -> int:
         return load(Path(config))
 
     origins = (config, plan.origins)
-    return _run(lambda: Agent(settings, reread, timeline, origins=origins, planned=(plan, early)))
+    planned = plan, early
+    return _run(
+        lambda: Agent(
+            settings, reread, timeline, origins=origins, planned=planned, inventory=inventory
+        )
+    )
 
 
 def _run(make: Callable[[], Agent]) -> int:

@@ -14,7 +14,7 @@ from ..config.device_profile import unlisted
 from ..config.lint import lint_pipeline
 from ..core.errors import ModelError
 from ..core.listeners import Listeners
-from ..inference.engines.probe import installed
+from ..inference.engines.registry import installed
 from ..inference.prepared.fallback import is_streaming
 from ..models.packages.blocks import MAX_BLOCK
 from ..mqtt import payloads

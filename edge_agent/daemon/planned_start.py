@@ -1,4 +1,7 @@
-"""`edge-agent run` from a plan: models load while the rest of the program is imported."""
+"""`edge-agent run`: models load while the rest of the program is imported.
+
+From the plan of the last good start; where there is none, from one that is drafted.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ from .fast_start.reexec import ENDING, hold_signals, release_signals, restart
 
 
 def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
-    """Run the daemon from the plan of the last good start.
+    """Run the daemon from the plan of the last good start, or from a draft.
 
     Returns:
-        The exit status; None where there is no valid plan: the normal start follows.
+        The exit status; None where neither can be: the normal start follows.
 
     """
     words = [word for word in arguments if word not in {"-v", "--verbose"}]
@@ -44,7 +47,13 @@ def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
     config = config_file(given)
     if config is None:
         return None
-    plan = find(config, digest(config))
+    origins = digest(config)
+    plan, drafted = find(config, origins), None
+    if plan is None:
+        from .fast_start.draft import draft
+
+        drafted = draft(config, origins)
+        plan = None if drafted is None else drafted.plan
     if plan is None or not _may_start_quickly(plan.state):
         return None
     timeline.record("settings", time.monotonic() - start)
@@ -60,7 +69,7 @@ def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
 
     timeline.record("imports", time.monotonic() - start)
     try:
-        return resume(plan, early, config, timeline)
+        return resume(plan, early, config, timeline, drafted)
     except AgentError as problem:
         status = print_error(problem)
         clear_starting(plan.state)

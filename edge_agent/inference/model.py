@@ -114,6 +114,8 @@ class Model:
         """Lane time of a frame; learned by the board."""
         self.together = 1
         """Most frames, of any pipelines, that are inferred together."""
+        self.provisional = False
+        """Whether it was loaded the quick way, and what suits it is still to be found."""
         self._prepare = prepare
         self._decode = decode
         self._id = folder.manifest.id

@@ -23,6 +23,7 @@ from .decoders import DECODERS, DEFAULT, DecoderName, Task, decoders_of
 
 MANIFEST = "model.toml"
 GOLDEN = "golden.npz"
+"""Inputs and what they give, in a model's folder; see `inference.golden`."""
 MAX_LABEL_BYTES = 2**20
 MAX_LABELS = 100_000
 

@@ -19,8 +19,8 @@ from edge_agent.config.device_profile import (
 from edge_agent.core.errors import UsageError
 from edge_agent.device.hardware import Facts, read_facts
 from edge_agent.inference.engines.engine import EngineChoice
-from edge_agent.inference.engines.probe import EngineFacts, Probe, installed, probe
-from edge_agent.inference.engines.registry import EngineName
+from edge_agent.inference.engines.probe import EngineFacts, Probe, probe
+from edge_agent.inference.engines.registry import EngineName, installed
 
 PROFILES = Path(__file__).resolve().parents[2] / "device_profiles"
 

@@ -15,7 +15,7 @@ import tomli_w
 from edge_agent.daemon.fast_start.plan import find
 from edge_agent.models.store.store import Store
 from tests.helpers.prepared_models import damage
-from tests.helpers.start_box import Box, Start, expected, kept, network, numbers, own, planned, same
+from tests.helpers.start_box import Box, expected, kept, network, numbers, own, planned, same
 from tests.helpers.support import CHECKOUT, Listener, call_cli, run_cli, wait_until
 from tests.mqtt.test_access import TlsBroker, tls
 
@@ -73,12 +73,7 @@ def test_two_agents_on_one_state_folder(planned: Box) -> None:
         assert start.all_right()
 
 
-# What makes a start take the slow way
-
-
-def slow(start: Start) -> bool:
-    """Whether this start has looked at everything before it had a model."""
-    return not start.from_plan() and "is live as" in start.words()
+# What makes a plan stale: the next start makes one of its own, from all that there is now
 
 
 def test_changed_settings(planned: Box) -> None:
@@ -86,7 +81,7 @@ def test_changed_settings(planned: Box) -> None:
     planned.pipelines[0]["name"] = "q"
     with planned.start() as start:
         assert start.all_right(pipeline="q")
-        assert slow(start)
+        assert start.drafted()
         assert not start.results("p")
         start.listener.wait_for(
             lambda _: any(not each.payload for each in start.heard("source", "p")),
@@ -103,7 +98,7 @@ def test_a_changed_variable(variable: str, planned: Box) -> None:
     """Settings from the environment count as those of the file do."""
     planned.environ = {variable: '["lab"]'}
     with planned.start() as start:
-        assert slow(start)
+        assert start.drafted()
         assert start.wait("info")["groups"] == ["lab"]
 
 
@@ -122,7 +117,7 @@ def test_a_new_profile(own: Box) -> None:
     }
     (own.root / "device_profiles" / "mine.toml").write_text(tomli_w.dumps(profile))
     with own.start() as start:
-        assert slow(start)
+        assert start.drafted()
         assert start.wait("info")["profile"]["name"] == "mine"
 
 
@@ -132,13 +127,13 @@ def test_a_higher_version_in_a_library(planned: Box) -> None:
     try:
         with planned.start() as start:
             assert start.all_right(seed=2, model="numbers@2")
-            assert slow(start)
+            assert start.drafted()
             assert not start.results(model="numbers@1")
     finally:
         shutil.rmtree(folder)
     with planned.start() as start:
         assert start.all_right()
-        assert slow(start)
+        assert start.drafted()
 
 
 def test_a_version_that_was_added_and_a_rollback(own: Box) -> None:
@@ -148,14 +143,14 @@ def test_a_version_that_was_added_and_a_rollback(own: Box) -> None:
     added = run_cli("add", str(folder), "--config", str(own.config))
     assert added.returncode == 0, added.stderr
     with own.start() as start:
-        assert slow(start)
+        assert start.drafted()
         assert start.all_right(seed=3, model="numbers@3")
         start.wait("model", "numbers", live="3")
         start.planned()
     Store(own.state).activate("numbers", "1")
     with own.start() as start:
         assert start.all_right()
-        assert slow(start)
+        assert start.drafted()
         assert not start.results(model="numbers@3")
         start.planned()
     with own.start() as start:
@@ -172,7 +167,7 @@ def test_a_network_that_was_replaced(planned: Box) -> None:
     try:
         with planned.start() as start:
             assert start.all_right(seed=4)
-            assert slow(start)
+            assert start.drafted()
             start.planned()
         with planned.start() as start:
             assert start.from_plan()
@@ -190,7 +185,7 @@ def test_weights_beside_the_network_that_were_replaced(own: Box) -> None:
     network(own.models / "numbers" / "model.onnx", seed=5, external="weights.data")
     with own.start() as start:
         assert start.all_right(seed=5)
-        assert slow(start)
+        assert start.drafted()
 
 
 def test_a_network_that_is_replaced_under_a_running_agent(planned: Box) -> None:
@@ -210,7 +205,7 @@ def test_a_network_that_is_replaced_under_a_running_agent(planned: Box) -> None:
         planned.pipelines[0]["name"] = "q"
         with planned.start() as start:
             assert start.all_right(seed=4, pipeline="q")
-            assert slow(start)
+            assert start.drafted()
     finally:
         path.write_bytes(before)
 
@@ -252,7 +247,7 @@ def test_a_damaged_plan(harm: Callable[[Path], None], planned: Box) -> None:
     harm(planned.plan)
     with planned.start() as start:
         assert start.all_right()
-        assert slow(start)
+        assert start.drafted()
         start.planned()
     with planned.start() as start:
         assert start.from_plan()

@@ -157,8 +157,12 @@ class Start:
         return steps
 
     def from_plan(self) -> bool:
-        """Whether a model was begun before the rest: only a start from a plan does that."""
-        return "build" in self.steps()
+        """Whether a model was begun before the rest, by a plan of an earlier start."""
+        return "build" in self.steps() and " is live as " not in self.words()
+
+    def drafted(self) -> bool:
+        """Whether a model was begun before the rest, by a plan that this start has made itself."""
+        return "build" in self.steps() and " is live as " in self.words()
 
     def results(self, pipeline: str = "p", **wanted: Any) -> list[dict[str, Any]]:
         """List the results with these values."""
@@ -209,7 +213,7 @@ class Box:
         self.models = folder / "models"
         numbers(self.models / "numbers")
         pictures = write_pictures(folder / "pictures", [plain(grey) for grey in GREYS])
-        self.pipelines = [
+        self.pipelines: list[dict[str, Any]] = [
             {"name": "p", "source": f"{pictures}/?loop=1&rate=60", "model": "numbers"}
         ]
         self.more: dict[str, Any] = {

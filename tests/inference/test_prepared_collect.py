@@ -70,6 +70,14 @@ def test_form_goes_with_its_model(store: Store) -> None:
     assert clean_leftovers(store, derived=collect) == ()
 
 
+def test_form_of_a_model_that_was_moved_waits(store: Store, tmp_path: Path) -> None:
+    """A model of another folder may be under another path now: only who knows it removes forms."""
+    form = form_of(store, tmp_path / "library" / "face", "a1")
+    assert clean_leftovers(store, derived=collect) == ()
+    assert collect_artifacts(store, keep=["a1"]) == ()
+    assert collect_artifacts(store, keep=["a2"]) == (f"{form}: its model is gone, removed",)
+
+
 def test_form_that_cannot_be_used_goes(store: Store) -> None:
     """A damaged form, and one of another processor, is removed."""
     model = put_in(store, "1")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edge_agent.runtime.serving.challenger_results import FILE
-from tests.helpers.start_box import Box, Start, own
+from tests.helpers.start_box import Box, Start, numbers, own
 from tests.helpers.support import Mosquitto, check_account, wait_until
 
 __all__ = ["own"]
@@ -160,8 +160,14 @@ def test_a_decision_for_it_is_remembered(decided_box: Box) -> None:
         assert engines(start)[0] == QUICK
 
 
+def no_quick_way(box: Box) -> None:
+    """Have weights beside the network: such a model is loaded whole."""
+    numbers(box.models / "numbers", external="weights.data")
+
+
 def test_a_form_may_take_over_from_what_was_loaded_whole(own: Box) -> None:
     """What had no form yet gets the better of the two ways, and the next start knows which."""
+    no_quick_way(own)
     own.more |= {"engine": "auto", "profile": "intel-cpu"}
     with own.start() as start:
         taken = settled(start)
@@ -191,6 +197,7 @@ def test_a_form_may_take_over_from_what_was_loaded_whole(own: Box) -> None:
 
 def test_a_form_may_take_over_where_nothing_can_go_together(own: Box) -> None:
     """Batches were asked for, of a network that takes one sample: its form costs it nothing."""
+    no_quick_way(own)
     own.more |= {"engine": "auto", "profile": "intel-cpu", "batching": {"max_batch": 4}}
     with own.start() as start:
         settled(start)

@@ -39,11 +39,14 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
 def planned_form(tmp_path: Path, serving: Serving) -> str:
     """Return the form in the plan, of a task that has not come to the model yet."""
     active: Any = SimpleNamespace(all=lambda: [serving])
-    loader: Any = SimpleNamespace(profile=SimpleNamespace(memory_budget_mb=0))
+    loader: Any = SimpleNamespace(
+        profile=SimpleNamespace(memory_budget_mb=0), quick_choice=lambda _: CPU
+    )
     task = PrepareTask(
         Store(tmp_path / "state"), active, loader, lambda: 0, lambda: None, threading.Event()
     )
     (only,) = task.planned()
+    assert only.quick is not bool(only.form)
     return only.form
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...tools import bars
 from .figures import Report
-from .starts import AGENT, VARIANTS, WHOLE
+from .starts import AGENT, KINDS, WHOLE
 
 # Parts of a bar, in order: what the legend says, color, steps of script and agent.
 PARTS: Sequence[tuple[str, str, frozenset[str]]] = (
@@ -29,18 +29,18 @@ def draw(reports: Sequence[Report], path: Path) -> None:
         AgentError: the file cannot be written.
 
     """
-    figure, plots = bars.plots([len(VARIANTS)] * len(reports))
+    figure, plots = bars.plots([len(report.setup.variants) for report in reports])
     for plot, report in zip(plots, reports, strict=True):
         plot.set_title(report.title, loc="left")
-        for row, variant in enumerate(VARIANTS):
+        for row, variant in enumerate(report.setup.variants):
             run = report.middle(variant)
             begun = 0.0
             for (name, color, _), took in zip(PARTS, parts(run.steps, run.ms), strict=True):
                 plot.barh(row, took, left=begun, color=color, label=name if row == 0 else None)
                 begun += took
             values = [each.ms for each in report.runs[variant]]
-            bars.label(plot, row, f"{run.ms:.0f} ms", values, strong=variant == AGENT)
-        bars.name_rows(plot, VARIANTS, AGENT)
+            bars.label(plot, row, f"{run.ms:.0f} ms", values, strong=variant in KINDS.values())
+        bars.name_rows(plot, report.setup.variants, AGENT)
     plots[-1].set_xlabel(
         "ms; median run, line from least to most; the agent's steps overlap and are shortened alike"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,11 +30,21 @@ from ..common.places import cache_folder
 from .figures import Report, Run, Setup
 from .page_cache import drop_all, ensure_droppable, evict, holders, read_rate
 from .slow_disk import slow_disk
-from .starts import AGENT, BEST, DEVICE, NONE, VARIANTS, Progress, Start, script_steps, starts
+from .starts import (
+    BEST,
+    DEVICE,
+    KINDS,
+    NONE,
+    STATE,
+    Progress,
+    Start,
+    script_steps,
+    starts,
+)
 
 PATIENCE_SECONDS = 300.0
 """For a first result; a slow disk takes its time over the libraries."""
-PREPARE_SECONDS = 60.0
+PREPARE_SECONDS = 180.0
 """For the agent to prepare what it likes, before anything is timed."""
 SAYS_SECONDS = 5.0
 """For the agent to say where its time went, after its first result."""
@@ -97,7 +108,8 @@ class _Bench:
 
     def measure(self) -> Report:
         """Prepare, run all rounds, check all answers."""
-        ways = starts(self._model, self._setup.clip, self._loopback)
+        variants = self._setup.variants
+        ways = starts(self._model, self._setup.clip, self._loopback, self._setup.kinds)
         filters = [f"{DEVICE}/#", f"edge/{DEVICE}/result/#", f"edge/{DEVICE}/model/#"]
         settings = Broker(url=self._loopback.url, protocol=self._loopback.protocol)
         with OneShotClient(settings, filters) as client:
@@ -107,23 +119,30 @@ class _Bench:
                     # Each has another before it in every round.
                     turn = number % len(ways)
                     for start in ways[turn:] + ways[:turn]:
+                        start.ready()
                         self._evict()
                         report.runs[start.variant].append(self._run(client, start))
                     self._progress(
                         f"{report.model} round {number + 1} of {self._setup.runs}: "
-                        + ", ".join(f"{name} {report.runs[name][-1].ms:.0f}" for name in VARIANTS)
+                        + ", ".join(f"{name} {report.runs[name][-1].ms:.0f}" for name in variants)
                         + " ms"
                     )
-        self._check([run for name in VARIANTS for run in report.runs[name]])
+        self._check([run for name in variants for run in report.runs[name]])
         return report
 
     def _prepare(self, client: OneShotClient, ways: Sequence[Start]) -> Report:
         """Run everything once untimed, and measure what bounds a load."""
-        prepared = None
+        prepared: str | None = "none is wanted"
+        state: Path | None = None
         for start in ways:  # the agent last: what the scripts tell of the model comes sooner
             self._progress(f"{self._model['id']}: preparing {start.variant}")
-            if start.variant == AGENT:
-                prepared = self._let_prepare(client, start)
+            start.ready()
+            if start.place is not None and start.variant != KINDS["first"]:
+                if state is None:
+                    prepared = self._let_prepare(client, start)
+                    state = start.place / STATE
+                else:
+                    shutil.copytree(state, start.place / STATE)
             self._check([self._run(client, start)])
         best = next(start for start in ways if start.variant == BEST)
         warm = [self._run(client, best).steps for _ in range(WARM_RUNS)]
@@ -169,7 +188,7 @@ class _Bench:
             pass
         with self._process(start) as (process, begun):
             payload, ended = self._first_result(client, start, process)
-            if start.variant == AGENT:
+            if start.place is not None:
                 self._sessions.add(payload["session"])
                 if payload["model"] != self._model["id"]:
                     raise AgentError(
@@ -225,6 +244,7 @@ class _Bench:
                 stdout=output,
                 stderr=output,
                 env=_environment(),
+                cwd=start.cwd,
             )
         try:
             yield process, begun

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from .starts import NONE, ORT, VARIANTS
+from .starts import KINDS, NONE, ORT, SCRIPTS
 
 Cold = Literal["nothing", "model", "everything"]
 
@@ -23,6 +23,12 @@ class Setup:
     """What is not in memory when a process starts."""
     disk_mbps: float | None
     """A limit on reading, MB a second; None: the disk's own rate."""
+    kinds: tuple[str, ...] = ("prepared",)
+    """Of starts of the agent, in the order of `KINDS`."""
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        return (*SCRIPTS, *(KINDS[kind] for kind in self.kinds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,10 @@ class Report:
     """Of the weights, on one core; ms."""
     compute: float
     """The first inference, ms."""
-    runs: dict[str, list[Run]] = field(default_factory=lambda: {name: [] for name in VARIANTS})
+    runs: dict[str, list[Run]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.runs = {name: [] for name in self.setup.variants}
 
     @property
     def title(self) -> str:
@@ -81,6 +90,10 @@ class Report:
         """Return a variant's load cost as a share of the plain ONNX Runtime script's."""
         plain = self.load(ORT)
         return self.load(variant) / plain if plain > 0 else None
+
+    def of_ort(self, variant: str) -> float:
+        """Return a variant's time as a share of the plain ONNX Runtime script's."""
+        return self.median(variant) / self.median(ORT)
 
     @property
     def noise(self) -> float:
@@ -117,7 +130,7 @@ class Report:
     def json(self) -> dict[str, Any]:
         """Return all figures; times in ms."""
         variants = {}
-        for name in VARIANTS:
+        for name in self.setup.variants:
             taken = [run.ms for run in self.runs[name]]
             ratio = self.ratio(name)
             variants[name] = {
@@ -125,6 +138,7 @@ class Report:
                 "each_ms": taken,
                 "load_ms": self.load(name),
                 "ratio": None if name == NONE else ratio,
+                "of_ort": self.of_ort(name),
                 "steps_ms": self.steps(name),
             }
         figures = {

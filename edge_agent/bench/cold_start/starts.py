@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ...core.bundled import bundled
 from ...mqtt.loopback import Loopback
 
 SCRIPT = Path(__file__).parents[1] / "common" / "start_script.py"
 DEVICE = "bench"
 RESULTS = f"edge/{DEVICE}/result/clip"
 AGENT = "agent"
+STATE = "state"
+"""Folder of the agent's state, in its place."""
 NONE, ORT, BEST = "none", "ort", "best"
-VARIANTS = (NONE, ORT, "openvino", "openvino-cache", BEST, AGENT)
+SCRIPTS = (NONE, ORT, "openvino", "openvino-cache", BEST)
+KINDS: Mapping[str, str] = {
+    "first": f"{AGENT}-first",
+    "settings": f"{AGENT}-settings",
+    "reinstalled": f"{AGENT}-reinstalled",
+    "prepared": AGENT,
+}
+"""Kinds of starts of the agent, and the variant that each is."""
+VARIANTS = (*SCRIPTS, *KINDS.values())
 MEANING: Mapping[str, str] = {
     NONE: "a script with no model",
     ORT: "plain ONNX Runtime script",
     "openvino": "plain OpenVINO script",
     "openvino-cache": "the same with its model cache",
     BEST: "best whole-model load of ONNX Runtime",
-    AGENT: "this",
+    KINDS["first"]: "this, with an empty state folder",
+    KINDS["settings"]: "with a form, one value of the settings changed before each start",
+    KINDS["reinstalled"]: "with a form, another copy of the program at each start",
+    AGENT: "with a form, nothing changed",
 }
 
 SCRIPT_STEPS = ("python", "imports", "model", "clip", "infer", "publish")
@@ -40,24 +56,28 @@ class Start:
     command: list[str]
     topic: str
     """Of its results."""
+    place: Path | None = None
+    """The agent's own folder; None: it is a script."""
+    ready: Callable[[], None] = lambda: None
+    """Called before each start, untimed."""
+    cwd: Path | None = None
 
 
-def starts(model: Mapping[str, Any], clip: Path, loopback: Loopback) -> list[Start]:
+def starts(
+    model: Mapping[str, Any], clip: Path, loopback: Loopback, kinds: Sequence[str]
+) -> list[Start]:
     """Prepare all variants for a model; what each needs is written below the model's place.
 
     Args:
         model: as `readying.look` gives it.
         clip: that is opened.
         loopback: takes the results.
+        kinds: of the agent's starts.
 
     """
     place = Path(model["place"])
     made = []
-    for variant in VARIANTS:
-        if variant == AGENT:
-            command = _agent(model, clip, loopback, place / AGENT)
-            made.append(Start(variant, command, RESULTS))
-            continue
+    for variant in SCRIPTS:
         topic = f"{DEVICE}/{variant}"
         cache = place / variant if variant == "openvino-cache" else None
         how = {
@@ -73,21 +93,54 @@ def starts(model: Mapping[str, Any], clip: Path, loopback: Loopback) -> list[Sta
         settings.write_text(json.dumps(how))
         engine = variant.partition("-")[0]
         made.append(Start(variant, [sys.executable, str(SCRIPT), engine, str(settings)], topic))
+    made += [_agent(kind, model, clip, loopback) for kind in KINDS if kind in kinds]
     return made
 
 
-def _agent(model: Mapping[str, Any], clip: Path, loopback: Loopback, place: Path) -> list[str]:
+def _agent(kind: str, model: Mapping[str, Any], clip: Path, loopback: Loopback) -> Start:
+    place = Path(model["place"]) / KINDS[kind]
     library = place / "models"
     library.mkdir(parents=True)
     (library / model["name"]).symlink_to(model["folder"], target_is_directory=True)
     source = f"file:{quote(str(clip))}?loop=1&pace=real"
     settings = place / "edge-agent.toml"
-    settings.write_text(
+    text = (
         f'device_id = "{DEVICE}"\nstate_dir = "state"\nmodels_dirs = ["models"]\n'
         f'[broker]\nurl = "{loopback.url}"\nprotocol = {loopback.protocol}\n'
         f'[[pipelines]]\nname = "clip"\nsource = {json.dumps(source)}\nmodel = "{model["name"]}"\n'
     )
-    return [sys.executable, "-m", "edge_agent", "run", "--config", str(settings)]
+    settings.write_text(text)
+    command = [sys.executable, "-m", "edge_agent", "run", "--config", str(settings)]
+    numbers = itertools.count(1)
+
+    def changed() -> None:
+        settings.write_text(f"{text}rate = {1000 + next(numbers)}\n")
+
+    def emptied() -> None:
+        shutil.rmtree(place / STATE, ignore_errors=True)
+
+    copies = [place / "program-a", place / "program-b"]
+
+    def exchanged() -> None:
+        (place / "program").unlink(missing_ok=True)
+        (place / "program").symlink_to(copies[next(numbers) % 2])
+
+    if kind == "reinstalled":
+        for copy in copies:
+            _copy_program(copy)
+        exchanged()
+        return Start(KINDS[kind], command, RESULTS, place, exchanged, place / "program")
+    ready = {"first": emptied, "settings": changed}.get(kind, lambda: None)
+    return Start(KINDS[kind], command, RESULTS, place, ready)
+
+
+def _copy_program(place: Path) -> None:
+    """Copy the program and what comes with it, the environment left where it is."""
+    package = Path(sys.modules["edge_agent"].__path__[0])
+    shutil.copytree(package, place / package.name)
+    for kind in ("device_profiles", "models"):
+        if (folder := bundled(kind)).parent == package.parent:
+            shutil.copytree(folder, place / kind)
 
 
 def script_steps(marks: Mapping[str, float], begun: float, ended: float) -> dict[str, float]:

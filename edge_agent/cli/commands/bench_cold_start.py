@@ -42,6 +42,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="nothing is in memory, as after a power cut; needs root",
     )
     memory.add_argument("--no-model-cache", action="store_true", help="the model is not in memory")
+    parser.add_argument(
+        "--start",
+        action="append",
+        choices=("first", "settings", "reinstalled", "prepared"),
+        help="a start of the agent: with an empty state folder, with one value of the settings "
+        "changed, with another copy of the program, or with nothing changed; may be given several "
+        "times; default: all",
+    )
     parser.add_argument("--runs", type=positive_int, default=7, metavar="N", help="default 7")
     parser.add_argument("--source", metavar="CLIP", help="default: the bundled clip")
     parser.add_argument("--picture", metavar="FILE.png", help="draw where the time goes")
@@ -53,6 +61,7 @@ def main(options: Options) -> int:
     """Measure and print."""
     from ...bench.cold_start.command import measure
     from ...bench.cold_start.figures import Setup
+    from ...bench.cold_start.starts import KINDS
 
     clip, picture = clip_and_picture(options)
     cold: Cold = "nothing"
@@ -60,7 +69,8 @@ def main(options: Options) -> int:
         cold = "everything"
     elif options.no_model_cache or options.disk_mbps is not None:
         cold = "model"  # of a limited disk nothing is to be seen where nothing is read
-    setup = Setup(options.runs, clip.resolve(), cold, options.disk_mbps)
+    kinds = tuple(kind for kind in KINDS if not options.start or kind in options.start)
+    setup = Setup(options.runs, clip.resolve(), cold, options.disk_mbps, kinds)
     reports = measure(
         options.models,
         setup,
@@ -84,22 +94,24 @@ def _print(report: Report) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ...bench.cold_start.starts import AGENT, MEANING, NONE, ORT, VARIANTS
+    from ...bench.cold_start.starts import KINDS, MEANING, NONE, ORT
 
     table = Table(title=report.title)
-    for heading in ("variant", "ms to first result", "load cost ms", "of ort's"):
+    headings = ("variant", "ms to first result", "of ort's", "load ms", "of ort's")
+    for heading in headings:
         table.add_column(heading, justify="left" if heading == "variant" else "right", no_wrap=True)
-    for name in VARIANTS:
+    for name in report.setup.variants:
         taken = [run.ms for run in report.runs[name]]
         ratio = report.ratio(name)
         table.add_row(
             name,
             f"{report.median(name):.0f} ({min(taken):.0f} to {max(taken):.0f})",
+            f"{report.of_ort(name):.2f}",
             "" if name == NONE else f"{report.load(name):.0f}",
             "" if name == NONE or ratio is None else f"{ratio:.3f}",
         )
     Console().print(table)
-    print("; ".join(f"{name}: {MEANING[name]}" for name in VARIANTS))
+    print("; ".join(f"{name}: {MEANING[name]}" for name in report.setup.variants))
     memory = " (not counted: it is in memory)" if report.setup.cold == "nothing" else ""
     limited = "as limited" if report.setup.disk_mbps is not None else "as measured"
     print(
@@ -108,19 +120,18 @@ def _print(report: Report) -> None:
         f"{report.read:.0f} ms{memory}; preparing the weights on all cores "
         f"{report.shared_preparation:.0f} ms; first inference {report.compute:.0f} ms"
     )
-    steps = report.steps(AGENT)
-    if steps:
+    for kind in report.setup.kinds:
+        steps = report.steps(KINDS[kind])
         where = ", ".join(f"{step} {took:.1f}" for step, took in steps.items())
-        print(f"where the agent's time goes, ms (steps overlap): {where}")
-    else:
-        print("where the agent's time goes: it does not say (cold_start on model/<name>)")
+        where = where or "it does not say (cold_start on model/<name>)"
+        print(f"where the time of {KINDS[kind]} goes, ms (steps overlap): {where}")
     if report.noise > report.load(ORT) / 2:
         print(
             f"NOT QUIET: with no model starts differ by {report.noise:.0f} ms; load costs of that "
             "size say nothing. Let the device have nothing else to do, or raise --runs"
         )
-    if report.prepared != "ready":
+    if report.prepared != "ready" and report.setup.kinds != ("first",):
         why = report.prepared or "it reported none"
         print(f"the agent was timed without a prepared form of the model: {why}")
     print("ms: from exec to the first correct result over MQTT, median (least to most);")
-    print("load cost: what it takes beyond the script with no model.")
+    print("load cost: what it takes beyond the script with no model; of ort's: as a share of that.")

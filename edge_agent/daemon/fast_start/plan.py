@@ -25,7 +25,7 @@ from .fingerprint import stamp
 log = logging.getLogger(__name__)
 
 FILE = "start.json"
-SCHEMA = 2
+SCHEMA = 3
 _HEAD = 33
 """Length of the first line: the checksum of all that follows, XXH3 of 128 bits in hexadecimal."""
 _SECRETS = ("url", "username", "password")

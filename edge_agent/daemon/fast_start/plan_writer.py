@@ -128,13 +128,15 @@ class PlanWriter:
                 # A crash would have to be undone before anything is loaded.
                 forget(state)
                 return
+            urgency = self._runner.settings.urgency
             made = Plan(
                 str(state),
                 self._origins,
                 self._lanes,
                 self._lazy,
                 pack(self._runner.settings),
-                list(self._models()),
+                # The first that is wanted is the first that is loaded.
+                sorted(self._models(), key=lambda each: -urgency.get(each.reference, 0)),
             )
             write(made, self._dependencies())
         except OSError as problem:

@@ -11,9 +11,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from ...core.codec import unpack
 from ...core.timeline import Timeline
 from ...inference.prepared.artifact import WEIGHTS
 from ...inference.prepared.load import ENGINE, load_folder, prefetch
+from ...runtime.serving.planned_model import PlannedModel
 from .plan import Plan
 from .readahead import ReadAhead, cached, start_read_ahead
 
@@ -37,7 +39,7 @@ class Preload:
         # Forms of other engines are not begun here: their libraries take longer to import than
         # the forms to load.
         self._models = [
-            PreloadedModel(quick.form if quick.choice["engine"] == ENGINE else "")
+            PreloadedModel(quick if quick.quick or quick.choice["engine"] == ENGINE else None)
             for quick in plan.models
         ]
         try:
@@ -47,7 +49,8 @@ class Preload:
             raise
 
     def _begin(self, plan: Plan, timeline: Timeline) -> None:
-        formed = [begun for begun in self._models if begun.form]
+        begun = [model for model in self._models if model.planned]
+        formed = [model for model in begun if model.form]
         others = {quick.choice["engine"] for quick in plan.models} - {ENGINE}
         reading = start_read_ahead(plan.state, plan.origins)
         if formed and reading is None and not cached(f"{formed[0].form}/{WEIGHTS}", 0):
@@ -57,9 +60,9 @@ class Preload:
         # two that import NumPy at a time get half of it (seen).
         _skip_documentation("numpy", "numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars")
         self._need("numpy", reading)
-        if formed:
+        if begun:
             self._need(ENGINE, reading)
-            loading = threading.Thread(target=_load, args=(formed, reading, timeline), daemon=True)
+            loading = threading.Thread(target=_load, args=(begun, reading, timeline), daemon=True)
             loading.start()
         if any(quick.kind == "picture" for quick in plan.models):
             if reading is not None:
@@ -80,10 +83,12 @@ class Preload:
         import_module(package)
 
     def model(self, index: int) -> Any:
-        """Return the load begun for a model of the plan: `inference.prepared.load.Load`, or None.
+        """Return the load begun for a model of the plan, or None.
+
+        That is `inference.prepared.load.Load`, or what `inference.quick.begin_quick` returns.
 
         Raises:
-            ArtifactError: the form cannot be used.
+            AgentError: it cannot be loaded so.
 
         """
         return self._models[index].result()
@@ -95,11 +100,13 @@ class Preload:
 
 
 class PreloadedModel:
-    """A model that is loaded from its prepared form."""
+    """A model that is loaded from its prepared form, or the quick way."""
 
-    def __init__(self, form: str) -> None:
-        self.form = form
-        """Its folder; empty: it is not preloaded."""
+    def __init__(self, planned: PlannedModel | None) -> None:
+        self.planned = planned if planned is not None and (planned.form or planned.quick) else None
+        """None: it is not preloaded."""
+        self.form = "" if self.planned is None else self.planned.form
+        """Folder of its prepared form; empty: it has none."""
         self._result: Any = None
         self._problem: BaseException | None = None
         self._done = threading.Event()
@@ -107,7 +114,10 @@ class PreloadedModel:
     def load(self) -> None:
         """Load it, or keep the error for `result`."""
         try:
-            self._result = load_folder(self.form)
+            if self.form:
+                self._result = load_folder(self.form)
+            elif self.planned is not None:
+                self._result = _begin_quick(self.planned)
         except BaseException as problem:  # noqa: BLE001 - raised by `result`
             self._problem = problem
         self._done.set()
@@ -116,15 +126,22 @@ class PreloadedModel:
         """Wait for the load and return it; None: it is not preloaded.
 
         Raises:
-            FormError: the form cannot be used.
+            AgentError: it cannot be loaded so.
 
         """
-        if not self.form:
+        if self.planned is None:
             return None
         self._done.wait()
         if self._problem is not None:
             raise self._problem
         return self._result
+
+
+def _begin_quick(planned: PlannedModel) -> Any:
+    from ...inference.quick import begin_quick  # not on the way of models that have a form
+
+    choice = unpack(planned.choice)
+    return begin_quick(choice.engine, choice, unpack(planned.folder).network)
 
 
 def _skip_documentation(package: str, *without: str) -> None:

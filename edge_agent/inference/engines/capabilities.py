@@ -49,3 +49,5 @@ class Capabilities:
     """Defines `make_form`, likewise."""
     runs_arriving: bool = False
     """Whether a network can run on the CPU while its weights arrive."""
+    quick_module: str = ""
+    """Defines `QuickLoad`: loads a network on the CPU sooner than `open_network`, to run slower."""

@@ -35,4 +35,5 @@ CAPABILITIES = Capabilities(
     prepared_module="edge_agent.inference.prepared.engine",
     maker_module="edge_agent.inference.prepared.build.onnx_graph",
     runs_arriving=True,
+    quick_module="edge_agent.inference.engines.ort_quick",
 )

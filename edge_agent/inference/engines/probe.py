@@ -11,13 +11,11 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any
 
 from ...core.child import Child, ChildError, answer_question
-from .registry import ENGINES, capabilities
+from .registry import ENGINES, capabilities, installed
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +50,6 @@ class Probe:
         if facts.problem is not None:
             return facts.problem
         return f"{engine} finds no {device} here; it has {', '.join(facts.devices) or 'nothing'}"
-
-
-def installed() -> dict[str, str]:
-    """Return the version of each engine that is installed, without loading it."""
-    versions = {}
-    for engine in ENGINES:
-        for name in capabilities(engine).distributions:
-            with suppress(metadata.PackageNotFoundError):
-                versions[engine] = metadata.version(name)
-                break
-    return versions
 
 
 def probe(timeout_s: float = 20.0) -> Probe:

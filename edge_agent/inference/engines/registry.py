@@ -6,7 +6,9 @@ Light: an engine's library is loaded when a network is opened on it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
@@ -39,6 +41,24 @@ def capabilities(name: EngineName) -> Capabilities:
     """Return what an engine can do, without loading its library."""
     found: Capabilities = import_module(ENGINES[name]).CAPABILITIES
     return found
+
+
+def is_installed(name: EngineName) -> bool:
+    """Whether an engine's library can be imported, as far as is known without doing so."""
+    return find_spec(capabilities(name).package) is not None
+
+
+def installed() -> dict[str, str]:
+    """Return the version of each engine that is installed, without loading it."""
+    from importlib import metadata  # brings modules for mail, of which a first start has no use
+
+    versions = {}
+    for engine in ENGINES:
+        for name in capabilities(engine).distributions:
+            with suppress(metadata.PackageNotFoundError):
+                versions[engine] = metadata.version(name)
+                break
+    return versions
 
 
 def load_library(name: EngineName) -> ModuleType:

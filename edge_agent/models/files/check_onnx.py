@@ -16,7 +16,6 @@ import numpy as np
 from ...core.errors import ModelError
 from ...core.files import path_inside
 from ...core.types import Array, TensorSpec
-from .check_ir import inspect_ir
 from .facts import NEUTRAL, NetworkFacts, ensure_finite
 from .onnx_schema import BFLOAT16, DOUBLE, DTYPES, EXTERNAL, FLOAT, FLOAT16, STRING
 from .strip_weights import place_of, without_weights
@@ -68,8 +67,13 @@ def check_network(network: Path) -> None:
     inspect(network)
 
 
-def inspect(network: Path) -> NetworkFacts:
+def inspect(network: Path, data: bytes | None = None) -> NetworkFacts:
     """Check a network's file and return what it states about itself.
+
+    Args:
+        network: the file.
+        data: its content, where that has been read: this is checked then, whatever the file has
+            become meanwhile.
 
     Raises:
         ModelError: as for `check_network`.
@@ -79,9 +83,11 @@ def inspect(network: Path) -> NetworkFacts:
         raise ModelError(f"{network}: no such file")
     try:
         if network.suffix.lower() == ".xml":
+            from .check_ir import inspect_ir
+
             return inspect_ir(network)
         if network.suffix.lower() == ".onnx":
-            return _inspect_onnx(network)
+            return _inspect_onnx(network, data)
         if network.suffix.lower() == ".tflite":
             from .check_tflite import inspect_tflite
 
@@ -91,15 +97,17 @@ def inspect(network: Path) -> NetworkFacts:
     raise ModelError(f"{network}: is neither .onnx nor .xml nor .tflite")
 
 
-def _inspect_onnx(network: Path) -> NetworkFacts:
-    model = _parse(network)
+def _inspect_onnx(network: Path, data: bytes | None) -> NetworkFacts:
+    model = _parse(network, data)
     graph = model.graph
     own = {(function.domain, function.name) for function in model.functions}
     nodes = _nodes(model, network)
     for node in nodes:
         _check_operator(node, own, network)
     files: dict[Path, None] = {network: None}
-    weight_bytes = sum(_check_tensor(tensor, network, files) for tensor in _tensors(model, nodes))
+    weight_bytes = sum(
+        _check_tensor(tensor, network, files, data) for tensor in _tensors(model, nodes)
+    )
     constants = {tensor.name for tensor in graph.initializer}
     by_output = {name: node for node in graph.node for name in node.output}
     return NetworkFacts(
@@ -110,18 +118,18 @@ def _inspect_onnx(network: Path) -> NetworkFacts:
         makers={value.name: _maker(value.name, by_output) for value in graph.output},
         metadata={_text(entry.key): _text(entry.value) for entry in model.metadata_props},
         nodes=len(nodes),
-        operators=frozenset(str(node.op_type) for node in nodes),
+        operators=frozenset(_operator(node) for node in nodes),
         weight_bytes=weight_bytes,
         quantized=any(node.op_type in _QUANTIZED for node in nodes),
     )
 
 
-def _parse(network: Path) -> ModelProto:
+def _parse(network: Path, data: bytes | None) -> ModelProto:
     """Read the file without its weights, be they in it or beside it."""
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from onnx import ModelProto
 
-    size = network.stat().st_size
+    size = network.stat().st_size if data is None else len(data)
     if size > MAX_ONNX_BYTES:
         raise ModelError(
             f"{network}: {size} bytes, expected at most {MAX_ONNX_BYTES}; store the weights as "
@@ -129,7 +137,7 @@ def _parse(network: Path) -> ModelProto:
         )
     model = ModelProto()
     try:
-        model.ParseFromString(without_weights(network))
+        model.ParseFromString(without_weights(network, data))
     except DecodeError:
         raise ModelError(
             f"{network}: not a valid ONNX file: it is cut short, damaged or something else"
@@ -194,7 +202,9 @@ def _check_operator(node: NodeProto, own: set[tuple[str, str]], network: Path) -
         raise ModelError(f"{network}: operator {node.op_type} is refused: it is not portable")
 
 
-def _check_tensor(tensor: TensorProto, network: Path, files: dict[Path, None]) -> int:
+def _check_tensor(
+    tensor: TensorProto, network: Path, files: dict[Path, None], data: bytes | None
+) -> int:
     """Check one constant; add the file its data is in to *files*; return its size in bytes."""
     where = f"{network}: tensor {tensor.name!r}"
     if tensor.data_type == STRING:
@@ -218,14 +228,17 @@ def _check_tensor(tensor: TensorProto, network: Path, files: dict[Path, None]) -
                 f"{where}: expected {size} bytes for {name}{list(tensor.dims)}, found {length}"
             )
         if kind is not None and count:
-            values = np.memmap(network, kind, "r", offset, (count,))
+            if data is None:
+                values = np.memmap(network, kind, "r", offset, (count,))
+            else:
+                values = np.frombuffer(data, kind, count, offset)
     elif tensor.HasField("raw_data"):
-        data = tensor.raw_data
-        if len(data) != size:
+        raw = tensor.raw_data
+        if len(raw) != size:
             raise ModelError(
-                f"{where}: expected {size} bytes for {name}{list(tensor.dims)}, found {len(data)}"
+                f"{where}: expected {size} bytes for {name}{list(tensor.dims)}, found {len(raw)}"
             )
-        values = None if kind is None else np.frombuffer(data, kind)
+        values = None if kind is None else np.frombuffer(raw, kind)
     elif tensor.data_type in {FLOAT, DOUBLE}:
         values = np.array(tensor.float_data or tensor.double_data, kind)
         if values.size != count:
@@ -262,6 +275,10 @@ def _external(tensor: TensorProto, size: int, network: Path, where: str) -> tupl
             "cut short or belongs to another model"
         )
     return path, offset
+
+
+def _operator(node: NodeProto) -> str:
+    return str(node.op_type) if node.domain in {"", "ai.onnx"} else f"{node.domain}.{node.op_type}"
 
 
 def _maker(output: str, by_output: Mapping[str, NodeProto]) -> str:

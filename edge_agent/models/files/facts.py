@@ -30,7 +30,7 @@ class NetworkFacts:
     Lite: its description and the texts among its entries."""
     nodes: int
     operators: frozenset[str]
-    """Types of its nodes."""
+    """Types of its nodes; of other domains than ONNX's own with the domain before a dot."""
     weight_bytes: int
     quantized: bool
     """Whether integers are what it computes with."""

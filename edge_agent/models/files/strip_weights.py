@@ -28,26 +28,36 @@ SMALL = 1024
 _TENSOR = "onnx.TensorProto"
 
 
-def without_weights(network: Path) -> bytes:
+def without_weights(network: Path, data: bytes | None = None) -> bytes:
     """Return an ONNX file as a message whose larger tensors have lost their `raw_data`.
 
     Of such a tensor `doc_string`, which is used for nothing else, is "offset:length" of its data in
     the file; of all other tensors it is empty. Nothing but these places is read of the weights.
+
+    Args:
+        network: the file.
+        data: its content, where that has been read; None: it is mapped.
 
     Raises:
         ModelError: it is no such message, or has too many parts.
         OSError: the file cannot be read.
 
     """
+    if data is not None:
+        return _walk(data, network)
     if network.stat().st_size == 0:
         return b""
-    with network.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        try:
-            return _Walk(data, network).message(0, len(data), "onnx.ModelProto", 0)
-        except DamagedError:
-            raise ModelError(
-                f"{network}: not a valid ONNX file: it is cut short, damaged or something else"
-            ) from None
+    with network.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        return _walk(mapped, network)
+
+
+def _walk(data: mmap.mmap | bytes, network: Path) -> bytes:
+    try:
+        return _Walk(data, network).message(0, len(data), "onnx.ModelProto", 0)
+    except DamagedError:
+        raise ModelError(
+            f"{network}: not a valid ONNX file: it is cut short, damaged or something else"
+        ) from None
 
 
 def place_of(doc_string: str) -> tuple[int, int] | None:
@@ -76,7 +86,7 @@ def _inner(kind: str) -> Mapping[int, str]:
 class _Walk:
     """One file."""
 
-    def __init__(self, data: mmap.mmap, network: Path) -> None:
+    def __init__(self, data: mmap.mmap | bytes, network: Path) -> None:
         self._data = data
         self._network = network
         self._parts = 0

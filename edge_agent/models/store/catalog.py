@@ -17,7 +17,6 @@ from ...core.files import subfolders
 from ...core.names import is_name, version_key
 from ...core.schema import nearest
 from ..manifest import MANIFEST, ModelFolder, load
-from .local_blocks import check_unchanged
 from .pointers import same_version
 from .store import Store
 
@@ -95,6 +94,8 @@ class Library:
         """
         folder = self.find(name, version)
         if folder.path.is_relative_to(self.store.models):
+            from .local_blocks import check_unchanged  # seldom needed
+
             check_unchanged(folder.path, folder.manifest.id)
         return folder
 

@@ -37,7 +37,6 @@ from ...core.files import (
     write_new,
 )
 from ...core.names import is_name, is_version, version_key
-from ..packages.package import HEADER, transfer_id
 from . import pointers as pointing
 from .pointers import Pointers, Trial, same_version
 
@@ -125,6 +124,8 @@ class Store:
 
     def transfer(self, name: str, version: str) -> str | None:
         """Return the transfer that a version arrived by, or would have; None: it is not there."""
+        from ..packages.package import HEADER, transfer_id  # not on the way to the first result
+
         path = self.path(name, version)
         try:
             return transfer_id((path / NOTES / HEADER).read_bytes()) if path else None

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...core.state_file import StateFile
 from ...inference.engines.engine import EngineChoice
-from ...inference.engines.probe import installed
+from ...inference.engines.registry import installed
 
 FILE = "understudies.json"
 _CHALLENGER_MS = "understudy_ms"

@@ -14,7 +14,7 @@ from typing import Any
 from ...core.errors import ModelError
 from ...core.state_file import StateFile
 from ...inference.engines.engine import EngineChoice
-from ...inference.engines.probe import installed
+from ...inference.engines.registry import installed
 from ...inference.prepared.artifact import processor
 from ...inference.prepared.digests import model_digest
 

@@ -26,12 +26,18 @@ from ...core.types import Kind
 from ...device.hardware import Facts, read_facts
 from ...device.resources import usable_cpus
 from ...inference.engines.engine import EngineChoice
-from ...inference.engines.probe import probe
-from ...inference.engines.registry import WantedEngine, plain_choice, prepared_kind, titles
+from ...inference.engines.registry import (
+    WantedEngine,
+    is_installed,
+    plain_choice,
+    prepared_kind,
+    titles,
+)
 from ...inference.model import Model, engine_order, load_model
 from ...inference.prepared.artifact import Artifact, ArtifactError
 from ...inference.prepared.build.cache import find, prepare
 from ...inference.prepared.fallback import load_prepared
+from ...inference.quick import quick_engines
 from ...models.files.check_onnx import check_network
 from ...models.manifest import ModelFolder
 from ...models.store.catalog import Library
@@ -125,6 +131,8 @@ class ModelLoader:
     @cached_property
     def lineup(self) -> Lineup:
         """The engines to try; asks them, in child processes, only where there is an accelerator."""
+        from ...inference.engines.probe import probe
+
         return lineup(self._profile, self._facts, probe, self._wanted)
 
     def choices_for(self, folder: ModelFolder) -> list[EngineChoice]:
@@ -234,11 +242,7 @@ class ModelLoader:
         passed: list[str] = []
         if model is None:
             model, passed = load_model(folder, choices, kind, checked=checked)
-        absent = [*self.lineup.absent]
-        for choice in self.lineup.choices:
-            why = self._barred(folder, choice)
-            absent += [(choice, why)] if why is not None else []
-        return model, [f"{c.engine}:{c.device}: {why}" for c, why in absent] + passed
+        return model, self.passed_over(folder) + passed
 
     def _known_better(
         self, folder: ModelFolder, kind: Kind, choices: list[EngineChoice], *, checked: bool
@@ -339,6 +343,30 @@ class ModelLoader:
                 return replace(choice, threads=usable_cpus(), lanes=1)
         first = choices[0] if choices else None
         return first if first is not None and prepared_kind(first) is not None else None
+
+    def quick_choice(self, folder: ModelFolder) -> EngineChoice | None:
+        """Return what gives a model's first right result soonest; None: there is nothing quicker.
+
+        Not where memory holds no second copy of a model, nor with an engine that the settings or
+        the profile rule out, or that has crashed on it.
+        """
+        if self._profile.swap == "replace" or self.exceeds_budget(folder):
+            return None
+        listed = {line.engine for line in self._profile.engines}
+        for engine in quick_engines(folder.network):
+            choice = EngineChoice(engine, threads=usable_cpus(), lanes=self.lanes)
+            wanted = engine == self._wanted or (self._wanted == "auto" and engine in listed)
+            if wanted and is_installed(engine) and self._barred(folder, choice) is None:
+                return choice
+        return None
+
+    def passed_over(self, folder: ModelFolder) -> list[str]:
+        """List the engines of the profile that cannot run a model here, each with the reason."""
+        absent = [*self.lineup.absent]
+        for choice in self.lineup.choices:
+            why = self._barred(folder, choice)
+            absent += [(choice, why)] if why is not None else []
+        return [f"{c.engine}:{c.device}: {why}" for c, why in absent]
 
     def out_of_core(self, folder: ModelFolder) -> OutOfCore | None:
         """Return how a model is loaded that exceeds the memory budget; None: it does not.

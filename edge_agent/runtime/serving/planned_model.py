@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class PlannedModel(NamedTuple):
-    """A model that a start loads at once, and the prepared form that it is loaded from."""
+    """A model that a start loads at once, and how."""
 
     name: str
     version: str | None
@@ -20,4 +20,10 @@ class PlannedModel(NamedTuple):
     choice: Any
     """Packed `EngineChoice`."""
     form: str
-    """Folder of the prepared form."""
+    """Folder of the prepared form; empty: there is none."""
+    quick: bool = False
+    """Whether it is loaded the quick way (`inference.quick`)."""
+
+    @property
+    def reference(self) -> str:
+        return self.name if self.version is None else f"{self.name}@{self.version}"

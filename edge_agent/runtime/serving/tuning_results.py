@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ from ...config.device_profile import DeviceProfile
 from ...core.files import replace_file
 from ...device.hardware import Facts
 from ...inference.engines.engine import EngineChoice
-from ...inference.engines.probe import installed
-from ...inference.engines.registry import ENGINES
+from ...inference.engines.registry import ENGINES, installed
 from ...inference.prepared.digests import model_digest
 
 log = logging.getLogger(__name__)
@@ -111,8 +111,12 @@ class TuningResults:
             if not (profile.threads if line.threads is None else line.threads)
         }
         self._cores = facts.cpus
-        self._here = _here(profile, facts)
+        self._of = profile, facts
         self._seen: tuple[object, dict[str, Tune], str | None] | None = None
+
+    @cached_property
+    def _here(self) -> dict[str, Any]:
+        return _here(*self._of)
 
     @property
     def problem(self) -> str | None:

@@ -33,6 +33,7 @@ INPUTS = 3
 RUNS = 15
 """Of each engine, in turns."""
 POLL_SECONDS = 0.05
+_DISAGREES = "disagrees"
 
 
 class Incumbent(Protocol):
@@ -55,7 +56,7 @@ class Challenge:
         self,
         incumbent: Incumbent,
         load: Callable[[], Model],
-        notes: Path,
+        notes: Path | None,
         name: str,
         *,
         faster: str | None = None,
@@ -65,7 +66,8 @@ class Challenge:
         Args:
             incumbent: what serves.
             load: loads the challenger's model; raises `AgentError` where it cannot be.
-            notes: folder of the prepared form that decisions are kept with; it may vanish.
+            notes: folder of the prepared form that decisions are kept with; it may vanish. None:
+                they are not kept.
             name: of the challenger, by which it will be known again: engine, version and options.
             faster: how it is known to be the faster one, as from a tune: it need only agree. None:
                 it has to be measured.
@@ -106,7 +108,8 @@ class Challenge:
         if not decision.takes_over:
             self.close()
         # What a tune has measured is the tune's to keep.
-        if self._compared_with is not None and (self._faster is None or not decision.takes_over):
+        kept = self._faster is None or not decision.takes_over
+        if self._compared_with is not None and kept and self._notes is not None:
             write_decision(self._notes, self._name, decision)
         return decision
 
@@ -121,7 +124,7 @@ class Challenge:
 
     def _begin(self) -> Decision | None:
         """Load the challenger, unless it is known not to be worth it."""
-        known = read_decision(self._notes, self._name)
+        known = None if self._notes is None else read_decision(self._notes, self._name)
         # One that was refused for its speed alone has its times noted.
         refused = known is not None and not known.takes_over
         if known is not None and refused and (self._faster is None or known.incumbent_ms is None):
@@ -156,7 +159,7 @@ class Challenge:
         self._inputs.append(tensors)
         agreement = compare_models(incumbent, model, tensors)
         if not agreement.passed:
-            return self._against(f"disagrees: {agreement.why}")
+            return self._against(f"{_DISAGREES}: {agreement.why}")
         return self._decide(incumbent, model) if len(self._inputs) == INPUTS else None
 
     def _decide(self, incumbent: Model, model: Model) -> Decision:
@@ -224,7 +227,7 @@ class Challenger:
         serving: Serving,
         model: Model,
         load: Callable[[], Model],
-        notes: Path,
+        notes: Path | None,
         name: str,
         *,
         faster: str | None = None,
@@ -274,7 +277,8 @@ def log_decision(model: Model, who: str, decision: Decision) -> None:
         log.info("model %s: %s takes over: %s", model.id, who, decision.why)
         return
     stays = model.engine.label
-    log.info("model %s stays on %s; %s was tried: %s", model.id, stays, who, decision.why)
+    level = logging.WARNING if decision.why.startswith(_DISAGREES) else logging.INFO
+    log.log(level, "model %s stays on %s; %s was tried: %s", model.id, stays, who, decision.why)
 
 
 class ServingIncumbent:

@@ -66,6 +66,8 @@ class EngineCheck:
     def run(self, serving: Serving, model: Model) -> float | None:
         """Check a model's engine; None: it has been checked."""
         doubts = self._loader.doubts
+        if model.provisional:
+            return None  # computes what the network says, and is what others are compared with
         if doubts is None or doubts.sound(model.folder.path, model.choice):
             return None
         if (model.folder.path / GOLDEN).is_file():

@@ -1,7 +1,9 @@
 """Moves a model from the engine that starts soonest to the one that the profile prefers.
 
-A start loads what gives the first result soonest. Beside it the preferred engine is built, and
-serves from then on if it is faster.
+A start loads what gives the first result soonest: the prepared form, or the network itself in the
+quick way. Beside it the preferred engine is built, and serves from then on if it agrees and is
+faster. For a model that was loaded the quick way, which is slow in the long run, all engines of the
+profile are tried, one after the other, until one takes over.
 """
 
 from __future__ import annotations
@@ -9,10 +11,11 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from ...core.errors import AgentError, EngineError
 from ...inference.engines.engine import EngineChoice, PreparedForm
+from ...inference.golden import check_golden
 from ...inference.model import Model, load_model
 from ..serving.active import ActiveModels, Serving
 from ..serving.challenger_results import name_of
@@ -23,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineUpgrade:
-    """Gives each model that a start has loaded from its prepared form the engine that it keeps."""
+    """Gives each model that a start has loaded in haste the engine that it keeps."""
 
     def __init__(
         self,
@@ -46,47 +49,86 @@ class EngineUpgrade:
         self._closing = closing
         models = [serving.model for serving in active.all()]
         self._started = WeakSet(
-            model for model in models if model and model.engine.prepared is not None
+            model
+            for model in models
+            if model and (model.engine.prepared is not None or model.provisional)
         )
         self._settled: WeakSet[Model] = WeakSet()
+        self._left: WeakKeyDictionary[Model, list[EngineChoice]] = WeakKeyDictionary()
+        """What is still to be tried instead of a model."""
 
     def run(self, serving: Serving, model: Model) -> float | None:
-        """Tune a model if its profile says so, settle it, and try the engine preferred to it."""
+        """Tune a model if its profile says so, settle it, and try the engines preferred to it."""
         prepared = model.engine.prepared
-        if model not in self._started or prepared is None:
+        if model not in self._started or (prepared is None and not model.provisional):
             return None
         if model not in self._settled:
             self._settled.add(model)
             self._tune(serving, model)
-            self._settle(model, prepared)
+            if prepared is not None:
+                self._settle(model, prepared)
+            self._left[model] = self._preferred(model)
+        left = self._left[model]
         if not self._challenger.compares(model):
             if self._challenger.busy:
                 return POLL_SECONDS
-            preferred = self._preferred(model)
-            if preferred is None:
+            if not left:
                 return None
-            best = self._loader.best_way(model.folder)
-            self._challenger.begin(
-                serving,
-                model,
-                lambda: load_model(model.folder, [preferred], serving.kind, checked=True)[0],
-                Path(prepared.folder),
-                name_of(preferred),
-                faster=None if best is None else f"tuned: {best}",
-            )
+            self._begin(serving, model, left[0])
         decision = self._challenger.compare()
         if decision is None:
             return POLL_SECONDS
         log_decision(model, decision.engine, decision)
-        return None
+        left.pop(0)
+        return 0.0 if left and not decision.takes_over else None
 
-    def _preferred(self, model: Model) -> EngineChoice | None:
-        """Return the engine preferred to the one that serves; None: there is none."""
+    def _begin(self, serving: Serving, model: Model, choice: EngineChoice) -> None:
+        """Begin the challenge of a model by an engine."""
+        prepared = model.engine.prepared
+        best = self._loader.best_way(model.folder)
+        known = best is not None and best.engine == choice.engine
+        self._challenger.begin(
+            serving,
+            model,
+            lambda: self._challenger_of(serving, model, choice),
+            None if prepared is None else Path(prepared.folder),
+            name_of(choice),
+            faster=f"tuned: {best}" if known else None,
+        )
+
+    def _challenger_of(self, serving: Serving, model: Model, choice: EngineChoice) -> Model:
+        """Load a model on another engine.
+
+        Raises:
+            AgentError: it cannot be, or its golden outputs are not those of this engine.
+
+        """
+        try:
+            # What was checked of a provisional model is a copy: its file may be another now.
+            checked = not model.provisional
+            other = load_model(model.folder, [choice], serving.kind, checked=checked)[0]
+        except EngineError as problem:
+            if model.provisional:
+                # It should have served from the beginning.
+                serving.passed = [*serving.passed, str(problem)]
+            raise
+        if model.provisional and model.manifest.trial.golden is not False:
+            try:
+                check_golden(other)
+            except AgentError:
+                other.close()
+                raise
+        return other
+
+    def _preferred(self, model: Model) -> list[EngineChoice]:
+        """List the engines to try instead of the one that serves, in order."""
         choices = self._choices(model)
-        if not choices or choices[0].place == model.choice.place:
-            return None
         # No other engine could load the whole of what exceeds the budget.
-        return None if self._loader.exceeds_budget(model.folder) else choices[0]
+        if self._loader.exceeds_budget(model.folder):
+            return []
+        if model.provisional:
+            return choices
+        return [choice for choice in choices[:1] if choice.place != model.choice.place]
 
     def _choices(self, model: Model) -> list[EngineChoice]:
         try:

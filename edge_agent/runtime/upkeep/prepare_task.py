@@ -5,21 +5,23 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest
 
 from ...core.codec import pack
-from ...core.errors import EngineError, ModelError
+from ...core.containment import contained
+from ...core.errors import AgentError, ModelError
 from ...core.types import Kind
 from ...inference.engines.engine import EngineChoice, PreparedForm
-from ...inference.engines.probe import installed
-from ...inference.engines.registry import titles
+from ...inference.engines.registry import installed, titles
 from ...inference.model import Model
 from ...inference.prepared.artifact import Artifact, ArtifactError
 from ...inference.prepared.build.cache import StoppedError, discard, find, prepare
 from ...inference.prepared.build.collect import collect_artifacts
 from ...inference.prepared.mapped import MappedWeights, WeightCheck
+from ...models.manifest import ModelFolder
 from ...models.store.store import Store
 from ..serving.active import ActiveModels, Serving
 from ..serving.loader import ModelLoader
@@ -29,6 +31,48 @@ log = logging.getLogger(__name__)
 
 DAMAGE_SECONDS = 2.0
 """Between two checks for forms that have turned out damaged while they run."""
+POLL_SECONDS = 0.1
+"""Between two checks whether a form is ready."""
+
+
+class _Making:
+    """A form that is being made; what else there is to do goes on meanwhile."""
+
+    def __init__(self, folder: ModelFolder, make: Callable[[], Artifact]) -> None:
+        self.folder = folder
+        self._make = make
+        self._form: Artifact | None = None
+        self._problem: AgentError | OSError | None = None
+        self._thread = threading.Thread(target=self._run, name="prepare")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with contained(f"{self.folder.manifest.id}: preparing it"):
+                self._form = self._make()
+        except (AgentError, OSError) as problem:
+            self._problem = problem
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait until nothing is being made any more."""
+        self._thread.join()
+
+    def result(self) -> Artifact:
+        """Return the form that is done.
+
+        Raises:
+            AgentError: it cannot be made.
+            OSError: likewise.
+
+        """
+        if self._problem is not None:
+            raise self._problem
+        assert self._form is not None  # noqa: S101 - one of both, whatever happens
+        return self._form
 
 
 class PrepareTask:
@@ -63,23 +107,38 @@ class PrepareTask:
         self._closing = closing
         self._forms: dict[Path, Artifact | str] = {}
         """By folder of the model: its form, or why there is none."""
+        self._making: _Making | None = None
+        """One at a time."""
+        self._again: set[Path] = set()
+        """Folders of models whose form was damaged, until there is another one."""
 
-    def run(self, serving: Serving, model: Model) -> None:
+    def run(self, serving: Serving, model: Model) -> float | None:
         """Find or make the form of a model; one that has turned out damaged is made again."""
         damaged = _damaged(model)
         if damaged is not None:
             self._discard(model, damaged)
-        if serving.model is model and model.folder.path not in self._forms:
+        self._finish()
+        if serving.model is not model or model.folder.path in self._forms:
+            return None
+        if self._making is None:
             self._prepare(model, serving)
-            self._changed()
+        return None if model.folder.path in self._forms else POLL_SECONDS
 
     def step(self) -> float:
         """Make the forms again that have turned out damaged."""
+        self._finish()
         for serving in self._active.all():
             model = serving.model
-            if model is not None and _damaged(model) is not None:
+            if model is None:
+                continue
+            if _damaged(model) is not None or model.folder.path in self._again:
                 self.run(serving, model)
-        return DAMAGE_SECONDS
+        return POLL_SECONDS if self._making is not None else DAMAGE_SECONDS
+
+    def close(self) -> None:
+        """Wait until nothing is being made any more; it has been told to stop."""
+        if self._making is not None:
+            self._making.join()
 
     def _discard(self, model: Model, damaged: PreparedForm) -> None:
         """Delete the form that a model runs from."""
@@ -89,6 +148,7 @@ class PrepareTask:
         except ModelError as problem:
             log.error("model %s: %s", model.id, problem)  # noqa: TRY400 - one line, no traceback
         self._forms.pop(model.folder.path, None)
+        self._again.add(model.folder.path)
         if not damaged.is_streaming:
             return
         # Nothing else can run it: it is loaded as at first, which makes a form.
@@ -99,34 +159,66 @@ class PrepareTask:
             self._active.load(each)
 
     def _prepare(self, model: Model, serving: Serving) -> None:
+        """Find the form of a model, or begin to make it."""
         choice = self._choice(model)
         if choice is None:
-            self._forms[model.folder.path] = f"is not for {titles('graph')}"
+            self._keep(model.folder, f"is not for {titles('graph')}")
             return
         try:
             form = self._found(model, choice, serving.kind)
-            if form is None:
-                # It may take minutes: until then the next start is not to count on a form.
-                self._changed()
-                form = prepare(
-                    self._store,
-                    model.folder,
-                    choice,
-                    serving.kind,
-                    budget_mb=self._budget_mb,
-                    quota=self._quota(),
-                    stopped=self._stopped,
-                )
+        except (AgentError, OSError) as problem:
+            self._refuse(model.folder, problem)
+            return
+        if form is not None:
+            self._keep(model.folder, form)
+            return
+        # It may take minutes: until then the next start is not to count on a form.
+        self._changed()
+        self._making = _Making(
+            model.folder,
+            partial(
+                prepare,
+                self._store,
+                model.folder,
+                choice,
+                serving.kind,
+                budget_mb=self._budget_mb,
+                quota=self._quota(),
+                stopped=self._stopped,
+            ),
+        )
+
+    def _finish(self) -> None:
+        """Take the form that has been made, if it is there."""
+        making = self._making
+        if making is None or not making.done:
+            return
+        self._making = None
+        try:
+            form = making.result()
         except StoppedError:
-            log.debug("model %s: its form is made at the next start", model.id)
-        except (EngineError, ModelError, OSError) as problem:
-            log.warning("model %s: no prepared form: %s", model.id, problem)
-            self._forms[model.folder.path] = str(problem)
+            log.debug("model %s: its form is made at the next start", making.folder.manifest.id)
+        except (AgentError, OSError) as problem:
+            self._refuse(making.folder, problem)
         else:
-            self._forms[model.folder.path] = form
+            self._keep(making.folder, form)
+
+    def _refuse(self, folder: ModelFolder, problem: Exception) -> None:
+        log.warning("model %s: no prepared form: %s", folder.manifest.id, problem)
+        self._keep(folder, str(problem))
+
+    def _keep(self, folder: ModelFolder, form: Artifact | str) -> None:
+        """Record what has become of a model's form; remove those that nobody needs."""
+        self._forms[folder.path] = form
+        self._again.discard(folder.path)
+        serving = [each.model for each in self._active.all()]
+        # Until the form of each is known, one whose model is elsewhere now looks as if of no use.
+        known = all(model is None or model.folder.path in self._forms for model in serving)
+        if isinstance(form, Artifact) and known:
             keep = [form.key for form in self._forms.values() if isinstance(form, Artifact)]
             for line in collect_artifacts(self._store, keep):
                 log.info("%s", line)
+        self._changed()
 
     def _found(self, model: Model, choice: EngineChoice, kind: Kind) -> Artifact | None:
         """Find the form of a model; one that is not whole is deleted.
@@ -171,12 +263,14 @@ class PrepareTask:
             if model is None or serving.lazy:
                 continue
             form, prepared = self._forms.get(model.folder.path), model.engine.prepared
-            choice, folder = model.choice, ""
+            choice, folder, quick = model.choice, "", None
             if isinstance(form, Artifact):
                 choice, folder = self._choice(model) or choice, form.folder
             elif form is None and prepared is not None and Path(prepared.folder).is_dir():
                 # Loaded from it, and not yet checked here: as at a stop right after the start.
                 folder = prepared.folder
+            elif (quick := self._loader.quick_choice(model.folder)) is not None:
+                choice = quick
             elif serving.passed:
                 continue  # the next start shall try whether the engine that it prefers is back
             found.append(
@@ -187,6 +281,7 @@ class PrepareTask:
                     pack(model.folder),
                     pack(choice),
                     folder,
+                    quick is not None,
                 )
             )
         return found

@@ -85,7 +85,7 @@ class Upkeep:
             ),
             tasks=(challenger, engine_check, self._prepare, plan, integrity),
             problems=(integrity.problems, engine_check.problems),
-            at_end=(challenger.close, engine_check.close, plan.close),
+            at_end=(self._prepare.close, challenger.close, engine_check.close, plan.close),
             closing=closing,
         )
         self._prompt = TaskThread(

@@ -13,14 +13,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from ....core.child import ChildStoppedError, ask
 from ....core.errors import AgentError
 from ....core.files import copy_owner, disk_errors, sync_folder, sync_tree
 from ....device.resources import usable_cpus
 from ....models.manifest import ModelFolder
 from ....models.store.store import Store
 from ...engines.engine import EngineChoice
-from ...engines.probe import installed
+from ...engines.registry import installed
 from ..artifact import FOLDER, FORMAT, Artifact, ArtifactError, processor, read
 from ..digests import digests
 from .collect import need_room
@@ -104,6 +103,8 @@ def prepare(
         ArtifactError: it cannot be made; nothing has changed.
 
     """
+    from ....core.child import ChildStoppedError, ask  # not needed to find one
+
     key = key_of(store.root, model.path, choice, kind, budget_mb)
     question = {
         "model": str(model.path),

@@ -53,8 +53,12 @@ def useless(store: Store, keep: Collection[str] = ()) -> list[tuple[Path, str]]:
         except ArtifactError as problem:
             found.append((path, f"cannot be used: {problem}"))
             continue
-        if not Path(table["model"]).is_dir():
-            found.append((path, "its model is gone"))
+        model = Path(table["model"])
+        if not model.is_dir():
+            # A model outside of the store may be in another place now, with the same content: who
+            # knows what is in use can tell.
+            if keep or model.is_relative_to(store.models):
+                found.append((path, "its model is gone"))
             continue
         same = (table["model"], table["kind"], table["engine"])
         made = path.stat().st_mtime

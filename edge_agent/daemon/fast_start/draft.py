@@ -1,0 +1,95 @@
+"""The plan of a start that has none: settings, device and models are read, the models in part.
+
+Everything is read as in a normal start, and nothing is taken for granted. What differs: a model is
+loaded from its prepared form if that is still valid, or else the quick way, while the rest of the
+program is imported. What suits each in the long run is found by `runtime.upkeep`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ...config.load import load
+from ...config.settings import Arm, Settings, parse_route
+from ...core.codec import pack
+from ...core.errors import AgentError
+from ...core.types import Kind
+from ...inference.prepared.artifact import FOLDER
+from ...runtime.serving.planned_model import PlannedModel
+from ...sources.spec import parse_source
+from ..inventory import Inventory
+from .plan import Plan
+
+
+class Draft(NamedTuple):
+    """A plan, and what it was made of."""
+
+    plan: Plan
+    settings: Settings
+    inventory: Inventory
+
+
+def draft(config: str, origins: str) -> Draft | None:
+    """Make a plan; None: everything has to be opened before the first result, or is wrong.
+
+    Args:
+        config: the settings file, absolute.
+        origins: fingerprint of the inputs.
+
+    """
+    try:
+        settings = load(Path(config))
+        inventory = Inventory(settings)
+        store = inventory.store
+        if any(store.pointers(name).trial for name in store.names()):
+            return None  # a crash would have to be undone before anything is loaded
+        lazy = inventory.match.profile.unload_idle_s > 0
+        models = [
+            planned
+            for arm, kind in _arms(settings, lazy=lazy)
+            if (planned := _planned(inventory, arm, kind)) is not None
+        ]
+        lanes = inventory.loader.lanes
+    except AgentError:
+        return None  # the normal start reports it
+    if not models:
+        return None
+    plan = Plan(str(settings.state), origins, lanes, lazy, None, models)
+    return Draft(plan, settings, inventory)
+
+
+def _arms(settings: Settings, *, lazy: bool) -> Iterator[tuple[Arm, Kind]]:
+    """Yield what models are needed at once, each once: the most urgent first."""
+    found: dict[tuple[str, Kind], Arm] = {}
+    for pipeline in settings.pipelines:
+        kind = parse_source(pipeline.source, settings.base).kind
+        for arm in pipeline.arms:
+            found.setdefault((arm.reference, kind), arm)
+        for stage in () if lazy else pipeline.then:
+            arm = parse_route(stage.model)[0]
+            found.setdefault((arm.reference, "picture"), arm)
+    urgency = settings.urgency
+    for (_, kind), arm in sorted(found.items(), key=lambda each: -urgency[each[1].reference]):
+        yield arm, kind
+
+
+def _planned(inventory: Inventory, arm: Arm, kind: Kind) -> PlannedModel | None:
+    """Return how a model can be loaded at once; None: only in the usual way."""
+    loader = inventory.loader
+    try:
+        folder = inventory.catalog.find(arm.name, arm.version)
+        choice, place = loader.quick_choice(folder), ""
+        # Without any forms nothing is read of the model for the key of one.
+        if any((inventory.store.root / FOLDER).glob("*/")):
+            form = loader.prepared_form(folder, kind)
+            if form is not None:
+                choice, place = loader.prepared_choice(folder), form.folder
+    except (AgentError, OSError):
+        return None  # what is wrong is reported when it is loaded
+    if choice is None:
+        return None
+    return PlannedModel(
+        arm.name, arm.version, kind, pack(folder), pack(choice), place, quick=not place
+    )

@@ -1,0 +1,186 @@
+"""A start without any state: quick to its first result, right from there on, and never in doubt."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.start_box import (
+    GREYS,
+    SIDE,
+    Box,
+    Start,
+    expected,
+    network,
+    numbers,
+    own,
+    weights,
+)
+from tests.helpers.support import wait_until
+
+__all__ = ["own"]
+
+QUICK = "onnxruntime:CPUExecutionProvider"
+
+
+def engines(results: list[dict[str, object]]) -> set[object]:
+    return {says["engine"] for says in results}
+
+
+def test_the_first_start_ever(own: Box) -> None:
+    """The first result is of the quick engine, says so, and all of them are right."""
+    own.more |= {"engine": "auto", "profile": "intel-cpu"}
+    with own.start() as start:
+        assert start.drafted()
+        assert start.all_right()
+        assert start.results()[0]["engine"] == QUICK
+        wait_until(
+            lambda: "takes over:" in start.words() or "was tried:" in start.words(),
+            "the profile's engine to be compared",
+        )
+        start.planned()
+        assert start.all_right()
+        counted = [says["seq"] for says in start.results()]
+        assert counted == list(range(len(counted)))
+    with own.start() as start:
+        assert start.from_plan()
+        assert start.all_right()
+
+
+def test_killed_before_anything_is_prepared(own: Box) -> None:
+    """The next start is as quick, and whatever was begun leaves nothing behind that is wrong."""
+    for _ in range(2):
+        start_once_and_kill(own)
+    with own.start() as start:
+        assert "build" in start.steps()
+        assert start.all_right()
+        start.planned()
+
+
+def start_once_and_kill(box: Box) -> None:
+    """Start the agent, and kill it as soon as it has a result."""
+    agent = box.launch()
+    said = len(box.words())
+    wait_until(lambda: "first result" in box.words()[said:], "a first result")
+    agent.process.kill()
+    agent.process.wait()
+
+
+def test_an_engine_that_the_settings_insist_on(own: Box) -> None:
+    """No result comes from another one, however quick that would be."""
+    own.more["engine"] = "openvino"
+    with own.start() as start:
+        assert start.all_right()
+        assert "build" not in start.steps()
+        assert engines(start.results()) == {"openvino:CPU"}
+
+
+def test_golden_outputs_that_an_engine_does_not_give(own: Box) -> None:
+    """What stands behind the quick engine must give them before it may serve."""
+    own.more |= {"engine": "auto", "profile": "intel-cpu"}
+    inputs = np.zeros((1, 3, SIDE, SIDE), np.float32)
+    wrong = np.full((1, 4), 1000, np.float32)
+    golden: dict[str, Any] = {"input/picture": inputs, "output/numbers": wrong}
+    np.savez(own.models / "numbers" / "golden.npz", **golden)
+    with own.start() as start:
+        wait_until(lambda: start.words().count("golden") >= 2, "both engines to be refused")
+        assert start.all_right()
+        assert engines(start.results()) == {QUICK}
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 1000)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    for at in range(len(data) // 4, len(data) // 2, 400):
+        data[at] ^= 0x40
+    path.write_bytes(data)
+
+
+def swap(path: Path) -> None:
+    network(path, seed=7)
+
+
+@pytest.mark.parametrize("harm", [cut, flip, swap], ids=lambda harm: harm.__name__)
+def test_a_file_that_changes_before_the_exchange(harm: Callable[[Path], None], own: Box) -> None:
+    """What was read goes on serving: nothing else takes its place that does not agree with it."""
+    own.more |= {"engine": "auto", "profile": "intel-cpu"}
+    agent = own.models / "numbers" / "model.onnx"
+    with own.start() as start:
+        start.listener.wait_for(lambda _: start.results(), "a first result")
+        harm(agent)
+        wait_until(lambda: "was tried:" in start.words() or "takes over:" in start.words(), "it")
+        start.listener.wait_for(lambda _: len(start.results()) > 3 * len(GREYS), "more results")
+        assert start.all_right()
+
+
+def test_a_model_that_is_wrong_is_told_of(own: Box) -> None:
+    """A first start says what a normal one says: nothing is loaded that the checks refuse."""
+    first, _ = weights(1)
+    path = own.models / "numbers" / "model.onnx"
+    data = path.read_bytes()
+    at = data.index(first.tobytes()[:64])
+    path.write_bytes(data[:at] + b"\xff" * 64 + data[at + 64 :])
+    agent = own.launch()
+    try:
+        wait_until(lambda: "holds NaN" in own.words(), "the check's words")
+    finally:
+        agent.process.kill()
+        agent.process.wait()
+    assert expected()
+
+
+def uses(start: Start, form: Path) -> bool:
+    """Whether the weights of a prepared form are in the agent's memory."""
+    maps = Path(f"/proc/{start.agent.process.pid}/maps").read_text()
+    return f"{form}/" in maps
+
+
+def test_a_device_that_is_another_place(own: Box) -> None:
+    """State, settings and models, copied to other paths: the form counts, by its content."""
+    own.ready()
+    (form,) = own.forms()
+    made = (form / "form.json").stat().st_mtime_ns
+    old = own.folder
+    own.folder = old.parent / f"{old.name}-moved"
+    shutil.copytree(old, own.folder)
+    shutil.rmtree(old)
+    own.models = own.folder / "models"
+    own.more["models_dirs"] = [str(own.models)]
+    own.pipelines[0]["source"] = f"dir:{own.folder / 'pictures'}/?loop=1&rate=60"
+    with own.start() as start:
+        assert start.drafted()
+        (moved,) = own.forms()
+        assert uses(start, moved)
+        assert start.all_right()
+        start.planned()
+        (kept,) = own.forms()
+        assert kept.name == form.name
+        assert made <= (kept / "form.json").stat().st_mtime_ns
+        assert not any((own.state / "staging").iterdir())
+
+
+def test_the_most_urgent_model_comes_first(own: Box) -> None:
+    """Models are loaded by the priority of their pipelines, not by the order of the settings."""
+    (first,) = own.pipelines
+    names = ("b", "c", "d")
+    for seed, name in enumerate(names, 2):
+        numbers(own.models / name, seed=seed, version=str(seed))
+    own.pipelines = [
+        {**first, "name": name, "model": f"numbers@{seed}", "priority": seed}
+        for seed, name in enumerate(names, 2)
+    ]
+    with own.start() as start:
+        for seed, name in enumerate(names, 2):
+            assert start.all_right(seed, name, f"numbers@{seed}")
+        said = start.words()
+        places = [said.index(f"model numbers@{seed} is live as") for seed in (4, 3, 2)]
+        assert places == sorted(places)
