@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_agent.core.errors import ModelError
@@ -34,6 +34,7 @@ def test_what_the_new_rate_cannot_carry_is_taken_out() -> None:
     assert np.abs(made[50:-50]).max() < 0.01
 
 
+@settings(deadline=None)
 @given(
     pieces=st.lists(st.integers(0, 700), min_size=1, max_size=12),
     rate=st.sampled_from([8000.0, 11025.0, 44100.0]),
