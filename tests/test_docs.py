@@ -526,8 +526,8 @@ def _is_there(shown: str, said: Iterable[str]) -> bool:
     """Whether a line that a page shows is among those printed.
 
     Errors are compared whole, other lines by their first two words: what follows is of one machine
-    and one moment. Numbers, engines and names of profiles are that everywhere. Of lines that tell the
-    machine itself only the first word is compared.
+    and one moment. Numbers, engines and names of profiles are that everywhere. Of lines that tell
+    the machine itself only the first word is compared.
     """
     count = None if shown.startswith("edge-agent: ") else 2
     if _words(shown)[0] in {"machine", "flags", "why"}:

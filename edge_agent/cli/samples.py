@@ -96,13 +96,18 @@ class Samples:
         return sample
 
     def follow(self) -> Iterator[Sample]:
-        """Yield all further samples; of a live source the newest, dropping those in between.
+        """Yield all samples of a recording; of a live source the newest from now on.
 
         Raises:
             SourceError: the source is lost, and not live.
             ModelError: its samples do not fit the model.
 
         """
+        if not self._spec.live:
+            # From the beginning: its clock has gone on since the first one.
+            self._source.close()
+            self._source = open_source(self._spec, self._context)
+            self._samples, self._seq = self._read(), 0
         self._reader = threading.Thread(target=self._read_ahead, name="capture", daemon=True)
         self._reader.start()
         while True:

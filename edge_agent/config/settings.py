@@ -456,7 +456,8 @@ def parse_url(url: str) -> Address:
     except ValueError:
         raise UsageError(f"the port is not a number from 1 to 65535{mend}") from None
     if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname or port == 0:
-        raise UsageError(f"expected mqtt://[user[:password]@]host[:port] or mqtts://…{mend}")
+        # In words that nothing takes for a password, and hides.
+        raise UsageError(f"begins with mqtt:// or mqtts:// and a host; as mqtt://localhost{mend}")
     if any(character.isspace() or not character.isprintable() for character in url):
         raise UsageError("holds a space or control character; write it as %20")
     if parts.path not in {"", "/"} or parts.query or parts.fragment:

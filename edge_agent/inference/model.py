@@ -258,7 +258,8 @@ class Model:
         """
         start = time.perf_counter()
         threshold = self.threshold if request.threshold is None else request.threshold
-        if request.least is not None:
+        # What is anomalous is decided by the threshold: nothing weaker is wanted there.
+        if request.least is not None and self.manifest.task != "anomaly":
             threshold = min(threshold, request.least)
         try:
             found = self._decode(outputs, prepared.tensors, threshold)

@@ -105,7 +105,12 @@ def _distribution(content: Any, where: str) -> Distribution:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return isfinite(value)
+    except OverflowError:
+        return False  # JSON's whole numbers know no end
 
 
 def content(usual: Usual) -> dict[str, Any]:

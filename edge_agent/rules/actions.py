@@ -76,15 +76,14 @@ class Actions:
         if action.http is not None:
             self._put_post(_Post(action.http, payloads.encode(payload), str(payload["rule"])))
             return
-        values = {**payload, "label": _topic_safe(str(payload.get("label", "")))}
+        told = {**dict(payload.get("anomaly", {})), **payload}
+        values = {**told, "label": _topic_safe(str(payload.get("label", "")))}
         topic = fill(action.publish or "", values)
         why = topic_trouble(topic, self._root())
         if why is not None:
             self._give_up(f"rule {payload['rule']}: publish: {why}", "topic")
             return
-        text = (
-            fill(action.payload, payload).encode() if action.payload else payloads.encode(payload)
-        )
+        text = fill(action.payload, told).encode() if action.payload else payloads.encode(payload)
         if len(self._messages) >= MOST:
             self._messages.popleft()
             self._give_up("publish: too many messages wait for the broker", "room")

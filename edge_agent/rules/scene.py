@@ -192,6 +192,8 @@ class Scene:
         """
         found = outcome.findings
         if not isinstance(found, Detections):
+            with self._lock:
+                self._seq, self._since = sample.seq, sample.since
             return outcome
         with self._lock:
             height, width = sample.data.shape[:2]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -17,6 +17,8 @@ from ..core.types import Array
 
 MAX_BYTES = 1024 * 1024
 """Of a message."""
+LATEST_NS = 2**63
+"""Nanoseconds since 1970 that a clock of 64 bits tells: until 2262."""
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -80,6 +82,14 @@ class Payload:
 
 def _rows(value: Any) -> Array:
     """Read a number, a reading, or rows of readings."""
+    try:
+        return _read_rows(value)
+    except OverflowError:
+        # JSON's whole numbers know no end.
+        raise SampleError(f"expected finite numbers, found {_shown(value)}") from None
+
+
+def _read_rows(value: Any) -> Array:
     if _is_number(value):
         return _finite(np.array([[value]], np.float64))
     if isinstance(value, list) and value and all(map(_is_number, value)):
@@ -126,17 +136,18 @@ def _times(value: Any, name: str) -> NDArray[np.int64]:
 
 def _time_ns(value: Any, name: str) -> int:
     """Read a time: ISO 8601, or seconds, milliseconds, … since 1970, told apart by their size."""
+    found = None
     if isinstance(value, str):
-        try:
-            return round(datetime.fromisoformat(value).astimezone().timestamp() * 1e9)
-        except (ValueError, OverflowError, OSError):
-            pass
-    elif _is_number(value) and 0 <= value < 1e20 and math.isfinite(value):
+        with suppress(ValueError, OverflowError, OSError):
+            found = round(datetime.fromisoformat(value).astimezone().timestamp() * 1e9)
+    elif _is_number(value) and 0 <= value < 1e20:
         # Of 2001 to 5138 in each unit.
         for limit, unit in ((1e11, 10**9), (1e14, 10**6), (1e17, 10**3), (1e20, 1)):
             if value < limit:
-                made = value * unit if isinstance(value, int) else round(value * unit)
-                return int(made)
+                found = int(value * unit if isinstance(value, int) else round(value * unit))
+                break
+    if found is not None and 0 <= found < LATEST_NS:
+        return found
     raise SampleError(f"{name}: expected a time, found {_shown(value)}")
 
 

@@ -11,6 +11,9 @@ from edge_agent.cli.main import Command, CommandParser, add_commands, command_mo
 # The module of the command: this one.
 
 
+EXAMPLES = ("edge-agent greet world",)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name")
 

@@ -135,6 +135,10 @@ ONE = {"edges": [0.0], "shares": [0.5, 0.5]}
             '{"schema": 1, "results": 9, "inputs": {"x": {"edges": [NaN], "shares": [1, 0]}}}',
             "inputs.x.edges: expected a list of finite numbers",
         ),
+        (
+            {"schema": 1, "results": 9, "inputs": {"x": {**ONE, "edges": [10**400]}}},
+            "inputs.x.edges: expected a list of finite numbers",
+        ),
         ("[" * 100_000, "drift.json: "),
     ],
 )

@@ -126,6 +126,9 @@ def test_anomaly_and_values_have_rules_too() -> None:
         stage.give(Anomaly(float(score), 5.0))
     assert stage.told() == [("r", "begin")]
     assert stage.events[0].facts["anomaly"] == {"score": 9.0, "threshold": 5.0, "anomalous": True}
+    stage.scene.close("stopped")
+    begun, ended = stage.events
+    assert (ended.seq, ended.time_ns - begun.time_ns) == (8, 40_000_000), "when it was true last"
     stage = Stage(rules=[rule("value", value="t", above=80, below=70, frames="1/1")])
     for value in (60, 81, 75, 82, 75, 69, 75):
         stage.give(Values({"t": float(value), "u": 100.0}))

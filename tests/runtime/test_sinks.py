@@ -37,6 +37,8 @@ class Instant:
     in_order = False
     manifest = Manifest(name="instant", version="1", task="classification", file="model.onnx")
     errors = 0
+    id = "instant@1"
+    threshold = 0.0
     cost = Cost()
 
     def answer(self, _request: Request) -> Outcome:

@@ -129,6 +129,12 @@ def _pipeline(
     spec = parse_source(pipeline.source, settings.base)
 
     def source() -> str:
+        if spec.form.scheme == "mqtt":
+            from ...mqtt.topic_reader import TopicReader
+
+            with TopicReader(settings.broker) as topics:
+                open_source(spec, SourceContext(topics=topics)).close()
+            return f"{spec.redacted}, subscribed; whether anything is published is not waited for"
         opened = open_source(spec, SourceContext(hardware_decoding=settings.decode == "auto"))
         useless: list[SampleError] = []
         try:

@@ -9,9 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -304,7 +302,7 @@ def _watch(
         view.tick()
         return time.monotonic() < deadline
 
-    outcomes = attendant.each(_outcomes(attendant, model, samples, first, spec, follower), tick)
+    outcomes = attendant.each(_outcomes(attendant, model, samples, follower), tick)
     with view, closing(outcomes):
         try:
             for sample, outcome, age_ms in outcomes:
@@ -373,15 +371,11 @@ def _outcomes(
     attendant: Attendant,
     model: Model,
     samples: Samples,
-    first: Sample,
-    spec: SourceSpec,
     follower: Follower | None,
 ) -> Iterator[tuple[Sample, Outcome | SampleError, float]]:
     """Yield what the model finds in each sample, or why nothing, and its age in milliseconds."""
-    # A camera's first is old by now: the engines were timed on it.
-    begin = [replace(first, since=time.monotonic())] if spec.lossless else []
     state = State()
-    for sample in chain(begin, samples.follow()):
+    for sample in samples.follow():
         found: Outcome | SampleError
         try:
             with attendant.doing(f"an inference on {engine_words(model.engine.label)}"):

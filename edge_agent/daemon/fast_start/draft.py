@@ -46,17 +46,18 @@ def draft(config: str, origins: str) -> Draft | None:
         if any(store.pointers(name).trial for name in store.names()):
             return None  # a crash would have to be undone before anything is loaded
         lazy = inventory.match.profile.unload_idle_s > 0
-        models = [
-            planned
-            for arm, kind in _arms(settings, lazy=lazy)
-            if (planned := _planned(inventory, arm, kind)) is not None
-        ]
+        models: dict[tuple[str, Kind], PlannedModel] = {}
+        for arm, kind in _arms(settings, lazy=lazy):
+            planned = _planned(inventory, arm, kind)
+            if planned is not None:
+                # What is pinned to the live version shares its model, once the rest is there.
+                models.setdefault((str(planned.folder["path"]), kind), planned)
         lanes = inventory.loader.lanes
     except AgentError:
         return None  # the normal start reports it
     if not models:
         return None
-    plan = Plan(str(settings.state), origins, lanes, lazy, None, models)
+    plan = Plan(str(settings.state), origins, lanes, lazy, None, list(models.values()))
     return Draft(plan, settings, inventory)
 
 

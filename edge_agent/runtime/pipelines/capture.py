@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Literal
 
 from ...config.settings import Pipeline as PipelineSettings
 from ...core.backoff import Backoff
+from ...core.containment import converted
 from ...core.errors import AgentError, ModelError, SampleError, SourceError
-from ...core.threads import ThreadGroup
+from ...core.threads import ThreadGroup, thread_limit
 from ...core.types import Array, Reading, Sample
 from ...inference.model import Model, PreparedSample, Region, cut, outside
 from ...sources.source import Source, SourceContext, open_source
@@ -213,6 +214,11 @@ class Capture:
                     return
                 self._misfit = isinstance(problem, MisfitError)
                 self._status.set("lost", str(problem))
+            except Exception as problem:
+                if isinstance(problem, AgentError) or thread_limit(problem) is not None:
+                    raise
+                lost = converted(problem, self.spec.redacted, SourceError)
+                self._status.set("lost", str(lost))
             if time.monotonic() - began > SOURCE_STABLE and not self._misfit:
                 backoff.reset()
             attempt.opening = False
