@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ..core.names import NAME_RULE, is_name
+from ..models.drift import MOST_INDEX
 from ..models.manifest import ModelFolder
 from .settings import Action, Pipeline, Rule
 from .shapes import MOST_SHAPES, line_trouble, polygon_trouble
@@ -170,6 +171,10 @@ def _lint_rule(
             yield f".value: never acts: drift is measured of {measured}"
     if rule.above is not None and rule.when == "class" and rule.above >= 1:
         yield f".above: never acts: no score is above {rule.above:g}"
+    if rule.above is not None and rule.when == "drift" and rule.above >= MOST_INDEX:
+        yield f".above: never acts: no index of drift is above {MOST_INDEX:g}"
+    if rule.below is not None and rule.above is None and rule.when == "drift" and rule.below <= 0:
+        yield f".below: never acts: no index of drift is below {rule.below:g}"
     if rule.below is not None and rule.above is None and rule.when == "count" and rule.below <= 0:
         yield f".below: never acts: no count is below {rule.below:g}"
     if rule.for_s and not rule.lasts:

@@ -19,6 +19,8 @@ MAX_BYTES = 2**18
 MOST_CHANNELS = 64
 """Of more channels, all values together are one."""
 MOST_EDGES = 63
+MOST_INDEX = 14.0
+"""No index is above it, as `inference.drift.FLOOR` bounds them."""
 
 
 @storable

@@ -186,6 +186,14 @@ GATE = Line(name="gate", points=((0.0, 0.0), (1.0, 1.0)))
             {"rules": (Rule(name="r", when="drift", value="ax"),)},
             "rules[r].value: never acts: drift is measured of blue, green, red, score",
         ),
+        (
+            {"rules": (Rule(name="r", when="drift", above=15.0),)},
+            "rules[r].above: never acts: no index of drift is above 14",
+        ),
+        (
+            {"rules": (Rule(name="r", when="drift", below=0.0),)},
+            "rules[r].below: never acts: no index of drift is below 0",
+        ),
         ({"rules": (Rule(name="r", when="class"),)}, 'rules[r]: never acts: when = "class"'),
         (
             {"rules": (Rule(name="r", when="enter", labels=("dog",)),)},

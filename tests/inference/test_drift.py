@@ -12,7 +12,7 @@ import pytest
 from edge_agent.core.errors import ModelError
 from edge_agent.core.types import Anomaly, Sample
 from edge_agent.inference import drift
-from edge_agent.models.drift import DRIFT, Distribution, Usual
+from edge_agent.models.drift import DRIFT, MOST_INDEX, Distribution, Usual
 from edge_agent.models.manifest import load
 from tests.helpers.small_models import brightness, loudness
 
@@ -34,6 +34,12 @@ def test_the_index_is_the_sum_over_bins() -> None:
     gone = index(usual, [0.5] * 10)
     expected = 0.499 * np.log(500) + 0.7 * np.log(1 / 0.3) + 0.199 * np.log(200)
     assert gone == pytest.approx(expected)
+
+
+def test_no_index_is_above_the_most() -> None:
+    """All values lie in a bin that was empty; a rule with more never acts, as `check` says."""
+    found = index(Distribution((0.0,), (1.0, 0.0)), [1.0] * 10)
+    assert MOST_INDEX - 0.5 < found < MOST_INDEX
 
 
 def test_the_same_is_near_nought_and_another_is_far() -> None:
