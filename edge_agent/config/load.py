@@ -12,7 +12,6 @@ wrong value came from. To override all that takes as many lines as to read them 
 
 from __future__ import annotations
 
-import json
 import os
 import types
 from collections import ChainMap
@@ -23,6 +22,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from ..core.errors import UsageError
 from ..core.files import FAULT_VARIABLE
+from ..core.json_text import HalfLetterError, read_json
 from ..core.names import NAME_RULE, is_name
 from ..core.plain_record import DoubtError, is_key, read_plain
 from ..core.schema import explain, nearest, read_toml
@@ -127,7 +127,9 @@ def _environment(env: Mapping[str, str]) -> _Layer:
         value: Any = env[variable]
         if not _is_single(hint):
             try:
-                value = json.loads(value)
+                value = read_json(value)
+            except HalfLetterError as problem:
+                raise UsageError(f"environment {variable}: {problem}") from None
             except (ValueError, RecursionError):
                 raise UsageError(
                     f"environment {variable}: not valid JSON; a list is written "

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from ..core.errors import RequestError
-from ..core.parameters import FLAG, TEXT, Items, Kind, Number, Table, Whole, shown
+from ..core.json_text import HalfLetterError, read_json
+from ..core.parameters import FLAG, LABEL, Items, Kind, Number, Table, Whole, shown
 from .settings import RATES, THRESHOLDS
 from .shapes import MOST_POINTS, MOST_SHAPES, polygon_trouble
 
@@ -33,8 +33,8 @@ SETTABLE: Mapping[str, Kind] = {
     "enabled": FLAG,
     "threshold": Number(*THRESHOLDS),
     "rate": Number(*RATES),
-    "labels": Items(TEXT),
-    "thresholds": Table(Number(*THRESHOLDS)),
+    "labels": Items(LABEL),
+    "thresholds": Table(Number(*THRESHOLDS), keys=LABEL),
     "min_box": Items(Whole(0, 1_000_000), 2, 2),
     "masks": _Polygons(),
 }
@@ -65,6 +65,8 @@ def read_bare(key: str, payload: bytes) -> object:
     if key == "labels" and not text.startswith("["):
         return [label.strip() for label in text.split(",") if label.strip()]
     try:
-        return json.loads(text)
+        return read_json(text)
+    except HalfLetterError as problem:
+        raise RequestError(f"{key}: {problem}") from None
     except (ValueError, RecursionError):
         raise RequestError(f"{key}: cannot be read: {shown(text)}") from None

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Protocol, TypeVar, get_args, get_type_hints
 from .errors import RequestError
 from .frozen import record
 from .names import is_name, is_version
+from .text import label_trouble
 
 R = TypeVar("R")
 
@@ -42,6 +43,17 @@ class _Text:
         if not isinstance(value, str) or not value:
             raise ValueError("is missing; a text is expected")
         return value
+
+
+class _Label(_Text):
+    """A label of what models find."""
+
+    def parse(self, value: object) -> str:
+        label = super().parse(value)
+        trouble = label_trouble(label)
+        if trouble is not None:
+            raise ValueError(f"{shown(label)} {trouble}")
+        return label
 
 
 class _Name(_Text):
@@ -115,16 +127,17 @@ class Items:
 
 
 class Table:
-    """An object, of which each value is of one kind."""
+    """An object, of which each value is of one kind, and each key."""
 
-    def __init__(self, kind: Kind, most: int = 1000) -> None:
+    def __init__(self, kind: Kind, most: int = 1000, *, keys: Kind) -> None:
         self.kind = kind
+        self.keys = keys
         self.most = most
 
     def parse(self, value: object) -> dict[str, object]:
         if not isinstance(value, Mapping) or len(value) > self.most:
             raise ValueError(f"expected an object, found {shown(value)}")
-        return {str(key): self.kind.parse(item) for key, item in value.items()}
+        return {str(self.keys.parse(key)): self.kind.parse(item) for key, item in value.items()}
 
 
 class Whole(Number):
@@ -138,6 +151,7 @@ class Whole(Number):
 
 
 TEXT = _Text()
+LABEL = _Label()
 FLAG = _Flag()
 Text = Annotated[str, TEXT]
 Name = Annotated[str, _Name()]

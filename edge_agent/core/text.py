@@ -25,6 +25,21 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def half_letter(text: str) -> str | None:
+    """Return the first half of a letter (lone surrogate) in a text; UTF-8 cannot encode it."""
+    found = re.search("[\ud800-\udfff]", text)
+    return None if found is None else found.group()
+
+
+def label_trouble(text: str) -> str | None:
+    """Return why a text cannot be a label; None: it can. A tab may be in one."""
+    if half_letter(text) is not None:
+        return "holds half of a letter; write it as UTF-8"
+    if re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", text):
+        return "holds a control character"
+    return None
+
+
 def one_line(text: str) -> str:
     """Make a message fit for a line: `printable`, and `redact_urls` of whatever it quotes."""
     return printable(redact_urls(text))

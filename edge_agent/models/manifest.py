@@ -5,7 +5,6 @@ Knows no engine and no weights; whether the network fits it is checked when both
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import field, replace
@@ -17,7 +16,9 @@ from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.errors import ModelError
 from ..core.files import path_inside
 from ..core.frozen import record
+from ..core.json_text import read_json
 from ..core.names import NAME_RULE, is_name, is_version
+from ..core.text import half_letter
 from . import drift
 from .decoders import DECODERS, DEFAULT, DecoderName, Task, decoders_of
 
@@ -273,7 +274,7 @@ def parse(data: Mapping[str, Any], where: str) -> Manifest:
             f"it takes one of {', '.join(allowed)}"
         )
     labels = manifest.output.labels
-    if any("\ud800" <= letter <= "\udfff" for letter in "".join(labels)):
+    if half_letter("".join(labels)) is not None:
         # TOML cannot hold them, but a Python literal in a network's metadata can.
         raise ModelError(f"{where}: output.labels: holds half of a letter; write it as UTF-8")
     if manifest.output.scale == 0:
@@ -384,6 +385,6 @@ def _usual(folder: Path, manifest: Manifest) -> drift.Usual | None:
     if text.stat().st_size > drift.MAX_BYTES:
         raise ModelError(f"{path}: larger than {drift.MAX_BYTES // 2**10} KiB, not distributions")
     try:
-        return drift.parse(json.loads(text.read_bytes()), tuple(map(str, manifest.input.channels)))
+        return drift.parse(read_json(text.read_bytes()), tuple(map(str, manifest.input.channels)))
     except (ValueError, RecursionError) as problem:
         raise ModelError(f"{path}: {problem}") from None

@@ -8,7 +8,6 @@ publishing from other threads garbles the stream (measured).
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import socket
 import sys
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.settings import Broker
 from ..core.errors import BrokerError
 from ..core.frozen import record
+from ..core.json_text import read_json
 from ..core.parameters import shown
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ class ReceivedMessage:
 
 
 def parse_object(payload: bytes) -> dict[str, Any] | None:
-    """Parse a JSON object from an untrusted sender; None where it is none."""
+    """Parse a JSON object from an untrusted sender; None where `read_json` refuses it."""
     try:
-        body = json.loads(payload)
+        body = read_json(payload)
     except (ValueError, RecursionError):
         return None
     return body if isinstance(body, dict) else None

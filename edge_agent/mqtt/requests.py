@@ -15,6 +15,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from ..core.errors import AgentError, MalformedError, RequestError
 from ..core.frozen import record
+from ..core.json_text import HalfLetterError, read_json
 from ..core.names import NAME_RULE, is_name
 from ..core.parameters import parse, shown, usage
 from . import payloads
@@ -59,6 +60,8 @@ class _Request:
     body: Mapping[str, Any]
     id: str | None
     message: ReceivedMessage
+    trouble: str | None = None
+    """Why nothing of it may be used but its id; None: all may."""
 
     def __str__(self) -> str:
         """Return the command in one line, cut, with control characters escaped."""
@@ -245,6 +248,8 @@ class Requests:
             RequestError: it is not even tried.
 
         """
+        if request.trouble is not None:
+            raise RequestError(request.trouble)
         if request.message.retained:
             raise RequestError(
                 "retained commands are refused: they would replay at every connect; "
@@ -278,13 +283,19 @@ def _parse(verb: str, message: ReceivedMessage) -> _Request:
     """
     if len(message.payload) > MAX_COMMAND_BYTES:
         raise MalformedError(f"larger than {MAX_COMMAND_BYTES} bytes")
-    body = message.body
-    if body is None:
+    trouble = None
+    try:
+        body = read_json(message.payload)
+    except HalfLetterError as problem:
+        body, trouble = problem.content, f"the payload {problem}"
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
         raise MalformedError("the payload is not a JSON object; send {} where there is nothing")
     request = body.get("id")
     if request is not None and not (isinstance(request, str) and is_name(request)):
         raise MalformedError(f"id: {shown(request)} is not a name ({NAME_RULE})")
-    return _Request(verb, body, request, message)
+    return _Request(verb, body, request, message, trouble)
 
 
 def _reply(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..core.errors import SampleError
 from ..core.frozen import record
+from ..core.json_text import HalfLetterError, read_json
 from ..core.types import Array
 
 MAX_BYTES = 1024 * 1024
@@ -46,7 +47,9 @@ class Payload:
         if self.format == "f32":
             return self._floats(payload), (), None
         try:
-            value = json.loads(payload)
+            value = read_json(payload)
+        except HalfLetterError as problem:
+            raise SampleError(f"the message {problem}") from None
         except (ValueError, RecursionError):
             raise SampleError(f"expected JSON, found {_cut(payload)}") from None
         if not isinstance(value, dict):

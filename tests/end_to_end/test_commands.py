@@ -246,6 +246,18 @@ def test_what_is_set_to_persist_survives_a_restart(device: Device) -> None:
     assert device.reply("s3")["result"]["rate"] == 20.0
 
 
+def test_a_set_with_half_of_a_letter_keeps_nothing(device: Device) -> None:
+    """It is answered with an error, and neither holds nor is written."""
+    device.more_results("live", 2)
+    device.ask("set", {"id": "h1", "pipeline": "live", "labels": ["\ud800"], "persist": True})
+    reply = device.reply("h1")
+    assert reply["ok"] is False
+    assert reply["error"].startswith("the payload holds half of a letter, \\ud800")
+    assert not (device.agent.folder / "state" / "overrides.json").exists()
+    assert "Traceback" not in device.agent.words()
+    device.more_results("live", 2)
+
+
 def test_a_detectors_threshold_is_a_score(device: Device) -> None:
     """`set` refuses what no score can reach, with the task; kept from before, it is passed over."""
     device.more_results("live", 2)

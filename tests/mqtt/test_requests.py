@@ -113,6 +113,24 @@ def test_what_does_not_fit_the_record_is_answered(device: Device) -> None:
     ]
 
 
+@pytest.mark.parametrize("half", [rb'"\ud800"', b'"\xed\xa0\x80"', rb'{"\uDFFF": 1}'])
+def test_half_of_a_letter_is_answered_and_nothing_done(device: Device, half: bytes) -> None:
+    """It could be carried out, but never be encoded again; the text is named."""
+    body = b'{"id": "r1", "name": "eve", "more": [%s]}' % half
+    requests = device.handle((TOPICS.inbox + "/command/greet", body))
+    (reply,) = device.replies
+    assert (reply["id"], reply["ok"]) == ("r1", False)
+    assert reply["error"].startswith("the payload holds half of a letter, \\ud")
+    assert requests.malformed == 1
+
+
+def test_an_escaped_letter_in_two_halves_is_whole(device: Device) -> None:
+    """As JSON writes those beyond the first 65536."""
+    body = rb'{"id": "r1", "name": "eve", "more": "\ud83d\ude00"}'
+    device.handle((TOPICS.inbox + "/command/greet", body))
+    assert device.replies[0]["ok"] is True
+
+
 def test_an_unknown_command_is_answered_with_those_there_are(device: Device) -> None:
     """Each is listed with its parameters."""
     device.handle(("edge/box/in/command/dance", b'{"id": "a"}'))
