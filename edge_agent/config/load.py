@@ -30,6 +30,7 @@ from ..sources.spec import parse_source
 from .locations import PLACES, default_state
 from .settings import Pipeline, Settings, parse_route
 from .shapes import MOST_SHAPES, polygon_trouble
+from .templates import topic_trouble
 
 PREFIX = "EDGE_AGENT_"
 _FLAGS = {
@@ -300,6 +301,9 @@ def _check(settings: Settings, origins: Origins) -> None:
     ):
         text = f"{root!r} cannot begin a topic; it must be without '+', '#', '$' and outer '/'"
         raise error(text, "broker", "topic_root")
+    below = topic_trouble(prefix, root)
+    if below is not None:
+        raise error(f'{below}; it is usually "homeassistant"', "homeassistant", "prefix")
     try:
         address = broker.address
     except UsageError as problem:

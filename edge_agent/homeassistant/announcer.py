@@ -11,7 +11,7 @@ from ..device.thermal import Thermometer
 from ..models.manifest import SCORED
 from ..runtime.pipelines.pipeline import Pipeline
 from ..runtime.pipelines.runner import Runner
-from .discovery import Shown, identifier, payload
+from .discovery import Shown, object_id, payload
 
 
 class Announcer:
@@ -65,7 +65,7 @@ class Announcer:
         return [self._topic(wanted.prefix)] if wanted.enabled else []
 
     def _topic(self, prefix: str) -> str:
-        return f"{prefix}/device/{identifier(self._runner.topics)}/config"
+        return f"{prefix}/device/{object_id(self._runner.topics)}/config"
 
     def _payload(self) -> dict[str, Any]:
         runner = self._runner

@@ -6,7 +6,9 @@ them, and nothing more is subscribed to. Knows nothing of a running agent.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -103,7 +105,7 @@ def payload(
     for shown in pipelines:
         for platform, key, title, keys in _of_pipeline(topics, shown):
             pipeline = shown.settings.name
-            add(platform, f"{pipeline}_{key}", f"{pipeline} {title}", **keys)
+            add(platform, f"{_prefix(pipeline)}{key}", f"{pipeline} {title}", **keys)
     return {
         "device": {"identifiers": [name], "name": topics.device, "sw_version": version, **device},
         "origin": {"name": "edge-agent", "sw_version": version},
@@ -115,6 +117,25 @@ def payload(
 def identifier(topics: Topics) -> str:
     """Return the name of this device in Home Assistant."""
     return f"edge-agent_{topics.device}"
+
+
+def object_id(topics: Topics) -> str:
+    """Return this device's level of the discovery topic; Home Assistant ignores one with dots."""
+    name = identifier(topics)
+    safe = re.sub(r"[^A-Za-z0-9_-]", "_", name)
+    if safe == name:
+        return name
+    return f"{safe}_{hashlib.sha256(topics.device.encode()).hexdigest()[:8]}"
+
+
+def _prefix(pipeline: str) -> str:
+    """Return how the keys of a pipeline's entities begin.
+
+    The rule `fps` of `parts` and the rate of `parts_rule` stay apart: where a name could end in the
+    beginning of a key, a colon follows it, which no name holds.
+    """
+    doubtful = re.search(r"(?:^model|_(?:rule|zone|count|line|take))(?:_|$)", pipeline)
+    return f"{pipeline}:" if doubtful else f"{pipeline}_"
 
 
 def _of_pipeline(topics: Topics, shown: Shown) -> Iterator[tuple[str, str, str, Component]]:
@@ -202,7 +223,9 @@ def _counts(topics: Topics, shown: Shown) -> Iterator[tuple[str, str, str, Compo
             yield "sensor", f"line_{line.name}_{way}", f"{line.name} {way}", everything
             for label in labels[:MOST_LABELS]:
                 template = f"{{{{ {crossed}.get({_text(label)}, 0) }}}}"
-                key = f"line_{line.name}_{way}_{_key(label)}"
+                # A label "in" is told apart from the way of the line `gate_in`.
+                part = f"{label}:" if label in {"in", "out"} else _key(label)
+                key = f"line_{line.name}_{way}_{part}"
                 title = f"{line.name} {way} {label}"
                 yield "sensor", key, title, {**total, "value_template": template}
 
@@ -228,4 +251,9 @@ def _text(name: str) -> str:
 def _key(label: str) -> str:
     """Return a label as part of an entity's id; others that look alike stay apart."""
     plain = "".join(mark if mark.isascii() and mark.isalnum() else "_" for mark in label)
-    return plain if plain == label else f"{plain}_{label.encode().hex()[:16]}"
+    if plain == label:
+        return plain
+    data = label.encode()
+    if data[8:] and not data[8:].isalnum():
+        return f"{plain}_{hashlib.sha256(data).hexdigest()[:16]}"
+    return f"{plain}_{data[:8].hex()}"

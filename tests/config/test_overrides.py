@@ -19,7 +19,7 @@ DOOR = Pipeline(name="door", source="dir:.", model="m")
 def test_labels_that_nobody_could_write_are_refused(label: str) -> None:
     """Half letters and control characters, in `labels` and as keys of `thresholds`."""
     for key, value in (("labels", [label]), ("thresholds", {label: 0.5})):
-        with pytest.raises(ValueError, match="half of a letter|control character"):
+        with pytest.raises(ValueError, match=r"half of a letter|control character"):
             SETTABLE[key].parse(value)
 
 

@@ -286,6 +286,11 @@ WRONG: dict[str, tuple[str | bytes, str, str]] = {
     "space in URL": (BROKER + 'url = "mqtt://bro ker"\n', "broker.url", "%20"),
     "no MQTT 3": (BROKER + "protocol = 3\n", "broker.protocol", "at least 4, found 3"),
     "wildcard in root": (BROKER + 'topic_root = "a/#"\n', "broker.topic_root", "without"),
+    "Home Assistant's prefix among requests": (
+        '[homeassistant]\nprefix = "edge/a3/in/ha"\n',
+        "homeassistant.prefix",
+        "is below 'in/' of 'edge'",
+    ),
     "half of mutual TLS": (
         BROKER + 'url = "mqtts://b"\ncert_file = "x"\n',
         "broker.cert_file",

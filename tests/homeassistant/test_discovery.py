@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from edge_agent.config.settings import Line, Pipeline, Rule, Zone
-from edge_agent.homeassistant.discovery import Shown, payload
+from edge_agent.homeassistant.discovery import Shown, object_id, payload
 from edge_agent.mqtt.topics import Topics
 from tests.helpers.small_models import detector, plain, write_clip
 from tests.helpers.support import AgentProcess, Listener, Mosquitto, agent_settings
@@ -53,6 +55,45 @@ def test_every_entity_reads_and_writes_topics_of_the_interface() -> None:
         "switch": 1,
         "update": 1,
     }
+
+
+def test_entities_of_pipelines_with_similar_names_stay_apart() -> None:
+    """Names hold underscores, which also part what a key is made of."""
+    line = {"points": ((0.0, 0.0), (1.0, 1.0))}
+    odd = ("in", "交通灯红", "交通灯绿", "traffic light")
+    ways = (Line(name="gate", **line), Line(name="gate_in", **line))  # type: ignore[arg-type]
+    pipelines = [
+        Pipeline(name="parts", source="dir:.", model="m", rules=(Rule(name="fps", when="enter"),)),
+        *(
+            Pipeline(name=name, source="dir:.", model="m", lines=ways)
+            for name in ("parts_rule", "parts_take", "parts_line_gate", "model", "front_door")
+        ),
+    ]
+    shown = [Shown(each, odd, picture=True, scores=True) for each in pipelines]
+    alone = [
+        payload(Topics("edge", "box"), "1", {}, [each], [], temperature=False)["components"]
+        for each in shown
+    ]
+    models = ["fps", "m"]
+    together = payload(Topics("edge", "box"), "1", {}, shown, models, temperature=False)
+    components = together["components"]
+    assert len(components) - 1 == sum(len(each) - 1 for each in alone) + len(models)
+    assert len({each["unique_id"] for each in components.values()}) == len(components)
+    for usual in ("parts_rule_fps", "front_door_fps", "model_fps"):
+        assert usual in components
+    assert components["parts_rule_fps"]["platform"] == "binary_sensor"
+    assert components["parts_rule:fps"]["platform"] == "sensor"
+    lines = 2 * 2 * (1 + len(odd))
+    assert sum(key.startswith("front_door_line_") for key in components) == lines
+
+
+@pytest.mark.parametrize(
+    ("device", "level"),
+    [("box-1_a", "edge-agent_box-1_a"), ("gate.3", "edge-agent_gate_3_9c713123")],
+)
+def test_the_level_of_a_device_is_one_that_home_assistant_reads(device: str, level: str) -> None:
+    """Letters, digits, "_" and "-"; and none is that of another device."""
+    assert object_id(Topics("edge", device)) == level
 
 
 def test_discovery_follows_the_settings_and_goes_with_them(
