@@ -530,7 +530,7 @@ def _is_there(shown: str, said: Iterable[str]) -> bool:
     the machine itself only the first word is compared.
     """
     count = None if shown.startswith("edge-agent: ") else 2
-    if _words(shown)[0] in {"machine", "flags", "why"}:
+    if _words(shown)[0] in {"machine", "flags", "profile", "why"}:
         count = 1
     return any(_words(each)[:count] == _words(shown)[:count] for each in said)
 

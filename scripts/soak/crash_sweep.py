@@ -77,6 +77,7 @@ BELONGS = frozenset({"store.lock", "agent.lock", "deployments.json", "announced.
     "starting",
     "flight",
     "crashes.json",
+    "doubts.json",
     "pages.json",
 }
 

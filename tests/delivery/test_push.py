@@ -438,6 +438,10 @@ def test_group_gets_each_block_once(box: Box, tmp_path: Path, agent: Agents) -> 
         trust={"allow_unsigned": True},
         groups=["lab"],
     )
+    # What tells of its groups.
+    box.listener.wait_for(
+        lambda heard: any(h.topic == "edge/edge-03/info" for h in list(heard)), "its info"
+    )
     assert third.agent.stop() == 0
     new = model_folder(tmp_path / "new", "2", best=2, hidden=1300)
     done = run_cli("push", str(new), "--device", "@lab", "--broker", box.url)

@@ -311,7 +311,14 @@ def play(
     """Play clips to their ends; gives the results of each."""
     names = [each["name"] for each in pipelines]
     listener = Listener(broker.port, f"edge/{device}/#")
-    settings = agent_settings(device, broker.url, pipelines, models_dirs=[str(CHECKOUT / "models")])
+    # One engine from the first frame on: the last digits are an engine's own.
+    settings = agent_settings(
+        device,
+        broker.url,
+        pipelines,
+        engine="openvino",
+        models_dirs=[str(CHECKOUT / "models")],
+    )
     agent = AgentProcess(folder / device, settings)
     try:
         health = health_at_rest(listener, device, names)
