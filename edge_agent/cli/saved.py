@@ -6,7 +6,6 @@ Both are for their owner only: a camera's password stands in its source.
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -15,7 +14,7 @@ from ..config.settings import Broker
 from ..core.errors import AgentError, UsageError
 from ..core.files import write_new
 from ..core.names import safe_name
-from ..models.importing import ImportedModel
+from ..models.importing import ImportedModel, copy_folder
 from ..models.manifest import load as load_manifest
 from ..sources.spec import SourceSpec
 
@@ -83,7 +82,7 @@ def save(place: Path, imported: ImportedModel, spec: SourceSpec) -> Path:
     """
     manifest = imported.folder.manifest
     folder, settings = place / "models" / manifest.name, place / SETTINGS
-    shutil.copytree(imported.folder.path, folder)
+    copy_folder(imported.folder.path, folder)
     write_new(settings, _text(settings, manifest.name, spec).encode(), 0o600)
     try:
         load_manifest(folder)

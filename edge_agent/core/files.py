@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal, get_args
 
-from .errors import ModelError, UsageError
+from .errors import AgentError, ModelError, UsageError
 
 StorePoint = Literal[
     "receive.metadata",  # an offer's three files are written, their folder not yet in place
@@ -268,6 +268,31 @@ def same_files(one: Path, other: Path, aside: str) -> bool:
     )
 
 
+def read_plain_file(path: Path, limit: int, error: type[AgentError], what: str) -> bytes:
+    """Read a plain file of at most *limit* bytes; a pipe or a device is refused before it is read.
+
+    Args:
+        path: the file, or a link to one.
+        limit: in bytes; of a larger file no more than that is read.
+        error: what a file that is too large, or no file, is raised as.
+        what: the file is not, if it is larger: "labels".
+
+    Raises:
+        OSError: it cannot be opened or read; a folder is IsADirectoryError.
+
+    """
+    # Without O_NONBLOCK, opening a pipe waits until somebody writes to it.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise error(f"{path}: is no plain file; put the file itself there")
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        size = f"{limit // 2**10} KiB" if limit < 2**20 else f"{limit // 2**20} MiB"
+        raise error(f"{path}: larger than {size}, not {what}")
+    return data
+
+
 def path_inside(folder: Path, name: str, where: str) -> Path:
     """Return the path of a file that a model names, checked to lie inside the model's folder.
 
@@ -282,6 +307,8 @@ def path_inside(folder: Path, name: str, where: str) -> Path:
     if not path.resolve().is_relative_to(folder.resolve()):
         raise ModelError(f"{where}: {name!r} leads outside the model folder")
     if not path.is_file():
+        if path.exists():
+            raise ModelError(f"{where}: {name!r} is no plain file; put the file itself there")
         raise ModelError(f"{where}: {name!r} is missing from {folder}")
     return path
 

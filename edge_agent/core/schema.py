@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .errors import AgentError
+from .files import read_plain_file
 from .plain_record import DoubtError, is_key, read_plain
 
 if TYPE_CHECKING:
@@ -37,10 +38,9 @@ _LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MAX_KEY_P
 def read_toml(path: Path, error: type[AgentError]) -> dict[str, Any]:
     """Read a TOML file; every failure is one line of *error*."""
     try:
-        if path.stat().st_size > MAX_TOML_BYTES:
-            raise error(f"{path}: larger than {MAX_TOML_BYTES // 1024} KiB, not a settings file")
-        # Editors on Windows begin a file with a mark that is no part of it.
-        text = path.read_text(encoding="utf-8").removeprefix("\ufeff")
+        data = read_plain_file(path, MAX_TOML_BYTES, error, "a settings file")
+        # Lines of Windows, whose editors also begin a file with a mark that is no part of it.
+        text = data.decode().removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
         if (long := _LONG_KEY.search(text)) is not None:
             line = text.count("\n", 0, long.start()) + 1
             raise error(f"{path}: line {line}: a key of more than {MAX_KEY_PARTS} parts")

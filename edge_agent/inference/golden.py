@@ -42,9 +42,11 @@ def read_golden(model: Model) -> list[Case]:
 
     """
     path = model.folder.path / GOLDEN
-    if not path.is_file():
+    if not path.exists():
         return []
     where = f"{model.id}: {GOLDEN}"
+    if not path.is_file():
+        raise ModelError(f"{where}: is no plain file; put the file itself there")
     specs = {f"input/{spec.name}": spec for spec in model.engine.inputs}
     specs |= {f"output/{spec.name}": spec for spec in model.engine.outputs}
     arrays = _arrays(path, where)

@@ -90,7 +90,7 @@ def import_model(
         if path.is_dir():
             source = load(path)
             with disk_errors(f"{path}: copying it"):
-                shutil.copytree(path, made, dirs_exist_ok=True)
+                copy_folder(path, made)
             manifest = replace(
                 source.manifest,
                 name=name or source.manifest.name,
@@ -116,6 +116,22 @@ def import_model(
             )
         write_manifest(manifest, made)
         yield ImportedModel(load(made), assumptions)
+
+
+def copy_folder(folder: Path, place: Path) -> None:
+    """Copy the files of a model, as a package has them: without links, devices and hidden files.
+
+    Raises:
+        ModelError: there is a link or a device among them, or too many or too deep.
+        OSError: one cannot be read or written.
+
+    """
+    from .packages.build import model_files
+
+    for name, path in model_files(folder).items():
+        copy = place / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy, follow_symlinks=False)
 
 
 def file_of(path: Path) -> Path:

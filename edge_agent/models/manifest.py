@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from ..core.codec import storable
 from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.errors import ModelError
-from ..core.files import path_inside
+from ..core.files import path_inside, read_plain_file
 from ..core.frozen import record
 from ..core.json_text import read_json
 from ..core.names import NAME_RULE, is_name, is_version
@@ -360,10 +360,8 @@ def check(manifest: Manifest, folder: Path) -> ModelFolder:
     labels = manifest.output.labels
     if isinstance(labels, str):
         text = path_inside(folder, labels, f"{where}: output.labels")
-        if text.stat().st_size > MAX_LABEL_BYTES:
-            raise ModelError(f"{text}: larger than {MAX_LABEL_BYTES // 2**20} MiB, not labels")
         try:
-            lines = text.read_text(encoding="utf-8").splitlines()
+            lines = _read(text, MAX_LABEL_BYTES, "labels").decode().splitlines()
         except UnicodeDecodeError:
             raise ModelError(f"{text}: is not UTF-8 text") from None
         while lines and not lines[-1].strip():
@@ -382,9 +380,15 @@ def _usual(folder: Path, manifest: Manifest) -> drift.Usual | None:
     if not path.exists():
         return None
     text = path_inside(folder, drift.DRIFT, str(path))
-    if text.stat().st_size > drift.MAX_BYTES:
-        raise ModelError(f"{path}: larger than {drift.MAX_BYTES // 2**10} KiB, not distributions")
+    data = _read(text, drift.MAX_BYTES, "distributions")
     try:
-        return drift.parse(read_json(text.read_bytes()), tuple(map(str, manifest.input.channels)))
+        return drift.parse(read_json(data), tuple(map(str, manifest.input.channels)))
     except (ValueError, RecursionError) as problem:
         raise ModelError(f"{path}: {problem}") from None
+
+
+def _read(path: Path, limit: int, what: str) -> bytes:
+    try:
+        return read_plain_file(path, limit, ModelError, what)
+    except OSError as problem:
+        raise ModelError(f"{path}: cannot be read: {problem.strerror}") from None

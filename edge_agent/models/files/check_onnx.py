@@ -80,7 +80,8 @@ def inspect(network: Path, data: bytes | None = None) -> NetworkFacts:
 
     """
     if not network.is_file():
-        raise ModelError(f"{network}: no such file")
+        what = "is no plain file" if network.exists() else "no such file"
+        raise ModelError(f"{network}: {what}")
     try:
         if network.suffix.lower() == ".xml":
             from .check_ir import inspect_ir

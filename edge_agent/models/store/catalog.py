@@ -232,7 +232,7 @@ def _stored(store: Store, name: str, version: str) -> Entry:
 def _plain(parent: Path, place: Place) -> Iterator[Entry]:
     """Read the models in the direct subfolders of a read-only folder."""
     try:
-        folders = [path for path in subfolders(parent) if (path / MANIFEST).is_file()]
+        folders = [path for path in subfolders(parent) if _has_manifest(path)]
     except OSError as problem:
         yield Entry("?", None, place, parent, None, f"{parent}: cannot be read: {problem.strerror}")
         return
@@ -244,6 +244,12 @@ def _plain(parent: Path, place: Place) -> Iterator[Entry]:
             yield Entry(name, None, place, path, None, str(problem))
         else:
             yield Entry(folder.manifest.name, folder.manifest.version, place, path, folder)
+
+
+def _has_manifest(path: Path) -> bool:
+    """Whether a folder is meant as a model, be its manifest a pipe or a link to nothing."""
+    manifest = path / MANIFEST
+    return manifest.exists() or manifest.is_symlink()
 
 
 def _load(path: Path) -> ModelFolder:
