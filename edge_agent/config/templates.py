@@ -10,6 +10,8 @@ WORDS = (
     *("event", "rule", "pipeline", "device", "label", "zone", "line"),
     *("state", "score", "count", "time"),
 )
+_ADDRESS = "expected http://host/path or http://host:8080/path"
+"""Redacting a message would take `[:port]` for a password."""
 _WORD = re.compile(r"\{([a-z_]*)\}")
 
 
@@ -59,9 +61,9 @@ def url_trouble(url: str) -> str | None:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        return "expected http://host[:port]/path"
+        return _ADDRESS
     if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
-        return "expected http://host[:port]/path"
+        return _ADDRESS
     if any(mark.isspace() or not mark.isprintable() for mark in url):
         return "holds a space or control character; write it as %20"
     return None

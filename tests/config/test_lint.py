@@ -249,3 +249,15 @@ def test_rules_that_can_act_are_no_doubt(face: ModelFolder, light: ModelFolder) 
     assert lint_pipeline(given, [face], []) == []
     value = Rule(name="v", when="value", value="light", above=3.0)
     assert lint_pipeline(asked("light", rules=(value,)), [light], []) == []
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "http://h:99999/x", "http://h:0/"])
+def test_the_mend_of_a_wrong_address_survives_redacting(url: str) -> None:
+    """What hides passwords in messages leaves it as it is."""
+    from edge_agent.config.templates import url_trouble
+    from edge_agent.core.text import redact_urls
+
+    trouble = url_trouble(url)
+    assert trouble is not None
+    assert redact_urls(trouble) == trouble
+    assert "http://host:8080/path" in trouble
