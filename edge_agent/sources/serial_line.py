@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import termios
 import time
 from contextlib import suppress
 from select import select
@@ -23,6 +25,8 @@ MAX_LINE = 64 * 1024
 """Bytes of a line; a longer one is no reading."""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _LARGEST = float(np.finfo(np.float32).max)
+_NO_PORT = frozenset({errno.ENOTTY, errno.EISDIR})
+"""What setting up anything but a serial port ends with: a folder, a plain file, /dev/zero."""
 
 
 class SerialLines:
@@ -149,6 +153,13 @@ def _looks_wrong(cell: str) -> bool:
 
 
 def _reason(problem: Exception) -> str:
+    """Say why a port cannot be used, in the system's words rather than pyserial's around them."""
+    number = getattr(problem, "errno", None)
+    cause = problem.__context__
+    if number is None and isinstance(cause, termios.error):
+        number = cause.args[0]
+    if number in _NO_PORT:
+        return "is not a serial port"
     return str(problem).splitlines()[0] if str(problem) else type(problem).__name__
 
 

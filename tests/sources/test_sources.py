@@ -1379,3 +1379,13 @@ def test_libraries_keep_quiet_and_the_user_has_the_last_word(tmp_path: Path) -> 
     assert len(quiet.stdout.splitlines()) == 1
     assert "FFMPEG" in loud.stdout + loud.stderr
     assert "a;b" in loud.stdout.splitlines()
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/zero", "/"])
+def test_what_is_no_serial_port_is_told_so(path: str) -> None:
+    """Not by the number of an ioctl."""
+    from edge_agent.sources.serial_line import SerialLines
+    from edge_agent.sources.spec import parse_source
+
+    with pytest.raises(SourceError, match=rf"^serial:{path}: is not a serial port$"):
+        SerialLines(parse_source(f"serial:{path}", Path("/")))
