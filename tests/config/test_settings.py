@@ -427,7 +427,7 @@ def test_a_credential_that_cannot_be_used_is_named(content: bytes | None, tmp_pa
 def test_a_wrong_value_in_a_credential_is_blamed_on_it(tmp_path: Path) -> None:
     """Not the file but the credential is named where the value came from there."""
     (tmp_path / "broker.url").write_text("nonsense")
-    with pytest.raises(UsageError, match=r"^credential broker\.url: broker\.url: expected mqtt"):
+    with pytest.raises(UsageError, match=r"^credential broker\.url: broker\.url: begins with mqtt"):
         read(tmp_path, "", CREDENTIALS_DIRECTORY=str(tmp_path))
 
 

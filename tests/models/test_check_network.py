@@ -155,7 +155,7 @@ def test_missing_file(tmp_path: Path) -> None:
     """A file that is not there, and a folder in its place, are said so."""
     refused(tmp_path / "none.onnx", "none.onnx", "no such file")
     (tmp_path / "folder.onnx").mkdir()
-    refused(tmp_path / "folder.onnx", "no such file")
+    refused(tmp_path / "folder.onnx", "is no plain file")
 
 
 def test_too_large(plain: Path) -> None:

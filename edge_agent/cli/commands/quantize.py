@@ -34,7 +34,7 @@ MAX_DROP = 0.02
 
 EXAMPLES = (
     "edge-agent quantize face/ --calibration pictures/ -o face-int8",
-    "edge-agent quantize face/ --calibration clip.mp4 -o face-int8 --picture face.png",
+    "edge-agent quantize face/ --calibration clip.mp4 -o int8/ --picture face.png",
 )
 
 
