@@ -199,7 +199,8 @@ class Agent:
                 if quick.form:
                     log.warning("model %s: not from its prepared form: %s", quick.name, problem)
                 else:
-                    log.info("model %s: not loaded the quick way: %s", quick.name, problem)
+                    # What is wrong with it is said where it is loaded in the usual way.
+                    log.debug("model %s: not loaded the quick way: %s", quick.name, problem)
             else:
                 arm = Arm(quick.name, quick.version, 1)
                 self._runner.active.put(arm, quick.kind, model)
