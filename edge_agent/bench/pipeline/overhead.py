@@ -44,6 +44,7 @@ class _Nothing:
         self.users = 0
         self.together = 1
         self.in_order = False
+        self.id = "bench@1"
         self.threshold = 0.5
         self.manifest = Manifest(name="bench", version="1", task="detection", file="model.onnx")
         self.cost = Cost()

@@ -216,10 +216,6 @@ def _read(spec: SourceSpec, folder: ModelFolder) -> Iterator[Sample]:
     closing = threading.Event()
     end = time.monotonic() + LIVE_SECONDS if spec.live else float("inf")
     with Samples(spec, folder.manifest.input, closing) as samples:
-        first = samples.first()
-        if first is None:
-            return
-        yield first
         for sample in samples.follow():
             yield sample
             if time.monotonic() > end:
