@@ -8,6 +8,7 @@ import time
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class _Nothing:
         self.together = 1
         self.in_order = False
         self.id = "bench@1"
+        self.folder = SimpleNamespace(usual=None)
         self.threshold = 0.5
         self.manifest = Manifest(name="bench", version="1", task="detection", file="model.onnx")
         self.cost = Cost()
