@@ -15,6 +15,8 @@ from pathlib import Path
 ROOT = Path("/")
 VNNI = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 """Flags of x86 processors that add products of eight bits in 32."""
+SAFE_WEIGHT = 64
+"""Up to here no weight saturates without them: two times 255 * 64 fit into sixteen signed bits."""
 
 
 def usable_cpus(root: Path = ROOT) -> int:

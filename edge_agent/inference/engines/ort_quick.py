@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import EngineError, ModelError
-from ...device.resources import adds_bytes_exactly
+from ...device.resources import SAFE_WEIGHT, adds_bytes_exactly
 from ...models.files.check_onnx import inspect
 from ...models.files.external_weights import externalize_weights
 from ...models.files.onnx_reader import iter_tensors
@@ -28,8 +28,6 @@ from .ort_stages import open_session
 
 MAX_BYTES = 512 * 2**20
 """Of a file; a larger one would be in memory twice."""
-_SAFE = 64
-"""Of weights: two times 255 * 64 still fit into sixteen bits with a sign."""
 _NUMBER = 10
 """Bytes that one number can take that is not raw."""
 _IN_BYTES = frozenset({"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
@@ -108,6 +106,6 @@ def _is_steep(data: bytes) -> bool:
         # What is not raw has seven bits of a number in each byte, and more than one for a negative.
         kind = np.uint8 if tensor.raw is None else np.int8
         values = np.frombuffer(data, kind, end - begin, begin)
-        if int(values.max()) > _SAFE or int(values.min()) < -_SAFE:
+        if int(values.max()) > SAFE_WEIGHT or int(values.min()) < -SAFE_WEIGHT:
             return True
     return False

@@ -20,6 +20,8 @@ import numpy as np
 import openvino as ov
 from openvino import opset13
 
+from ...device.resources import SAFE_WEIGHT
+
 _CONVOLUTIONS = frozenset({"Convolution", "GroupConvolution", "MatMul"})
 # Not Clamp, which OpenVINO takes along by itself.
 _ACTIVATIONS = frozenset({"Elu", "HSwish", "PRelu", "Relu", "Sigmoid", "Tanh"})
@@ -27,8 +29,6 @@ _STEPS = {ov.Type.u8: (0, 255), ov.Type.i8: (-128, 127)}
 FEW = 8
 """Classes; of 12 and more the gain is less than half, of 90 it is a loss."""
 PLACES = 16
-_SAFE = 64
-"""Of weights."""
 
 
 def join(model: ov.Model) -> int:
@@ -51,15 +51,12 @@ def join(model: ov.Model) -> int:
 
 
 def may_saturate(model: ov.Model) -> bool:
-    """Whether a model has weights of eight bits whose products a processor without VNNI saturates.
-
-    Two times 255 * 64 still fit into sixteen bits with a sign.
-    """
+    """Whether weights are of eight bits and so large that x86 without VNNI saturates their sums."""
     for node in model.get_ops():
         kind = node.get_type_name()
         if kind == "Constant" and node.get_output_element_type(0) == ov.Type.i8:
             steps = node.data
-            if steps.size and max(int(steps.max()), -int(steps.min())) > _SAFE:
+            if steps.size and max(int(steps.max()), -int(steps.min())) > SAFE_WEIGHT:
                 return True
         # Weights that are still floats, and become bytes of the full range.
         if kind == "FakeQuantize" and node.input_value(0).get_node().get_type_name() == "Constant":
