@@ -7,7 +7,7 @@ operator as it stands in the file is slow, and right.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -85,7 +85,7 @@ def _compare(model: Model, tensors: Tensors, outputs: Tensors, expected: Finding
     return agreement
 
 
-def why_wrong(reference: Model, model: Model, inputs: Sequence[Tensors]) -> str | None:
+def why_wrong(reference: Model, model: Model, inputs: Iterable[Tensors]) -> str | None:
     """Return why an engine must not serve a model; None: it agrees with the reference.
 
     Args:

@@ -14,7 +14,7 @@ import socket
 import statistics
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -264,13 +264,12 @@ class Trust:
 
         if self._plain is None:
             self._plain = open_plain(self._folder, self._kind)
-            self._look(model)
         if self._plain is None:
             return True, "loads and runs; there is nothing to compare it with"
         agreement = compare_numbers(self._plain, model, noise)
         if not agreement.passed:
             return False, agreement.why
-        why = why_wrong(self._plain, model, self._frames)
+        why = why_wrong(self._plain, model, self._live(model.engine.inputs))
         if why is not None:
             return False, why
         frames = len(self._frames)
@@ -278,13 +277,18 @@ class Trust:
         words = f"{self._plain.engine.label} without optimisation on {seen}"
         return True, f"no golden.npz; agrees with {words}"
 
-    def _look(self, model: Model) -> None:
-        """Take the frames of the moment."""
-        for _ in range(FRAMES):
-            tensors = self._frame(model.engine.inputs)
+    def _live(self, specs: tuple[TensorSpec, ...]) -> Iterator[Tensors]:
+        """Yield the frames that the engine before was compared on, then newer ones.
+
+        Each is taken when the one before has been compared: the camera has moved on meanwhile.
+        """
+        yield from self._frames
+        while len(self._frames) < FRAMES:
+            tensors = self._frame(specs)
             if tensors is None:
                 return
             self._frames.append(tensors)
+            yield tensors
 
 
 def _compare_stages(
