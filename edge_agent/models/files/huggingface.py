@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ModelError
+from ...core.files import read_plain_file
 from ...core.types import TensorSpec
+from ..manifest import MAX_LABELS
 from . import infer_layout
 from .facts import NetworkFacts
 
 CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
 MAX_BYTES = 8 * 2**20
-MAX_LABELS = 100_000
 
 # PIL's numbers of filters = the manifest's; Lanczos and Hamming have no counterpart.
 _FILTERS: Mapping[int, str] = {0: "nearest", 2: "linear", 3: "cubic", 4: "area"}
@@ -311,9 +312,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ModelError(f"{path}: larger than {MAX_BYTES >> 20} MiB, not a configuration")
-        read = json.loads(path.read_bytes())
+        read = json.loads(read_plain_file(path, MAX_BYTES, ModelError, "a configuration"))
     except (ValueError, RecursionError):
         raise ModelError(f"{path}: is not valid JSON") from None
     if not isinstance(read, dict):
