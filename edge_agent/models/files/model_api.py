@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...core.errors import ModelError
+from ..manifest import MAX_LABELS
 from . import infer_layout
 from .facts import NetworkFacts
 
 _PREFIX = "model_info "
-MAX_LABELS = 100_000
 MOST_BOXES = 100_000
 """As good as no limit."""
 

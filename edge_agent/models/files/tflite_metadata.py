@@ -13,6 +13,7 @@ from typing import Any
 
 from ...core.errors import ModelError
 from ...core.types import TensorSpec
+from ..manifest import MAX_LABEL_BYTES, MAX_LABELS
 from . import infer_layout
 from .facts import NetworkFacts
 from .flatbuffer import Table
@@ -21,9 +22,7 @@ from .protobuf import DamagedError
 ENTRY = "TFLITE_METADATA"
 IDENTIFIER = b"M001"
 MAX_BYTES = 4 * 2**20
-MAX_LABEL_BYTES = 2**20
 MAX_FILES = 100
-MAX_LABELS = 100_000
 _AXIS_LABELS = 2
 _NORMALIZATION = 1
 _IMAGE = 2

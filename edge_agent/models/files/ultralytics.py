@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ModelError
+from ..manifest import MAX_LABELS
 from . import infer_layout
 from .facts import NetworkFacts
 
 MAX_TEXT = 1024 * 1024
-MAX_LABELS = 100_000
 
 # Heads whose outputs are read here. Exporters since 8.4 name theirs; others end in other numbers of
 # the same shapes.
