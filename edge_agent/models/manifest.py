@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..core.codec import storable
 from ..core.constraints import Ge, Gt, Le, Plain
@@ -21,6 +21,9 @@ from ..core.names import NAME_RULE, is_name, is_version
 from ..core.text import half_letter
 from . import drift
 from .decoders import DECODERS, DEFAULT, DecoderName, Task, decoders_of
+
+if TYPE_CHECKING:
+    from ..core.types import Kind
 
 MANIFEST = "model.toml"
 GOLDEN = "golden.npz"
@@ -130,6 +133,11 @@ class InputSpec:
     def is_signal(self) -> bool:
         """Whether the manifest describes windows of sensor data rather than pictures."""
         return bool(self.channels) or self.window is not None or self.layout in SIGNAL_LAYOUTS
+
+    @property
+    def kind(self) -> Kind:
+        """Kind of sample that the manifest describes."""
+        return "signal" if self.is_signal else "picture"
 
     def per_channel(self, name: Literal["mean", "scale"], count: int) -> tuple[float, ...]:
         """Return `mean` or `scale` once for each of *count* channels.

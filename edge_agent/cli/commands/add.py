@@ -14,7 +14,6 @@ from ..terminal import engine_words
 
 if TYPE_CHECKING:
     from ...config.settings import Settings
-    from ...core.types import Kind
     from ...models.manifest import ModelFolder
     from ...models.store.catalog import Library
     from ...models.store.store import Store
@@ -97,7 +96,7 @@ def _try_out(settings: Settings, config: str | None, folder: ModelFolder) -> Non
     """Check that the model runs on this device and reproduces its golden outputs."""
     from ..model_check import check_model
 
-    kind: Kind = "signal" if folder.manifest.input.is_signal else "picture"
+    kind = folder.manifest.input.kind
     checked = check_model(settings, config, folder, kind)
     for reason in checked.passed_over:
         print(f"passed over: {reason}")

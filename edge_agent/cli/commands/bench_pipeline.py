@@ -15,7 +15,6 @@ from .bench_paths import clip_and_picture
 
 if TYPE_CHECKING:
     from ...bench.pipeline.figures import Report
-    from ...core.types import Kind
     from ...models.manifest import ModelFolder
     from ...runtime.serving.tuning_results import Way
 
@@ -124,7 +123,7 @@ def _tune(models: list[Path], options: Options) -> int:
             raise UsageError(
                 f"{model}: is larger than memory_budget_mb, and is run in one way only"
             )
-        kind: Kind = "signal" if folder.manifest.input.is_signal else "picture"
+        kind = folder.manifest.input.kind
         _progress(f"{folder.manifest.id}: is being measured")
         try:
             measured.append((folder, tune_model(loader, folder, kind)))

@@ -94,7 +94,7 @@ def main(options: Options) -> int:
         try:
             report = quantize(
                 folder,
-                _kind(folder),
+                folder.manifest.input.kind,
                 samples,
                 evaluation,
                 engines=engines_for(folder.network),
@@ -121,7 +121,7 @@ def main(options: Options) -> int:
                 "with the most sensitive operators left float: nothing is written; calibrate with "
                 "more samples, or allow more"
             )
-        publish(report, _kind(folder), out)
+        publish(report, folder.manifest.input.kind, out)
     _say(f"{out}: written; edge-agent push {out} --device ID sends it")
     return 0
 
@@ -146,15 +146,11 @@ def _picture(name: str | None) -> Path | None:
     return picture
 
 
-def _kind(folder: ModelFolder) -> Any:
-    return "signal" if folder.manifest.input.is_signal else "picture"
-
-
 def _calibration(text: str, folder: ModelFolder, progress: _Progress) -> list[Sample]:
     """Read samples of a source, evenly over its length, as many as are of use."""
     if not text.strip():
         raise UsageError("--calibration: is empty; name a folder, a clip, a recording or a camera")
-    most = MOST_WINDOWS if _kind(folder) == "signal" else MOST_PICTURES
+    most = MOST_WINDOWS if folder.manifest.input.kind == "signal" else MOST_PICTURES
     plain = Path(text)
     kept: list[Sample] = []
     step = 1
@@ -181,7 +177,7 @@ def _labelled(place: Path, folder: ModelFolder) -> Any:
 
 def _files(place: Path, folder: ModelFolder) -> Iterable[Sample]:
     """Read a folder: of pictures as one source, of recordings each."""
-    if _kind(folder) == "picture":
+    if folder.manifest.input.kind == "picture":
         yield from _read(parse_source(f"dir:{_quoted(place)}", Path.cwd()), folder)
         return
     for path in sorted(path for path in place.rglob("*") if path.is_file()):
@@ -209,9 +205,10 @@ def _spec(text: str) -> SourceSpec:
 
 def _read(spec: SourceSpec, folder: ModelFolder) -> Iterator[Sample]:
     """Read what a source gives: all of a recording, of a live one a minute."""
-    if spec.kind != _kind(folder):
+    wanted = folder.manifest.input.kind
+    if spec.kind != wanted:
         raise UsageError(
-            f"{spec.redacted}: is a {spec.kind}, but {folder.manifest.id} takes a {_kind(folder)}"
+            f"{spec.redacted}: is a {spec.kind}, but {folder.manifest.id} takes a {wanted}"
         )
     closing = threading.Event()
     end = time.monotonic() + LIVE_SECONDS if spec.live else float("inf")

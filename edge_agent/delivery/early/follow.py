@@ -25,7 +25,6 @@ from .onnx_stream import OnnxFile
 from .stages import StagedEngine
 
 if TYPE_CHECKING:
-    from ...core.types import Kind
     from ...inference.compare import Agreement
     from ...models.manifest import ModelFolder
 
@@ -136,8 +135,7 @@ def _golden(
 
     try:
         folder = model_of(Path(question["folder"]), network)
-        own: Kind = "signal" if folder.manifest.input.is_signal else "picture"
-        kind = question["kind"] or own
+        kind = question["kind"] or folder.manifest.input.kind
         engine.fix(fixed_shapes(folder.manifest.input, kind))
         choice = EngineChoice(**question["choice"])
         found.agreement = compare_golden(assemble(folder, choice, engine, kind))

@@ -95,7 +95,7 @@ class Trials:
         kinds: set[Kind] = {
             serving.kind for serving in self._active.servings_of(folder.manifest.name)
         }
-        return kinds or {"signal" if folder.manifest.input.is_signal else "picture"}
+        return kinds or {folder.manifest.input.kind}
 
 
 def _check(candidate: Candidate, verdict: Verdict, bounds: Trial) -> None:
