@@ -29,13 +29,12 @@ LIKENESS = 0.9
 no likeness at all (openvino#37446: -0.08)."""
 
 
-def open_plain(folder: ModelFolder, kind: Kind, *, checked: bool = True) -> Model | None:
+def open_plain(folder: ModelFolder, kind: Kind) -> Model | None:
     """Load a model in a session that optimises nothing; None where there is none for it.
 
     Args:
-        folder: of the model.
+        folder: of the model; its network has been checked already.
         kind: of sample that it will be given.
-        checked: its network has been checked already.
 
     Raises:
         ModelError: the model itself is not fit to run.
@@ -45,7 +44,7 @@ def open_plain(folder: ModelFolder, kind: Kind, *, checked: bool = True) -> Mode
     if choice is None:
         return None
     try:
-        return load_model(folder, [choice], kind, checked=checked)[0]
+        return load_model(folder, [choice], kind, checked=True)[0]
     except EngineError as problem:
         log.info("model %s: nothing to compare engines with: %s", folder.manifest.id, problem)
         return None

@@ -76,7 +76,7 @@ class Actions:
         if action.http is not None:
             self._put_post(_Post(action.http, payloads.encode(payload), str(payload["rule"])))
             return
-        told = {**dict(payload.get("anomaly", {})), **payload}
+        told = {**payload.get("anomaly", {}), **payload}
         values = {**told, "label": _topic_safe(str(payload.get("label", "")))}
         topic = fill(action.publish or "", values)
         why = topic_trouble(topic, self._root())

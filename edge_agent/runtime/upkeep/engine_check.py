@@ -37,13 +37,10 @@ class _Check:
     """What is under way for one model."""
 
     model: Model
+    plain: Model
+    """What it is compared with."""
     inputs: list[Tensors] = field(default_factory=list)
-    plain: Model | None = None
-    """Loaded with the first input."""
-
-    def close(self) -> None:
-        if self.plain is not None:
-            self.plain.close()
+    """It has been compared on."""
 
 
 class EngineCheck:
@@ -92,7 +89,7 @@ class EngineCheck:
     def close(self) -> None:
         """Give up the check under way."""
         if self._check is not None:
-            self._check.close()
+            self._check.plain.close()
             self._check = None
 
     def _look(self, doubts: EngineDoubts, serving: Serving, model: Model) -> float | None:
@@ -105,17 +102,15 @@ class EngineCheck:
         if check is None:
             if not self._fits(model):
                 return None
-            check = self._check = _Check(model, plain=open_plain(model.folder, serving.kind))
-            if check.plain is None:
-                self.close()
+            plain = open_plain(model.folder, serving.kind)
+            if plain is None:
                 return None
+            check = self._check = _Check(model, plain)
         last = model.last
         if any(last is each for each in check.inputs):
             return POLL_SECONDS
         check.inputs.append(last)
-        why = None
-        if check.plain is not None:
-            why = why_wrong(check.plain, model, [model.unfolded(last)])
+        why = why_wrong(check.plain, model, [model.unfolded(last)])
         if why is None and len(check.inputs) < INPUTS:
             return POLL_SECONDS
         self.close()
