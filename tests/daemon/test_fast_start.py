@@ -145,7 +145,7 @@ def test_a_version_that_was_added_and_a_rollback(own: Box) -> None:
     with own.start() as start:
         assert start.drafted()
         assert start.all_right(seed=3, model="numbers@3")
-        start.wait("model", "numbers", live="3")
+        start.wait("model", "numbers", live="3", candidate=None, prepared="ready")
         start.planned()
     Store(own.state).activate("numbers", "1")
     with own.start() as start:

@@ -71,6 +71,11 @@ class Artifact:
         return Fold(**fold)
 
     @property
+    def measured(self) -> bool:
+        """Whether it is known how it is loaded soonest; until then it is loaded whole."""
+        return "ways" not in self.table
+
+    @property
     def weights(self) -> str:
         """Path of the file that the ranges of its stages are of."""
         return self.path(BLOB if BLOB in self.table["files"] else WEIGHTS)

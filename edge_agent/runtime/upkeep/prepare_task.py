@@ -18,7 +18,7 @@ from ...inference.engines.engine import EngineChoice, PreparedForm
 from ...inference.engines.registry import installed, titles
 from ...inference.model import Model
 from ...inference.prepared.artifact import Artifact, ArtifactError
-from ...inference.prepared.build.cache import StoppedError, discard, find, prepare
+from ...inference.prepared.build.cache import StoppedError, discard, find, measure, prepare
 from ...inference.prepared.build.collect import collect_artifacts
 from ...inference.prepared.mapped import MappedWeights, WeightCheck
 from ...models.manifest import ModelFolder
@@ -36,7 +36,7 @@ POLL_SECONDS = 0.1
 
 
 class _Making:
-    """A form that is being made; what else there is to do goes on meanwhile."""
+    """A form that is being made or measured; what else there is to do goes on meanwhile."""
 
     def __init__(self, folder: ModelFolder, make: Callable[[], Artifact]) -> None:
         self.folder = folder
@@ -65,7 +65,7 @@ class _Making:
         """Return the form that is done.
 
         Raises:
-            AgentError: it cannot be made.
+            AgentError: it cannot be made, or measured.
             OSError: likewise.
 
         """
@@ -109,6 +109,8 @@ class PrepareTask:
         """By folder of the model: its form, or why there is none."""
         self._making: _Making | None = None
         """One at a time."""
+        self._unmeasured: set[Path] = set()
+        """Folders of models whose form could not be measured; the next start tries again."""
         self._again: set[Path] = set()
         """Folders of models whose form was damaged, until there is another one."""
 
@@ -123,6 +125,30 @@ class PrepareTask:
         if self._making is None:
             self._prepare(model, serving)
         return None if model.folder.path in self._forms else POLL_SECONDS
+
+    def measure(self, serving: Serving, model: Model) -> float | None:
+        """Find out how the form of a model is loaded soonest, once every model has a form."""
+        self._finish()
+        path = model.folder.path
+        form, choice = self._forms.get(path), self._choice(model)
+        if not isinstance(form, Artifact) or form.measured or choice is None:
+            return None
+        if serving.model is not model or path in self._unmeasured:
+            return None
+        if self._making is None and self._all_known():
+            self._making = _Making(
+                model.folder,
+                partial(
+                    measure,
+                    form,
+                    model.folder,
+                    choice,
+                    serving.kind,
+                    budget_mb=self._budget_mb,
+                    stopped=self._stopped,
+                ),
+            )
+        return POLL_SECONDS
 
     def step(self) -> float:
         """Make the forms again that have turned out damaged."""
@@ -148,6 +174,7 @@ class PrepareTask:
         except ModelError as problem:
             log.error("model %s: %s", model.id, problem)  # noqa: TRY400 - one line, no traceback
         self._forms.pop(model.folder.path, None)
+        self._unmeasured.discard(model.folder.path)
         self._again.add(model.folder.path)
         if not damaged.is_streaming:
             return
@@ -199,7 +226,11 @@ class PrepareTask:
         except StoppedError:
             log.debug("model %s: its form is made at the next start", making.folder.manifest.id)
         except (AgentError, OSError) as problem:
-            self._refuse(making.folder, problem)
+            if isinstance(self._forms.get(making.folder.path), Artifact):
+                log.warning("%s; it is loaded whole", problem)
+                self._unmeasured.add(making.folder.path)
+            else:
+                self._refuse(making.folder, problem)
         else:
             self._keep(making.folder, form)
 
@@ -211,14 +242,17 @@ class PrepareTask:
         """Record what has become of a model's form; remove those that nobody needs."""
         self._forms[folder.path] = form
         self._again.discard(folder.path)
-        serving = [each.model for each in self._active.all()]
         # Until the form of each is known, one whose model is elsewhere now looks as if of no use.
-        known = all(model is None or model.folder.path in self._forms for model in serving)
-        if isinstance(form, Artifact) and known:
+        if isinstance(form, Artifact) and self._all_known():
             keep = [form.key for form in self._forms.values() if isinstance(form, Artifact)]
             for line in collect_artifacts(self._store, keep):
                 log.info("%s", line)
         self._changed()
+
+    def _all_known(self) -> bool:
+        """Whether it is known of every model that serves whether it has a form."""
+        serving = [each.model for each in self._active.all()]
+        return all(model is None or model.folder.path in self._forms for model in serving)
 
     def _found(self, model: Model, choice: EngineChoice, kind: Kind) -> Artifact | None:
         """Find the form of a model; one that is not whole is deleted.
@@ -285,6 +319,18 @@ class PrepareTask:
                 )
             )
         return found
+
+
+class MeasureTask:
+    """Measures the form of each model, after all that makes it serve better."""
+
+    def __init__(self, prepare: PrepareTask) -> None:
+        """Measure nothing yet; *prepare* has the forms."""
+        self._prepare = prepare
+
+    def run(self, serving: Serving, model: Model) -> float | None:
+        """Measure a model's form, if that has not been done yet."""
+        return self._prepare.measure(serving, model)
 
 
 def _damaged(model: Model) -> PreparedForm | None:

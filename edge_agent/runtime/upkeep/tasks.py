@@ -25,7 +25,7 @@ from .failover import Failover
 from .form_upgrade import FormUpgrade
 from .integrity import IntegrityCheck
 from .memory import MemoryRelease
-from .prepare_task import PrepareTask
+from .prepare_task import MeasureTask, PrepareTask
 from .task_thread import ClosedTask, TaskThread
 
 
@@ -81,6 +81,7 @@ class Upkeep:
                 (
                     self._prepare,
                     FormUpgrade(loader, challenger, watched),
+                    MeasureTask(self._prepare),
                 ),
             ),
             tasks=(challenger, engine_check, self._prepare, plan, integrity),

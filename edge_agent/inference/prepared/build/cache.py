@@ -3,15 +3,16 @@
 Artifacts lie in the state folder, each under the digest of all that it was made of: the model's
 files, the engine and its version, the processor's instructions, and how the engine is to run.
 Making one is work of a child process with low priority; a crash of it leaves a folder that is not
-read.
+read. A form that has been made can be used; how it is loaded soonest is measured after that.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ....core.errors import AgentError
 from ....core.files import copy_owner, disk_errors, sync_folder, sync_tree
@@ -78,21 +79,18 @@ def prepare(
     choice: EngineChoice,
     kind: str,
     *,
-    head_ms: float | None = None,
     budget_mb: int = 0,
     quota: int = 0,
     timeout_s: float = 600.0,
     stopped: Callable[[], str | None] = lambda: None,
 ) -> Artifact:
-    """Make the artifact of a model and move it to its place. Takes seconds to minutes.
+    """Make the artifact of a model and move it to its place. Takes seconds.
 
     Args:
         store: in whose state folder it is kept.
         model: to prepare; it has been checked before.
         choice: the engine that it is for, on the CPU.
         kind: of sample that the model will be given.
-        head_ms: how long a start takes from the start of loading until there is a frame; None:
-            it is estimated.
         budget_mb: what the model may take; 0: no bound.
         quota: bytes that the store may take, artifacts included; 0: no bound.
         timeout_s: after which making it counts as hung.
@@ -103,17 +101,7 @@ def prepare(
         ArtifactError: it cannot be made; nothing has changed.
 
     """
-    from ....core.child import ChildStoppedError, ask  # not needed to find one
-
     key = key_of(store.root, model.path, choice, kind, budget_mb)
-    question = {
-        "model": str(model.path),
-        "choice": choice.words(),
-        "kind": kind,
-        "key": key,
-        "head_ms": head_ms,
-        "budget_mb": budget_mb,
-    }
     try:
         need_room(store, model.path, quota)
         with store.stage() as staged:
@@ -123,20 +111,95 @@ def prepare(
             why = stopped()
             if why is not None:
                 raise StoppedError(f"{model.manifest.id}: cannot be prepared: {why}")
-            ask(
-                f"{__package__}.worker",
-                {**question, "folder": str(made)},
-                "its preparation",
-                timeout_s=timeout_s,
-                stopped=stopped,
-            )
+            question = _question("make", model, choice, kind, made, budget_mb)
+            _work({**question, "key": key}, "prepared", model, timeout_s, stopped)
             return read(str(_commit(store, made, key)))
     except ArtifactError:
         raise
-    except ChildStoppedError as problem:
-        raise StoppedError(f"{model.manifest.id}: cannot be prepared: {problem}") from None
     except AgentError as problem:
         raise ArtifactError(f"{model.manifest.id}: cannot be prepared: {problem}") from problem
+
+
+def measure(
+    artifact: Artifact,
+    model: ModelFolder,
+    choice: EngineChoice,
+    kind: str,
+    *,
+    head_ms: float | None = None,
+    budget_mb: int = 0,
+    timeout_s: float = 600.0,
+    stopped: Callable[[], str | None] = lambda: None,
+) -> Artifact:
+    """Measure how an artifact is loaded soonest; return it with that. Takes seconds to a minute.
+
+    Whatever happens, it stays as usable as it was.
+
+    Args:
+        artifact: of the model, as it was read; nothing is done where it has been measured.
+        model: that it is of.
+        choice: of the engine that it was made for.
+        kind: of sample that the model will be given.
+        head_ms: how long a start takes from the start of loading until there is a frame; None:
+            it is measured.
+        budget_mb: what the model may take; 0: no bound.
+        timeout_s: after which measuring counts as hung.
+        stopped: returns why it need not go on; None: it shall.
+
+    Raises:
+        StoppedError: *stopped* gave a reason.
+        ArtifactError: it cannot be measured.
+
+    """
+    if artifact.measured:
+        return artifact
+    question = _question("measure", model, choice, kind, Path(artifact.folder), budget_mb)
+    _work({**question, "head_ms": head_ms}, "measured", model, timeout_s, stopped)
+    return read(artifact.folder)
+
+
+def _question(
+    task: str, model: ModelFolder, choice: EngineChoice, kind: str, folder: Path, budget_mb: int
+) -> dict[str, Any]:
+    """Return what the worker needs to know for either task."""
+    return {
+        "task": task,
+        "model": str(model.path),
+        "choice": choice.words(),
+        "kind": kind,
+        "folder": str(folder),
+        "budget_mb": budget_mb,
+    }
+
+
+def _work(
+    question: Mapping[str, Any],
+    doing: str,
+    model: ModelFolder,
+    timeout_s: float,
+    stopped: Callable[[], str | None],
+) -> None:
+    """Have a child do a task.
+
+    Raises:
+        StoppedError: *stopped* gave a reason.
+        ArtifactError: it could not.
+
+    """
+    from ....core.child import ChildStoppedError, ask  # not needed to find one
+
+    try:
+        ask(
+            f"{__package__}.worker",
+            question,
+            "its preparation",
+            timeout_s=timeout_s,
+            stopped=stopped,
+        )
+    except ChildStoppedError as problem:
+        raise StoppedError(f"{model.manifest.id}: cannot be {doing}: {problem}") from None
+    except AgentError as problem:
+        raise ArtifactError(f"{model.manifest.id}: cannot be {doing}: {problem}") from problem
 
 
 def discard(artifact: str, store: Store) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 
 from ....device.resources import usable_cpus
 from ..artifact import Artifact
-from ..load import choose
+from ..load import MARGIN, SLACK_MS, choose
 from .measure import Measured, figures, load_once, measure_in_turns, one_core
 from .verify import Reference
 from .weight_layout import Layout
 
 BARE_TOLERANCE = 1e-4
 """Relative distance up to which a session without prepared weights may go first."""
+_BUSY_ROUNDS = 2
 STEADY = 0.03
 """Slower than this share in the long run is exchanged for the whole session."""
 _MIB = 1024 * 1024
@@ -43,13 +44,23 @@ def choose_resident(
 
     """
     head_ms: float = table["head_ms"]
-    ways, distances = _proved(_ways(artifacts, table["session"]["threads"]), reference)
-    sample = reference.timed_sample(artifacts[min(artifacts)])
-    idle = measure_in_turns(ways, sample, head_ms)
+    one = artifacts[min(artifacts)]
+    sample = reference.timed_sample(one)
+    plain, distances = _proved({"whole": (one, "whole"), "bare": (one, "bare")}, reference)
+    idle = measure_in_turns(plain, sample, head_ms)
     with one_core():
-        plain = {name: ways[name] for name in ("whole", "bare") if name in ways}
-        busy = measure_in_turns(plain, sample, head_ms, 3)
+        # With no core to spare nothing of a load is hidden: what goes before it only adds to it.
+        busy = {
+            name: [each._replace(total_ms=head_ms + each.total_ms) for each in loads]
+            for name, loads in measure_in_turns(plain, sample, rounds=_BUSY_ROUNDS).items()
+        }
     measured = {name: figures(loads) for name, loads in idle.items()}
+    whole = measured["whole"]
+    if not _hidden(whole, head_ms) or (budget_mb and whole["anon_mb"] + weights_mb > budget_mb):
+        ways, more = _proved(_quicker(artifacts, table["session"]["threads"]), reference)
+        distances |= more
+        idle |= measure_in_turns(ways, sample, head_ms)
+        measured = {name: figures(loads) for name, loads in idle.items()}
     staged = [name for name in measured if name.startswith("staged ")]
     best = min(staged, key=lambda name: measured[name]["total_ms"], default=None)
     fitting = [
@@ -83,12 +94,18 @@ def choose_resident(
     return chosen
 
 
-def _ways(artifacts: Mapping[int, Artifact], threads: int) -> Ways:
-    one = artifacts[min(artifacts)]
-    ways = {"whole": (one, "whole"), "bare": (one, "bare")}
+def _hidden(whole: Mapping[str, float], head_ms: float) -> bool:
+    """Whether loading whole was done when the first frame was there: nothing can be sooner."""
+    waited = whole["total_ms"] - whole["first_ms"] - head_ms
+    return waited <= SLACK_MS + MARGIN * whole["total_ms"]
+
+
+def _quicker(artifacts: Mapping[int, Artifact], threads: int) -> Ways:
+    """List the ways that may be loaded sooner than the whole, on several cores."""
+    ways: dict[str, tuple[Artifact, str]] = {}
     if usable_cpus() > 1:
         if threads > 1:
-            ways["parallel"] = (one, "parallel")
+            ways["parallel"] = (artifacts[min(artifacts)], "parallel")
         ways |= {f"staged {n}": (each, "staged") for n, each in artifacts.items() if n > 1}
     return ways
 

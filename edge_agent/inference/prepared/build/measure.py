@@ -20,8 +20,8 @@ from ..artifact import Artifact
 from ..engine import OrtPreparedEngine
 from ..load import Load, load_artifact
 
-ROUNDS = 5
-_STEADY_RUNS = 5
+ROUNDS = 3
+_STEADY_RUNS = 3
 
 
 class Measured(NamedTuple):

@@ -1,4 +1,8 @@
-"""Makes the artifact of an ONNX network for ONNX Runtime's CPU: rewritten, proved and measured."""
+"""Makes the artifact of an ONNX network for ONNX Runtime's CPU: rewritten, proved, then measured.
+
+What is proved can be used at once, loaded whole. How it is loaded soonest is measured later: that
+takes ten times as long, and seldom finds anything better.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +23,14 @@ from ...folding.find import cut_for
 from ...folding.fold import Fold, note
 from ...model import assemble
 from ...preprocess.inputs import fixed_shapes
-from ..artifact import FORMAT, processor
+from ..artifact import FORMAT, WEIGHTS, Artifact, processor
+from ..engine import OrtPreparedEngine
+from ..load import load_artifact
 from .choose_strategy import choose_resident, choose_streaming
 from .mapped_network import NO_PREPACKING, MappedNetwork
 from .measure import head_start_ms
 from .rewrites import FILES, Rewriter
-from .stage_graphs import external_sizes, provisional, remove_stages, write_files
+from .stage_graphs import external_sizes, provisional, write_files
 from .verify import Reference
 from .weight_layout import ALIGNED, align
 
@@ -55,10 +61,12 @@ def make_artifact(
     kind: Kind,
     folder: Path,
     *,
-    head_ms: float | None,
     budget_mb: int,
 ) -> dict[str, Any]:
     """Write the files of an artifact; return its table, but for its key and list of files.
+
+    Returns:
+        Where the network fits in memory: with "ways", of which nothing has been measured yet.
 
     Raises:
         AgentError: the network cannot be prepared, or the result has not its numbers.
@@ -67,10 +75,6 @@ def make_artifact(
     network = MappedNetwork(model.network)
     weights_mb = sum(len(data) for data in network.files.values()) / _MIB
     resident = not budget_mb or weights_mb * RESIDENT <= budget_mb
-    if not resident:
-        head_ms = 0.0  # a start in stages is not overlapped with anything
-    elif head_ms is None:
-        head_ms = head_start_ms()
     original, words = open_exact(
         session_config(choice)[0],
         lambda words: _run_original(
@@ -88,15 +92,59 @@ def make_artifact(
         (folder / name).unlink(missing_ok=True)
     counts = _counts(optimized, None if resident else budget_mb)
     written = write_files(optimized, words, folder, counts)
-    table = _describe(original, words, fold, changes, head_ms)
+    table = _describe(original, words, fold, changes)
     artifacts = {count: provisional(folder, table, written, count) for count in written.ways}
     if resident:
-        chosen = choose_resident(artifacts, original.reference, table, weights_mb, budget_mb)
+        chosen = min(artifacts)
+        original.reference.check_identical(artifacts[chosen], "whole")
+        table["ways"] = {count: each.table["stages"] for count, each in artifacts.items()}
+        table["decision"] = table["only"] = "whole"
+        table["rungs"], table["settled"] = {"whole": {}}, {"whole": "whole"}
+        table["why"] = "nothing has been measured yet"
     else:
         chosen = choose_streaming(artifacts, original.reference, table, written.layout, budget_mb)
-    for count in written.ways:
-        if count != chosen:
-            remove_stages(folder, count)
+    table["stages"] = artifacts[chosen].table["stages"]
+    return table
+
+
+def measure_artifact(
+    model: ModelFolder,
+    choice: EngineChoice,
+    kind: Kind,
+    artifact: Artifact,
+    *,
+    head_ms: float | None,
+    budget_mb: int,
+) -> dict[str, Any]:
+    """Measure the ways to load an artifact; return its table with the best, and without "ways".
+
+    Args:
+        model: that it is of.
+        choice: that it was made for.
+        kind: of sample.
+        artifact: with "ways" in its table; loaded whole it has the network's own numbers.
+        head_ms: how long a start takes from the start of loading until there is a frame; None: it
+            is measured.
+        budget_mb: what the model may take; 0: no bound.
+
+    Raises:
+        AgentError: it does not load or run.
+
+    """
+    table = {**artifact.table, "head_ms": head_start_ms() if head_ms is None else head_ms}
+    ways = table.pop("ways")
+    table["only"] = None
+    artifacts = {
+        int(count): Artifact(artifact.folder, {**table, "stages": stages})
+        for count, stages in ways.items()
+    }
+    engine = OrtPreparedEngine(load_artifact(artifact, "whole"))
+    reference = Reference(engine, assemble(model, choice, engine, kind))
+    engine.close()
+    # For readers of the figures: what else was going on.
+    table["load"] = round(os.getloadavg()[0], 2)
+    weights_mb = table["files"][WEIGHTS][0] / _MIB
+    chosen = choose_resident(artifacts, reference, table, weights_mb, budget_mb)
     table["stages"] = artifacts[chosen].table["stages"]
     return table
 
@@ -146,7 +194,7 @@ def _counts(optimized: ModelProto, budget_mb: int | None) -> Sequence[int]:
 
 
 def _describe(
-    original: _Original, words: Words, fold: Fold | None, changes: list[str], head_ms: float
+    original: _Original, words: Words, fold: Fold | None, changes: list[str]
 ) -> dict[str, Any]:
     """Return what an artifact's table says before anything has been measured."""
     import onnxruntime as ort
@@ -163,9 +211,6 @@ def _describe(
         "outputs": [listed(spec) for spec in original.outputs],
         "fold": note(fold),
         "changes": changes,
-        "head_ms": head_ms,
-        # For readers of the figures: what else was going on.
-        "load": round(os.getloadavg()[0], 2),
         "kept": 0,
         "only": None,
     }

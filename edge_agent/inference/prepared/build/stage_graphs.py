@@ -85,12 +85,6 @@ def provisional(folder: Path, table: Mapping[str, Any], written: Written, stages
     return Artifact(str(folder), {**table, **more})
 
 
-def remove_stages(folder: Path, stages: int) -> None:
-    """Remove the graphs of a way to cut that is not used."""
-    for number in range(stages):
-        (folder / stage_name(stages, number)).unlink()
-
-
 def stage_name(stages: int, number: int) -> str:
     """Return the name of the file of a stage's graph."""
     return f"stage-{number}-of-{stages}.onnx"

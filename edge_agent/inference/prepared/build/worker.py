@@ -1,4 +1,4 @@
-"""Makes the artifact of a model, in a process of its own: run as a module by `cache`.
+"""Makes and measures the artifact of a model, in a process of its own: run by `cache`.
 
 What comes out of it gives the network's own numbers bit for bit, or is not used.
 """
@@ -13,9 +13,10 @@ from typing import Any
 from xxhash import xxh3_64_hexdigest
 
 from ....core.child import answer_question
+from ....core.files import disk_errors, replace_file
 from ...engines.engine import EngineChoice
 from ...engines.registry import capabilities
-from ..artifact import FILE, encode
+from ..artifact import FILE, encode, read
 from ..digests import sha256
 
 
@@ -24,7 +25,7 @@ def make(question: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         question: `model`: folder of the model; `choice`: the engine's, as a mapping; `kind` of
-            sample; `key` of the artifact; `head_ms`; `budget_mb`; `folder`: where to write it.
+            sample; `key` of the artifact; `budget_mb`; `folder`: where to write it.
 
     Returns:
         The strategy it will be loaded by, and why.
@@ -38,22 +39,61 @@ def make(question: Mapping[str, Any]) -> dict[str, Any]:
     model = load(Path(question["model"]))
     choice = EngineChoice(**question["choice"])
     folder = Path(question["folder"])
-    maker = import_module(capabilities(choice.engine).maker_module)
-    table: dict[str, Any] = maker.make_artifact(
-        model,
-        choice,
-        question["kind"],
-        folder,
-        head_ms=question["head_ms"],
-        budget_mb=question["budget_mb"],
+    table: dict[str, Any] = _maker(choice).make_artifact(
+        model, choice, question["kind"], folder, budget_mb=question["budget_mb"]
     )
     table["key"] = question["key"]
     table["model"] = question["model"]
     table["kind"] = question["kind"]
     table["files"] = _files(folder)
-    table["sha256"] = {path.name: sha256(path) for path in sorted(folder.iterdir())}
+    table["sha256"] = _digests(folder, table)
     (folder / FILE).write_bytes(encode(table))
     return {"strategy": table["decision"], "why": table["why"]}
+
+
+def measure(question: Mapping[str, Any]) -> dict[str, Any]:
+    """Measure an artifact that is in its place; write what was found to its table.
+
+    Who runs it goes on running it: only its table changes, in one step, and graphs go that nothing
+    has been loaded from.
+
+    Args:
+        question: as for `make`; `folder`: of the artifact; `head_ms`: of a start, or None.
+
+    Returns:
+        The strategy it will be loaded by, and why.
+
+    Raises:
+        AgentError: it cannot be measured; nothing has changed.
+
+    """
+    from ....models.manifest import load
+
+    choice = EngineChoice(**question["choice"])
+    artifact = read(question["folder"])
+    table = _maker(choice).measure_artifact(
+        load(Path(question["model"])),
+        choice,
+        question["kind"],
+        artifact,
+        head_ms=question["head_ms"],
+        budget_mb=question["budget_mb"],
+    )
+    folder = Path(artifact.folder)
+    graphs = {each["graph"] for stages in artifact.table["ways"].values() for each in stages}
+    gone = graphs - {each["graph"] for each in table["stages"]}
+    table["files"] = {name: each for name, each in table["files"].items() if name not in gone}
+    table["sha256"] |= {name: sha256(folder / name) for name in graphs - gone}
+    with disk_errors(f"{folder}: measuring it"):
+        replace_file(folder / FILE, encode(table))
+        for name in gone:
+            (folder / name).unlink(missing_ok=True)
+    return {"strategy": table["decision"], "why": table["why"]}
+
+
+def _maker(choice: EngineChoice) -> Any:
+    """Return the module that makes artifacts for an engine."""
+    return import_module(capabilities(choice.engine).maker_module)
 
 
 def _files(folder: Path) -> dict[str, tuple[int, str]]:
@@ -65,5 +105,13 @@ def _files(folder: Path) -> dict[str, tuple[int, str]]:
     return files
 
 
+def _digests(folder: Path, table: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digest of every file that stays: which graphs do is not known before measuring."""
+    graphs = {each["graph"] for stages in table.get("ways", {}).values() for each in stages}
+    return {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.name not in graphs}
+
+
+_TASKS = {"make": make, "measure": measure}
+
 if __name__ == "__main__":
-    answer_question(make, background=True)
+    answer_question(lambda question: _TASKS[question["task"]](question), background=True)
