@@ -968,9 +968,6 @@ def test_a_push_without_the_right_comes_to_nothing(box: Box, user: str) -> None:
     )  # fmt: skip
     assert done.returncode == 1, done.stdout
     assert "Traceback" not in done.stderr
-    model = box.listener.last("edge/edge-01/model/light")
-    assert model is not None
-    assert (model["live"], model["versions"]) == ("1", ["1"])
-    health = box.listener.last("edge/edge-01/health")
-    assert health is not None
-    assert health["malformed"] == 0
+    box.listener.wait_state("edge/edge-01/health", malformed=0)
+    model = box.listener.wait_state("edge/edge-01/model/light", live="1")
+    assert model["versions"] == ["1"]

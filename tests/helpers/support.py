@@ -440,7 +440,8 @@ def yielded(thing: Any, close: Callable[[], object]) -> Iterator[Any]:
 def health_at_rest(listener: Listener, device: str, pipelines: Sequence[str]) -> dict[str, Any]:
     """Wait until all sources of a device have ended; give the health that says so."""
     for name in pipelines:
-        listener.wait_state(f"edge/{device}/source/{name}", state="ended")
+        # A whole clip, through several models: on a busy machine that takes longer than any answer.
+        listener.wait_state(f"edge/{device}/source/{name}", 3 * PATIENCE, state="ended")
 
     def at_rest(_: object) -> dict[str, Any] | None:
         health = listener.last(f"edge/{device}/health")
