@@ -129,14 +129,14 @@ def online_targets(world: World, target: str, *, wait: bool, timeout: float) -> 
         world.look()
         if found := [device for device in world.named(target) if world.online(device)]:
             return found
-        problem = _absence(world, target)
+        problem = absence(world, target)
         if not wait:
             raise AgentError(f"{problem}; --wait waits for it")
         if time.monotonic() > deadline:
             raise AgentError(f"{problem}, after {timeout:.0f} s")
 
 
-def _absence(world: World, target: str) -> str:
+def absence(world: World, target: str) -> str:
     """Say why there is nobody to talk to."""
     if target.startswith("@"):
         members = world.members(target[1:])

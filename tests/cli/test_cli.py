@@ -427,6 +427,23 @@ def test_one_device_can_be_followed() -> None:
     assert said.out == "03:26:50.123 box-2 status: online (started)\n"
 
 
+def test_a_device_that_nobody_knows_is_named(talk: Talk) -> None:
+    """Who waits for a device that is not there is told which ones are; it may still come."""
+    tail = subprocess.Popen(
+        [sys.executable, "-m", "edge_agent", "tail", "--device", "box-9", "-n", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert tail.stderr is not None
+    said = tail.stderr.readline()
+    assert said == "edge-agent: device box-9 is unknown; known: box-1, box-2; waits for it\n"
+    talk.say("box-9/result/gate", {"seq": 1, "model": "face@3", "detections": []})
+    out, err = tail.communicate(timeout=PATIENCE)
+    assert (tail.returncode, err) == (0, "")
+    assert "box-9 result gate" in out
+
+
 def test_json_is_one_object_a_line(talk: Talk) -> None:
     """--json prints the payloads with their topics, and nothing else on stdout."""
     said = call_cli("tail", "--kind", "all", "--json", "-n", "4")

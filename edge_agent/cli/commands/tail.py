@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from itertools import chain
 
+from ...config.settings import Broker
 from ...core.errors import UsageError
 from ...core.names import NAME_RULE, is_name
 from ...core.text import printable
@@ -12,6 +15,7 @@ from ...mqtt.connection import parse_object
 from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings, positive_int
 from ..terminal import message_line, printable_json
+from ..world import LOOK_SECONDS, World, absence
 
 TOPICS = {
     "result": ("result/+",),
@@ -67,21 +71,35 @@ def main(options: Options) -> int:
     filters = [f"{root}/{device}/{topic}" for topic in TOPICS[options.kind]]
     try:
         with OneShotClient(settings.broker, filters) as client:
-            _follow(client, root, options)
+            _follow(client, settings.broker, options)
     except KeyboardInterrupt:
         return 0 if options.count is None else 1
     return 0
 
 
-def _follow(client: OneShotClient, root: str, options: Options) -> None:
+def _follow(client: OneShotClient, broker: Broker, options: Options) -> None:
+    first = client.next(LOOK_SECONDS) if options.device else None
+    if options.device and first is None:
+        _warn_of_absence(broker, options.device)
     seen = 0
-    for heard in client:
+    for heard in chain([] if first is None else [first], client):
         if not heard.payload:
             continue  # a retained topic was cleared
-        print(_line(heard.topic, root, heard.payload, as_json=options.json), flush=True)
+        line = _line(heard.topic, broker.topic_root, heard.payload, as_json=options.json)
+        print(line, flush=True)
         seen += 1
         if options.count is not None and seen >= options.count:
             return
+
+
+def _warn_of_absence(broker: Broker, device: str) -> None:
+    """Say on stderr that a device is unknown or offline, if it is; it may come yet."""
+    root = broker.topic_root
+    with OneShotClient(broker, [f"{root}/+/status"]) as client:
+        world = World(client, root)
+        world.look()
+    if not world.online(device):
+        print(printable(f"edge-agent: {absence(world, device)}; waits for it"), file=sys.stderr)
 
 
 def _line(topic: str, root: str, data: bytes, *, as_json: bool) -> str:
