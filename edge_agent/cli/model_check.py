@@ -45,7 +45,12 @@ def check_model(settings: Settings, config: str | None, folder: ModelFolder, kin
         EngineError: no engine can run it.
 
     """
-    question = {"config": config, "folder": str(folder.path), "kind": kind}
+    question = {
+        "config": config,
+        "folder": str(folder.path),
+        "variant": folder.variant,
+        "kind": kind,
+    }
     name, patience = f"{folder.manifest.id}: loading and running it", settings.trial.timeout_s
     began = time.monotonic()
     try:
@@ -70,7 +75,7 @@ def _answer(question: Any) -> dict[str, Any]:
     match, facts = match_profile(settings)
     tuning = TuningResults(settings.state, match.profile, facts)
     loader = ModelLoader(match.profile, facts, settings.engine, tuning=tuning)
-    folder = load(Path(question["folder"]))
+    folder = load(Path(question["folder"]), [question["variant"]])
     model, passed = loader.load(folder, question["kind"])
     agreement = check_golden(model)
     golden = None if agreement is None else agreement.why

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..config.settings import Settings
+from ..models.manifest import ModelFolder, chosen, variant_words
 from ..runtime.serving.crash_ledger import CrashLedger
-from ..runtime.serving.loader import ModelLoader, match_profile, open_library, open_store
+from ..runtime.serving.loader import (
+    ModelLoader,
+    match_profile,
+    open_library,
+    open_store,
+    variants_here,
+)
 
 if TYPE_CHECKING:
     from ..core.flight_recorder import PreviousCrash
@@ -23,6 +31,7 @@ class Inventory:
 
         """
         self.match, self.facts = match_profile(settings)
+        self.here = variants_here(settings, self.match, self.facts)
         self.store = open_store(settings)
         self.crashes = CrashLedger(settings.state)
         self.loader = ModelLoader(
@@ -34,6 +43,23 @@ class Inventory:
             crashes=self.crashes,
         )
         self.catalog = open_library(settings, self.store)
+
+    def other_variants(self, folders: Iterable[ModelFolder]) -> list[str]:
+        """List the installed ones of *folders* that are other variants than suit this device now.
+
+        Settings may name another profile since a model came.
+        """
+        lines = []
+        for folder in {folder.path: folder for folder in folders}.values():
+            suits = chosen(folder.manifest.variants, self.here)
+            if folder.variant != suits and folder.path.is_relative_to(self.store.models):
+                kept = f"is kept as {variant_words(folder.variant)}"
+                wanted = f"this device takes {variant_words(suits)} now"
+                lines.append(
+                    f"model {folder.manifest.id}: {kept}, but {wanted}; "
+                    "push it once more, as a higher version"
+                )
+        return lines
 
     def blame(self, last: PreviousCrash | None) -> None:
         """Count an abnormal end of the last run against the models in use at that moment.

@@ -159,7 +159,12 @@ def compose(
         settings.state,
         malformed=lambda: requests.malformed + runner.inbox.dropped,
         credible=runner.wall.credible,
-        problems=(recorder.problems, inventory.crashes.problems, background.problems),
+        problems=(
+            recorder.problems,
+            inventory.crashes.problems,
+            background.problems,
+            lambda: inventory.other_variants(s.model.folder for s in active.all() if s.model),
+        ),
         actions=following.health,
     )
     active.on_change.add(announcements.models, plan_writer.changed, upkeep.wake)
@@ -190,6 +195,7 @@ def _recipient(runner: Runner, inventory: Inventory) -> Recipient:
     return Recipient(
         device=runner.settings.device_id,
         profile=inventory.match.name,
+        here=inventory.here,
         groups=lambda: runner.settings.groups,
         trusted=lambda: TrustedKeys([Path(key) for key in runner.settings.trust.keys]),
         allow_unsigned=lambda: runner.settings.trust.allow_unsigned,

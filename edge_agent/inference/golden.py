@@ -41,7 +41,7 @@ def read_golden(model: Model) -> list[Case]:
         ModelError: the file is damaged, or its arrays do not fit the network.
 
     """
-    path = model.folder.path / GOLDEN
+    path = model.folder.golden
     if not path.exists():
         return []
     where = f"{model.id}: {GOLDEN}"

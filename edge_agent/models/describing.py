@@ -16,7 +16,7 @@ from .files.check_onnx import inspect
 from .files.facts import NetworkFacts
 from .files.guess import draft_of
 from .importing import BARE, draft_text, import_model
-from .manifest import GOLDEN, Manifest
+from .manifest import GOLDEN, Manifest, ModelFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def describe(path: Path) -> Description:
             folder = imported.folder
             # Its weights belong to the context.
             facts = bare or _inspect(folder.network)
-            missing = tuple(_missing(folder.manifest, folder.path, len(folder.labels)))
+            missing = tuple(_missing(folder))
             return Description(
                 folder.manifest.file,
                 facts,
@@ -76,14 +76,15 @@ def _inspect(network: Path) -> NetworkFacts:
         return inspect(network)
 
 
-def _missing(manifest: Manifest, folder: Path, labels: int) -> list[str]:
+def _missing(folder: ModelFolder) -> list[str]:
     """List what a model runs without, and is worse for."""
+    manifest, labels = folder.manifest, len(folder.labels)
     missing = []
     if manifest.task in {"detection", "classification"} and labels == 0:
         missing.append("labels: results carry numbers for names; write a labels.txt, one a line")
     if manifest.task == "classification" and manifest.output.threshold is None:
         missing.append("output.threshold: classes of any score are reported")
-    if not (folder / GOLDEN).is_file():
+    if not folder.golden.is_file():
         missing.append(
             f"{GOLDEN}: no device can tell whether its engine computes what was meant; "
             "`convert` and `quantize` write one"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -53,7 +53,7 @@ class ImportedModel:
 
 @contextmanager
 def import_model(
-    path: Path, name: str | None = None, version: str | None = None
+    path: Path, name: str | None = None, version: str | None = None, here: Sequence[str] = ()
 ) -> Iterator[ImportedModel]:
     """Import *path* as a loadable folder, for as long as the context lasts.
 
@@ -62,6 +62,7 @@ def import_model(
             shapes say what it is, or the folder in which an exporter left one.
         name: instead of its own.
         version: instead of its own; of a bare file "1" otherwise.
+        here: of a model with variants, those that suit, the most specific first.
 
     Raises:
         UsageError: there is nothing at *path*, or name or version are not valid.
@@ -76,12 +77,12 @@ def import_model(
         raise UsageError(f"{path}: no such file or folder")
     path = file_of(path)
     if path.is_dir() and name is None and version is None:
-        yield ImportedModel(load(path), ())
+        yield ImportedModel(load(path, here), ())
         return
     if path.suffix == ".tar":
         with (
             import_tar(path) as inside,
-            import_model(inside.folder.path, name, version) as imported,
+            import_model(inside.folder.path, name, version, here) as imported,
         ):
             yield imported
         return
@@ -115,7 +116,7 @@ def import_model(
                 f"{_hint(path)}"
             )
         write_manifest(manifest, made)
-        yield ImportedModel(load(made), assumptions)
+        yield ImportedModel(load(made, here), assumptions)
 
 
 def copy_folder(folder: Path, place: Path) -> None:

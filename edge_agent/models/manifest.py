@@ -6,7 +6,7 @@ Knows no engine and no weights; whether the network fits it is checked when both
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 MANIFEST = "model.toml"
 GOLDEN = "golden.npz"
 """Inputs and what they give, in a model's folder; see `inference.golden`."""
+GOLDENS = "golden*.npz"
+"""These, and those of variants."""
+KEPT = ".package/variant"
+"""In the folder of an installed model that has variants: the name of the one that is kept."""
 MAX_LABEL_BYTES = 2**20
 MAX_LABELS = 100_000
 
@@ -40,6 +44,9 @@ SIGNAL_LAYOUTS = ("ct", "tc", "flat-ct", "flat-tc")
 
 SCORED: frozenset[Task] = frozenset({"detection", "classification"})
 """Tasks whose findings have scores from 0 to 1; what the others give may be any number."""
+
+_SHARED = ("name", "version", "task", "variants")
+"""What no variant has of its own."""
 
 _STRICT: Any = {"extra": "forbid"}
 Size = Annotated[int, Gt(0), Le(16384)]
@@ -217,6 +224,8 @@ class Manifest:
     trial: TrialSpec = field(default_factory=TrialSpec)
     description: str = ""
     license: str = ""
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By architecture, profile or engine: the keys that are otherwise there."""
 
     @property
     def id(self) -> str:
@@ -239,14 +248,31 @@ class ModelFolder:
     labels: tuple[str, ...]
     usual: drift.Usual | None = None
     """Of its inputs and scores, where the folder says it."""
+    variant: str = ""
+    """Whose keys the manifest has; empty: its own alone."""
 
     @property
     def network(self) -> Path:
         return self.path / self.manifest.file
 
+    @property
+    def golden(self) -> Path:
+        """The golden outputs, if there are any."""
+        return _of_variant(self.path, GOLDEN, self.variant)
 
-def load(folder: Path) -> ModelFolder:
+    @property
+    def usual_file(self) -> Path:
+        """What `usual` is read from, if it is there."""
+        return _of_variant(self.path, drift.DRIFT, self.variant)
+
+
+def load(folder: Path, here: Sequence[str] = ()) -> ModelFolder:
     """Read the manifest and labels of a model folder.
+
+    Args:
+        folder: of the model.
+        here: variants that suit, the most specific first; of a model that is installed, the one
+            that is kept counts, whatever suits now.
 
     Raises:
         ModelError: something is missing, malformed or contradicts itself.
@@ -255,11 +281,79 @@ def load(folder: Path) -> ModelFolder:
     from ..core.schema import read_toml
 
     where = folder / MANIFEST
-    return check(parse(read_toml(where, ModelError), str(where)), folder)
+    manifests = parse_all(read_toml(where, ModelError), str(where))
+    variant = ""
+    if len(manifests) > 1:
+        kept = variant_kept(folder)
+        variant = chosen(manifests, here) if kept is None else kept
+        if variant not in manifests:
+            raise ModelError(f"{folder / KEPT}: {variant!r} is no variant of it; install it again")
+    return check(manifests[variant], folder, variant)
+
+
+def chosen(variants: Collection[str], here: Sequence[str]) -> str:
+    """Return the first of *here* that there is; empty: none, the manifest's own keys count."""
+    return next((name for name in here if name in variants), "")
+
+
+def variant_words(variant: str) -> str:
+    """Return a variant as it is named in sentences."""
+    return f"variant {variant}" if variant else "no variant"
+
+
+def variant_kept(folder: Path) -> str | None:
+    """Return the variant that an installation has kept; None: it has none, or is not installed."""
+    path = folder / KEPT
+    if not path.exists():
+        return None
+    return _read(path, 1024, "the name of a variant").decode(errors="replace").strip()
+
+
+def _of_variant(folder: Path, name: str, variant: str) -> Path:
+    """Return a variant's own file, as golden-arm.npz, where it has one; else that of all."""
+    path = folder / name
+    own = path.with_stem(f"{path.stem}-{variant}")
+    return own if variant and own.exists() else path
 
 
 def parse(data: Mapping[str, Any], where: str) -> Manifest:
     """Parse a manifest from the content of a TOML file or from a model's own metadata."""
+    return parse_all(data, where)[""]
+
+
+def parse_all(data: Mapping[str, Any], where: str) -> dict[str, Manifest]:
+    """Parse a manifest once for each of its variants; under "" is that without any.
+
+    Raises:
+        ModelError: one of them is malformed or contradicts itself.
+
+    """
+    own = _parse(data, where)
+    found = {"": own}
+    for name, table in own.variants.items():
+        place = f"{where}: variants.{name}"
+        if not is_name(name):
+            raise ModelError(f"{where}: variants: {name!r} is not a name ({NAME_RULE})")
+        for key in _SHARED:
+            if key in table:
+                raise ModelError(f"{place}: {key}: is the same for all variants; take it out")
+        rest = {key: value for key, value in data.items() if key != "variants"}
+        found[name] = replace(_parse(_merged(rest, table), place), variants=own.variants)
+    return found
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay one table over another: tables key by key, all else as a whole."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        both = isinstance(value, Mapping) and isinstance(under, Mapping)
+        merged[key] = _merged(under, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _parse(data: Mapping[str, Any], where: str) -> Manifest:
+    """Parse a manifest without looking into its variants."""
     from ..core.schema import build
 
     manifest = build(Manifest, data, where, ModelError)
@@ -355,7 +449,7 @@ def threshold_trouble(task: Task, threshold: float) -> str | None:
     return f"expected a number from 0 to 1, as the scores of task {task} are, found {threshold:g}"
 
 
-def check(manifest: Manifest, folder: Path) -> ModelFolder:
+def check(manifest: Manifest, folder: Path, variant: str = "") -> ModelFolder:
     """Check that the files a manifest names are there and inside its folder; read the labels."""
     where = folder / MANIFEST
     network = path_inside(folder, manifest.file, f"{where}: file")
@@ -379,15 +473,15 @@ def check(manifest: Manifest, folder: Path) -> ModelFolder:
             raise ModelError(f"{text}: is empty, expected one label a line")
         if len(labels) > MAX_LABELS:
             raise ModelError(f"{text}: {len(labels)} labels, expected at most {MAX_LABELS}")
-    return ModelFolder(folder, manifest, labels, _usual(folder, manifest))
+    usual = _usual(_of_variant(folder, drift.DRIFT, variant), manifest)
+    return ModelFolder(folder, manifest, labels, usual, variant)
 
 
-def _usual(folder: Path, manifest: Manifest) -> drift.Usual | None:
+def _usual(path: Path, manifest: Manifest) -> drift.Usual | None:
     """Read what is usual of a model's inputs and scores, where its folder has it."""
-    path = folder / drift.DRIFT
     if not path.exists():
         return None
-    text = path_inside(folder, drift.DRIFT, str(path))
+    text = path_inside(path.parent, path.name, str(path))
     data = _read(text, drift.MAX_BYTES, "distributions")
     try:
         return drift.parse(read_json(data), tuple(map(str, manifest.input.channels)))

@@ -36,6 +36,7 @@ class Receiving:
         recipient = Recipient(
             device="edge-01",
             profile="generic",
+            here=(),
             groups=tuple,
             trusted=lambda: TrustedKeys([]),
             allow_unsigned=lambda: True,

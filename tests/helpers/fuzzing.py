@@ -324,6 +324,7 @@ def _router(*, allow_unsigned: bool) -> Router:
     recipient = Recipient(
         device="box",
         profile="generic",
+        here=("generic", "onnxruntime", "x86_64", "x86"),
         groups=lambda: ("lab",),
         trusted=lambda: TrustedKeys([]),
         allow_unsigned=lambda: allow_unsigned,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,14 +54,25 @@ def main(options: Options) -> int:
         raise UsageError(f"PATH: {options.path!r}: no such file or folder")
     settings = load_settings(options)
     from ...models.store.install import install_folder
-    from ...runtime.serving.loader import open_library, open_store
+    from ...runtime.serving.loader import (
+        match_profile,
+        open_library,
+        open_store,
+        variants_here,
+    )
 
     store = open_store(settings)
     library = open_library(settings, store)
-    with _imported(path, options, store, library) as imported:
+    here = variants_here(settings, *match_profile(settings))
+    with _imported(path, options, store, library, here) as imported:
         for assumption in imported.assumptions:
             print(f"assumed  {assumption}")
         folder = imported.folder
+        if folder.manifest.variants:
+            print(
+                f"of its variants ({', '.join(folder.manifest.variants)}), this device takes"
+                f" {folder.variant or 'none'}"
+            )
         name, version = folder.manifest.name, folder.manifest.version
         if not options.allow_older:
             _refuse_older(store, name, version)
@@ -74,7 +86,9 @@ def main(options: Options) -> int:
     return 0
 
 
-def _imported(path: Path, options: Options, store: Store, library: Library) -> Any:
+def _imported(
+    path: Path, options: Options, store: Store, library: Library, here: Sequence[str]
+) -> Any:
     """Make a folder of what the user names: a context."""
     from ...models.importing import BARE, file_of, import_model
 
@@ -82,7 +96,7 @@ def _imported(path: Path, options: Options, store: Store, library: Library) -> A
     name, version = options.name, options.model_version
     if path.suffix in BARE and version is None and (name is None or is_name(name)):
         version = _next_version(store, library, name or safe_name(path.stem))
-    return import_model(path, name, version)
+    return import_model(path, name, version, here)
 
 
 def _refuse_older(store: Store, name: str, version: str) -> None:

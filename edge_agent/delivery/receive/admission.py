@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from ...core.errors import ModelError
 from ...core.names import version_key
 from ...inference.prepared.build import collect
+from ...models.manifest import chosen, variant_kept, variant_words
 from ...models.packages.keys import TrustedKeys
 from ...models.packages.package import PackageHeader, check_expiry, check_targets, verify_header
 from ...models.store.catalog import Library
@@ -27,6 +28,8 @@ class Recipient:
 
     device: str
     profile: str
+    here: tuple[str, ...]
+    """Variants that suit it, the most specific first."""
     groups: Callable[[], Collection[str]]
     trusted: Callable[[], TrustedKeys]
     allow_unsigned: Callable[[], bool]
@@ -127,15 +130,19 @@ class Admission:
 
         """
         name, version = header.name, header.version
-        if self._store.path(name, version) is None:
+        place = self._store.path(name, version)
+        if place is None:
             self.check_not_elsewhere(name, version)
             return False
+        other = "with other content"
         if self._store.transfer(name, version) == transfer or self._is_same(header):
-            return True
+            kept, wanted = variant_kept(place) or "", chosen(header.variants, self._recipient.here)
+            if not header.variants or kept == wanted:
+                return True
+            other = f"as {variant_words(kept)}, and is to be {variant_words(wanted)} now"
         if phase is not None or self._store.accepted(name, version):
             raise ModelError(
-                f"{header.id} is on this device already, with other content;"
-                " give it a higher version"
+                f"{header.id} is on this device already, {other}; give it a higher version"
             )
         with self._store.locked():
             self._store.discard(name, version)
@@ -151,6 +158,11 @@ class Admission:
         except (ModelError, OSError):
             return False
         return known.blocks_sha256 == header.blocks_sha256
+
+    @property
+    def here(self) -> tuple[str, ...]:
+        """The variants that suit this device, the most specific first."""
+        return self._recipient.here
 
     def make_room(self, size: int, transfer: str | None = None) -> None:
         """Make room in the store for *size* bytes more, if need be of what is not used.

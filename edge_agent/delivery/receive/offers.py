@@ -125,7 +125,7 @@ class Offers:
             if self.answer_present(transfer, header):
                 return
             self._blocks.check_free()
-            self._admission.make_room(header.size, transfer)
+            self._admission.make_room(header.share(self._admission.here).bytes, transfer)
         except ModelError as problem:
             self._status.reject(transfer, str(problem))
             return

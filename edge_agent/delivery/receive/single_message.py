@@ -89,17 +89,19 @@ class SingleMessages:
         members = archive.members(header)
         if self._offers.answer_present(transfer, header):
             return None
-        self._admission.make_room(header.size)
+        self._admission.make_room(header.share(self._admission.here).bytes)
 
         def install() -> ModelFolder:
             self._admission.check(front.header, front.signature)
-            return install_package(self._store, front, header, blocks, members)
+            return install_package(
+                self._store, front, header, blocks, members, self._admission.here
+            )
 
         return Candidate(header.name, header.version, transfer, install)
 
     def _install_handmade(self, archive: Archive) -> ModelFolder:
         """Install a tar without a header; its name and version are known only then."""
-        folder = install_handmade(self._store, archive)
+        folder = install_handmade(self._store, archive, self._admission.here)
         name, version = folder.manifest.name, folder.manifest.version
         try:
             self._admission.check_not_older(name, version)

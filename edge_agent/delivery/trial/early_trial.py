@@ -173,6 +173,8 @@ class EarlyTrials:
         """Begin the trial of a package that is about to arrive, where that is worth it."""
         if (
             header.size < WORTH_BYTES
+            # Which of its networks it is, is known when it is complete.
+            or header.variants
             or not self._overlap
             or (self._latest is not None and not self._latest.over)
             or not has_room(header.size)

@@ -13,7 +13,7 @@ from typing import Any
 from ...core.errors import ModelError
 from ...core.files import copy_owner
 from ...core.state_file import StateFile
-from ...models.manifest import GOLDEN
+from ...models.manifest import GOLDENS
 from ...models.store.store import NOTES
 from .artifact import FOLDER
 
@@ -136,7 +136,7 @@ def _files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder).parts
         apart = any(part.startswith(".") or part == NOTES for part in inside)
-        if path.name != GOLDEN and not apart and path.is_file():
+        if not path.match(GOLDENS) and not apart and path.is_file():
             yield path
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -136,6 +137,13 @@ class BlockList:
         """Bytes of all blocks."""
         return sum(self.lengths)
 
+    def touched(self, offset: int, length: int) -> range:
+        """Return the indices of the blocks that have something of a part of the stream."""
+        if length <= 0:
+            return range(0)
+        first = bisect_right(self.offsets, offset) - 1
+        return range(first, bisect_right(self.offsets, offset + length - 1))
+
     def to_bytes(self) -> bytes:
         """Encode `package.blocks`."""
         return b"".join(map(ENTRY.pack, self.lengths, self.digests))
@@ -157,18 +165,26 @@ class BlockList:
             raise ModelError(f"block {index}: is not what the package was made with (SHA-256)")
 
 
-def verified(blocks: BlockList, read: Callable[[int, int], bytes]) -> Iterator[bytes]:
+def verified(
+    blocks: BlockList,
+    read: Callable[[int, int], bytes],
+    taken: Callable[[int], bool] = lambda _index: True,
+) -> Iterator[bytes]:
     """Iterate over the blocks, each only after its digest has been checked.
 
     Args:
         blocks: of the stream.
         read: returns the bytes at an offset, of a length.
+        taken: whether a block is there; zeros stand for one that is not.
 
     Raises:
         ModelError: a block is not what the list says.
 
     """
     for index, (offset, length) in enumerate(zip(blocks.offsets, blocks.lengths, strict=True)):
+        if not taken(index):
+            yield bytes(length)
+            continue
         data = read(offset, length)
         blocks.check(index, data)
         yield data

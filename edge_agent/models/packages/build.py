@@ -9,18 +9,20 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ...core.containment import contained
 from ...core.errors import ModelError
 from ...core.files import disk_errors, output_file
+from ..files.check_onnx import inspect
 from ..files.tensor_ranges import tensor_ranges
 from ..manifest import MANIFEST, ModelFolder, load
 from .archive import Front, open_archive
-from .blocks import CUT, SMALL, BlockList, cut
+from .blocks import CUT, SMALL, BlockList, cut, ranges
 from .package import (
     FRONT_NAMES,
     HEADER,
@@ -139,12 +141,15 @@ def make(
     """
     with disk_errors(f"{model.path}: reading the model"):
         layout, blocks = cut_folder(model.path)
-    front = describe(model, blocks, key=key, expires=expires, targets=targets, created=created)
+    front = describe(
+        model, layout, blocks, key=key, expires=expires, targets=targets, created=created
+    )
     return Package(front, PackageHeader.parse(front.header), blocks, layout.stream(model.path))
 
 
 def describe(
     model: ModelFolder,
+    layout: Layout,
     blocks: BlockList,
     *,
     key: Ed25519PrivateKey | None = None,
@@ -155,7 +160,7 @@ def describe(
     """Build the first members of a package of *blocks*; the arguments are those of `make`.
 
     Raises:
-        ModelError: a target or a time makes no sense.
+        ModelError: a target or a time makes no sense, or a variant is not complete.
 
     """
     for target in targets:
@@ -174,11 +179,50 @@ def describe(
         "bytes": blocks.total,
         "blocks": len(blocks),
         "blocks_sha256": hashlib.sha256(block_list).hexdigest(),
+        "variants": _shares(model, layout, blocks) or None,
     }
     data = json.dumps({key: value for key, value in says.items() if value is not None}).encode()
     if len(data) > MAX_HEADER:
         raise ModelError(f"{HEADER}: {len(data)} bytes, at most {MAX_HEADER}; name fewer targets")
     return Front(data, key.sign(data) if key else None, block_list)
+
+
+def _shares(model: ModelFolder, layout: Layout, blocks: BlockList) -> dict[str, Mapping[str, Any]]:
+    """Say which blocks the devices of each variant take: all but those of others' files alone.
+
+    Raises:
+        ModelError: a variant names a file that is not there, or no network.
+
+    """
+    if not model.manifest.variants:
+        return {}
+    names = ("", *model.manifest.variants)
+    own = {name: _named(load(model.path, [name])) for name in names}
+    shares: dict[str, Mapping[str, Any]] = {}
+    for name in names:
+        others = set().union(*own.values()) - own[name]
+        left = {
+            index
+            for file, begin, size in layout.files()
+            if file in others
+            for index in blocks.touched(begin, size)
+            # One that a small file shares with its neighbours is taken.
+            if blocks.offsets[index] >= begin
+            and blocks.offsets[index] + blocks.lengths[index] <= begin + size
+        }
+        taken = [index for index in range(len(blocks)) if index not in left]
+        size = sum(blocks.lengths[index] for index in taken)
+        shares[name] = {"bytes": size, "blocks": ranges(taken)}
+    return shares
+
+
+def _named(model: ModelFolder) -> set[str]:
+    """List the files of a model that its variant names: what no other variant needs."""
+    with contained(str(model.network), ModelError):
+        files = [*inspect(model.network).files, model.golden, model.usual_file]
+    if isinstance(model.manifest.output.labels, str):
+        files.append(model.path / model.manifest.output.labels)
+    return {file.relative_to(model.path).as_posix() for file in files}
 
 
 def cut_folder(folder: Path) -> tuple[Layout, BlockList]:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +23,7 @@ from ...core.constraints import Ge, Le
 from ...core.errors import ModelError
 from ...core.names import NAME_RULE, is_name, is_version
 from ...core.schema import build
+from ..manifest import chosen
 from .blocks import ENTRY, MAX_BLOCK, MAX_BLOCKS, BlockList
 from .keys import SIGNATURE_BYTES, TrustedKeys, verify
 
@@ -28,6 +31,25 @@ HEADER, SIGNATURE, BLOCKS = FRONT_NAMES = ("package.json", "package.sig", "packa
 MAX_HEADER = 16 * 1024
 MAX_TARGETS = 64
 SCHEMA = 1
+
+
+Count = Annotated[int, Ge(0), Le(MAX_BLOCKS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What a device takes of a package."""
+
+    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - pydantic's own form
+    bytes: Annotated[int, Ge(1), Le(MAX_BLOCKS * MAX_BLOCK)]
+    """Of its blocks."""
+    blocks: tuple[tuple[Count, Count], ...]
+    """Ranges, rising, both ends inclusive."""
+
+    def has(self, index: int) -> bool:
+        """Whether a block is in it."""
+        at = bisect_right(self.blocks, index, key=itemgetter(0)) - 1
+        return at >= 0 and index <= self.blocks[at][1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +66,7 @@ class _Written:
     bytes: Annotated[int, Ge(1), Le(MAX_BLOCKS * MAX_BLOCK)]
     blocks: Annotated[int, Ge(1), Le(MAX_BLOCKS)]
     blocks_sha256: str
+    variants: Mapping[str, Share] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +83,9 @@ class PackageHeader:
     """Of the members after the first three, as the tar has them; what the blocks add up to."""
     blocks: int
     blocks_sha256: str
+    variants: Mapping[str, Share] = field(default_factory=dict)
+    """By name of a variant, what a device of it takes; under "", one that none suits. Empty: the
+    manifest has none."""
 
     @classmethod
     def parse(cls, data: bytes) -> PackageHeader:
@@ -94,6 +120,7 @@ class PackageHeader:
         digest = written.blocks_sha256
         if len(digest) != 64 or digest.strip("0123456789abcdef"):
             raise ModelError(f"{HEADER}: blocks_sha256: expected 64 hex digits in lower case")
+        _check_shares(written)
         expires = written.expires
         return cls(
             written.name,
@@ -104,6 +131,7 @@ class PackageHeader:
             written.bytes,
             written.blocks,
             digest,
+            written.variants,
         )
 
     def block_list(self, data: bytes) -> BlockList:
@@ -115,6 +143,17 @@ class PackageHeader:
         """
         return BlockList.parse(data, count=self.blocks, total=self.size, sha256=self.blocks_sha256)
 
+    def share(self, here: Sequence[str]) -> Share:
+        """Return what a device takes of it.
+
+        Args:
+            here: variants that suit the device, the most specific first.
+
+        """
+        if not self.variants:
+            return Share(bytes=self.size, blocks=((0, self.blocks - 1),))
+        return self.variants[chosen(self.variants, here)]
+
     @property
     def list_bytes(self) -> int:
         """Length of `package.blocks`, bytes."""
@@ -124,6 +163,25 @@ class PackageHeader:
     def id(self) -> str:
         """name@version."""
         return f"{self.name}@{self.version}"
+
+
+def _check_shares(written: _Written) -> None:
+    """Check that what each variant takes is something of the package."""
+    if written.variants and "" not in written.variants:
+        raise ModelError(f"{HEADER}: variants: those that none suits have no blocks")
+    for name, share in written.variants.items():
+        last = -1
+        for first, end in share.blocks:
+            if not last < first <= end < written.blocks:
+                raise ModelError(
+                    f"{HEADER}: variants.{name}: [{first}, {end}] is no range of"
+                    f" {written.blocks} blocks in rising order"
+                )
+            last = end
+        if share.bytes > written.bytes:
+            raise ModelError(
+                f"{HEADER}: variants.{name}: {share.bytes} bytes of {written.bytes} in all"
+            )
 
 
 def _json(data: bytes) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -85,19 +85,29 @@ class Layout:
                 pieces.append(Piece(folder / name, length))
         return Stream(pieces)
 
-    def files_in(self, offset: int, length: int) -> list[str]:
-        """List the files of which a part of the stream has something."""
-        found = []
+    def files(self) -> Iterator[tuple[str, int, int]]:
+        """Iterate over the files: name, where its content begins in the stream, and its length."""
         end = 0
         for name, size in self.pieces:
             begin, end = end, end + size
-            if name is not None and begin < offset + length and offset < end:
-                found.append(name)
-        return found
+            if name is not None:
+                yield name, begin, size
+
+    def files_in(self, offset: int, length: int) -> list[str]:
+        """List the files of which a part of the stream has something."""
+        return [
+            name
+            for name, begin, size in self.files()
+            if begin < offset + length and offset < begin + size
+        ]
 
 
 def unpack(
-    reader: TarReader, folder: Path, where: str, rename: Callable[[str], str | None] = str
+    reader: TarReader,
+    folder: Path,
+    where: str,
+    rename: Callable[[str], str | None] = str,
+    taken: Callable[[int, int], bool] = lambda _offset, _length: True,
 ) -> Layout:
     """Write all members that follow into *folder*, each durable but for the folders' own names.
 
@@ -106,6 +116,8 @@ def unpack(
         folder: exists and is empty.
         where: names the archive in errors.
         rename: returns the name to write a member under, or None to leave it out.
+        taken: whether a file's content is there, by offset in the stream and length; one that is
+            not is left out, too, but has its place in the layout.
 
     Raises:
         ModelError: the archive is not fit to unpack; *folder* then holds a part of it.
@@ -114,10 +126,11 @@ def unpack(
     """
     pieces: list[tuple[str | None, int]] = []
     seen: set[str] = set()
-    framed = 0
+    framed = content = 0
     while member := reader.next():
         pieces.append((None, len(reader.frame) - framed))
         framed = len(reader.frame)
+        begin, content = framed + content, content + member.size
         name = rename(member.name)
         if name is None or name == ".":
             for _ in reader.content():
@@ -128,7 +141,11 @@ def unpack(
         seen.add(name)
         if len(seen) > MAX_MEMBERS:
             raise ModelError(f"{where}: more than {MAX_MEMBERS} members")
-        _place(reader, member, folder / name, where)
+        if taken(begin, member.size):
+            _place(reader, member, folder / name, where)
+        else:
+            for _ in reader.content():
+                pass
         if member.kind == "file":
             pieces.append((name, member.size))
             fault("install.file")

@@ -10,7 +10,7 @@ import errno
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -42,7 +42,12 @@ class Incoming:
     """One transfer, open for writing by one thread."""
 
     def __init__(
-        self, store: Store, front: Front, header: PackageHeader, blocks: BlockList
+        self,
+        store: Store,
+        front: Front,
+        header: PackageHeader,
+        blocks: BlockList,
+        here: Sequence[str] = (),
     ) -> None:
         """Start a transfer, or resume one that was interrupted.
 
@@ -51,6 +56,7 @@ class Incoming:
             front: the first members of the package.
             header: their content; verified.
             blocks: the list in them, checked.
+            here: variants that suit this device; what is of others counts as there.
 
         Raises:
             ModelError: it is open already, or the disk is full or broken; nothing is left then.
@@ -58,6 +64,8 @@ class Incoming:
         """
         self.front, self.header, self.blocks = front, header, blocks
         self.transfer = front.transfer
+        self.here = here
+        self._share = header.share(here)
         self._store = store
         self._folder = store.incoming / front.transfer
         self._where: dict[bytes, list[int]] = {}
@@ -111,13 +119,24 @@ class Incoming:
             write_front(staged, self.front, sync=False)
             descriptor = os.open(staged / _DATA, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
             try:
-                _reserve(descriptor, self.header.size)
+                self._reserve(descriptor)
             finally:
                 os.close(descriptor)
             copy_owner(staged, self._store.root)
             fault("receive.metadata")
             staged.rename(self._folder)
             fault("receive.ready")
+
+    def _reserve(self, descriptor: int) -> None:
+        """Reserve the disk space now: better no transfer than one that fails at its end."""
+        os.ftruncate(descriptor, self.header.size)
+        offsets = (*self.blocks.offsets, self.blocks.total)
+        for first, last in self._share.blocks:
+            try:
+                os.posix_fallocate(descriptor, offsets[first], offsets[last + 1] - offsets[first])
+            except OSError as problem:
+                if problem.errno not in {errno.EOPNOTSUPP, errno.EINVAL}:
+                    raise
 
     def _open(self) -> tuple[int, int]:
         """Lock the transfer against collectors and second receivers; open its data."""
@@ -142,7 +161,8 @@ class Incoming:
             zip(self.blocks.offsets, self.blocks.lengths, strict=True)
         ):
             data = os.pread(self._file, length, offset)
-            self._has[index] = hashlib.sha256(data).digest() == self.blocks.digests[index]
+            right = hashlib.sha256(data).digest() == self.blocks.digests[index]
+            self._has[index] = right or not self._share.has(index)
         self._count, self._low = sum(self._has), 0
 
     def _count_zeros(self) -> None:
@@ -150,12 +170,13 @@ class Incoming:
         lengths = set(self.blocks.lengths)
         zeros = {length: hashlib.sha256(bytes(length)).digest() for length in lengths}
         for index, length in enumerate(self.blocks.lengths):
-            self._has[index] = zeros[length] == self.blocks.digests[index]
+            zero = zeros[length] == self.blocks.digests[index]
+            self._has[index] = zero or not self._share.has(index)
         self._count = sum(self._has)
 
     @property
     def have(self) -> int:
-        """Number of blocks that are there."""
+        """Number of blocks that are there, or are other variants'."""
         return self._count
 
     @property
@@ -318,16 +339,6 @@ class Incoming:
     def _bytes_here(self) -> int:
         pairs = zip(self.blocks.lengths, self._has, strict=True)
         return sum(length for length, has in pairs if has)
-
-
-def _reserve(descriptor: int, size: int) -> None:
-    """Reserve the disk space now: better no transfer than one that fails at its end."""
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as problem:
-        if problem.errno not in {errno.EOPNOTSUPP, errno.EINVAL}:
-            raise
-        os.ftruncate(descriptor, size)
 
 
 def interrupted_transfers(store: Store) -> dict[str, Front]:

@@ -6,7 +6,7 @@ All end alike: unpacked into staging, checked, and renamed into place in one ste
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,6 +29,7 @@ def install_package(
     header: PackageHeader,
     blocks: BlockList,
     read: Callable[[int, int], bytes],
+    here: Sequence[str] = (),
 ) -> ModelFolder:
     """Unpack a package into the store.
 
@@ -39,23 +40,33 @@ def install_package(
         blocks: the list in them.
         read: returns the bytes of the blocks, by offset and length: `Archive.members` or
             `Incoming.read`.
+        here: variants that suit this device, the most specific first; files that only others name
+            are left out.
 
     Raises:
         ModelError: it is damaged, not what it says it is, or there is no room. Nothing is left.
 
     """
+    share = header.share(here)
+
+    def taken(offset: int, length: int) -> bool:
+        return all(map(share.has, blocks.touched(offset, length)))
+
     with store.stage() as staged, _plainly(staged, header.id):
         with disk_errors("unpacking it"):
-            layout = unpack(member_reader(header, blocks, read), staged, header.id, _own_names)
-        model = load(staged)
+            reader = member_reader(header, blocks, read, share)
+            layout = unpack(reader, staged, header.id, _own_names, taken)
+        model = load(staged, here)
         manifest = model.manifest
         if (manifest.name, manifest.version) != (header.name, header.version):
             raise ModelError(
                 f"model.toml says {manifest.id}, but the package says {header.id}; pack it again"
             )
+        if header.variants and header.variants.keys() != {"", *manifest.variants}:
+            raise ModelError("model.toml has other variants than the package; pack it again")
         fault("install.unpacked")
         with disk_errors("keeping its block list"):
-            write_notes(staged, front, layout)
+            write_notes(staged, front, layout, _kept(model))
         place = store.commit(staged, header.name, header.version)
     return load(place)
 
@@ -68,13 +79,17 @@ def install_incoming(store: Store, incoming: Incoming) -> ModelFolder:
             `recheck` or `discard`.
 
     """
-    model = install_package(store, incoming.front, incoming.header, incoming.blocks, incoming.read)
+    model = install_package(
+        store, incoming.front, incoming.header, incoming.blocks, incoming.read, incoming.here
+    )
     incoming.discard()
     return model
 
 
-def install_handmade(store: Store, archive: Archive) -> ModelFolder:
+def install_handmade(store: Store, archive: Archive, here: Sequence[str] = ()) -> ModelFolder:
     """Unpack a tar that was made by hand, hence unsigned; the caller has checked that it may.
+
+    Of a model with variants the one is kept that suits *here*, the most specific first.
 
     Raises:
         ModelError: it is no model, or there is no room. Nothing is left.
@@ -82,11 +97,11 @@ def install_handmade(store: Store, archive: Archive) -> ModelFolder:
     """
     with store.stage() as staged, _plainly(staged, archive.where):
         unpack_handmade(archive, staged)
-        return _adopt(store, staged)
+        return _adopt(store, staged, here)
 
 
 def install_folder(store: Store, model: ModelFolder) -> ModelFolder:
-    """Copy a model folder into the store.
+    """Copy a model folder into the store; of one with variants, that which it was loaded as.
 
     Raises:
         ModelError: it is not fit for the store, or there is no room. Nothing is left.
@@ -99,17 +114,27 @@ def install_folder(store: Store, model: ModelFolder) -> ModelFolder:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, place, follow_symlinks=False)
                 fault("install.file")
-        return _adopt(store, staged)
+        return _adopt(store, staged, [model.variant])
 
 
-def _adopt(store: Store, staged: Path) -> ModelFolder:
+def _adopt(store: Store, staged: Path, here: Sequence[str]) -> ModelFolder:
     """Commit a staged folder, with the notes that a package would have left."""
-    model = load(staged)
+    model = load(staged, here)
     fault("install.unpacked")
     with disk_errors("keeping its block list"):
         layout, blocks = cut_folder(staged)
-        write_notes(staged, describe(model, blocks), layout)
+        front = describe(model, layout, blocks)
+        share = PackageHeader.parse(front.header).share(here)
+        for name, begin, size in layout.files():
+            if not all(map(share.has, blocks.touched(begin, size))):
+                (staged / name).unlink()
+        write_notes(staged, front, layout, _kept(model))
     return load(store.commit(staged, model.manifest.name, model.manifest.version))
+
+
+def _kept(model: ModelFolder) -> str | None:
+    """Return the variant that is to be noted; None: it has none."""
+    return model.variant if model.manifest.variants else None
 
 
 def _own_names(name: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ...core.errors import ModelError
 from ...core.files import write_new
+from ..manifest import KEPT
 from ..packages.archive import Front
 from ..packages.blocks import BlockList
 from ..packages.build import cut_folder
@@ -37,8 +38,14 @@ class Source:
     stream: Stream
 
 
-def write_notes(folder: Path, front: Front, layout: Layout) -> None:
+def write_notes(folder: Path, front: Front, layout: Layout, variant: str | None) -> None:
     """Write how a version arrived beside its files: front, frame and layout.
+
+    Args:
+        folder: of the version.
+        front: of its package.
+        layout: of its files.
+        variant: that is kept of it; None: it has none.
 
     Raises:
         OSError: the disk is full or broken.
@@ -49,6 +56,8 @@ def write_notes(folder: Path, front: Front, layout: Layout) -> None:
     write_front(notes, front)
     write_new(notes / FRAME, layout.frame)
     write_new(notes / LAYOUT, json.dumps(layout.pieces).encode())
+    if variant is not None:
+        write_new(folder / KEPT, variant.encode())
 
 
 def write_front(folder: Path, front: Front, *, sync: bool = True) -> None:
@@ -136,10 +145,15 @@ def check_unchanged(folder: Path, label: str) -> None:
     trouble = f"{NOTES}, where it is kept how it was installed"
     try:
         front = read_front(notes)
-        blocks = PackageHeader.parse(front.header).block_list(front.block_list)
+        header = PackageHeader.parse(front.header)
+        blocks = header.block_list(front.block_list)
+        kept = (folder / KEPT).read_text() if header.variants else ""
+        share = header.share([kept])
         layout = _layout(notes)
         stream = layout.stream(folder)
         for index, offset in enumerate(blocks.offsets):
+            if not share.has(index):
+                continue
             length = blocks.lengths[index]
             trouble = " or ".join(layout.files_in(offset, length)) or trouble
             blocks.check(index, stream.read(offset, length))

@@ -50,6 +50,14 @@ from .tuning_results import TuningResults, Way
 
 log = logging.getLogger(__name__)
 
+ARCHITECTURES = {
+    "x86_64": ("x86",),
+    "aarch64": ("arm64", "arm"),
+    "armv7l": ("arm",),
+    "armv6l": ("arm",),
+}
+"""Other names of an architecture, as variants may be called."""
+
 
 def match_profile(settings: Settings) -> tuple[Match, Facts]:
     """Choose this device's profile.
@@ -60,6 +68,20 @@ def match_profile(settings: Settings) -> tuple[Match, Facts]:
     """
     facts = read_facts()
     return choose(load_profiles(default_dirs()), facts, settings.profile), facts
+
+
+def variants_here(settings: Settings, match: Match, facts: Facts) -> tuple[str, ...]:
+    """List the variants of a model that suit this device, the most specific first.
+
+    They are named after the profile, its first engine that is installed, and the architecture.
+    """
+    wanted = settings.engine
+    if wanted == "auto":
+        listed = [line.engine for line in match.profile.engines]
+        engines = [engine for engine in listed if is_installed(engine)][:1]
+    else:
+        engines = [wanted]
+    return (match.name, *engines, facts.arch, *ARCHITECTURES.get(facts.arch, ()))
 
 
 def open_library(settings: Settings, store: Store) -> Library:

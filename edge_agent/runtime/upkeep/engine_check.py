@@ -18,7 +18,6 @@ from ...device.headroom import has_room
 from ...inference.golden import compare_golden
 from ...inference.model import Model
 from ...inference.trust import open_plain, why_wrong
-from ...models.manifest import GOLDEN
 from ..serving.active import ActiveModels, Serving
 from ..serving.engine_doubts import EngineDoubts
 from ..serving.loader import ModelLoader
@@ -67,7 +66,7 @@ class EngineCheck:
             return None  # computes what the network says, and is what others are compared with
         if doubts is None or doubts.sound(model.folder.path, model.choice):
             return None
-        if (model.folder.path / GOLDEN).is_file():
+        if model.folder.golden.is_file():
             agreement = compare_golden(model)
             passed = agreement is None or agreement.passed
             why = None if agreement is None or passed else f"golden: {agreement.why}"
