@@ -451,7 +451,9 @@ def threshold_trouble(task: Task, threshold: float) -> str | None:
 
 def check(manifest: Manifest, folder: Path, variant: str = "") -> ModelFolder:
     """Check that the files a manifest names are there and inside its folder; read the labels."""
-    where = folder / MANIFEST
+    where = str(folder / MANIFEST)
+    if variant:
+        where += f": variants.{variant}"
     network = path_inside(folder, manifest.file, f"{where}: file")
     if network.suffix not in {".onnx", ".xml", ".tflite"}:
         raise ModelError(f"{where}: file: {manifest.file!r} is neither .onnx nor .xml nor .tflite")

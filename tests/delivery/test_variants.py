@@ -159,7 +159,7 @@ def test_the_most_specific_variant_is_laid_over_the_manifest(tmp_path: Path) -> 
         ({"a b": {}}, "variants: 'a b' is not a name"),
         ({"arm": 3}, "variants.arm"),
         ({"arm": {"output": {"decoder": "yolox"}}}, "variants.arm: output.decoder: 'yolox'"),
-        ({"arm": {"file": "arm.onnx"}}, "file: 'arm.onnx' is missing"),
+        ({"arm": {"file": "arm.onnx"}}, "variants.arm: file: 'arm.onnx' is missing"),
     ],
 )
 def test_a_wrong_variant_is_refused_when_it_is_packed(
