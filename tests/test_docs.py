@@ -232,7 +232,7 @@ def test_examples_are_settings_and_manifests_that_are_accepted(
             if "task" in content:
                 parse(content, where)
                 read["manifest"] += 1
-            elif {"input", "output"} & set(content):
+            elif {"input", "output", "variants"} & set(content):
                 assert set(content) <= {item.name for item in fields(Manifest)}, where
                 read["part of a manifest"] += 1
             else:
