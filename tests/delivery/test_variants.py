@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edge_agent.config.load import load as load_settings
 from edge_agent.core.errors import ModelError
 from edge_agent.models.manifest import load
 from edge_agent.models.packages.build import Package, make, open_package
@@ -16,6 +18,7 @@ from edge_agent.models.store.incoming import Incoming
 from edge_agent.models.store.install import install_folder, install_incoming
 from edge_agent.models.store.local_blocks import check_unchanged
 from edge_agent.models.store.store import Store
+from edge_agent.runtime.serving.loader import match_profile, variants_here
 from tests.helpers.push import LABELS, Box, classifier, golden, manifest, start_box
 from tests.helpers.support import AgentProcess, Listener, Mosquitto, run_cli
 
@@ -251,3 +254,28 @@ def test_a_header_with_impossible_shares_is_refused(tmp_path: Path, variants: An
     PackageHeader.parse(json.dumps(header).encode())
     with pytest.raises(ModelError, match="variants"):
         PackageHeader.parse(json.dumps({**header, "variants": variants}).encode())
+
+
+@pytest.mark.parametrize(
+    ("engine", "arch", "suit"),
+    [
+        ("onnxruntime", "aarch64", ("generic", "onnxruntime", "aarch64", "arm64", "arm")),
+        ("openvino", "x86_64", ("generic", "openvino", "x86_64", "x86")),
+        ("auto", "riscv64", ("generic", "riscv64")),
+    ],
+)
+def test_a_device_is_its_profile_then_its_engine_then_its_architecture(
+    tmp_path: Path, engine: str, arch: str, suit: tuple[str, ...]
+) -> None:
+    """The variant of the most specific name counts; a forced engine is the device's engine."""
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'device_id = "box"\nprofile = "generic"\nengine = "{engine}"\n'
+        '[broker]\nurl = "mqtt://127.0.0.1"\n'
+    )
+    settings = load_settings(config, {})
+    match, facts = match_profile(settings)
+    here = variants_here(settings, match, replace(facts, arch=arch))
+    assert [name for name in here if name in suit] == list(suit)
+    assert here[0] == "generic"
+    assert here[2:] == suit[-len(here[2:]) :]
