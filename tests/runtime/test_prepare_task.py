@@ -21,6 +21,7 @@ from edge_agent.models.store.store import Store
 from edge_agent.runtime.serving.active import Serving
 from edge_agent.runtime.upkeep.prepare_task import PrepareTask
 from tests.helpers.start_box import numbers
+from tests.helpers.support import wait_until
 
 CPU = EngineChoice("onnxruntime", threads=1)
 
@@ -48,6 +49,31 @@ def planned_form(tmp_path: Path, serving: Serving) -> str:
     (only,) = task.planned()
     assert only.quick is not bool(only.form)
     return only.form
+
+
+def test_a_form_that_turns_out_damaged_while_it_is_measured_is_made_again(
+    tmp_path: Path, serving: Serving
+) -> None:
+    """The measurement comes to nothing, which says nothing of the form that is made next."""
+    active: Any = SimpleNamespace(all=lambda: [serving])
+    loader: Any = SimpleNamespace(profile=SimpleNamespace(memory_budget_mb=0))
+    task = PrepareTask(
+        Store(tmp_path / "state"), active, loader, lambda: 0, lambda: None, threading.Event()
+    )
+    model = serving.model
+    assert model is not None
+    form = model.engine.prepared
+    assert form is not None
+    assert task.run(serving, model) is None
+    assert task.state("numbers") == "ready"
+    assert task.measure(serving, model) is not None
+    form.damaged = "weights.bin has changed on the disk"
+    assert task.run(serving, model) is not None
+    assert not Path(form.folder).exists()
+    wait_until(lambda: task.run(serving, model) is None, "another form")
+    assert task.state("numbers") == "ready"
+    assert Path(form.folder).is_dir()
+    task.close()
 
 
 def test_a_stop_right_after_the_start_keeps_the_form_in_the_plan(

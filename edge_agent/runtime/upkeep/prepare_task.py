@@ -38,8 +38,15 @@ POLL_SECONDS = 0.1
 class _Making:
     """A form that is being made or measured; what else there is to do goes on meanwhile."""
 
-    def __init__(self, folder: ModelFolder, make: Callable[[], Artifact]) -> None:
+    def __init__(
+        self,
+        folder: ModelFolder,
+        make: Callable[[], Artifact],
+        measured: Artifact | None = None,
+    ) -> None:
         self.folder = folder
+        self.measured = measured
+        """The form that is being measured; None: one is being made."""
         self._make = make
         self._form: Artifact | None = None
         self._problem: AgentError | OSError | None = None
@@ -147,6 +154,7 @@ class PrepareTask:
                     budget_mb=self._budget_mb,
                     stopped=self._stopped,
                 ),
+                form,
             )
         return POLL_SECONDS
 
@@ -216,17 +224,20 @@ class PrepareTask:
         )
 
     def _finish(self) -> None:
-        """Take the form that has been made, if it is there."""
+        """Take the form that has been made or measured, if it is there."""
         making = self._making
         if making is None or not making.done:
             return
         self._making = None
+        measured = making.measured
+        if measured is not None and self._forms.get(making.folder.path) is not measured:
+            return  # it has turned out damaged meanwhile
         try:
             form = making.result()
         except StoppedError:
-            log.debug("model %s: its form is made at the next start", making.folder.manifest.id)
+            log.debug("model %s: the next start goes on with its form", making.folder.manifest.id)
         except (AgentError, OSError) as problem:
-            if isinstance(self._forms.get(making.folder.path), Artifact):
+            if measured is not None:
                 log.warning("%s; it is loaded whole", problem)
                 self._unmeasured.add(making.folder.path)
             else:
