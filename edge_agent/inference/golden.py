@@ -17,7 +17,6 @@ from ..core.types import (
     Array,
     TensorSpec,
 )
-from ..models.manifest import GOLDEN
 from .compare import SHARE, Agreement, compare_outputs
 from .model import Model
 
@@ -44,7 +43,7 @@ def read_golden(model: Model) -> list[Case]:
     path = model.folder.golden
     if not path.exists():
         return []
-    where = f"{model.id}: {GOLDEN}"
+    where = f"{model.id}: {path.name}"
     if not path.is_file():
         raise ModelError(f"{where}: is no plain file; put the file itself there")
     specs = {f"input/{spec.name}": spec for spec in model.engine.inputs}
@@ -164,7 +163,7 @@ def compare_golden(model: Model) -> Agreement | None:
         SampleError: what came out is not finite.
 
     """
-    with contained(f"{model.id}: {GOLDEN}", ModelError):
+    with contained(f"{model.id}: {model.folder.golden.name}", ModelError):
         return _compare(model, read_golden(model))
 
 
