@@ -15,6 +15,7 @@ from .weight_layout import Layout
 BARE_TOLERANCE = 1e-4
 """Relative distance up to which a session without prepared weights may go first."""
 _BUSY_ROUNDS = 2
+"""With one core, where little disturbs."""
 STEADY = 0.03
 """Slower than this share in the long run is exchanged for the whole session."""
 _MIB = 1024 * 1024
@@ -34,19 +35,20 @@ def choose_resident(
 
     Args:
         artifacts: by number of stages.
-        reference: has the network's own numbers.
+        reference: has the network's own numbers; loaded whole, the artifact has them.
         table: of the artifact; gets the figures and the decision.
         weights_mb: of the network.
         budget_mb: what it may take; 0: no bound.
 
     Raises:
-        ArtifactError: the whole session has not the network's numbers.
+        ArtifactError: it does not load or run.
 
     """
     head_ms: float = table["head_ms"]
     one = artifacts[min(artifacts)]
     sample = reference.timed_sample(one)
-    plain, distances = _proved({"whole": (one, "whole"), "bare": (one, "bare")}, reference)
+    proved, distances = _proved({"bare": (one, "bare")}, reference)
+    plain = {"whole": (one, "whole"), **proved}
     idle = measure_in_turns(plain, sample, head_ms)
     with one_core():
         # With no core to spare nothing of a load is hidden: what goes before it only adds to it.
@@ -60,7 +62,7 @@ def choose_resident(
         ways, more = _proved(_quicker(artifacts, table["session"]["threads"]), reference)
         distances |= more
         idle |= measure_in_turns(ways, sample, head_ms)
-        measured = {name: figures(loads) for name, loads in idle.items()}
+        measured |= {name: figures(idle[name]) for name in ways}
     staged = [name for name in measured if name.startswith("staged ")]
     best = min(staged, key=lambda name: measured[name]["total_ms"], default=None)
     fitting = [
@@ -111,19 +113,13 @@ def _quicker(artifacts: Mapping[int, Artifact], threads: int) -> Ways:
 
 
 def _proved(ways: Ways, reference: Reference) -> tuple[Ways, dict[str, float]]:
-    """Return the ways that have the network's numbers, and the distance of each.
-
-    The whole session must have them, or there is no artifact.
-    """
+    """Return the ways that have the network's numbers, and the distance of each."""
     proved = {}
     distances = {}
     for name, (artifact, strategy) in ways.items():
         distances[name] = reference.distance(artifact, strategy)
-        if strategy == "whole":
-            reference.check_identical(artifact, strategy)
-        elif distances[name] > (BARE_TOLERANCE if strategy == "bare" else 0):
-            continue
-        proved[name] = (artifact, strategy)
+        if distances[name] <= (BARE_TOLERANCE if strategy == "bare" else 0):
+            proved[name] = (artifact, strategy)
     return proved, distances
 
 

@@ -99,7 +99,6 @@ def make_artifact(
         original.reference.check_identical(artifacts[chosen], "whole")
         table["ways"] = {count: each.table["stages"] for count, each in artifacts.items()}
         table["decision"] = table["only"] = "whole"
-        table["rungs"], table["settled"] = {"whole": {}}, {"whole": "whole"}
         table["why"] = "nothing has been measured yet"
     else:
         chosen = choose_streaming(artifacts, original.reference, table, written.layout, budget_mb)

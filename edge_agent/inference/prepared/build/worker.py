@@ -80,7 +80,7 @@ def measure(question: Mapping[str, Any]) -> dict[str, Any]:
         budget_mb=question["budget_mb"],
     )
     folder = Path(artifact.folder)
-    graphs = {each["graph"] for stages in artifact.table["ways"].values() for each in stages}
+    graphs = _stage_graphs(artifact.table)
     gone = graphs - {each["graph"] for each in table["stages"]}
     table["files"] = {name: each for name, each in table["files"].items() if name not in gone}
     table["sha256"] |= {name: sha256(folder / name) for name in graphs - gone}
@@ -107,8 +107,13 @@ def _files(folder: Path) -> dict[str, tuple[int, str]]:
 
 def _digests(folder: Path, table: Mapping[str, Any]) -> dict[str, str]:
     """Return the digest of every file that stays: which graphs do is not known before measuring."""
-    graphs = {each["graph"] for stages in table.get("ways", {}).values() for each in stages}
+    graphs = _stage_graphs(table)
     return {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.name not in graphs}
+
+
+def _stage_graphs(table: Mapping[str, Any]) -> set[str]:
+    """Return the files of all stages that are still to be measured."""
+    return {each["graph"] for stages in table.get("ways", {}).values() for each in stages}
 
 
 _TASKS = {"make": make, "measure": measure}
