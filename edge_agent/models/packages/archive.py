@@ -14,16 +14,7 @@ from ...core.files import disk_errors
 from ..manifest import MANIFEST
 from .blocks import ENTRY, MAX_BLOCKS, BlockList, reader_of, verified
 from .keys import SIGNATURE_BYTES
-from .package import (
-    BLOCKS,
-    FRONT_NAMES,
-    HEADER,
-    MAX_HEADER,
-    SIGNATURE,
-    PackageHeader,
-    Share,
-    transfer_id,
-)
+from .package import BLOCKS, FRONT_NAMES, HEADER, MAX_HEADER, SIGNATURE, PackageHeader, transfer_id
 from .tar_folder import Piece, Stream, unpack
 from .ustar import RECORD, Read, TarReader
 
@@ -119,7 +110,7 @@ def member_reader(
     header: PackageHeader,
     blocks: BlockList,
     read: Callable[[int, int], bytes],
-    share: Share | None = None,
+    taken: Callable[[int], bool] = lambda _index: True,
 ) -> TarReader:
     """Read the members of a package, each byte only after its block has been checked.
 
@@ -127,10 +118,9 @@ def member_reader(
         header: of the package; verified.
         blocks: its list.
         read: returns the bytes at an offset of the stream, of a length.
-        share: what is there of it; zeros are read for the rest. None: all.
+        taken: as for `verified`.
 
     """
-    taken = share.has if share is not None else lambda _index: True
     return TarReader(reader_of(verified(blocks, read, taken)), header.size, header.id)
 
 

@@ -16,7 +16,7 @@ from ..manifest import ModelFolder, load
 from ..packages.archive import Archive, Front, member_reader, unpack_handmade
 from ..packages.blocks import BlockList
 from ..packages.build import cut_folder, describe, model_files
-from ..packages.package import FRONT_NAMES, PackageHeader
+from ..packages.package import FRONT_NAMES, PackageHeader, Share
 from ..packages.tar_folder import unpack
 from .incoming import Incoming
 from .local_blocks import write_notes
@@ -48,14 +48,10 @@ def install_package(
 
     """
     share = header.share(here)
-
-    def taken(offset: int, length: int) -> bool:
-        return all(map(share.has, blocks.touched(offset, length)))
-
     with store.stage() as staged, _plainly(staged, header.id):
         with disk_errors("unpacking it"):
-            reader = member_reader(header, blocks, read, share)
-            layout = unpack(reader, staged, header.id, _own_names, taken)
+            reader = member_reader(header, blocks, read, share.has)
+            layout = unpack(reader, staged, header.id, _own_names, _files_of(share, blocks))
         model = load(staged, here)
         manifest = model.manifest
         if (manifest.name, manifest.version) != (header.name, header.version):
@@ -124,12 +120,17 @@ def _adopt(store: Store, staged: Path, here: Sequence[str]) -> ModelFolder:
     with disk_errors("keeping its block list"):
         layout, blocks = cut_folder(staged)
         front = describe(model, layout, blocks)
-        share = PackageHeader.parse(front.header).share(here)
+        taken = _files_of(PackageHeader.parse(front.header).share(here), blocks)
         for name, begin, size in layout.files():
-            if not all(map(share.has, blocks.touched(begin, size))):
+            if not taken(begin, size):
                 (staged / name).unlink()
         write_notes(staged, front, layout, _kept(model))
     return load(store.commit(staged, model.manifest.name, model.manifest.version))
+
+
+def _files_of(share: Share, blocks: BlockList) -> Callable[[int, int], bool]:
+    """Return whether a file is in a share: takes where it begins in the stream, and its length."""
+    return lambda offset, length: all(map(share.has, blocks.touched(offset, length)))
 
 
 def _kept(model: ModelFolder) -> str | None:
