@@ -72,14 +72,12 @@ class Upkeep:
             models=(
                 # Whether it is right.
                 (engine_check,),
-                # How it serves.
-                (
-                    EngineUpgrade(active, loader, challenger, closing),
-                    BatchSetup(active, loader, board),
-                ),
-                # How the next start loads it; that may be the better way to serve, too.
+                # How the next start loads it, which takes seconds, then how it serves: compiling it
+                # for another engine may take a minute.
                 (
                     self._prepare,
+                    EngineUpgrade(active, loader, challenger, closing),
+                    BatchSetup(active, loader, board),
                     FormUpgrade(loader, challenger, watched),
                     MeasureTask(self._prepare),
                 ),
