@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -94,15 +93,9 @@ def test_sound_comes_as_it_is_made_to_whoever_shares_it(card: Path) -> None:
     """Through a pipe, as from a card that records: two pipelines hear the same."""
     os.mkfifo(card)
     sound = (np.sin(np.arange(24000) / 9) * 9000).astype("<i2")
-
-    def play() -> None:
-        with card.open("wb") as pipe:
-            for start in range(0, len(sound), 800):
-                pipe.write(sound[start : start + 800].tobytes())
-                pipe.flush()
-
-    player = threading.Thread(target=play)
-    player.start()
+    # All at once: the PCM fills up with silence what the pipe does not have yet.
+    pipe = os.open(card, os.O_RDWR)
+    assert os.write(pipe, sound.tobytes()) == sound.nbytes
     context, spec = SourceContext(), parse_source("alsa:mic?rate=8000", Path())
     sources = [open_source(spec, context) for _ in range(2)]
     heard: list[list[Reading]] = [[], []]
@@ -110,7 +103,7 @@ def test_sound_comes_as_it_is_made_to_whoever_shares_it(card: Path) -> None:
         for source, each in zip(sources, heard, strict=True):
             assert source.grab()
             each.append(source.retrieve())
-    player.join()
+    os.close(pipe)
     for source in sources:
         source.close()
     whole = [np.concatenate([each.data for each in one])[: len(sound), 0] for one in heard]

@@ -16,7 +16,7 @@ from ...inference.engines.engine import EngineChoice
 from ...inference.model import Model
 from ...inference.prepared.artifact import Artifact
 from ...inference.prepared.engine import accepts_batches
-from ..serving.active import Serving
+from ..serving.active import ActiveModels, Serving
 from ..serving.challenger_results import name_of, reversed_decision, write_decision
 from ..serving.loader import ModelLoader
 from .challenger import POLL_SECONDS, Challenger, log_decision
@@ -33,6 +33,7 @@ class FormUpgrade:
 
     def __init__(
         self,
+        active: ActiveModels,
         loader: ModelLoader,
         challenger: Challenger,
         watched: Callable[[str], bool],
@@ -42,6 +43,8 @@ class FormUpgrade:
         """Try nothing yet.
 
         Args:
+            active: the models that serve; what replaces one that began with its form has been
+                compared with it.
             loader: how models are loaded here.
             challenger: compares engines.
             watched: whether a model of that name is on trial or on probation, and so stays as it
@@ -53,7 +56,11 @@ class FormUpgrade:
         self._challenger = challenger
         self._watched = watched
         self._clock = clock
-        self._first: dict[Path, ref[Model]] = {}
+        self._first: dict[Path, ref[Model]] = {
+            each.model.folder.path: ref(each.model)
+            for each in active.all()
+            if each.model and each.model.engine.prepared is not None
+        }
         """By folder, the model that was loaded of it first: what has replaced that one is the
         outcome of a comparison, or of a failure, and is not challenged."""
         self._tried: tuple[Artifact, EngineChoice]

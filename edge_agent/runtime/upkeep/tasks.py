@@ -78,7 +78,7 @@ class Upkeep:
                     self._prepare,
                     EngineUpgrade(active, loader, challenger, closing),
                     BatchSetup(active, loader, board),
-                    FormUpgrade(loader, challenger, watched),
+                    FormUpgrade(active, loader, challenger, watched),
                     MeasureTask(self._prepare),
                 ),
             ),
