@@ -73,7 +73,9 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,
+                # A group of its own, to be killed with what it starts; but not a session: where the
+                # kernel shares the processor by session (autogroup), nice counts only within one.
+                process_group=0,
             )
         except OSError as problem:
             raise ChildError(f"{self._name} could not be started: {problem.strerror}") from problem
@@ -150,7 +152,7 @@ def ask(
 
 
 def kill_group(leader: int) -> None:
-    """Kill a child that leads a session of its own, and what it has started."""
+    """Kill a child that leads a process group of its own, and what it has started."""
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
 

@@ -114,6 +114,16 @@ def test_in_the_background(module: str, tmp_path: Path) -> None:
     assert ask(module, None, "the work") == [min(19, nice + 10), "1000"]
 
 
+@pytest.mark.parametrize(
+    "module", ["return [os.getsid(0), os.getpgrp(), os.getpid()]"], indirect=True
+)
+def test_it_shares_the_session_and_has_a_group_of_its_own(module: str) -> None:
+    """Its priority counts beside the agent's; signals of the terminal do not reach it."""
+    session, group, own = ask(module, None, "the work")
+    assert session == os.getsid(0)
+    assert group == own
+
+
 @pytest.mark.parametrize("module", ["time.sleep(600)"], indirect=True)
 def test_it_does_not_outlive_who_asks(module: str) -> None:
     """A parent that is killed takes its child with it."""
