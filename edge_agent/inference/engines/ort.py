@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ import onnxruntime as ort
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
 from ...device.resources import adds_bytes_exactly, usable_cpus
+from .compiled_cache import compiled_cache
 from .engine import EngineChoice, FixShapes, check_inputs, fix_inputs
 from .native_error import native_reason
 from .ort_fold import fitting, folded_session
@@ -62,6 +64,15 @@ _PRECISIONS: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("TensorrtExecutionProvider", "f16"): {"trt_fp16_enable": "True"},
     ("TensorrtExecutionProvider", "i8"): {"trt_fp16_enable": "True", "trt_int8_enable": "True"},
 }
+_KEPT: Mapping[str, Mapping[str, str]] = {
+    "TensorrtExecutionProvider": {
+        "trt_engine_cache_enable": "True",
+        "trt_engine_cache_path": "{folder}",
+        "trt_timing_cache_enable": "True",
+        "trt_timing_cache_path": "{folder}",
+    },
+}
+"""By provider: the options by which it keeps what it compiles."""
 _CPU = "CPUExecutionProvider"
 
 
@@ -166,18 +177,23 @@ def open_network(
         raise EngineError(f"{where}: reads .onnx files only, found {network.name}")
     provider = _provider(choice.device)
     words, provider_options = session_config(choice, provider)
-    providers = [(provider, provider_options)] if provider != _CPU else []
+    keeps = provider in _KEPT and not provider_options.keys() & _KEPT[provider].keys()
     available = ort.get_available_providers()
     fallbacks = [name for name in _HELPERS.get(provider, ()) if name in available]
-    providers += [(name, {}) for name in (*fallbacks, _CPU)]
 
     def opened(words: Words) -> tuple[ort.InferenceSession, Fold | None]:
         fit = None if cut is None or provider != _CPU else fitting(cut, words)
         session = None if fit is None else folded_session(fit, words)
         if fit is not None and session is not None:
             return session, fit.fold
-        # By path: from bytes it would hold the GIL while it parses.
-        whole = ort.InferenceSession(str(network), session_options(words), providers=providers)
+        with compiled_cache(NAME, ort.__version__, network) if keeps else nullcontext() as cache:
+            options = dict(provider_options)
+            if cache is not None:
+                options |= {key: text.format(folder=cache) for key, text in _KEPT[provider].items()}
+            providers = [(provider, options)] if provider != _CPU else []
+            providers += [(name, {}) for name in (*fallbacks, _CPU)]
+            # By path: from bytes it would hold the GIL while it parses.
+            whole = ort.InferenceSession(str(network), session_options(words), providers=providers)
         return whole, None
 
     try:

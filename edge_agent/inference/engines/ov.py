@@ -9,6 +9,7 @@ import logging
 import platform
 from collections import deque
 from collections.abc import Mapping
+from contextlib import nullcontext
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +21,7 @@ from ...core.errors import AgentError, EngineError
 from ...core.types import Array, Tensors, TensorSpec
 from ...device.resources import adds_bytes_exactly, usable_cpus
 from ...models.files.facts import OPENVINO_TYPES
+from .compiled_cache import compiled_cache
 from .engine import EngineChoice, FixShapes, check_inputs, fix_inputs
 from .native_error import native_reason
 from .ov_capabilities import CAPABILITIES
@@ -37,6 +39,7 @@ NAME = "openvino"
 """Of the engine in settings and profiles."""
 VERSION = str(ov.__version__)
 
+_KEPT = "CACHE_DIR"
 _AS_BYTES = "LP_TRANSFORMS_MODE"
 _ON_X86 = platform.machine() == "x86_64"
 
@@ -224,7 +227,11 @@ def _compile(
         from .ov_passes import may_saturate
 
         wanted |= {_AS_BYTES: False} if may_saturate(model) else {}
-    compiled = [core.compile_model(model, choice.device, wanted) for _ in range(copies)]
+    keeps = not is_cpu(choice) and _KEPT not in wanted
+    with compiled_cache(NAME, VERSION, network) if keeps else nullcontext() as cache:
+        if cache is not None:
+            wanted |= {_KEPT: str(cache)}
+        compiled = [core.compile_model(model, choice.device, wanted) for _ in range(copies)]
     outputs = tuple(
         _spec(port, name, network) for port, name in zip(compiled[0].outputs, names, strict=True)
     )

@@ -1,0 +1,101 @@
+"""What engines have compiled for a GPU or an NPU, kept for the next start.
+
+Compiling there takes from seconds to minutes. The files are the engines' own; which of them an
+engine may read is decided here: those whose content is as it was when the engine had written them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ...core.files import remove_tree, subfolders, take_lock
+from ...core.state_file import StateFile
+
+log = logging.getLogger(__name__)
+
+LIMIT = 2 * 2**30
+"""Bytes that it may take; the oldest files go first."""
+_DIGESTS = "digests.json"
+
+
+@contextmanager
+def compiled_cache(engine: str, version: str, network: Path) -> Iterator[Path | None]:
+    """Lend the folder in which an engine keeps what it compiles, while a network is opened.
+
+    Args:
+        engine: its name in the registry.
+        version: of the engine; what another one has compiled is removed.
+        network: the file that is opened.
+
+    Yields:
+        The folder; None where there is none that can be written, or somebody else opens the same
+        network: it is compiled then, and not kept.
+
+    """
+    try:
+        kept = _base() / f"{engine}-{version.replace('/', '_')}"
+        folder = kept / f"{network.parent.name}-{network.stat().st_size}"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = take_lock(folder)
+        try:
+            _tidy(kept, folder)
+        except BaseException:
+            os.close(lock)
+            raise
+    except (OSError, RuntimeError) as problem:
+        log.info("%s: what is compiled is not kept: %s", engine, problem)
+        yield None
+        return
+    try:
+        yield folder
+        with suppress(OSError):  # it is compiled again at the next start
+            noted = {path.name: _sha256(path) for path in _files(folder)}
+            StateFile(folder / _DIGESTS).write(noted)
+    finally:
+        os.close(lock)
+
+
+def _base() -> Path:
+    """Find the place for what may be deleted at any time (systemd.exec(5), XDG).
+
+    Raises:
+        RuntimeError: there is no home folder.
+
+    """
+    given = os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]
+    if given:
+        return Path(given) / "compiled"
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(home) if home.startswith("/") else Path.home() / ".cache"
+    return base / "edge-agent" / "compiled"
+
+
+def _tidy(kept: Path, folder: Path) -> None:
+    """Remove what other versions have left, what exceeds the limit, and what has changed."""
+    engine = kept.name.partition("-")[0]
+    for other in subfolders(kept.parent):
+        if other != kept and other.name.partition("-")[0] == engine:
+            remove_tree(other)
+    known = StateFile(folder / _DIGESTS).read(dict) or {}
+    left = LIMIT
+    for path in _files(kept):
+        left -= path.stat().st_size
+        changed = path.parent == folder and known.get(path.name) != _sha256(path)
+        if left < 0 or changed:
+            path.unlink(missing_ok=True)
+
+
+def _files(folder: Path) -> list[Path]:
+    """List what engines have written, the latest first."""
+    found = [path for path in folder.rglob("*") if path.is_file() and path.name != _DIGESTS]
+    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
