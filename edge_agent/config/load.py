@@ -335,7 +335,7 @@ def _check(settings: Settings, origins: Origins) -> None:
         if pipeline.name in taken[:index]:
             text = "two pipelines have this name; each needs its own"
             raise error(text, "pipelines", key=f"pipelines[{pipeline.name}].name")
-        for key, text in _problems(pipeline, settings.base, broker.topic_root):
+        for key, text in _problems(pipeline, settings):
             raise error(text, "pipelines", key=f"pipelines[{pipeline.name}].{key}")
 
 
@@ -356,12 +356,16 @@ def _may_be_folder(path: Path) -> bool:
         return True
 
 
-def _problems(pipeline: Pipeline, base: Path, root: str) -> Iterator[tuple[str, str]]:
+def _problems(pipeline: Pipeline, settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with a pipeline: key and text."""
     try:
-        parse_source(pipeline.source, base)
+        source = parse_source(pipeline.source, settings.base)
     except UsageError as problem:
         yield "source", str(problem).removeprefix("source ")
+    else:
+        trouble = _own_topic(source.name, settings) if source.form.scheme == "mqtt" else None
+        if trouble is not None:
+            yield "source", f"{source.redacted!r}: {trouble}"
     try:
         parse_route(pipeline.model)
     except UsageError as problem:
@@ -374,7 +378,7 @@ def _problems(pipeline: Pipeline, base: Path, root: str) -> Iterator[tuple[str, 
     if pipeline.follows:
         from .rule_checks import rule_problems
 
-        yield from rule_problems(pipeline, root)
+        yield from rule_problems(pipeline, settings.broker.topic_root)
     for index, stage in enumerate(pipeline.then):
         key = f"then[{stage.name}]"
         if not is_name(stage.name):
@@ -386,6 +390,24 @@ def _problems(pipeline: Pipeline, base: Path, root: str) -> Iterator[tuple[str, 
                 yield f"{key}.model", f"expected one model, found {stage.model!r}"
         except UsageError as problem:
             yield f"{key}.model", str(problem)
+
+
+def _own_topic(topic: str, settings: Settings) -> str | None:
+    """Return why a topic gives no readings: it is this device's own; None: it may.
+
+    Its results would be readings again, and requests to it would be taken for readings, before the
+    inbox sees them. Topics of other devices are as good as any.
+    """
+    root, device = settings.broker.topic_root, settings.device_id
+    inboxes = [f"{root}/@{group}/in" for group in settings.groups]
+    found = f"{settings.homeassistant.prefix}/device/edge-agent_{device}"
+    for own in (f"{root}/{device}", found, *inboxes):
+        if topic == own or topic.startswith(f"{own}/"):
+            return (
+                f"is this device's own, below '{own}/'; "
+                "name the topic of a sensor or of another device"
+            )
+    return None
 
 
 def _filter_problems(pipeline: Pipeline) -> Iterator[tuple[str, str]]:

@@ -241,6 +241,13 @@ def test_without_settings_the_places_are_named(
     assert "--config" in ended.error
 
 
+def test_readings_may_be_another_devices_results(tmp_path: Path) -> None:
+    """Only the topics of this device itself are refused, not those that begin like its name."""
+    for topic in ("edge/box2/result/door", "edge/@hall/in/x", "plant/edge/box/result/door"):
+        pipeline = PIPELINE.replace("file:clip.mp4", f"mqtt:{topic}?field=value")
+        read(tmp_path, f'device_id = "box"\ngroups = ["lab"]\n{pipeline}')
+
+
 # What is wrong
 
 BROKER = "[broker]\n"
@@ -326,6 +333,22 @@ WRONG: dict[str, tuple[str | bytes, str, str]] = {
         PIPELINE.replace("clip.mp4", "clip.mp4?lop=1"),
         "pipelines[door].source",
         "'lop'",
+    ),
+    "source of own results": (
+        'device_id = "box"\n'
+        + PIPELINE.replace("file:clip.mp4", "mqtt:edge/box/result/door?field=x"),
+        "pipelines[door].source",
+        "is this device's own, below 'edge/box/'",
+    ),
+    "source of own commands": (
+        'device_id = "box"\n' + PIPELINE.replace("file:clip.mp4", "mqtt:edge/box/in/command/%73et"),
+        "pipelines[door].source",
+        "is this device's own, below 'edge/box/'",
+    ),
+    "source of a group's commands": (
+        'groups = ["lab"]\n' + PIPELINE.replace("file:clip.mp4", "mqtt:edge/@lab/in/command/set"),
+        "pipelines[door].source",
+        "is this device's own, below 'edge/@lab/in/'",
     ),
     "bad model": (PIPELINE.replace('"face"', '"face@@3"'), "pipelines[door].model", "name@3"),
     "half a split": (
