@@ -45,12 +45,18 @@ class _Text:
         return value
 
 
+MOST_LABEL = 256
+"""Characters of a label."""
+
+
 class _Label(_Text):
     """A label of what models find."""
 
     def parse(self, value: object) -> str:
         label = super().parse(value)
         trouble = label_trouble(label)
+        if len(label) > MOST_LABEL:
+            trouble = f"has more than {MOST_LABEL} characters"
         if trouble is not None:
             raise ValueError(f"{shown(label)} {trouble}")
         return label

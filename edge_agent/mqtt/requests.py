@@ -28,6 +28,8 @@ from .topics import Topics
 log = logging.getLogger(__name__)
 
 MAX_COMMAND_BYTES = 64 * 1024
+MAX_ANSWERED_BYTES = 1024 * 1024
+"""Of a command that is too large, but whose id is read, so that its sender hears of it."""
 MAX_ERROR = 1000
 """Characters of an error in a reply, and of a command in the log."""
 MAX_RESPONSE_TOPIC = 512
@@ -281,8 +283,9 @@ def _parse(verb: str, message: ReceivedMessage) -> _Request:
         MalformedError: it is not a JSON object, or its id is not a name.
 
     """
-    if len(message.payload) > MAX_COMMAND_BYTES:
-        raise MalformedError(f"larger than {MAX_COMMAND_BYTES} bytes")
+    too_large = f"larger than {MAX_COMMAND_BYTES} bytes"
+    if len(message.payload) > MAX_ANSWERED_BYTES:
+        raise MalformedError(too_large)
     trouble = None
     try:
         body = read_json(message.payload)
@@ -295,6 +298,9 @@ def _parse(verb: str, message: ReceivedMessage) -> _Request:
     request = body.get("id")
     if request is not None and not (isinstance(request, str) and is_name(request)):
         raise MalformedError(f"id: {shown(request)} is not a name ({NAME_RULE})")
+    if len(message.payload) > MAX_COMMAND_BYTES:
+        # Nothing else of it is kept: what is refused stands in the log, too.
+        return _Request(verb, {"id": request}, request, message, too_large)
     return _Request(verb, body, request, message, trouble)
 
 

@@ -12,12 +12,17 @@ import pytest
 
 from edge_agent.core.errors import RequestError
 from edge_agent.core.frozen import record
-from edge_agent.core.parameters import Flag, Name, Number, Version, parse, usage
+from edge_agent.core.parameters import LABEL, Flag, Items, Name, Number, Version, parse, usage
 from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.command_memory import MAX_AGE_SECONDS, MOST, SLACK, CommandMemory
 from edge_agent.mqtt.connection import ReceivedMessage
 from edge_agent.mqtt.inbox import Inbox
-from edge_agent.mqtt.requests import Command, Requests
+from edge_agent.mqtt.requests import (
+    MAX_ANSWERED_BYTES,
+    MAX_COMMAND_BYTES,
+    Command,
+    Requests,
+)
 from edge_agent.mqtt.subscriptions import Subscriptions
 from tests.helpers.idle_parts import TOPICS, offline_client
 
@@ -230,6 +235,20 @@ def test_what_has_no_id_is_answered_on_its_response_topic(
     assert requests.malformed == 1
 
 
+def test_a_command_that_is_too_large_is_answered_by_its_id(device: Device) -> None:
+    """Up to a size that may be read for it; nothing of it is carried out."""
+    body = {"name": "one", "more": "x" * MAX_COMMAND_BYTES}
+    endless = "x" * MAX_ANSWERED_BYTES
+    requests = device.handle(
+        ask(id="a", **body), ask(more=["["] * 30_000, id="b"), ask(id="c", name="one", more=endless)
+    )
+    assert [(reply["id"], reply.get("error")) for reply in device.replies] == [
+        ("a", "larger than 65536 bytes"),
+        ("b", "larger than 65536 bytes"),
+    ]
+    assert requests.malformed == 3
+
+
 def test_an_error_of_ours_does_not_end_the_thread(device: Device) -> None:
     """It is answered, and the next command is carried out."""
 
@@ -283,6 +302,7 @@ class Everything:
     version: Version
     sure: Flag = False
     rate: Annotated[float, Number(0.5, 2)] | None = None
+    of: Annotated[tuple[str, ...], Items(LABEL)] = ()
 
 
 @pytest.mark.parametrize(
@@ -293,6 +313,7 @@ class Everything:
         ({"name": ["n"], "version": "1"}, "name: is missing; a text is expected"),
         ({"name": "n", "version": "x"}, "version: 'x' is not a version (dot-separated integers)"),
         ({"name": "n", "version": "1", "sure": 1}, "sure: expected true or false, found 1"),
+        ({"name": "n", "version": "1", "of": ["x" * 257]}, "of: 'xxxxx"),
         ({"name": "n", "version": "1", "rate": True}, "rate: expected a number, found True"),
         ({"name": "n", "version": "1", "rate": -1}, "rate: expected a number above 0, found -1"),
         (
@@ -312,4 +333,4 @@ def test_null_is_as_good_as_absent() -> None:
     """Where there is a default; and a whole number is a number."""
     body = {"name": "n", "version": "1.2", "sure": None, "rate": 1}
     assert parse(Everything, body) == Everything("n", "1.2", sure=False, rate=1.0)
-    assert usage(Everything) == "{name, version, sure?, rate?}"
+    assert usage(Everything) == "{name, version, sure?, rate?, of?}"
