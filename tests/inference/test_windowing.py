@@ -132,6 +132,34 @@ def test_an_unknown_name_lists_the_known() -> None:
         Windower(InputSpec(channels=("ax", "az"), window=2), ("ax", "ay"))
 
 
+@pytest.mark.parametrize("columns", [(), ("x",), ("accel",)])
+def test_one_channel_is_taken_by_any_name(columns: tuple[str, ...]) -> None:
+    """A model of one channel takes a source of one, whatever its name, if it has any."""
+    windower = Windower(InputSpec(channels=("accel",), window=2), columns)
+    assert windower.push(reading(numbered(2, 1), columns=columns))[0][0].tolist() == [[0], [100]]
+
+
+@pytest.mark.parametrize("wanted", [("accel", "x"), (1,)])
+def test_more_channels_or_a_number_are_not_guessed(wanted: tuple[int | str, ...]) -> None:
+    """Which of several it is, and what has another number, is said by the manifest alone."""
+    with pytest.raises(ModelError, match=r"input\.channels"):
+        Windower(InputSpec(channels=wanted, window=2), ("y",))
+
+
+def test_a_source_that_gives_now_this_and_now_that_is_read_by_name() -> None:
+    """Of JSON objects with one number each one is the channel; no window mixes them."""
+    windower = Windower(InputSpec(channels=("temperature",), window=2))
+    battery, link, wanted = (numbered(1, 1) + base for base in (90.0, 7.0, 20.0))
+    assert windower.push(reading(battery, columns=("battery",))) == []
+    with pytest.raises(ModelError, match="'temperature' is not a column"):
+        windower.push(reading(link, columns=("link",)))
+    assert windower.push(reading(wanted, columns=("temperature",))) == []
+    for _ in range(2):
+        with pytest.raises(ModelError, match="'temperature' is not a column"):
+            windower.push(reading(battery, columns=("battery",)))
+    assert windower.push(reading(wanted, columns=("temperature",)))[0][0].tolist() == [[20], [20]]
+
+
 def test_a_name_that_two_columns_have_is_refused() -> None:
     """Which of two columns is meant is not guessed."""
     with pytest.raises(ModelError, match="'a' is the name of several columns"):

@@ -72,12 +72,16 @@ class Windower:
         self._lead = spec.lead
         self._wanted = spec.channels
         self._picked: list[int] | None = None
+        self._only: tuple[str, ...] | None = None
+        """Name of the only channel, where another name is wanted; () if it has none."""
+        self._named = False
+        """Whether the source has given the names that are wanted."""
         self._shape: tuple[int, ...] | None = None
         self._odd = 0
         self._resampler: Resampler | None = None
-        if columns:
-            self._picked = self._pick(len(columns))
         self.reset()
+        if columns:
+            self._picked = self._pick(columns, len(columns))
 
     def reset(self) -> None:
         """Drop what was pushed: what comes next does not follow on it."""
@@ -111,9 +115,10 @@ class Windower:
             ModelError: these rows do not fit the manifest.
 
         """
-        if reading.columns != self._columns:
-            self._columns = reading.columns
-            self._picked = self._pick(len(reading.columns)) if reading.columns else None
+        columns = reading.columns
+        if columns != self._columns:
+            self._picked = self._pick(columns, len(columns)) if columns else None
+            self._columns = columns
         rows, times = reading.data, reading.times
         self._check(rows)
         if rows.ndim == 2 and self._picked is not None:
@@ -228,16 +233,36 @@ class Windower:
                 f"the source changed from {_values(before)} a row to {_values(rows.shape[1:])}"
             )
         if rows.ndim == 2 and self._wanted:
-            self._picked = self._pick(rows.shape[1])
+            self._picked = self._pick(self._columns, rows.shape[1])
         self._shape = rows.shape[1:]
 
-    def _pick(self, count: int) -> list[int] | None:
+    def _pick(self, columns: tuple[str, ...], count: int) -> list[int] | None:
         """Find the channels that the manifest names among *count*."""
         if not self._wanted:
             return None
-        return [self._find(channel, count) for channel in self._wanted]
+        if self._is_only(columns, count):
+            return [0]
+        picked = [self._find(channel, columns, count) for channel in self._wanted]
+        if self._only is not None:
+            # What was taken for the channel, before it came by its name, is no part of it.
+            self.reset()
+            self._only = None
+        self._named = bool(columns)
+        return picked
 
-    def _find(self, channel: int | str, count: int) -> int:
+    def _is_only(self, columns: tuple[str, ...], count: int) -> bool:
+        """Whether the one channel that is wanted is the one that there is, by whatever name.
+
+        Not where the source gives now this and now that, as objects of JSON may: their names tell.
+        """
+        if count != 1 or len(self._wanted) != 1 or not isinstance(self._wanted[0], str):
+            return False
+        if columns == self._wanted or self._named or self._only not in {None, columns}:
+            return False
+        self._only = columns
+        return True
+
+    def _find(self, channel: int | str, columns: tuple[str, ...], count: int) -> int:
         if isinstance(channel, int):
             if 0 <= channel < count:
                 return channel
@@ -245,17 +270,16 @@ class Windower:
                 f"input.channels: {channel} is not a channel of the source, which has {count}, "
                 "counted from 0"
             )
-        if not self._columns:
+        if not columns:
             raise ModelError(
                 f"input.channels: the source has no names for its {count} channels, so that "
                 f"{channel!r} cannot be found; use numbers, counted from 0"
             )
-        places = [place for place, name in enumerate(self._columns) if name == channel]
+        places = [place for place, name in enumerate(columns) if name == channel]
         if len(places) != 1:
             what = "is the name of several columns" if places else "is not a column"
             raise ModelError(
-                f"input.channels: {channel!r} {what} of the source, which has "
-                f"{', '.join(self._columns)}"
+                f"input.channels: {channel!r} {what} of the source, which has {', '.join(columns)}"
             )
         return places[0]
 
