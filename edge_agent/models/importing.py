@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..core.containment import contained
 from ..core.errors import AgentError, ModelError, UsageError
 from ..core.files import disk_errors
 from ..core.names import NAME_RULE, is_name, is_version
+from ..core.scratch import scratch_folder
 from ..core.text import printable
 from .files.check_onnx import inspect
 from .files.guess import Draft
@@ -86,8 +86,7 @@ def import_model(
         ):
             yield imported
         return
-    with TemporaryDirectory(prefix="edge-agent-model-") as place, _naming_origin(Path(place), path):
-        made = Path(place)
+    with scratch_folder("model") as made, _naming_origin(made, path):
         if path.is_dir():
             source = load(path)
             with disk_errors(f"{path}: copying it"):
@@ -242,14 +241,14 @@ def import_tar(path: Path) -> Iterator[ImportedModel]:
         ModelError: it is damaged or no model.
 
     """
-    with TemporaryDirectory(prefix="edge-agent-model-") as place, _naming_origin(Path(place), path):
+    with scratch_folder("model") as made, _naming_origin(made, path):
         try:
-            _unpack(path, Path(place))
+            _unpack(path, made)
         except ModelError as problem:
             # A block knows its number alone.
             text = str(problem)
             raise ModelError(text if str(path) in text else f"{path}: {text}") from None
-        yield ImportedModel(load(Path(place)), ())
+        yield ImportedModel(load(made), ())
 
 
 def _unpack(path: Path, place: Path) -> None:

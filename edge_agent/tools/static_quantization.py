@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from ..core.errors import ModelError
+from ..core.scratch import scratch_folder
 from ..core.types import Tensors
 from .network import quiet
 from .targets import Target
@@ -59,7 +59,7 @@ def calibrate(
     from onnxruntime.quantization.calibrate import create_calibrator, save_tensors_data
 
     options: dict[str, Any] = {"percentile": PERCENTILE} if method == "percentile" else {}
-    with TemporaryDirectory(prefix="edge-agent-calibration-") as place, quiet():
+    with scratch_folder("calibration") as place, quiet():
         calibrator = create_calibrator(
             network,
             list(kinds) or None,

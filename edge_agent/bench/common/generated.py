@@ -16,6 +16,7 @@ import numpy as np
 
 from ...core.bundled import bundled
 from ...core.errors import UsageError
+from ...core.scratch import scratch_folder
 from ...core.types import Array
 from ...models.manifest import MANIFEST
 from ...models.store.catalog import Library
@@ -159,8 +160,8 @@ def _save_quantized(kind: _Kind, path: Path) -> None:
 
     For x86 without VNNI, whatever this device is: else the answers would depend on the processor.
     """
-    with TemporaryDirectory(prefix="edge-agent-bench-") as place:
-        whole, ranges = Path(place) / "float.onnx", Path(place) / "ranges.json"
+    with scratch_folder("bench") as place:
+        whole, ranges = place / "float.onnx", place / "ranges.json"
         _save(kind.build(), whole)
         pictures = [{"input": _picture(seed, kind)} for seed in range(3)]
         calibrate(whole, pictures, ranges, kinds=kind.quantized)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from ...core.errors import UsageError
+from ...core.scratch import scratch_folder
 from ...device.resources import usable_cpus
 from ...models.manifest import ModelFolder, load
 from ...mqtt.loopback import Loopback, broker
@@ -43,12 +43,12 @@ def measure(models: list[Path], setup: Setup, report_progress: Progress) -> list
     """
     folders = [_checked(model) for model in models]
     reports = []
-    with TemporaryDirectory(prefix="edge-agent-bench-") as place, broker(Path(place)) as loopback:
-        pictures = Path(place, "pictures")
+    with scratch_folder("bench") as place, broker(place) as loopback:
+        pictures = place / "pictures"
         pictures.mkdir()
         (pictures / "still.jpg").write_bytes(jpeg(np.zeros((64, 64, 3), np.uint8)))
         for number, folder in enumerate(folders):
-            own = Path(place, f"model-{number}")
+            own = place / f"model-{number}"
             own.mkdir()
             reports.append(
                 _model(folder, Place(folder.path, loopback, own), setup, pictures, report_progress)

@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
 from ...config.settings import Broker
 from ...core.errors import AgentError
+from ...core.scratch import scratch_folder
 from ...delivery.sender import Sender
 from ...models.manifest import load
 from ...models.packages.build import Package
@@ -98,8 +98,7 @@ def measure(
 
     """
     reports = []
-    with TemporaryDirectory(prefix="edge-agent-bench-") as name:
-        place = Path(name)
+    with scratch_folder("bench") as place:
         made = [generated(place / f"{size}-mb", size) for size in sizes]
         limit = f"max_packet_size {setup.packet}\n" if setup.packet else ""
         with broker(place, limit) as loopback:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from ...config.load import PREFIX
 from ...config.settings import Broker
 from ...core.bundled import bundled
 from ...core.errors import AgentError, BrokerError, UsageError
+from ...core.scratch import scratch_folder
 from ...mqtt.loopback import Loopback, broker
 from ...mqtt.one_shot import OneShotClient
 from ..live import LiveView
@@ -70,20 +70,18 @@ def main(options: Options) -> int:
                 f"--pipeline: there is no {options.pipeline!r}; there are {', '.join(PIPELINES)}"
             )
         names = [options.pipeline]
-    with tempfile.TemporaryDirectory(prefix="edge-agent-demo-") as place:
-        folder = Path(place)
-        with broker(folder) as loopback:
-            view = LiveView(
-                "edge-agent demo",
-                _notes(loopback, names),
-                pipelines=names,
-                quiet=options.json,
-                pictures=PICTURED in names,
-            )
-            settings = folder / "edge-agent.toml"
-            words = _settings(folder, loopback, names, pictures=view.shows_pictures)
-            settings.write_text(words, encoding="utf-8")
-            return _watch(options, folder, loopback, settings, names, view)
+    with scratch_folder("demo") as folder, broker(folder) as loopback:
+        view = LiveView(
+            "edge-agent demo",
+            _notes(loopback, names),
+            pipelines=names,
+            quiet=options.json,
+            pictures=PICTURED in names,
+        )
+        settings = folder / "edge-agent.toml"
+        words = _settings(folder, loopback, names, pictures=view.shows_pictures)
+        settings.write_text(words, encoding="utf-8")
+        return _watch(options, folder, loopback, settings, names, view)
 
 
 def _notes(loopback: Loopback, names: list[str]) -> list[str]:

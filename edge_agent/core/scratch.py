@@ -1,0 +1,65 @@
+"""Temporary folders that do not stay for ever where the process that made them was killed.
+
+Whoever makes one removes those that nobody uses any more. A folder is in use as long as its process
+holds a lock on it, which ends with the process, however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .files import take_lock
+
+
+@contextmanager
+def scratch_folder(purpose: str) -> Iterator[Path]:
+    """Make a temporary folder for as long as the context lasts.
+
+    Args:
+        purpose: a word for its name; what killed processes left of the same purpose is removed.
+
+    """
+    prefix = f"edge-agent-{purpose}-"
+    _sweep(Path(tempfile.gettempdir()), prefix)
+    while True:
+        with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
+            lock = _lock(name)
+            try:
+                # Another process may have swept it before it was locked.
+                if lock is None or os.fstat(lock).st_nlink:
+                    yield Path(name)
+                    return
+            finally:
+                if lock is not None:
+                    os.close(lock)
+
+
+def _lock(name: str) -> int | None:
+    """Lock a folder that was just made; None: its file system knows no locks, so none is swept."""
+    try:
+        return take_lock(Path(name), wait=True)
+    except OSError:
+        return None
+
+
+def _sweep(place: Path, prefix: str) -> None:
+    """Remove the folders of killed processes; what cannot be removed stays."""
+    for folder in place.glob(f"{prefix}*"):
+        try:
+            found = folder.lstat()
+            # A link, or somebody else's folder, is none of ours: /tmp is everybody's.
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                continue
+            lock = take_lock(folder)
+        except OSError:
+            continue  # in use, or gone
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)
