@@ -84,6 +84,7 @@ class LiveView:
         pipelines: Sequence[str] = (),
         quiet: bool = False,
         pictures: bool = False,
+        every: bool = False,
     ) -> None:
         """Prepare.
 
@@ -93,10 +94,12 @@ class LiveView:
             pipelines: those that are to come: each has its row from the beginning.
             quiet: take in without showing.
             pictures: show those that come by `picture` above all, where the terminal can.
+            every: where there is no terminal, each result has its line, however soon it comes.
 
         """
         self._title = printable(title)
         self._quiet = quiet
+        self._every = every
         self.notes = [printable(note) for note in notes]
         self.trouble = ""
         """What is wrong at the moment; shown in full, in place of earlier results."""
@@ -164,7 +167,7 @@ class LiveView:
         row.infers.append(payload["timing"]["infer_ms"])
         row.found, row.model = brief(payload), payload["model"]
         row.engine = engine_words(payload["engine"])
-        if now - row.said >= LINE_SECONDS:
+        if self._every or now - row.said >= LINE_SECONDS:
             row.said = now
             file = f" {payload['file']}" if "file" in payload else ""
             self.print(

@@ -418,6 +418,32 @@ def test_a_picture_that_cannot_be_written_is_said_and_done_without(here: Path) -
     assert "light 90" in said.out
 
 
+def test_a_picture_of_your_own_is_kept(here: Path) -> None:
+    """What `try` did not write stays, and it says so; what it wrote is written again."""
+    own = here / "try.jpg"
+    (here / "try-2.jpg").symlink_to(own)
+    own.write_bytes(encode_jpeg(frames()[0]))
+    before = own.read_bytes()
+    source = write_pictures(here / "p", frames())
+    model = str(brightness(here / "light"))
+    for _ in range(2):
+        said = call_cli("try", source, model, "--seconds", "1")
+        assert said.code == 0
+        kept = "try-3.jpg, kept fresh; try.jpg is a file of your own, and stays"
+        assert f"annotated picture: {kept}" in said.out
+        assert f"picture  {here / 'try-3.jpg'}" in said.out
+    assert own.read_bytes() == before
+    assert cv2.imread(str(here / "try-3.jpg")) is not None
+    assert not (here / "try-4.jpg").exists()
+
+
+def test_each_picture_of_a_folder_has_its_line(here: Path) -> None:
+    """Where there is no terminal, however fast they come."""
+    source = write_pictures(here / "p", frames(40))
+    said = call_cli("try", source, str(brightness(here / "light")))
+    assert [f" try #{n} " in said.out for n in range(40)] == [True] * 40
+
+
 USAGE: dict[str, tuple[list[str], str]] = {
     "no such model": (["p", "nope.onnx"], "MODEL: 'nope.onnx': no such file or folder"),
     "no such clip": (["nope.mp4", "light"], "nope.mp4: no such file or folder"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import stat
 import sys
 import time
 from collections import deque
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
 
 PICTURE = Path("try.jpg")
 PLOT = Path("try.png")
+MARK = b"edge-agent try\n"
+"""Behind the picture in a file, where viewers do not look: tells ours from a person's own."""
+MOST_NAMES = 100
+"""That are tried where files of somebody's own have the names of a picture."""
 PICTURE_SECONDS = 0.5
 BENCH_SECONDS = 1.0
 SILENT_SECONDS = 2.0
@@ -287,7 +293,13 @@ def _watch(
     count = 0
     deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
     title = f"edge-agent try · {spec.redacted} · {model.id}"
-    view = LiveView(title, [picture.note()], pipelines=["try"], pictures=first.picture)
+    view = LiveView(
+        title,
+        [picture.note()],
+        pipelines=["try"],
+        pictures=first.picture,
+        every=spec.form.scheme == "dir" and not spec.options["loop"],
+    )
     view.trace = trace
     watch = _SourceWatch(samples, spec, view)
     said: deque[str] = deque()
@@ -422,6 +434,20 @@ def _plot_file() -> _Picture:
     return _Picture(PLOT, "plot", png)
 
 
+def _is_ours(path: Path) -> bool:
+    """Whether a picture may be written to a path: nothing is there, or one of an earlier run."""
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return False
+        with path.open("rb") as file:
+            file.seek(-len(MARK), os.SEEK_END)
+            return file.read() == MARK
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
 class _Picture:
     """Keeps a picture fresh; replaced in one step, for viewers that watch the file."""
 
@@ -430,11 +456,18 @@ class _Picture:
         self.trouble = ""
         """Why it cannot be written; the results are worth seeing all the same."""
         self.written = False
+        self._usual = path
         self._what = what
         self._encode = encode
-        self._part = Path(f".{path}.part")
         self._drawn = 0.0
         self._draw: Callable[[], Array] | None = None
+        names = [path, *(path.with_stem(f"{path.stem}-{n}") for n in range(2, MOST_NAMES))]
+        free = [name for name in names if _is_ours(name)]
+        if not free:
+            self.trouble = f"it and {names[1]} to {names[-1]} are files of your own"
+        else:
+            self.path = free[0]
+        self._part = Path(f".{self.path}.part")
         try:
             self._part.write_bytes(b"")
             self._part.unlink()
@@ -445,7 +478,8 @@ class _Picture:
         """Say where it is, or why it is not."""
         if self.trouble:
             return f"no {self._what}: {self.path} cannot be written here: {self.trouble}"
-        return f"{self._what}: {self.path}, kept fresh"
+        own = f"; {self._usual} is a file of your own, and stays" * (self.path != self._usual)
+        return f"{self._what}: {self.path}, kept fresh{own}"
 
     def take(self, draw: Callable[[], Array]) -> None:
         """Take what draws the latest result."""
@@ -468,7 +502,7 @@ class _Picture:
         if self.trouble:
             return drawn
         try:
-            self._part.write_bytes(self._encode(drawn))
+            self._part.write_bytes(self._encode(drawn) + MARK)
             self._part.replace(self.path)
             self.written = True
         except OSError as problem:
