@@ -34,6 +34,8 @@ class Progress:
     why: str | None = None
     heard_at: float = field(default_factory=time.monotonic)
     details: dict[str, Any] = field(default_factory=dict)
+    already: bool = False
+    """Whether it was live before this push; the details are those of the push that made it so."""
 
     @property
     def ended(self) -> bool:
@@ -122,6 +124,7 @@ class Sender:
             if not self._group:
                 return None
             progress = self.progress[device] = Progress()
+        progress.already |= progress.state == "offered" and state in {"live", "probation"}
         progress.state, progress.heard_at = state, time.monotonic()
         progress.percent = percent
         progress.why = status.get("why")

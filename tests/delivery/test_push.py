@@ -377,7 +377,7 @@ def test_agent_restart_keeps_what_has_arrived(box: Box, tmp_path: Path) -> None:
 def test_offered_twice_is_one_push(box: Box, tmp_path: Path) -> None:
     """Two pushers of the same package both succeed, and it is tried once.
 
-    Offered again when it is live, it costs no block.
+    Offered again when it is live, it costs no block, and says so.
     """
     run_cli(
         "pack",
@@ -397,7 +397,9 @@ def test_offered_twice_is_one_push(box: Box, tmp_path: Path) -> None:
     ]
     assert ordered(phases).count("trial") == 1
     before = len(blocks_sent(box))
-    assert push(box, tmp_path / "new.tar").returncode == 0
+    again = push(box, tmp_path / "new.tar")
+    assert again.returncode == 0
+    assert "edge-01: live already\n" in again.stdout, "figures of the first push are not news"
     assert len(blocks_sent(box)) == before
 
 

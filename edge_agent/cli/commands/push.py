@@ -230,6 +230,8 @@ def _report(sender: Sender, world: World, target: str) -> int:
 def _ending(progress: Progress) -> str:
     if progress.state == "rejected":
         return f"rejected: {progress.why}"
+    if progress.already:
+        return "live already" + ", on probation" * (progress.state == "probation")
     parts = ["live" if progress.state == "live" else "live, on probation"]
     for key, unit in (
         ("swap_ms", "ms swap"),
