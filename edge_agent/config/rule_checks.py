@@ -64,7 +64,8 @@ def _rule_problems(rule: Rule, pipeline: Pipeline, root: str) -> Iterator[Proble
     if rule.zone is not None and rule.zone not in zones:
         yield "zone", f"there is no zone {rule.zone!r}; there are {', '.join(zones) or 'none'}"
     if rule.when == "cross" and rule.line is None:
-        yield "line", f'a rule of when = "cross" names one of: {", ".join(lines) or "none"}'
+        mend = f"name one of: {', '.join(lines)}" if lines else "give one in [[pipelines.lines]]"
+        yield "line", f'a rule of when = "cross" needs a line; {mend}'
     if rule.line is not None and rule.line not in lines:
         yield "line", f"there is no line {rule.line!r}; there are {', '.join(lines) or 'none'}"
     if rule.when == "value" and rule.value is None:

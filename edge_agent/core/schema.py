@@ -10,7 +10,7 @@ import difflib
 import re
 import tomllib
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -115,8 +115,11 @@ def _trouble(entries: list[ErrorDetails], kind: type | None) -> str:
     """Return what is wrong with one value; pydantic may have tried it as several types."""
     entry = entries[0]
     if entry["type"] in _UNKNOWN:
-        keys = _keys_at(kind, entry["loc"][:-1])
-        return f"unknown key{nearest(str(entry['loc'][-1]), keys)}"
+        key = str(entry["loc"][-1])
+        homes = list(_homes(kind, key))
+        if homes:
+            return f"unknown key here; it goes below {' or '.join(homes)}"
+        return f"unknown key{nearest(key, _keys_at(kind, entry['loc'][:-1]))}"
     if entry["type"] in _MISSING:
         return "is missing"
     # For a value of the right type but out of bounds the other types are not mentioned.
@@ -215,6 +218,21 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if close:
         return f"; did you mean '{close[0]}'?"
     return f"; known: {', '.join(names)}" if names else ""
+
+
+def _homes(kind: Any, key: str, above: str = "") -> Iterator[str]:
+    """Yield the heads of the tables within *kind* that have a key: [input], [[pipelines]]."""
+    if not is_dataclass(kind):
+        return
+    for item in fields(kind):
+        hint = get_type_hints(kind, include_extras=False)[item.name]
+        record = _record_within(hint)
+        if not is_key(item) or not is_dataclass(record):
+            continue
+        name = f"{above}.{item.name}" if above else item.name
+        if any(is_key(inner) and inner.name == key for inner in fields(record)):
+            yield f"[[{name}]]" if get_origin(hint) in {list, tuple} else f"[{name}]"
+        yield from _homes(record, key, name)
 
 
 def _keys_at(kind: Any, path: tuple[int | str, ...]) -> set[str]:

@@ -20,6 +20,8 @@ from .files.guess import Draft
 from .manifest import MANIFEST, Manifest, ModelFolder, load, parse
 
 BARE = frozenset({".onnx", ".xml", ".tflite"})
+MOST_NAMED = 8
+"""Models that an error lists."""
 _USUAL = frozenset({"model", "openvino_model"})
 """What exporters call the network itself, where precisions or parts of it lie beside it."""
 
@@ -137,6 +139,8 @@ def copy_folder(folder: Path, place: Path) -> None:
 def file_of(path: Path) -> Path:
     """Return the network's file in a folder as an exporter leaves it; any other path as it is.
 
+    Of a folder around a single model folder, that one.
+
     Raises:
         ModelError: a folder without model.toml holds no network, or several that it could be.
 
@@ -144,6 +148,12 @@ def file_of(path: Path) -> Path:
     if not path.is_dir() or (path / MANIFEST).exists():
         return path
     with disk_errors(f"{path}: reading it"):
+        models = sorted(one.parent for one in path.glob(f"*/{MANIFEST}"))
+        if models and not any(map(_is_network, path.glob("*.*"))):
+            if len(models) == 1:
+                return models[0]
+            names = ", ".join(map(str, models[:MOST_NAMED])) + ", …" * (len(models) > MOST_NAMED)
+            raise ModelError(f"{path}: holds several models: name one of {names}")
         for pattern in ("*.*", "*/*.*"):  # Hugging Face's lie in onnx/
             found = sorted(one for one in path.glob(pattern) if _is_network(one))
             usual = [one for one in found if one.stem in _USUAL]

@@ -265,6 +265,13 @@ WRONG: dict[str, tuple[str | bytes, str, str]] = {
         "pipelines[door].then[two].margn",
         "did you mean 'margin'?",
     ),
+    "key of another table": ('url = "mqtt://x"\n', "url", "it goes below [broker]"),
+    "key of a pipeline": ("rate = 5\n", "rate", "it goes below [[pipelines]]"),
+    "crossing no line": (
+        PIPELINE + '[[pipelines.rules]]\nname = "r"\nwhen = "cross"\n',
+        "pipelines[door].rules[r].line",
+        'a rule of when = "cross" needs a line; give one in [[pipelines.lines]]',
+    ),
     "text for a number": ('quota_mb = "many"\n', "quota_mb", "a whole number, found 'many'"),
     "text for a list": ('groups = "lab"\n', "groups", "a list, found 'lab'"),
     "number for text": ("device_id = 7\n", "device_id", "a text in quotes, found 7"),

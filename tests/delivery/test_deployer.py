@@ -324,7 +324,8 @@ def test_commands_change_what_serves(box: Boxes, tmp_path: Path) -> None:
         assert reason in refusal["error"]
     assert not one.command("delete", "none", model="level", version="7")["ok"]
     assert not one.command("activate", "none-2", model="level", version="7")["ok"]
-    assert not one.command("rollback", "none-3", model="nobody")["ok"]
+    mistyped = one.command("rollback", "none-3", model="levle")
+    assert mistyped["error"] == "levle: no model of that name; did you mean 'level'?"
     assert deliver(one, tmp_path, "4", best=0)["state"] == "live"
     one.wait_live("4")
     assert one.command("delete", "delete-2", model="level", version="2")["ok"]

@@ -60,6 +60,20 @@ def test_folder_with_several_networks(tmp_path: Path) -> None:
     refused(tmp_path, "first.onnx, second.onnx", "model.toml")
 
 
+def test_a_folder_of_model_folders_names_them(tmp_path: Path) -> None:
+    """Not the networks in them, which would lose their manifests; a single one is taken."""
+    for name in ("parts", "level"):
+        (tmp_path / name).mkdir()
+        times_two(tmp_path / name / "model.onnx")
+        (tmp_path / name / "model.toml").write_text("")
+        if name == "parts":
+            assert file_of(tmp_path) == tmp_path / "parts"
+    with pytest.raises(ModelError) as caught:
+        file_of(tmp_path)
+    known = f"{tmp_path / 'level'}, {tmp_path / 'parts'}"
+    assert str(caught.value) == f"{tmp_path}: holds several models: name one of {known}"
+
+
 def test_model_folder_stays_one(tmp_path: Path) -> None:
     """A folder with a manifest is a model folder, whatever else is in it."""
     (tmp_path / "model.toml").write_text("")

@@ -126,6 +126,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"output": {"treshold": 1}},
         "output.treshold: unknown key; did you mean 'threshold'?",
     ),
+    "a key of another table": ({"mean": [1.0]}, "mean: unknown key here; it goes below [input]"),
+    "a picture's key among those of the spectrum": (
+        {"input": {"logmel": {"mean": [1.0]}}},
+        "input.logmel.mean: unknown key here; it goes below [input]",
+    ),
+    "a spectrum's key among those of the input": (
+        {"input": {"window": 5, "bins": 40}},
+        "input.bins: unknown key here; it goes below [input.logmel]",
+    ),
     "unknown decoder": ({"output": {"decoder": "yolo8"}}, "output.decoder: expected 'ultraface'"),
     "decoder of another task": (
         {"output": {"decoder": "softmax"}},

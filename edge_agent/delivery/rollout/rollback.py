@@ -35,6 +35,8 @@ class Rollbacks:
 
         """
         pointers = self._store.pointers(name)
+        if pointers.live is None:
+            self._library.live(name)  # of a mistyped name it tells the nearest
         if pointers.live is None or pointers.previous is None:
             raise ModelError(
                 f"{name}: there is no version before {pointers.live or 'the one that runs'}"
