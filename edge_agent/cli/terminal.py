@@ -3,11 +3,42 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import textwrap
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from ..core.text import printable
 from .event_words import count_words, event_sentence
+
+INDENT = " " * 9
+"""Of what follows a line's first word: "model    parts@1"."""
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a line; in a terminal that is narrower, at its words as several."""
+    stream = stream or sys.stdout
+    for line in folded(text, stream):
+        print(line, file=stream, flush=True)
+
+
+def folded(text: str, stream: TextIO) -> list[str]:
+    """Return a line as those that a terminal shows of it; elsewhere as the one that it is."""
+    if not stream.isatty():
+        return [text]
+    width = os.get_terminal_size(stream.fileno()).columns or 80
+    if len(text) <= width:
+        return [text]
+    # A path or a command to be copied stays whole: the terminal knows how to break it.
+    return textwrap.wrap(
+        text,
+        width,
+        subsequent_indent=INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+    )
 
 
 def printable_json(value: Any) -> str:

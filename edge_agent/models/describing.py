@@ -6,6 +6,7 @@ one would add it. Knows no engine: nothing is run.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from .files.check_onnx import inspect
 from .files.facts import NetworkFacts
 from .files.guess import draft_of
 from .importing import BARE, draft_text, import_model
-from .manifest import GOLDEN, Manifest, ModelFolder
+from .manifest import GOLDEN, MANIFEST, Manifest, ModelFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +77,21 @@ def _inspect(network: Path) -> NetworkFacts:
         return inspect(network)
 
 
+def missing_labels(folder: ModelFolder) -> Iterator[str]:
+    """Yield how to give labels to a model that has none, but finds what has names."""
+    if folder.manifest.task in {"detection", "classification"} and not folder.labels:
+        yield (
+            "labels: results carry numbers for names; in a model folder (`try --save` makes one) "
+            f"write a labels.txt, one a line, and in {MANIFEST}, below [output], "
+            'labels = "labels.txt"'
+        )
+
+
 def _missing(folder: ModelFolder) -> list[str]:
     """List what a model runs without, and is worse for."""
-    manifest, labels = folder.manifest, len(folder.labels)
-    missing = []
-    if manifest.task in {"detection", "classification"} and labels == 0:
-        missing.append("labels: results carry numbers for names; write a labels.txt, one a line")
+    manifest = folder.manifest
+    missing: list[str] = []
+    missing.extend(missing_labels(folder))
     if manifest.task == "classification" and manifest.output.threshold is None:
         missing.append("output.threshold: classes of any score are reported")
     if not folder.golden.is_file():

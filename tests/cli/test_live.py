@@ -46,6 +46,15 @@ def test_a_pipeline_is_one_line_and_the_screen_stands_still(
         terminal.press("\x03")
         assert terminal.wait() == 0
         assert "ExecutionProvider" not in terminal.text
+        summed = "\n".join(line.rstrip() for line in terminal.display)
+        for name in ("conveyor", "vibration"):
+            said = re.search(
+                rf"^{name}: \d+ results(, |\n {{9}}).*(\n {{9}}.*)*", summed, re.MULTILINE
+            )
+            assert said is not None, summed
+            whole_line = re.sub(r"\n {9}", " ", said.group())
+            assert re.search(r" ms, inference [\d.]+ ms, \S+@\d+ on \w+:CPU$", whole_line)
+            assert ("\n" in said.group()) == (len(whole_line) > columns), "a word is broken"
 
 
 def test_more_pipelines_than_lines_do_not_scroll(tmp_path: Path) -> None:

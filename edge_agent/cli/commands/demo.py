@@ -22,7 +22,7 @@ from ...mqtt.loopback import Loopback, broker
 from ...mqtt.one_shot import OneShotClient
 from ..live import LiveView
 from ..options import Options, positive
-from ..terminal import printable_json
+from ..terminal import printable_json, say
 
 DEVICE = "demo"
 TOPIC = "demo/vibration"
@@ -188,9 +188,9 @@ def _watch(
                 agent.kill()
                 agent.wait()
     for line in view.summary_lines():
-        print(line, file=sys.stderr if options.json else sys.stdout)
+        say(line, sys.stderr if options.json else sys.stdout)
     if view.rows and not options.json:
-        print("next     edge-agent try SOURCE MODEL: your own camera and model; see README.md")
+        say("next     edge-agent try SOURCE MODEL: your own camera and model; see README.md")
     if not view.rows:
         words = log.read_text(errors="replace").strip().splitlines()
         raise AgentError(

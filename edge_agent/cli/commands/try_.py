@@ -20,6 +20,7 @@ from ...core.errors import AgentError, EngineError, SampleError, SourceError, Us
 from ...core.types import Array, Outcome, Request, Sample, State
 from ...inference.model import Model, load_model
 from ...inference.trust import open_plain, why_wrong
+from ...models.describing import missing_labels
 from ...models.importing import BARE, ImportedModel, file_of, import_model
 from ...mqtt import payloads
 from ...runtime.pipelines.overlay import Shape
@@ -30,7 +31,7 @@ from ..live import LiveView
 from ..options import Options, broker_settings, positive
 from ..samples import Samples
 from ..saved import new_folder, save
-from ..terminal import engine_words
+from ..terminal import engine_words, say
 from ..times import span
 
 if TYPE_CHECKING:
@@ -115,12 +116,10 @@ def main(options: Options) -> int:
                     best.close()
         if place is not None:
             settings = save(place, imported, spec)
-            print(f"saved    {place}: the model, and commented settings; readable by you only")
-            print(f"next     edge-agent run --config {settings}")
+            say(f"saved    {place}: the model, and commented settings; readable by you only")
+            say(f"next     edge-agent run --config {settings}")
         elif count:
-            print(
-                "next     the same with --save DIR: a model folder and settings for edge-agent run"
-            )
+            say("next     the same with --save DIR: a model folder and settings for edge-agent run")
     if count == 0:
         raise AgentError("no result: every frame was dropped by an error")
     return 0
@@ -176,12 +175,14 @@ def _print_model(imported: ImportedModel, path: Path) -> None:
     """Print what the model is and what had to be assumed."""
     manifest = imported.folder.manifest
     told = " as the file itself tells" if path.suffix in BARE else ""
-    print(
+    say(
         f"model    {manifest.id}: {manifest.task}, decoder {manifest.decoder}, "
         f"{len(imported.folder.labels)} labels{told}"
     )
     for assumption in imported.assumptions:
-        print(f"assumed  {assumption}")
+        say(f"assumed  {assumption}")
+    for lack in missing_labels(imported.folder):
+        say(f"missing  {lack}")
 
 
 def _bench_seconds(wanted: float | None) -> float:
@@ -210,22 +211,21 @@ def _compare_engines(
         except EngineError as problem:
             reason = str(problem).rpartition(f"{name}: ")[2]
             refusals.append(f"{name}: {reason}")
-            print(f"engine   {name}: cannot run it: {reason}")
+            say(f"engine   {name}: cannot run it: {reason}")
             continue
         with attendant.doing(f"the comparison of {name} with a session without optimisation"):
             plain = plain or open_plain(imported.folder, spec.kind)
             why = None if plain is None else _why_wrong(plain, model, sample)
         if why is not None:
             refusals.append(f"{name}: {why}")
-            print(f"engine   {name}: is wrong here, and does not serve: {why}")
+            say(f"engine   {name}: is wrong here, and does not serve: {why}")
             model.close()
             continue
         with attendant.doing(f"timing of the inference on {name}"):
             rate, alone_ms = _rate(attendant, model, sample, choice.lanes, seconds)
-        print(
+        say(
             f"engine   {engine_words(model.engine.label)}: {rate:.1f} frames a second "
-            f"({alone_ms:.2f} ms alone, {choice.lanes} at a time)",
-            flush=True,
+            f"({alone_ms:.2f} ms alone, {choice.lanes} at a time)"
         )
         if rate > best_rate:
             if best is not None:
@@ -234,7 +234,7 @@ def _compare_engines(
         else:
             model.close()
     if best is None and plain is not None:
-        print(f"engine   {engine_words(plain.engine.label)} without optimisation serves")
+        say(f"engine   {engine_words(plain.engine.label)} without optimisation serves")
         return plain
     if plain is not None:
         plain.close()
@@ -341,13 +341,13 @@ def _watch(
             samples.trouble = str(problem)
     picture.write()
     for line in view.summary_lines():
-        print(line)
+        say(line)
     if follower is not None and (counts := follower.counts()):
-        print(f"counted  {counts}")
+        say(f"counted  {counts}")
     if picture.written:
-        print(f"picture  {picture.path.resolve()}")
+        say(f"picture  {picture.path.resolve()}")
     if attendant.left_behind is not None:
-        print(f"left behind: {attendant.left_behind}", file=sys.stderr)
+        say(f"left behind: {attendant.left_behind}", sys.stderr)
     if samples.trouble is not None:
         raise SourceError(samples.trouble)
     return count
@@ -507,5 +507,5 @@ class _Picture:
             self.written = True
         except OSError as problem:
             self.trouble = problem.strerror or str(problem)
-            print(f"no further pictures: {self.path}: {self.trouble}")
+            say(f"no further pictures: {self.path}: {self.trouble}")
         return drawn
