@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from edge_agent.core.errors import ModelError, UsageError
 from edge_agent.models.describing import describe
-from tests.helpers.small_models import brightness
+from tests.helpers.small_models import brightness, detector, plain, write_pictures
 from tests.helpers.support import CHECKOUT, call_cli
 from tests.helpers.tiny_networks import constant_outputs, times_two
 from tests.models.test_huggingface import LABELS, export
@@ -31,6 +32,21 @@ def test_a_folder_without_golden_outputs_lacks_them(tmp_path: Path) -> None:
     """What a model runs without, and is worse for, is named."""
     described = describe(brightness(tmp_path / "light"))
     assert [line.partition(":")[0] for line in described.missing][-1] == "golden.npz"
+
+
+def test_a_detector_without_labels_says_how_it_gets_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also `try`, which shows their numbers."""
+    row = (0, 0.9, 0.0, 0.0, 0.5, 0.5)
+    folder = detector(tmp_path / "finder", [row], ["box"])
+    manifest = folder / "model.toml"
+    manifest.write_text(re.sub(r"labels = \[[^]]*\]", "", manifest.read_text()))
+    (lack,) = [line for line in describe(folder).missing if line.startswith("labels: ")]
+    assert "write a labels.txt, one a line, and in model.toml, below [output]" in lack
+    monkeypatch.chdir(tmp_path)
+    said = call_cli("try", write_pictures(tmp_path / "p", [plain(90)]), str(folder))
+    assert f"missing  {lack}\n" in said.out
 
 
 def test_a_bare_file_that_says_enough(tmp_path: Path) -> None:
