@@ -97,6 +97,9 @@ def explain(
 
     """
     entries = problem.errors(include_url=False)
+    members = frozenset(_members(kind))
+    for entry in entries:
+        entry["loc"] = tuple(part for part in entry["loc"] if part not in members)
     # An unknown key first: it is usually why another one is "missing". Of a value that may be of
     # several kinds, first what is deepest inside.
     entries.sort(key=lambda entry: (entry["type"] not in _UNKNOWN, -len(_steps(entry["loc"]))))
@@ -127,10 +130,11 @@ def _trouble(entries: list[ErrorDetails], kind: type | None) -> str:
     wanted = list(dict.fromkeys(_wanted(each) for each in bounds or entries))
     text = f"expected {' or '.join(wanted)}"
     found = entry.get("input")
+    head = ".".join(step for step in _steps(entry["loc"]) if isinstance(step, str))
     if isinstance(found, Mapping) and "a list" in wanted:
-        return f"{text}, found a table; write its head in double brackets, [[{entry['loc'][-1]}]]"
+        return f"{text}, found a table; write its head in double brackets, [[{head}]]"
     if wanted == ["a table"] and isinstance(entry["loc"][-1], str):
-        return f"{text}; write its keys below a line [{entry['loc'][-1]}]"
+        return f"{text}; write its keys below a line [{head}]"
     shown = repr(found) if isinstance(found, str | int | float | bool) else ""
     secret = (
         "://" in shown
@@ -218,6 +222,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if close:
         return f"; did you mean '{close[0]}'?"
     return f"; known: {', '.join(names)}" if names else ""
+
+
+def _members(kind: Any) -> Iterator[str]:
+    """Yield pydantic's names of the records that a value within *kind* may be, beside others."""
+    record = _record_within(kind)
+    if not is_dataclass(record):
+        return
+    for hint in get_type_hints(record, include_extras=False).values():
+        if get_origin(hint) in {Union, types.UnionType}:
+            parts = [part for part in get_args(hint) if isinstance(part, type)]
+            yield from (part.__name__ for part in parts if is_dataclass(part))
+        yield from _members(hint)
 
 
 def _homes(kind: Any, key: str, above: str = "") -> Iterator[str]:

@@ -267,6 +267,26 @@ WRONG: dict[str, tuple[str | bytes, str, str]] = {
     ),
     "key of another table": ('url = "mqtt://x"\n', "url", "it goes below [broker]"),
     "key of a pipeline": ("rate = 5\n", "rate", "it goes below [[pipelines]]"),
+    "neither true nor a table": (
+        PIPELINE + "snapshot = 1\n",
+        "pipelines[door].snapshot",
+        "expected true or false or a table, found 1",
+    ),
+    "unknown key in what may also be true": (
+        PIPELINE + "snapshot = { widht = 640 }\n",
+        "pipelines[door].snapshot.widht",
+        "did you mean 'width'?",
+    ),
+    "list for a table in a pipeline": (
+        PIPELINE + "thresholds = [0.5]\n",
+        "pipelines[door].thresholds",
+        "write its keys below a line [pipelines.thresholds]",
+    ),
+    "table for a list in a rule": (
+        PIPELINE + '[[pipelines.rules]]\nname = "r"\nwhen = "enter"\ndo = { publish = "x" }\n',
+        "pipelines[door].rules[r].do",
+        "in double brackets, [[pipelines.rules.do]]",
+    ),
     "crossing no line": (
         PIPELINE + '[[pipelines.rules]]\nname = "r"\nwhen = "cross"\n',
         "pipelines[door].rules[r].line",
