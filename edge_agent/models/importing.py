@@ -40,6 +40,10 @@ _HINTS: Mapping[str, str] = {
         [".engine", ".trt", ".plan", ".blob", ".hef", ".rknn", ".mlmodel", ".mlpackage"],
         "compiled for other hardware; export the model it was made of to .onnx",
     ),
+    **dict.fromkeys(
+        [".gz", ".tgz", ".xz", ".zst", ".zip", ".7z"],
+        "compressed; unpack it and give the .tar, folder or file that was in it",
+    ),
     **dict.fromkeys([".param", ".mnn"], "another engine's format; export the model to .onnx"),
 }
 """What to do with a file of another kind."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -63,8 +64,12 @@ class CsvRows:
         self._records: Iterator[Record] = iter(())
         self._numeric: list[bool] = []
         try:
-            # Names may be in another encoding; numbers never suffer from it.
-            self._file = path.open(encoding="utf-8-sig", errors="replace", newline="")
+            with path.open("rb") as file:
+                wide = file.read(2) in {BOM_UTF16_LE, BOM_UTF16_BE}
+            # Names may be in another encoding; numbers never suffer from it, but in UTF-16 (the
+            # Unicode text of spreadsheets) each is two bytes wide.
+            encoding = "utf-16" if wide else "utf-8-sig"
+            self._file = path.open(encoding=encoding, errors="replace", newline="")
         except OSError as problem:
             raise SourceError(f"{name}: {path}: {problem.strerror}") from None
         try:

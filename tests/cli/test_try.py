@@ -418,6 +418,18 @@ def test_a_picture_that_cannot_be_written_is_said_and_done_without(here: Path) -
     assert "light 90" in said.out
 
 
+def test_a_time_too_short_for_a_result_is_no_error_of_frames(here: Path) -> None:
+    """Nothing was dropped where the recording, at its rate, has given nothing yet."""
+    rows = "".join(f"{n % 7}\n" for n in range(40))
+    (here / "slow.csv").write_text(rows)
+    model = str(loudness(here / "loud", 20))
+    said = call_cli("try", "slow.csv?rate=20", model, "--seconds", "0.1")
+    assert said.code == 1
+    assert said.error == (
+        "edge-agent: no result: csv:slow.csv?rate=20 gave nothing in the time that there was"
+    )
+
+
 def test_a_picture_of_your_own_is_kept(here: Path) -> None:
     """What `try` did not write stays, and it says so; what it wrote is written again."""
     own = here / "try.jpg"

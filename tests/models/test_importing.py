@@ -88,6 +88,8 @@ def test_model_folder_stays_one(tmp_path: Path) -> None:
         ("net.h5", "tf2onnx"),
         ("net.bin", ".xml"),
         ("net.engine", "other hardware"),
+        ("net.tar.gz", "unpack it"),
+        ("net.zip", "unpack it"),
         ("net.txt", "nor .tar, .onnx, .xml or .tflite"),
     ],
 )

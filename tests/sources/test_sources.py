@@ -723,6 +723,17 @@ def test_csv(text: str, columns: tuple[str, ...], rows: list[list[float]], tmp_p
     assert np.allclose(taken[0].data, rows)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_the_unicode_text_of_spreadsheets_is_read(encoding: str, tmp_path: Path) -> None:
+    """UTF-16 is told by its mark; a loop begins it again behind that."""
+    (tmp_path / "rows.csv").write_bytes("\ufeffLänge\tb\r\n1\t2\r\n".encode(encoding))
+    source = opened("csv:rows.csv?loop=1", tmp_path)
+    for _ in range(2):
+        source.grab()
+        taken = source.retrieve()
+        assert (taken.columns, taken.data.tolist()) == (("Länge", "b"), [[1, 2]])
+
+
 @pytest.mark.parametrize(
     ("separator", "text", "columns", "rows"),
     [

@@ -110,7 +110,7 @@ def main(options: Options) -> int:
                 lambda: _compare_engines(attendant, imported, spec, first, seconds)
             )
             try:
-                count = _watch(options, attendant, best, samples, first, spec, tried)
+                count, dropped = _watch(options, attendant, best, samples, first, spec, tried)
             finally:
                 if attendant.left_behind is None:
                     best.close()
@@ -120,8 +120,10 @@ def main(options: Options) -> int:
             say(f"next     edge-agent run --config {settings}")
         elif count:
             say("next     the same with --save DIR: a model folder and settings for edge-agent run")
-    if count == 0:
+    if count == 0 and dropped:
         raise AgentError("no result: every frame was dropped by an error")
+    if count == 0:
+        raise AgentError(f"no result: {spec.redacted} gave nothing in the time that there was")
     return 0
 
 
@@ -286,11 +288,11 @@ def _watch(
     first: Sample,
     spec: SourceSpec,
     tried: Pipeline | None,
-) -> int:
-    """Show results until the source ends, the time is over or Ctrl-C."""
+) -> tuple[int, int]:
+    """Show results until the source ends, the time is over or Ctrl-C; count them and errors."""
     trace = None if first.picture else _trace(model, samples, first)
     picture = _picture_file() if trace is None else _plot_file()
-    count = 0
+    count = dropped = 0
     deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
     title = f"edge-agent try · {spec.redacted} · {model.id}"
     view = LiveView(
@@ -322,6 +324,7 @@ def _watch(
                 while said:
                     view.print(said.popleft())
                 if isinstance(outcome, SampleError):
+                    dropped += 1
                     view.print(f"dropped: {outcome}")
                     continue
                 count += 1
@@ -350,7 +353,7 @@ def _watch(
         say(f"left behind: {attendant.left_behind}", sys.stderr)
     if samples.trouble is not None:
         raise SourceError(samples.trouble)
-    return count
+    return count, dropped
 
 
 class _SourceWatch:
