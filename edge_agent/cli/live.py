@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from .signal_trace import SignalTrace
 
 LINE_SECONDS = 0.5
-"""Where there is no terminal, one line a pipeline at most this often."""
+"""Where there is no terminal, one line a pipeline at most this often …"""
+TURN_SECONDS = 0.05
+"""… and this often where it is an anomaly now and was none, or the other way round."""
 DRAW_SECONDS = 0.1
 STILL_SECONDS = 2.0
 """And more than three times the usual interval without a result: its rate is 0."""
@@ -56,6 +58,8 @@ class Row:
     model: str = ""
     engine: str = ""
     said: float = 0.0
+    anomalous: bool | None = None
+    """What the latest line said."""
 
     def fps(self) -> float:
         """Frames a second over the latest results; 0 once they have stopped."""
@@ -167,8 +171,10 @@ class LiveView:
         row.infers.append(payload["timing"]["infer_ms"])
         row.found, row.model = brief(payload), payload["model"]
         row.engine = engine_words(payload["engine"])
-        if self._every or now - row.said >= LINE_SECONDS:
-            row.said = now
+        anomalous = payload["anomaly"]["anomalous"] if "anomaly" in payload else None
+        pause = LINE_SECONDS if anomalous == row.anomalous else TURN_SECONDS
+        if self._every or now - row.said >= pause:
+            row.said, row.anomalous = now, anomalous
             file = f" {payload['file']}" if "file" in payload else ""
             self.print(
                 f"{payload['time'][11:23]} {name} #{payload['seq']}{file}  {summary(payload)}  "
