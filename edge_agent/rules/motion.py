@@ -46,7 +46,8 @@ class Motion:
 
     def place(self, slots: NDArray[np.intp]) -> Floats:
         """Return (n, 4): center x, y, width, height in pixels."""
-        return self._place[:, slots].T
+        place: Floats = self._place.take(slots, axis=1).T
+        return place
 
     def begin(self, slots: NDArray[np.intp], places: Floats) -> None:
         """Put new boxes into slots."""
@@ -71,7 +72,7 @@ class Motion:
     def update(self, slots: NDArray[np.intp], seen: Floats) -> None:
         """Correct boxes by where they were seen, (n, 4)."""
         off = np.zeros_like(self._place)
-        off[:, slots] = seen.T - self._place[:, slots]
+        off[:, slots] = seen.T - self._place.take(slots, axis=1)
         there = np.zeros(self.room)
         there[slots] = 1.0
         # What is not seen is neither moved nor surer.
@@ -99,7 +100,7 @@ class Motion:
 
     def boxes(self, slots: NDArray[np.intp]) -> NDArray[np.float32]:
         """Return where boxes are: (n, 4) x1, y1, x2, y2."""
-        place = self._place[:, slots]
+        place = self._place.take(slots, axis=1)
         half = place[2:] / 2
         return np.concatenate([place[:2] - half, place[:2] + half]).T.astype(np.float32)
 
@@ -127,7 +128,7 @@ def overlaps(
     meets &= top < y2
     meets &= bottom > y1
     rows, columns = np.divmod(np.flatnonzero(meets), max(1, len(other)))
-    a, b = one[rows].T, other[columns].T
+    a, b = one.take(rows, axis=0).T, other.take(columns, axis=0).T
     shared = (np.minimum(a[2], b[2]) - np.maximum(a[0], b[0])) * (
         np.minimum(a[3], b[3]) - np.maximum(a[1], b[1])
     )

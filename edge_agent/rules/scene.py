@@ -24,7 +24,7 @@ from ..core.types import Array, Detections, Outcome, Sample
 from ..runtime.pipelines.overlay import Shape
 from .conditions import Condition, measured
 from .event import Event, State, Why
-from .geometry import Gates, Zones, anchors, margins, ones
+from .geometry import Gates, Zones, anchors, margins, ones, where
 from .slots import grow
 from .tracker import NONE, WEAK, Tracker
 
@@ -134,15 +134,17 @@ class Scene:
             np.intp,
         )
         needed = [USUAL] * whole + [rule.needed for rule in self._rules]
-        self._needed = np.array([least for least, _ in needed], np.int64)
+        # As small as what is compared with them: counts of bits.
+        self._needed = np.array([least for least, _ in needed], np.uint8)
         of = np.array([of for _, of in needed], np.int64)
         # Of no more bits than it takes: that many more are looked at together.
         bits = np.min_scalar_type((1 << int(max([1, *of]))) - 1)
         self._window = ((1 << of) - 1).astype(bits)
-        self._most_false = of - self._needed
+        self._most_false = (of - self._needed).astype(np.uint8)
         """With no more in the window it is false in as many as it takes."""
         self._wanted: list[frozenset[str]] = [frozenset()] * whole
         self._wanted += [frozenset(rule.labels) for rule in self._rules]
+        self._by_label = any(self._wanted)
         self._label_ok = np.zeros((0, len(needed)), bool)
         room = self._tracker.room
         self._inside = np.zeros((room, whole), bool)
@@ -159,9 +161,9 @@ class Scene:
         each = [USUAL] * len(settings.lines) + [rule.needed for rule in self._crossings]
         self._gates = Gates(gates, each, room) if gates else None
 
-        self._dwells = [
-            (column, rule) for column, rule in enumerate(self._rules, whole) if rule.when == "dwell"
-        ]
+        self._enters, self._leaves, self._dwells = (
+            self._columns(*when) for when in (("enter",), ("leave", "dwell"), ("dwell",))
+        )
         self._dwelling: dict[tuple[int, int], _Lasting] = {}
         """By column and slot."""
         self._in_dwell = np.zeros((room, len(needed)), bool)
@@ -176,8 +178,16 @@ class Scene:
                 *((-1, r) for r in settings.rules if r.when in ON_RESULTS),
             )
         ]
+        self._dwell_s = np.array([r.for_s for r in self._rules if r.when == "dwell"])
+        self._counted = self._columns("count", "absent")
         self._lasting: dict[str, _Lasting] = {}
         """By rule: the events of conditions."""
+
+    def _columns(self, *when: str) -> Slots:
+        """Return the columns of rules on objects of some kinds."""
+        first = len(self._settings.zones)
+        kinds = [rule.when in when for rule in self._rules]
+        return np.flatnonzero(np.array(kinds, bool)) + first
 
     # Before a result is published
 
@@ -209,14 +219,15 @@ class Scene:
         self._forget(tracker.begun)
         at = np.flatnonzero(slot_of >= 0)
         slots = slot_of[at]
-        boxes = found.boxes[at]
+        boxes = found.boxes.take(at, axis=0)
         self._boxes[slots], self._scores[slots] = boxes, found.scores[at]
         bottom, center = anchors(boxes, size)
         margin = margins(boxes)
         numbers = np.where(slot_of >= 0, tracker.number[slot_of], 0)
         names: tuple[tuple[str, ...], ...] | None = None
         if self._zones is not None:
-            inside = self._zones.inside(bottom, center, margin, self._inside[slots], size)
+            before = self._inside.take(slots, axis=0)
+            inside = self._zones.inside(bottom, center, margin, before, size)
             self._inside[slots] = inside
             names = self._name(len(found), at, inside)
         rose, fell = self._hold(slots, sample.since)
@@ -239,39 +250,45 @@ class Scene:
     ) -> tuple[tuple[str, ...], ...]:
         """Return by detection the names of the zones that it is in."""
         assert self._zones is not None  # noqa: S101 - checked by the caller
-        names: list[tuple[str, ...]] = [()] * count
+        bits = np.zeros((len(at), 8), np.uint8)
+        packed = np.packbits(inside, axis=1, bitorder="little")
+        bits[:, : packed.shape[1]] = packed
+        keys = bits.view("<u8")[:, 0].tolist()
         known = self._names
-        keys = inside @ (np.uint64(1) << np.arange(inside.shape[1], dtype=np.uint64))
-        for place, key in zip(at.tolist(), keys.tolist(), strict=True):
-            found = known.get(key)
-            if found is None:
-                found = tuple(name for i, name in enumerate(self._zones.names) if key >> i & 1)
-                known[key] = found
-            names[place] = found
+        for key in set(keys).difference(known):
+            known[key] = tuple(name for i, name in enumerate(self._zones.names) if key >> i & 1)
+        if len(at) == count:
+            return tuple(map(known.__getitem__, keys))
+        names: list[tuple[str, ...]] = [()] * count
+        for place, key in zip(at.tolist(), keys, strict=True):
+            names[place] = known[key]
         return tuple(names)
 
     def _hold(self, slots: Slots, now: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Take which objects are where; return (objects, columns) what becomes true or false."""
         tracker = self._tracker
-        if len(self._label_ok) < len(tracker.labels):
+        if self._by_label and len(self._label_ok) < len(tracker.labels):
             self._label_ok = np.array(
                 [[not w or label in w for w in self._wanted] for label in tracker.labels], bool
             ).reshape(len(tracker.labels), -1)
         there = np.ones((len(slots), self._inside.shape[1] + 1), bool)
-        there[:, :-1] = self._inside[slots]
-        true = there[:, self._zone_of]
+        there[:, :-1] = self._inside.take(slots, axis=0)
+        true = there.take(self._zone_of, axis=1)
         if len(self._label_ok):
-            true &= self._label_ok[tracker.label_of(slots)]
-        bits = self._bits[slots]
+            true &= self._label_ok.take(tracker.label_of(slots), axis=0)
+        bits = self._bits.take(slots, axis=0)
         bits <<= 1
         bits |= true
         bits &= self._window
         self._bits[slots] = bits
         count = ones(bits)
         enough = count >= self._needed
-        over = ~enough & (count <= self._most_false)
-        before = self._held[slots]
-        held = np.where(before, ~over, enough & (tracker.number[slots] > 0)[:, None])
+        stays = count > self._most_false
+        stays |= enough
+        before = self._held.take(slots, axis=0)
+        stays &= before
+        enough &= (tracker.number[slots] > 0)[:, None]
+        held = enough | stays
         self._held[slots] = held
         changed = held != before
         rose, fell = changed & held, changed & before
@@ -297,7 +314,9 @@ class Scene:
                 self._tell_moves(view, sample)
                 self._tell_gone(sample)
                 self._tell_dwells(sample)
-            counts = self._held[self._tracker.alive].sum(axis=0).tolist()
+            # What is not alive is nowhere.
+            each = self._held.take(self._counted, axis=1).sum(axis=0)
+            counts = dict(zip(self._counted.tolist(), each.tolist(), strict=True))
             for column, rule, condition in self._conditions:
                 if column >= 0:
                     if not isinstance(outcome.findings, Detections):
@@ -323,9 +342,8 @@ class Scene:
                 self._update_dwells(sample)
 
     def _tell_crossings(self, view: _View, sample: Sample) -> None:
-        if view.crossed.any():
-            for row, gate in zip(*np.nonzero(view.crossed), strict=True):
-                self._cross(int(view.slots[row]), int(gate), int(view.crossed[row, gate]), sample)
+        for row, gate in where(view.crossed):
+            self._cross(int(view.slots[row]), gate, int(view.crossed[row, gate]), sample)
 
     def _cross(self, slot: int, gate: int, sign: int, sample: Sample) -> None:
         way = "in" if sign > 0 else "out"
@@ -342,55 +360,47 @@ class Scene:
             self._once(rule, facts, sample)
 
     def _tell_moves(self, view: _View, sample: Sample) -> None:
-        first = self._inside.shape[1]
-        for what, moved in (("enter", view.rose), ("leave", view.fell)):
-            if not moved[:, first:].any():
-                continue
-            for row, column in zip(*np.nonzero(moved[:, first:]), strict=True):
-                rule = self._rules[column]
-                slot = int(view.slots[row])
-                if rule.when == what:
-                    self._once(rule, self._facts(slot, rule), sample)
-                elif what == "leave" and rule.when == "dwell":
-                    self._end_dwell(first + int(column), slot, "over", sample)
+        for columns, moved in ((self._enters, view.rose), (self._leaves, view.fell)):
+            for row, place in where(moved.take(columns, axis=1)):
+                self._tell_moved(int(columns[place]), int(view.slots[row]), sample)
+
+    def _tell_moved(self, column: int, slot: int, sample: Sample) -> None:
+        rule = self._rules[column - self._inside.shape[1]]
+        if rule.when == "dwell":
+            self._end_dwell(column, slot, "over", sample)
+        else:
+            self._once(rule, self._facts(slot, rule), sample)
 
     def _tell_gone(self, sample: Sample) -> None:
         """Tell of the objects that are not seen any more."""
-        first = self._inside.shape[1]
         gone = self._tracker.ended
         if not gone.size:
             return
         if self._gates is not None:
             pending = self._gates.last(gone)
-            for row, gate in zip(*np.nonzero(pending), strict=True):
-                self._cross(int(gone[row]), int(gate), int(pending[row, gate]), sample)
+            for row, gate in where(pending):
+                self._cross(int(gone[row]), gate, int(pending[row, gate]), sample)
         held = self._held[gone]
-        for row, column in zip(*np.nonzero(held[:, first:]), strict=True):
-            rule, slot = self._rules[column], int(gone[row])
-            if rule.when == "leave":
-                self._once(rule, self._facts(slot, rule), sample)
-            elif rule.when == "dwell":
-                self._end_dwell(first + int(column), slot, "over", sample)
+        for row, place in where(held[:, self._leaves]):
+            self._tell_moved(int(self._leaves[place]), int(gone[row]), sample)
         if held.any():
             self.changed = True
         self._forget(gone)
 
     def _tell_dwells(self, sample: Sample) -> None:
-        if not self._dwells:
+        columns = self._dwells
+        if not columns.size:
             return
-        alive = self._tracker.alive
-        waiting = self._held[alive] & ~self._in_dwell[alive]
-        some = set(np.flatnonzero(waiting.any(axis=0)).tolist())
-        for column, rule in self._dwells:
-            if column not in some:
+        due = self._held.take(columns, axis=1) & ~self._in_dwell.take(columns, axis=1)
+        due &= sample.since - self._rise.take(columns, axis=1) >= self._dwell_s
+        for slot, place in where(due):
+            column = int(columns[place])
+            rule = self._rules[column - self._inside.shape[1]]
+            facts = self._facts(slot, rule)
+            if self._is_quiet(rule, facts, sample.since):
                 continue
-            long = sample.since - self._rise[alive, column] >= rule.for_s
-            for slot in alive[long & waiting[:, column]].tolist():
-                facts = self._facts(slot, rule)
-                if self._is_quiet(rule, facts, sample.since):
-                    continue
-                self._in_dwell[slot, column] = True
-                self._dwelling[column, slot] = self._begin(rule, facts, sample)
+            self._in_dwell[slot, column] = True
+            self._dwelling[column, slot] = self._begin(rule, facts, sample)
 
     def _end_dwell(self, column: int, slot: int, why: Why, sample: Sample | None) -> None:
         lasting = self._dwelling.pop((column, slot), None)
@@ -520,7 +530,7 @@ class Scene:
 
     def _label(self, slot: int) -> str:
         tracker = self._tracker
-        return tracker.labels[int(tracker.label_of(np.array([slot]))[0])]
+        return tracker.labels[int(tracker.votes[slot].argmax())]
 
     # What others call
 

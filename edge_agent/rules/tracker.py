@@ -85,7 +85,7 @@ class Tracker:
 
     def label_of(self, slots: Slots) -> Slots:
         """Return the label that each track was seen with most, as an index of `labels`."""
-        found: Slots = self.votes[slots].argmax(axis=1)
+        found: Slots = self.votes.take(slots, axis=0).argmax(axis=1)
         return found
 
     def update(
