@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import wave
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +23,7 @@ from edge_agent.bench.pipeline.figures import (
     Setup,
     Turn,
 )
+from edge_agent.bench.pipeline.plain_signal import rows_of, windows_of
 from edge_agent.bench.pipeline.streams import (
     IDLE,
     MOST,
@@ -30,8 +34,12 @@ from edge_agent.bench.pipeline.streams import (
     together,
 )
 from edge_agent.core.errors import AgentError
+from edge_agent.inference.preprocess.windowing import Windower
+from edge_agent.models.manifest import InputSpec
 from edge_agent.mqtt.loopback import broker
-from tests.helpers.small_models import brightness, decode_picture, plain, write_clip
+from edge_agent.sources.source import open_source
+from edge_agent.sources.spec import parse_source
+from tests.helpers.small_models import brightness, decode_picture, loudness, plain, write_clip
 from tests.helpers.support import call_cli, run_cli
 
 
@@ -71,6 +79,76 @@ def test_measures_agent_scripts_and_engine(clip: Path, tmp_path: Path) -> None:
     drawn = decode_picture(picture.read_bytes())
     assert drawn.shape[1] == 1280
     assert drawn.min() < 100 < drawn.max()
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.npy", "sound.wav"])
+def test_measures_a_sensor_model_beside_a_plain_script(name: str, tmp_path: Path) -> None:
+    """Of a recording there is nothing to decode: agent, script and engine, and no pictures."""
+    model = loudness(tmp_path / "loud", window=64)
+    rows = np.sin(np.arange(6400) / 7).astype(np.float32)
+    source = tmp_path / name
+    if name == "rows.csv":
+        np.savetxt(source, rows, header="level", comments="", fmt="%.4f")
+    elif name == "rows.npy":
+        np.save(source, rows)
+    else:
+        with wave.open(str(source), "wb") as file:
+            file.setparams((1, 2, 8000, 0, "NONE", ""))
+            file.writeframes((rows * 32767).astype("<i2").tobytes())
+    done = run_cli(
+        *("bench", "pipeline", str(model), "--source", str(source), "--json"),
+        *("--runs", "1", "--seconds", "0.4", "--pipelines", "", "--picture"),
+        str(tmp_path / "bars.png"),
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["fps"].keys() == {AGENT, PLAIN, ENGINE}
+    assert all(spread["median"] > 0 for spread in figures["fps"].values())
+    agent, plain_script = figures["fps"][AGENT]["median"], figures["fps"][PLAIN]["median"]
+    assert figures["ratio"][PLAIN]["median"] == pytest.approx(agent / plain_script, rel=0.01)
+    assert figures["step_ms"].keys() == {
+        *("decode", "preprocess", "infer", "postprocess", "publish")
+    }
+    assert figures.keys().isdisjoint({"pipelined_on", "following_ms", "streams", "idle_pipeline"})
+    assert (tmp_path / "bars.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "words"),
+    [
+        ("signal", "clip", "loud@1 is a signal model; give a recording"),
+        ("picture", "rows.csv", "light@1 is a picture model; give a clip"),
+        ("signal", "mqtt:plant/press", "mqtt:plant/press: is live; give a recording"),
+        ("signal", "absent.csv", "absent.csv: no such recording"),
+    ],
+)
+def test_a_source_of_the_other_kind_is_told(
+    kind: str, source: str, words: str, clip: Path, tmp_path: Path
+) -> None:
+    """A clip for a sensor model, a recording for a detector, and what cannot be played twice."""
+    make = loudness(tmp_path / "loud", 4) if kind == "signal" else brightness(tmp_path / "light")
+    (tmp_path / "rows.csv").write_text("1\n2\n3\n4\n")
+    given = {"clip": str(clip), "rows.csv": str(tmp_path / "rows.csv")}.get(source, source)
+    done = call_cli("bench", "pipeline", str(make), "--source", given)
+    assert done.code == 2
+    assert words in done.error
+
+
+def test_the_plain_script_cuts_windows_as_the_agent_does(tmp_path: Path) -> None:
+    """Named channels in the model's order, every n-th row, overlapping, with zeros before."""
+    (tmp_path / "rows.csv").write_text("t,ax,ay\n" + "".join(f"{i},{i},{-i}\n" for i in range(12)))
+    spec = parse_source("csv:rows.csv", tmp_path)
+    wanted = InputSpec(channels=("ay", "ax"), every=2, window=4, hop=2, lead=1)
+    windower = Windower(wanted)
+    with closing(open_source(spec)) as source:
+        expected = [
+            w.data.copy()
+            for _ in iter(source.grab, False)
+            for w in windower.push(source.retrieve())
+        ]
+    found = list(windows_of(rows_of(spec, wanted.channels), wanted))
+    np.testing.assert_array_equal(found, expected)
+    assert len(found) == 2
 
 
 def test_streams_are_counted_as_carried_only_if_served(clip: Path, tmp_path: Path) -> None:

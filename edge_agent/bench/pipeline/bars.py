@@ -30,7 +30,7 @@ def draw(reports: Sequence[Report], path: Path) -> None:
         AgentError: the file cannot be written.
 
     """
-    rows = [count for report in reports for count in (len(NAMES) + len(report.scaling), 1)]
+    rows = [count for report in reports for count in (len(report.turns) + len(report.scaling), 1)]
     figure, plots = bars.plots(rows)
     for report, fps, steps in zip(reports, plots[::2], plots[1::2], strict=True):
         _frames_a_second(fps, report)
@@ -41,7 +41,9 @@ def draw(reports: Sequence[Report], path: Path) -> None:
 def _frames_a_second(plot: Axes, report: Report) -> None:
     where = f"{report.engine}, {report.lanes} lane(s) of {report.threads} thread(s)"
     plot.set_title(f"{report.model} on {where}: frames a second", loc="left")
-    rows: list[tuple[str, list[Turn]]] = [(name, report.turns[name]) for name in NAMES]
+    rows: list[tuple[str, list[Turn]]] = [
+        (name, report.turns[name]) for name in NAMES if name in report.turns
+    ]
     rows += [
         (f"{count} pipeline{'s' if count > 1 else ''}", [many for _, many in rounds])
         for count, rounds in sorted(report.scaling.items())

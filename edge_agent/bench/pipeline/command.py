@@ -1,4 +1,4 @@
-"""`edge-agent bench pipeline`: the whole way from clip to broker, beside scripts and the engine.
+"""`edge-agent bench pipeline`: the whole way from source to broker, beside scripts and the engine.
 
 The agent measured is the daemon itself in a process of its own, its results counted by a
 subscriber: that is what users get. The scripts are counted in the same way. All take turns in each
@@ -23,7 +23,7 @@ from ..common.child import call
 from .figures import AGENT, ENGINE, HANDMADE, PLAIN, Report, Setup, Turn
 from .following import following_ms
 from .overhead import overhead
-from .players import SETTLE_SECONDS, Line, Window, agent, endless, script
+from .players import SETTLE_SECONDS, Line, Window, agent, played, script
 from .streams import Place, carried, idle, together
 
 Progress = Callable[[str], None]
@@ -41,7 +41,7 @@ def measure(models: list[Path], setup: Setup, report_progress: Progress) -> list
         AgentError: a program failed.
 
     """
-    folders = [_checked(model) for model in models]
+    folders = [_checked(model, setup) for model in models]
     reports = []
     with scratch_folder("bench") as place, broker(place) as loopback:
         pictures = place / "pictures"
@@ -56,12 +56,16 @@ def measure(models: list[Path], setup: Setup, report_progress: Progress) -> list
     return reports
 
 
-def _checked(model: Path) -> ModelFolder:
+def _checked(model: Path, setup: Setup) -> ModelFolder:
     folder = load(model)
-    if folder.manifest.input.is_signal or folder.network.suffix != ".onnx":
-        raise UsageError(
-            f"{model}: bench pipeline takes picture models as .onnx, which the scripts can run too"
-        )
+    if folder.network.suffix != ".onnx":
+        raise UsageError(f"{model}: bench pipeline takes .onnx, which the scripts can run too")
+    wanted = folder.manifest.input
+    if wanted.is_signal != bool(setup.recording):
+        mend = "a recording, as --source vibration.csv" if wanted.is_signal else "a clip"
+        raise UsageError(f"--source: {folder.manifest.id} is a {wanted.kind} model; give {mend}")
+    if wanted.resample_hz:
+        raise UsageError(f"{model}: input.resample_hz: the plain script does not resample")
     return folder
 
 
@@ -70,13 +74,14 @@ def _model(
 ) -> Report:
     report = Report(folder.manifest.id, setup)
     _prepare(place, setup)
-    report.handmade = _quickest(folder, place.loopback, setup, report_progress)
+    if not setup.recording:
+        report.handmade = _quickest(folder, place.loopback, setup, report_progress)
     for number in range(setup.runs):
         _round(folder, place, report, setup)
         fps = {name: turns[-1].fps for name, turns in report.turns.items()}
         shown = ", ".join(f"{name} {value:.1f}" for name, value in fps.items())
         report_progress(
-            f"{report.model} round {number + 1} of {setup.runs}, frames a second: {shown}"
+            f"{report.model} round {number + 1} of {setup.runs}, results a second: {shown}"
         )
     for count in setup.pipelines:
         rounds = report.scaling[count] = list(together(place, setup, count))
@@ -84,9 +89,10 @@ def _model(
         report_progress(
             f"{report.model} pipelines together: {count} give {many:.1f} a second, one {one:.1f}"
         )
-    if setup.pipelines:
+    # What an idle pipeline costs is no matter of the model, and is measured with a picture.
+    if setup.pipelines and not setup.recording:
         report.idle = idle(place, setup, pictures)
-    if setup.rate:
+    if setup.rate and not setup.recording:
         most = max(turn.fps for turn in report.turns[AGENT])
         guess = int(0.8 * most / setup.rate)
         report.carried = carried(
@@ -97,7 +103,7 @@ def _model(
 
 def _prepare(place: Place, setup: Setup) -> None:
     """Run the agent until it has prepared the model's form and chosen its engine, once."""
-    line = Line(endless(setup.clip, "real"), rate=5)
+    line = Line(played(setup, "real"), rate=5)
     # Twice: what the form serves best is found out at the first start from it.
     for quiet in (SETTLE_SECONDS, TRIED_SECONDS):
         with agent(place.model, [line], place.loopback, place.folder) as player:
@@ -124,12 +130,16 @@ def _quickest(
 
 def _round(folder: ModelFolder, place: Place, report: Report, setup: Setup) -> None:
     """Measure one turn of each."""
-    source = endless(setup.clip)
-    with script("plain", [setup.clip, folder.path], place.loopback) as player:
-        report.turns[PLAIN].append(_turn(player.watch(setup.seconds)))
-    arguments = [setup.clip, folder.path, *report.handmade.split(":")]
-    with script("handmade", arguments, place.loopback) as player:
-        report.turns[HANDMADE].append(_turn(player.watch(setup.seconds)))
+    source = played(setup)
+    if setup.recording:
+        with script("plain_signal", [source, folder.path], place.loopback) as player:
+            report.turns[PLAIN].append(_turn(player.watch(setup.seconds)))
+    else:
+        with script("plain", [setup.clip, folder.path], place.loopback) as player:
+            report.turns[PLAIN].append(_turn(player.watch(setup.seconds)))
+        arguments = [setup.clip, folder.path, *report.handmade.split(":")]
+        with script("handmade", arguments, place.loopback) as player:
+            report.turns[HANDMADE].append(_turn(player.watch(setup.seconds)))
     with agent(place.model, [Line(source)], place.loopback, place.folder) as player:
         player.settle()
         window = player.watch(setup.seconds)
@@ -139,7 +149,7 @@ def _round(folder: ModelFolder, place: Place, report: Report, setup: Setup) -> N
     report.engine = window.of("engine")[-1]
     alone = call(
         f"{__package__}.steps",
-        "measure",
+        "measure_signal" if setup.recording else "measure",
         model=str(folder.path),
         source=source,
         engine=report.engine,
@@ -149,10 +159,11 @@ def _round(folder: ModelFolder, place: Place, report: Report, setup: Setup) -> N
     report.lanes, report.threads = alone["lanes"], alone["threads"]
     report.turns[ENGINE].append(Turn(alone["raw_fps"]))
     report.floor_ms.append(alone["decode_cpu_ms"] + alone["engine_cpu_ms"])
-    report.usual_ms.append(alone["usual_preprocess_ms"])
-    report.cached_ms.append(alone["cached_preprocess_ms"])
     report.steps.append({**alone["step_ms"], "publish": overhead(place.loopback)})
-    report.following_ms.append(following_ms())
+    if not setup.recording:
+        report.usual_ms.append(alone["usual_preprocess_ms"])
+        report.cached_ms.append(alone["cached_preprocess_ms"])
+        report.following_ms.append(following_ms())
 
 
 def _turn(window: Window) -> Turn:

@@ -25,6 +25,7 @@ class Setup:
     """What is the same for all models."""
 
     clip: Path
+    """Or the recording."""
     runs: int
     """Rounds in which all take turns."""
     seconds: float
@@ -35,6 +36,8 @@ class Setup:
     """Results a second of each stream that is to be carried; 0: not measured."""
     p99_ms: float
     """What the age of their results may come to."""
+    recording: str = ""
+    """The source that a sensor model plays for ever; empty: it is a clip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +88,8 @@ class Report:
     engine: str = ""
     lanes: int = 0
     threads: int = 0
-    turns: dict[str, list[Turn]] = field(
-        default_factory=lambda: {name: [] for name in (AGENT, PLAIN, HANDMADE, ENGINE)}
-    )
+    turns: dict[str, list[Turn]] = field(init=False)
+    """Of a recording nothing is pipelined by hand: there is next to nothing to decode."""
     steps: list[Mapping[str, float]] = field(default_factory=list)
     """Of a frame, one at a time with nothing else running, ms."""
     following_ms: list[Mapping[str, float]] = field(default_factory=list)
@@ -102,6 +104,15 @@ class Report:
     """By number of pipelines, round by round: what one did, and then so many."""
     idle: Idle | None = None
     carried: Carried | None = None
+
+    def __post_init__(self) -> None:
+        names = (AGENT, PLAIN, HANDMADE, ENGINE)
+        self.turns = {name: [] for name in names if name != HANDMADE or not self.setup.recording}
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Return what the agent is compared with."""
+        return tuple(name for name in self.turns if name != AGENT)
 
     def ratios(self, other: str) -> list[float]:
         """Return the agent's frames a second relative to another's, round by round."""
@@ -127,23 +138,27 @@ class Report:
             "threads": self.threads,
             "clip": self.setup.clip.name,
             "runs": self.setup.runs,
-            "pipelined_on": self.handmade,
             "fps": {name: spread(turn.fps for turn in turns) for name, turns in self.turns.items()},
-            "ratio": {name: spread(self.ratios(name)) for name in (PLAIN, HANDMADE, ENGINE)},
+            "ratio": {name: spread(self.ratios(name)) for name in self.others},
             "cpu_s_per_1000": {
                 **{
                     name: spread(turn.cpu_ms for turn in self.turns[name])
-                    for name in (AGENT, PLAIN, HANDMADE)
+                    for name in self.turns
+                    if name != ENGINE
                 },
                 "decode_and_engine": spread(self.floor_ms),
             },
             "cpu_ratio": spread(self.cpu_ratios()),
             "age_ms": payloads.percentiles(ages),
             "step_ms": self.step_ms(),
-            "following_ms": _medians(self.following_ms),
-            "usual_preprocess_ms": round(statistics.median(self.usual_ms), 4),
-            "cached_preprocess_ms": _medians(self.cached_ms),
         }
+        if not self.setup.recording:
+            figures |= {
+                "pipelined_on": self.handmade,
+                "following_ms": _medians(self.following_ms),
+                "usual_preprocess_ms": round(statistics.median(self.usual_ms), 4),
+                "cached_preprocess_ms": _medians(self.cached_ms),
+            }
         if self.scaling:
             figures["scaling"] = [
                 {

@@ -25,6 +25,7 @@ from ...models.manifest import load
 from ...mqtt.connection import ReceivedMessage
 from ...mqtt.loopback import Loopback
 from ...mqtt.one_shot import OneShotClient
+from .figures import Setup
 
 START_SECONDS = 60.0
 """For the first result of every pipeline."""
@@ -207,6 +208,11 @@ class Line:
 def endless(clip: Path, pace: str = "max") -> str:
     """Write a clip as a source that never ends."""
     return f"file:{quote(str(clip.resolve()))}?loop=1&pace={pace}"
+
+
+def played(setup: Setup, pace: str = "max") -> str:
+    """Write what is played as a source that never ends."""
+    return setup.recording or endless(setup.clip, pace)
 
 
 @contextmanager

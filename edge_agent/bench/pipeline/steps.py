@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -20,10 +20,11 @@ from urllib.parse import quote
 
 from ...config.device_profile import choose, default_dirs, load_profiles
 from ...core.errors import AgentError, SampleError, SourceError, UsageError
-from ...core.types import Reading, Sample, Timing
+from ...core.types import Kind, Reading, Sample, State, Timing
 from ...device.hardware import read_facts
 from ...inference.engines.engine import EngineChoice
 from ...inference.model import Model, load_model
+from ...inference.preprocess.windowing import Windower
 from ...models.manifest import load
 from ...models.store.store import Store
 from ...runtime.serving.loader import ModelLoader
@@ -38,6 +39,9 @@ KEPT = 48
 SHARE = 6
 """Parts that the time is split into: decoding, the steps in turn with the usual preprocessing (two
 parts), both kinds of it in the cache, the engine alone, all lanes."""
+
+SIGNAL_SHARE = 4
+"""Parts likewise: reading, steps, the engine alone, all lanes."""
 
 
 def need_playable(clip: str) -> None:
@@ -81,7 +85,7 @@ def measure(model: str, source: str, engine: str, state: str, seconds: float) ->
     each = seconds / SHARE
     loader, choice = _choice(Path(model), engine, Path(state))
     kept, decode_ms, decode_cpu = _decode(source, each)
-    single = _open(model, replace(choice, threads=1, lanes=1), loader)
+    single = _open(model, replace(choice, threads=1, lanes=1), loader, "picture")
     how = recipe(single.folder, single.engine.inputs[0])
     steps, usual_ms = _steps(single, how, kept, 2 * each)
     pictures = [reading.data for reading in kept]
@@ -98,7 +102,7 @@ def measure(model: str, source: str, engine: str, state: str, seconds: float) ->
     else:
         _, engine_cpu = _lanes(partial(single.raw, tensors), 1, each)
     single.close()
-    loaded = _open(model, choice, loader)
+    loaded = _open(model, choice, loader, "picture")
     raw_fps, _ = _lanes(partial(loaded.raw, tensors), choice.lanes, each)
     loaded.close()
     return {
@@ -111,6 +115,67 @@ def measure(model: str, source: str, engine: str, state: str, seconds: float) ->
         "lanes": choice.lanes,
         "threads": choice.threads,
     }
+
+
+def measure_signal(
+    model: str, source: str, engine: str, state: str, seconds: float
+) -> dict[str, Any]:
+    """Measure one sensor model on one engine; see `measure`.
+
+    Returns:
+        `step_ms`, of which `decode` is reading and cutting windows, its mean; `decode_cpu_ms` and
+        `engine_cpu_ms`, the latter of the engine as the agent has it; `raw_fps`, `lanes`,
+        `threads`.
+
+    Raises:
+        AgentError: the engine cannot be used here, or the recording gives no window.
+
+    """
+    each = seconds / SIGNAL_SHARE
+    loader, choice = _choice(Path(model), engine, Path(state))
+    single = _open(model, replace(choice, threads=1, lanes=1), loader, "signal")
+    kept, read_ms, read_cpu = _windows(single, source, each)
+    known = State()
+    timings: list[Timing] = []
+    samples = cycle(kept)
+    deadline = time.perf_counter() + each
+    while time.perf_counter() < deadline or len(timings) < 2:
+        timings.append(single.infer(next(samples), state=known).timing)
+    tensors = single.last
+    assert tensors is not None  # noqa: S101 - it has just been used
+    _, engine_cpu = _lanes(partial(single.raw, tensors), 1, each)
+    single.close()
+    loaded = _open(model, choice, loader, "signal")
+    raw_fps, _ = _lanes(partial(loaded.raw, tensors), choice.lanes, each)
+    loaded.close()
+    return {
+        "step_ms": {"decode": read_ms, **_medians(timings[1:])},
+        "decode_cpu_ms": read_cpu,
+        "engine_cpu_ms": engine_cpu,
+        "raw_fps": raw_fps,
+        "lanes": choice.lanes,
+        "threads": choice.threads,
+    }
+
+
+def _windows(model: Model, source: str, seconds: float) -> tuple[list[Sample], float, float]:
+    """Read for so long; gives some windows, and time and processor time of one, ms."""
+    opened = open_source(parse_source(source, Path.cwd()))
+    windower = Windower(model.folder.manifest.input)
+    kept: list[Sample] = []
+    count = 0
+    start, cpu = time.perf_counter(), time.process_time()
+    try:
+        while time.perf_counter() < start + seconds and opened.grab():
+            windows = windower.push(opened.retrieve())
+            kept += [w.sample(count) for w in windows[: KEPT - len(kept)]]
+            count += len(windows)
+    finally:
+        opened.close()
+    if not count:
+        raise AgentError(f"{source}: gives no window")
+    took, spent = time.perf_counter() - start, time.process_time() - cpu
+    return kept, took / count * 1e3, spent / count * 1e3
 
 
 def _choice(model: Path, engine: str, state: Path) -> tuple[ModelLoader, EngineChoice]:
@@ -126,15 +191,15 @@ def _choice(model: Path, engine: str, state: Path) -> tuple[ModelLoader, EngineC
     raise AgentError(f"{engine} served, but is not in profile {match.name}")
 
 
-def _open(model: str, choice: EngineChoice, loader: ModelLoader) -> Model:
+def _open(model: str, choice: EngineChoice, loader: ModelLoader, kind: Kind) -> Model:
     """Open a model as the agent does: from its prepared form, where that is of the engine."""
     folder = load(Path(model))
     quick = loader.prepared_choice(folder)
     if quick is not None and quick.place == choice.place and loader.best_way(folder) is None:
-        form = loader.prepared_form(folder, "picture")
+        form = loader.prepared_form(folder, kind)
         if form is not None:
-            return loader.load_prepared(folder, form, "picture", choice.threads)
-    return load_model(folder, [choice], "picture")[0]
+            return loader.load_prepared(folder, form, kind, choice.threads)
+    return load_model(folder, [choice], kind)[0]
 
 
 def _decode(source: str, seconds: float) -> tuple[list[Reading], float, float]:
@@ -182,13 +247,15 @@ def _steps(
         usual.append((time.perf_counter() - begin) * 1e3)
         if model.last is not None:
             model.raw(model.last)
-    warm = timings[1:]
-    steps = {
-        "preprocess": statistics.median(t.preprocess_ms for t in warm),
-        "infer": statistics.median(t.infer_ms for t in warm),
-        "postprocess": statistics.median(t.postprocess_ms for t in warm),
+    return _medians(timings[1:]), statistics.median(usual[1:])
+
+
+def _medians(timings: Sequence[Timing]) -> dict[str, float]:
+    return {
+        "preprocess": statistics.median(t.preprocess_ms for t in timings),
+        "infer": statistics.median(t.infer_ms for t in timings),
+        "postprocess": statistics.median(t.postprocess_ms for t in timings),
     }
-    return steps, statistics.median(usual[1:])
 
 
 def _again(prepare: Callable[[], object], seconds: float) -> float:

@@ -11,7 +11,7 @@ from shutil import copytree
 from ...core.errors import AgentError
 from ...mqtt.loopback import Loopback
 from .figures import Carried, Idle, Setup, Turn, p99
-from .players import Line, SilentError, agent, endless, resident_mb
+from .players import Line, SilentError, agent, endless, played, resident_mb
 
 IDLE = 16
 IDLE_SECONDS = 10.0
@@ -43,7 +43,7 @@ class Place:
 
 
 def together(place: Place, setup: Setup, count: int) -> Iterator[tuple[Turn, Turn]]:
-    """Play the clip at full pace through one model in so many pipelines, and in one beside them.
+    """Play at full pace through one model in so many pipelines, and in one beside them.
 
     Both are there all the time and take turns of a second, in which the other stands still: what
     disturbs the device for longer disturbs both.
@@ -52,7 +52,7 @@ def together(place: Place, setup: Setup, count: int) -> Iterator[tuple[Turn, Tur
         The turn of the one, and that of the many, round by round.
 
     """
-    line = Line(endless(setup.clip))
+    line = Line(played(setup))
     other = place.folder / FELLOW
     if not other.exists():
         # With the prepared form and the choice of engine.

@@ -1,11 +1,16 @@
-"""The clip that a measurement plays, and the picture that it draws."""
+"""The clip or recording that a measurement plays, and the picture that it draws."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from ...core.bundled import bundled
 from ...core.errors import UsageError
+from ...models.manifest import load
+from ...sources.schemes import FORMS
+from ...sources.spec import guess_source, parse_source
 from ...tools.bars import check_installed
 from ..options import Options
 
@@ -31,7 +36,16 @@ def clip_and_picture(options: Options) -> tuple[Path, Path | None]:
         UsageError: there is no such clip, the picture cannot be written, or matplotlib is missing.
 
     """
-    clip = clip_of(options)
+    return clip_of(options), picture_of(options)
+
+
+def picture_of(options: Options) -> Path | None:
+    """Return `--picture`, None where none is wanted.
+
+    Raises:
+        UsageError: it cannot be written, or matplotlib is missing.
+
+    """
     picture = None if options.picture is None else Path(options.picture)
     if picture is not None and (picture.suffix != ".png" or not picture.parent.is_dir()):
         raise UsageError(
@@ -39,4 +53,34 @@ def clip_and_picture(options: Options) -> tuple[Path, Path | None]:
         )
     if picture is not None:
         check_installed()
-    return clip, picture
+    return picture
+
+
+def recording_of(options: Options, models: Sequence[Path]) -> tuple[Path, str] | None:
+    """Return the recording that sensor models play, and the source that repeats it for ever.
+
+    It is `--source`, by default the bundled one where all models take windows of a signal. None: a
+    clip is played.
+
+    Raises:
+        UsageError: there is no such recording.
+
+    """
+    if options.source is None:
+        if not all(load(model).manifest.input.is_signal for model in models):
+            return None
+        given = str(bundled("models") / "media" / "bearing.csv")
+    else:
+        given = options.source
+    text = guess_source(given)
+    form = FORMS.get(text.partition(":")[0].lower())
+    if form is None or form.kind != "signal":
+        return None
+    if form.live:
+        raise UsageError(f"--source: {given}: is live; give a recording, which all can be given")
+    spec = parse_source(text, Path.cwd())
+    if not spec.local.is_file():
+        raise UsageError(f"--source: {given}: no such recording")
+    query = [part for part in text.partition("?")[2].split("&") if part]
+    looped = "&".join([*(part for part in query if not part.startswith("loop=")), "loop=1"])
+    return spec.local, f"{spec.form.scheme}:{quote(str(spec.local.resolve()))}?{looped}"

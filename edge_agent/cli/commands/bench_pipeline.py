@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import AgentError, UsageError
 from ..options import Options, add_config, load_settings, not_negative, positive, positive_int
-from .bench_paths import clip_and_picture
+from .bench_paths import clip_of, picture_of, recording_of
 
 if TYPE_CHECKING:
     from ...bench.pipeline.figures import Report
@@ -23,6 +23,7 @@ MOST_PIPELINES = 256
 
 EXAMPLES = (
     "edge-agent bench pipeline models/parts-inspection --pipelines 1,4",
+    "edge-agent bench pipeline bearing-vibration --source vibration.csv  a sensor model",
     "edge-agent bench pipeline yolov8n.onnx --tune  what suits this device",
 )
 
@@ -30,7 +31,11 @@ EXAMPLES = (
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("models", nargs="+", metavar="MODEL", help="as for `bench cold-start`")
-    parser.add_argument("--source", metavar="CLIP", help="default: the bundled clip")
+    parser.add_argument(
+        "--source",
+        metavar="CLIP|RECORDING",
+        help="default: the bundled clip; of sensor models the bundled recording",
+    )
     parser.add_argument(
         "--runs", type=positive_int, default=5, metavar="N", help="rounds; default 5"
     )
@@ -77,9 +82,15 @@ def main(options: Options) -> int:
         return _tune(models, options)
     from ...bench.common.child import call
 
-    clip, picture = clip_and_picture(options)
-    # Apart: what opens a clip leaves words for FFmpeg in the environment, which scripts inherit.
-    call("edge_agent.bench.pipeline.steps", "need_playable", clip=str(clip))
+    picture = picture_of(options)
+    recording = recording_of(options, models)
+    if recording is None:
+        clip, played = clip_of(options), ""
+        # Apart: what opens a clip leaves words for FFmpeg in the environment, which scripts
+        # inherit.
+        call("edge_agent.bench.pipeline.steps", "need_playable", clip=str(clip))
+    else:
+        clip, played = recording
     from ...bench.pipeline.command import measure
     from ...bench.pipeline.figures import Setup
 
@@ -90,6 +101,7 @@ def main(options: Options) -> int:
         pipelines=_pipelines(options.pipelines),
         rate=options.rate,
         p99_ms=options.p99_ms,
+        recording=played,
     )
     reports = measure(models, setup, _progress)
     if picture is not None:
@@ -168,19 +180,13 @@ def _print(report: Report) -> None:
     figures = report.json()
     console = Console()
     console.print(_table(report, figures))
-    for name, meaning in MEANING.items():
-        print(f"{name}: {meaning}")
-    print(f"the script pipelined by hand ran on {report.handmade.replace(':', ', threads: ')}")
+    for name in report.turns:
+        print(f"{name}: {MEANING[name]}")
     steps = ", ".join(f"{name} {took:.3f}" for name, took in figures["step_ms"].items())
-    print(f"one frame, one at a time with nothing else running, ms: {steps}")
-    follow = ", ".join(f"{name} {took:.3f}" for name, took in figures["following_ms"].items())
-    print(f"tracks, 8 zones, 8 lines and 16 rules, where there are any, ms a frame: {follow}")
-    cached = figures["cached_preprocess_ms"]
-    print(
-        "preprocessing by the usual lines (resize, colours, float, mean and scale, planes), ms: "
-        f"{figures['usual_preprocess_ms']:.3f}; of a picture in the processor's cache: "
-        f"{cached['usual']:.3f}, the agent {cached['agent']:.3f}"
-    )
+    one = "window" if report.setup.recording else "frame"
+    print(f"one {one}, one at a time with nothing else running, ms: {steps}")
+    if not report.setup.recording:
+        _print_picture_costs(report, figures)
     age = figures["age_ms"]
     print(
         f"age at full speed, with the wait in the queue of a lossless source: "
@@ -204,13 +210,26 @@ def _print(report: Report) -> None:
         )
 
 
+def _print_picture_costs(report: Report, figures: dict[str, Any]) -> None:
+    print(f"the script pipelined by hand ran on {report.handmade.replace(':', ', threads: ')}")
+    follow = ", ".join(f"{name} {took:.3f}" for name, took in figures["following_ms"].items())
+    print(f"tracks, 8 zones, 8 lines and 16 rules, where there are any, ms a frame: {follow}")
+    cached = figures["cached_preprocess_ms"]
+    print(
+        "preprocessing by the usual lines (resize, colours, float, mean and scale, planes), ms: "
+        f"{figures['usual_preprocess_ms']:.3f}; of a picture in the processor's cache: "
+        f"{cached['usual']:.3f}, the agent {cached['agent']:.3f}"
+    )
+
+
 def _table(report: Report, figures: dict[str, Any]) -> Any:
     from rich.table import Table
 
     where = f"{report.engine}, {report.lanes} lane(s) of {report.threads} thread(s)"
     title = f"{report.model} on {where}; {report.setup.clip.name}, {report.setup.runs} rounds; "
     table = Table(title=title + "median (least to most)")
-    for heading in ("", "frames a second", "agent over it", "CPU s per 1000 frames"):
+    what = "windows" if report.setup.recording else "frames"
+    for heading in ("", f"{what} a second", "agent over it", f"CPU s per 1000 {what}"):
         table.add_column(heading, justify="left" if not heading else "right")
     for name, fps in figures["fps"].items():
         ratio, cpu = figures["ratio"].get(name), figures["cpu_s_per_1000"].get(name)
@@ -221,7 +240,8 @@ def _table(report: Report, figures: dict[str, Any]) -> Any:
             "" if cpu is None else _spread(cpu, 2),
         )
     floor = _spread(figures["cpu_s_per_1000"]["decode_and_engine"], 2)
-    table.add_row("decode + engine, one thread", "", "", floor)
+    read = "reading" if report.setup.recording else "decode"
+    table.add_row(f"{read} + engine, one thread", "", "", floor)
     table.add_row("agent's CPU over it", "", "", _spread(figures["cpu_ratio"], 3))
     return table
 
