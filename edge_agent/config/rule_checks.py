@@ -10,7 +10,7 @@ from ..models.drift import MOST_INDEX
 from ..models.manifest import ModelFolder
 from .settings import Action, Pipeline, Rule
 from .shapes import MOST_SHAPES, line_trouble, polygon_trouble
-from .templates import topic_trouble, trouble, url_trouble
+from .templates import braces_trouble, topic_trouble, trouble, url_trouble
 
 MOST_RULES = 64
 MOST_OF = 62
@@ -92,8 +92,10 @@ def _action_problems(action: Action, root: str) -> Iterator[Problem]:
         yield ".http", why
     if action.publish is not None:
         # With a name in place of each word, a topic is as it will be.
-        why = trouble(action.publish) or topic_trouble(
-            re.sub(r"\{[a-z_]+\}", "x", action.publish), root
+        why = (
+            trouble(action.publish)
+            or braces_trouble(action.publish)
+            or topic_trouble(re.sub(r"\{[a-z_]+\}", "x", action.publish), root)
         )
         if why is not None:
             yield ".publish", why

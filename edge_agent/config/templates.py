@@ -27,6 +27,14 @@ def trouble(text: str) -> str | None:
     return None
 
 
+def braces_trouble(topic: str) -> str | None:
+    """Return that a topic has braces around no word, which in a topic are a mistake; None: none."""
+    left = _WORD.sub("", topic)
+    if "{" not in left and "}" not in left:
+        return None
+    return f"{topic!r}: braces hold one word of small letters each, as in {{label}}"
+
+
 def fill(text: str, values: Mapping[str, object]) -> str:
     """Put values in place of the words; what is not known of an event is empty."""
     return _WORD.sub(lambda found: str(values.get(found[1], "")), text)

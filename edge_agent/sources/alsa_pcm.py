@@ -22,6 +22,9 @@ from .live_signal import LiveSignal, share
 from .source import SourceContext
 from .spec import SourceSpec
 
+_ABSENT = {errno.ENOENT, errno.ENODEV, errno.ENXIO}
+"""There is no such device."""
+
 LIBRARY = "libasound.so.2"
 BUFFER_US = 400_000
 """Sound that the device may hold for us; a quarter of it comes at a time."""
@@ -121,7 +124,8 @@ class Microphone:
     def _check(self, code: int, what: str) -> None:
         if code < 0:
             why = self._asound.snd_strerror(code).decode("utf-8", "replace")
-            raise SourceError(f"{self._name}: {what}: {why}")
+            mend = "; `arecord -L` lists those there are" if -code in _ABSENT else ""
+            raise SourceError(f"{self._name}: {what}: {why}{mend}")
 
 
 @cache

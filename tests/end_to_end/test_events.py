@@ -334,6 +334,26 @@ def test_servers_that_hang_or_redirect_are_one_line_and_hold_up_nothing(
             "rules[r].do[0].publish: there is no {who}",
         ),
         (
+            {"rules": [{"name": "r", "when": "enter", "do": [{"publish": "a/{label.x}"}]}]},
+            "rules[r].do[0].publish: 'a/{label.x}': braces hold one word",
+        ),
+        (
+            {"zones": [{"name": "z", "polygon": [[0, 0], [1, 1], [1, 0], [0, 1]]}]},
+            "zones[z].polygon: crosses itself",
+        ),
+        (
+            {"zones": [{"name": "z", "polygon": [[0, 0], [1.5, 0], [1, 1]]}]},
+            "zones[z].polygon[1][0]: expected a number of at most 1, found 1.5",
+        ),
+        (
+            {"zones": [{"name": "z", "polygon": [[float("nan"), 0], [1, 0], [1, 1]]}]},
+            "zones[z].polygon[0][0]: expected a number of at most 1, found nan",
+        ),
+        (
+            {"zones": [{"name": "z", "polygon": [[i % 2, 0] for i in range(1000)]}]},
+            "zones[z].polygon: a polygon takes 3 to 256 points, found 1000",
+        ),
+        (
             {"rules": [{"name": "r", "when": "enter", "do": [{"publish": "a/#"}]}]},
             "rules[r].do[0].publish: 'a/#'",
         ),

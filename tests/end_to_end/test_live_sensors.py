@@ -299,7 +299,10 @@ def test_a_microphone_is_lost_and_comes_back_by_itself(
         environ={"ALSA_CONFIG_PATH": str(config)},
     )
     lost = started.listener.wait_state("edge/box/source/hall", state="lost")
-    assert lost["error"] == "alsa:mic?rate=8000: cannot be opened: No such file or directory"
+    assert lost["error"] == (
+        "alsa:mic?rate=8000: cannot be opened: No such file or directory; "
+        "`arecord -L` lists those there are"
+    )
     write_card(config, sound)
     with sound.open("wb") as pipe:
         for level in (8192, -16384):

@@ -70,21 +70,17 @@ def test_an_overrun_is_a_gap_and_a_device_that_is_gone_is_lost(card: Path) -> No
 
 
 @needs_alsa
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        ("alsa:hw:7,0", "alsa:hw:7,0: cannot be opened: No such file or directory"),
-        ("alsa:nothing", "alsa:nothing: cannot be opened: No such file or directory"),
-    ],
-)
+@pytest.mark.parametrize("source", ["alsa:hw:7,0", "alsa:nothing"])
 def test_a_device_that_is_not_there_is_one_line(
-    card: Path, source: str, words: str, capfd: pytest.CaptureFixture[str]
+    card: Path, source: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """ALSA's own words on stderr say nothing more, and are left out."""
     card.write_bytes(b"")
     with pytest.raises(SourceError) as caught:
         opened(source)
-    assert str(caught.value) == words
+    assert str(caught.value) == (
+        f"{source}: cannot be opened: No such file or directory; `arecord -L` lists those there are"
+    )
     assert capfd.readouterr().err == ""
 
 
