@@ -2,62 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from ..core.errors import UsageError
-from ..core.types import Kind, Tensors
-from ..models.manifest import GOLDEN, load
+from ..core.types import Kind
+from ..models.manifest import load
+from .folders import move_to, write_golden
 from .judging import outputs_of
 from .quantize import Report, Row
 
 CARD = "README.md"
 
 
-@contextmanager
-def new_folder(place: Path) -> Iterator[Path]:
-    """Make a folder beside *place* to work in; what is moved to *place* stays.
-
-    Raises:
-        UsageError: there is something at *place* already, or it cannot be made.
-
-    """
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise UsageError(f"-o: {place} is there already and not empty; name a new folder")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as work:
-            yield Path(work)
-    except OSError as problem:
-        raise UsageError(f"-o: {place}: {problem.strerror}; name a new folder") from None
-
-
-def write_golden(folder: Path, kind: Kind, inputs: Sequence[Tensors]) -> None:
-    """Write the golden inputs and outputs of a model folder, computed exactly."""
-    outputs = outputs_of(folder, kind, inputs)
-    arrays = {
-        f"{part}/{name}": np.stack([each[name] for each in tensors])
-        for part, tensors in (("input", inputs), ("output", outputs))
-        for name in tensors[0]
-    }
-    np.savez_compressed(folder / GOLDEN, **arrays)  # type: ignore[arg-type]
-
-
 def publish(report: Report, kind: Kind, place: Path) -> None:
     """Complete the chosen folder and move it to its place, as a whole."""
     folder = report.chosen.folder
-    write_golden(folder, kind, report.golden)
+    write_golden(folder, report.golden, outputs_of(folder, kind, report.golden))
     (folder / CARD).write_text(card(report), encoding="utf-8")
     load(folder)
-    if place.exists():
-        place.rmdir()
-    shutil.move(folder, place)
+    move_to(folder, place)
 
 
 def card(report: Report) -> str:

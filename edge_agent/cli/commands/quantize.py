@@ -20,6 +20,7 @@ from ...models.manifest import ModelFolder
 from ...sources.spec import SourceSpec, guess_source, parse_source
 from ..lineup import engines_for
 from ..options import Options, not_negative
+from ..progress import Progress, say
 from ..samples import Samples
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: Options) -> int:
     """Quantise; 1 where more is lost than may be."""
     from ...device.hardware import read_facts
-    from ...tools.output import as_json, new_folder, publish
+    from ...tools.folders import new_folder
+    from ...tools.output import as_json, publish
     from ...tools.quantize import quantize
     from ...tools.targets import own_target, target_of
 
@@ -84,9 +86,9 @@ def main(options: Options) -> int:
     out = Path(options.output)
     with import_model(Path(options.model)) as imported, new_folder(out) as place:
         for assumption in imported.assumptions:
-            _say(f"assumed  {assumption}")
+            say(f"assumed  {assumption}")
         folder = imported.folder
-        progress = _Progress()
+        progress = Progress()
         samples = _calibration(options.calibration, folder, progress)
         evaluation = None
         if options.eval is not None:
@@ -114,7 +116,7 @@ def main(options: Options) -> int:
             from ...tools.picture import draw
 
             draw(report, picture)
-            _say(f"{picture}: written")
+            say(f"{picture}: written")
         if not report.passed:
             raise AgentError(
                 f"{report.drop:.1%} is lost where {report.max_drop:.1%} may be (--max-drop), also "
@@ -122,7 +124,7 @@ def main(options: Options) -> int:
                 "more samples, or allow more"
             )
         publish(report, folder.manifest.input.kind, out)
-    _say(f"{out}: written; edge-agent push {out} --device ID sends it")
+    say(f"{out}: written; edge-agent push {out} --device ID sends it")
     return 0
 
 
@@ -146,7 +148,7 @@ def _picture(name: str | None) -> Path | None:
     return picture
 
 
-def _calibration(text: str, folder: ModelFolder, progress: _Progress) -> list[Sample]:
+def _calibration(text: str, folder: ModelFolder, progress: Progress) -> list[Sample]:
     """Read samples of a source, evenly over its length, as many as are of use."""
     if not text.strip():
         raise UsageError("--calibration: is empty; name a folder, a clip, a recording or a camera")
@@ -219,33 +221,6 @@ def _read(spec: SourceSpec, folder: ModelFolder) -> Iterator[Sample]:
                 return
         if samples.trouble is not None:
             raise SourceError(samples.trouble)
-
-
-class _Progress:
-    """Shows on stderr what is being done: a line that changes, or one a step where none can."""
-
-    def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
-        self._what = ""
-        self._open = False
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if self._live:
-            count = f" {done}" + (f" of {total}" if total else "")
-            print(f"\r\x1b[K{printable(what)}{count}", end="", file=sys.stderr, flush=True)
-            self._open = True
-        elif what != self._what:
-            print(printable(what), file=sys.stderr, flush=True)
-        self._what = what
-
-    def close(self) -> None:
-        if self._open:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-            self._open = False
-
-
-def _say(text: str) -> None:
-    print(printable(text), file=sys.stderr, flush=True)
 
 
 def _print(report: Report) -> None:
