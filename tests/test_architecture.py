@@ -54,6 +54,8 @@ HOMES: Mapping[str, str] = {
     "serial": "sources.serial_line",
     "matplotlib": "tools bench.pipeline.bars",
     "nncf": "tools.nncf_quantization",
+    "torch": "tools.pytorch_original",
+    "ai_edge_litert": "tools.tflite_original",
 }
 
 # What is imported by another name than it is installed by, or comes with something installed.
@@ -70,7 +72,7 @@ DISTRIBUTIONS: Mapping[str, str] = {
 HEAVY = (
     *("openvino", "onnxruntime", "onnx", "cv2", "pydantic", "pydantic_settings"),
     *("paho", "cryptography", "rich", "psutil", "amqtt", "prometheus_client", "matplotlib"),
-    "lap",
+    *("lap", "torch"),
 )
 """What a command that does not use it must not wait for."""
 
@@ -220,6 +222,7 @@ def test_what_is_imported_is_installed() -> None:
         *extras["metrics"],
         *extras["bench"],
         *extras["tools"],
+        *extras["pytorch"],
     ]
     declared = {text.split(">")[0].split("<")[0].split("=")[0].strip() for text in wanted}
     used = {library for module in modules() for library in imports(module)[1]}

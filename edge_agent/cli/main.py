@@ -72,6 +72,9 @@ GROUPS = (
                 "describe", "what a model file says of itself, and what it leaves open", "describe"
             ),
             Command(
+                "convert", "a .pt2, TorchScript or .tflite as a model that computes it", "convert"
+            ),
+            Command(
                 "quantize", "a float model in eight bits, what it costs and brings", "quantize"
             ),
             Command("keygen", "an Ed25519 key pair: FILE and FILE.pub", "keygen"),

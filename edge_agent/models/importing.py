@@ -27,13 +27,15 @@ _USUAL = frozenset({"model", "openvino_model"})
 
 _PYTORCH = (
     "PyTorch's own format, which no engine here reads; export it: `yolo export model={name} "
-    "format=onnx` if it is Ultralytics', else torch.onnx.export"
+    "format=onnx` if it is Ultralytics', else torch.onnx.export; `edge-agent convert` takes .pt2 "
+    "and TorchScript"
 )
 _TENSORFLOW = (
     "TensorFlow's own format; convert it to .xml with OpenVINO's ovc or to .onnx with tf2onnx"
 )
+PYTORCH = (".pt", ".pth", ".pt2", ".ckpt", ".torchscript", ".safetensors")
 _HINTS: Mapping[str, str] = {
-    **dict.fromkeys([".pt", ".pth", ".pt2", ".ckpt", ".torchscript", ".safetensors"], _PYTORCH),
+    **dict.fromkeys(PYTORCH, _PYTORCH),
     **dict.fromkeys([".pb", ".h5", ".keras"], _TENSORFLOW),
     ".bin": "the weights of an IR; give the .xml beside it",
     **dict.fromkeys(
@@ -118,7 +120,7 @@ def import_model(
         else:
             raise ModelError(
                 f"{path}: neither a folder with {MANIFEST}, nor .tar, .onnx, .xml or .tflite"
-                f"{_hint(path)}"
+                f"{hint_of(path)}"
             )
         write_manifest(manifest, made)
         yield ImportedModel(load(made, here), assumptions)
@@ -167,7 +169,7 @@ def file_of(path: Path) -> Path:
                 names = ", ".join(str(one.relative_to(path)) for one in found)
                 raise ModelError(f"{path}: several networks and no {MANIFEST}: name one of {names}")
         others = sorted(one for one in path.iterdir() if one.suffix in _HINTS)
-    hint = f"; {others[0].name} is there{_hint(others[0])}" if others else ""
+    hint = f"; {others[0].name} is there{hint_of(others[0])}" if others else ""
     raise ModelError(f"{path}: neither {MANIFEST} nor an .onnx or .xml in it{hint}")
 
 
@@ -175,7 +177,7 @@ def _is_network(path: Path) -> bool:
     return path.suffix == ".onnx" or (path.suffix == ".xml" and path.with_suffix(".bin").exists())
 
 
-def _hint(path: Path) -> str:
+def hint_of(path: Path) -> str:
     """Return what to do with a file of another kind, to be appended to an error."""
     if path.suffix not in _HINTS:
         return ""

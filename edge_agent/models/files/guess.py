@@ -376,22 +376,41 @@ _FAMILIES: tuple[Callable[[_Picture], Draft | None], ...] = (
 def _signal(facts: NetworkFacts) -> Draft:
     """Draft a network that takes no picture."""
     inputs, outputs = facts.inputs, facts.outputs
+    window, assumed = _window(facts)
     questions = [
-        "input.window, input.channels and input.rate_hz: of "
+        "input.channels, in order, and input.rate_hz"
+        if window
+        else "input.window, input.channels and input.rate_hz: of "
         + (", ".join(map(str, inputs)) or "no input"),
         "input.mean and input.scale: as in training",
     ]
     if len(inputs) == len(outputs) == 1 and inputs[0].shape == outputs[0].shape:
         return Draft(
             "an autoencoder: what comes out has the shape of what goes in",
-            {"task": "anomaly", "output": {"decoder": "reconstruction"}},
+            {"task": "anomaly", "input": window, "output": {"decoder": "reconstruction"}},
+            assumed,
             left=("output.threshold: above it a window is anomalous", *questions),
         )
     return Draft(
         "no network of one picture",
-        {"task": "raw", "output": {"decoder": "raw"}},
+        {"task": "raw", "input": window, "output": {"decoder": "raw"}},
+        assumed,
         left=("task and output.decoder: " + _outputs(facts), *questions),
     )
+
+
+def _window(facts: NetworkFacts) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return what the shape of the only input says of a window, and that in words."""
+    shape = facts.inputs[0].shape[1:] if len(facts.inputs) == 1 else ()
+    sizes = [size for size in shape if size is not None]
+    if not sizes or len(sizes) != len(shape) or len(sizes) > 2:
+        return {}, ()
+    # A window is longer than it has channels.
+    channels, window = (1, sizes[0]) if len(sizes) == 1 else (min(sizes), max(sizes))
+    layout = "flat-ct" if len(sizes) == 1 else "ct" if channels == sizes[0] else "tc"
+    said = {"channels": list(range(channels)), "window": window, "layout": layout}
+    words = f"window: {window} samples of {channels} channels ({layout}), by the shape of the input"
+    return said, (words,)
 
 
 def _outputs(facts: NetworkFacts) -> str:

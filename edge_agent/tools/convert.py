@@ -1,0 +1,244 @@
+"""Conversion from a file of another format to a model folder that computes the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.child import ask
+from ..core.containment import contained
+from ..core.errors import EngineError, ModelError, UsageError
+from ..core.types import Array, TensorSpec
+from ..inference.compare import relative_distance
+from ..inference.engines.engine import EngineChoice
+from ..inference.engines.registry import open_engine
+from ..inference.golden import check_golden
+from ..inference.model import load_model
+from ..models.files.check_onnx import check_network, inspect
+from ..models.files.facts import NetworkFacts
+from ..models.importing import PYTORCH, hint_of
+from ..models.manifest import GOLDEN, load
+from .pytorch_file import recognise
+from .search import Progress
+
+TOLERANCE = 1e-3
+"""Relative L2 distance that an output may have from the original's: other kernels sum in another
+order."""
+TOLERANCE_16 = 2e-2
+"""Of numbers of 16 bits."""
+TOLERANCE_8 = 0.25
+"""Of eight bits, which round at each step: LiteRT's own two sets of kernels are up to 0.12 apart on
+MobileNetV2 (measured). There golden outputs tell more, which are compared by what is found."""
+
+_TORCH = (
+    "PyTorch is not installed ({missing}); pip install torch onnxscript --extra-index-url "
+    "https://download.pytorch.org/whl/cpu"
+)
+_LITERT = "LiteRT is not installed, which runs a .tflite; pip install ai-edge-litert"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What came out."""
+
+    facts: NetworkFacts
+    assumed: tuple[str, ...]
+    left: tuple[str, ...]
+    """What is to be decided in the manifest before it is right."""
+    needed: str | None
+    """Why it cannot serve before that; None: it can."""
+    golden: str
+    """What the golden cases are, in words."""
+    distances: Mapping[str, float]
+    """By engine: the worst relative distance of an output from the original's."""
+    refused: Mapping[str, str]
+    """By engine that cannot run it: why."""
+    tolerance: float
+
+
+def convert(
+    path: Path,
+    inputs: Sequence[TensorSpec],
+    engines_for: Callable[[Path], Sequence[EngineChoice]],
+    folder: Path,
+    progress: Progress,
+) -> Conversion:
+    """Convert a file, and check that it computes the same on every engine.
+
+    Args:
+        path: .pt2, TorchScript or .tflite.
+        inputs: shapes and types, of TorchScript, which does not say them.
+        engines_for: returns the engines of this device that read a network's file.
+        folder: empty, to write into.
+        progress: is told of each step.
+
+    Raises:
+        UsageError: what it takes is not installed, or the inputs are not those of the file.
+        ModelError: it cannot be converted, or does not compute the same.
+        EngineError: no engine runs it.
+
+    """
+    kind = _kind(path)
+    if inputs and kind != "script":
+        raise UsageError(f"--input: {path} says itself what it takes; leave it out")
+    _check_installed(kind)
+    said = _make(path, kind, inputs, folder, progress)
+    network = next(one for one in folder.iterdir() if one.suffix in {".onnx", ".tflite"})
+    facts = inspect(network)
+    tolerance = _tolerance(facts)
+    engines = list(engines_for(network))
+    distances: dict[str, float] = {}
+    refused: dict[str, str] = {}
+    for choice in engines:
+        name = f"{choice.engine}:{choice.device}"
+        progress(f"comparing on {name}", len(distances), len(engines))
+        try:
+            distances[name], worst = _distance(network, folder / GOLDEN, choice)
+        except EngineError as problem:
+            refused[name] = str(problem)
+            continue
+        if not distances[name] <= tolerance:
+            raise ModelError(
+                f"{path}: as {network.suffix.lstrip('.')} on {name}, output {worst} is "
+                f"{distances[name]:.2g} off what the original gives (relative distance; allowed "
+                f"{tolerance:g}): nothing is written"
+            )
+    if not distances:
+        why = "; ".join(f"{name}: {problem}" for name, problem in refused.items())
+        raise EngineError(f"{path}: no engine can run what it becomes: {why}")
+    left = tuple(said["left"])
+    able = [choice for choice in engines if f"{choice.engine}:{choice.device}" in distances]
+    return Conversion(
+        facts,
+        tuple(said["assumed"]),
+        left,
+        _needed(folder, able, excused=bool(left)),
+        said["golden"],
+        distances,
+        refused,
+        tolerance,
+    )
+
+
+def _kind(path: Path) -> str:
+    """Return what a file is, as far as conversion is concerned.
+
+    Raises:
+        UsageError: there is none.
+        ModelError: it cannot be converted, or need not be.
+
+    """
+    if path.is_file() and path.suffix in {".onnx", ".xml"}:
+        raise ModelError(
+            f"{path}: needs no conversion: `edge-agent describe {path}` says what add, push, try "
+            "and quantize make of it"
+        )
+    if path.is_file() and path.suffix == ".tflite":
+        check_network(path)
+        return "tflite"
+    if path.is_file() and path.suffix not in PYTORCH and (hint := hint_of(path)):
+        raise ModelError(f"{path}: is not converted{hint}")
+    return recognise(path)
+
+
+def _check_installed(kind: str) -> None:
+    """Check that what runs the original is installed.
+
+    Raises:
+        UsageError: with the command that installs it.
+
+    """
+    wanted = ("ai_edge_litert",) if kind == "tflite" else ("torch", "onnxscript")
+    missing = [name for name in wanted if find_spec(name) is None]
+    if missing:
+        mend = _LITERT if kind == "tflite" else _TORCH
+        raise UsageError(mend.format(missing=", ".join(missing)))
+
+
+def _make(
+    path: Path, kind: str, inputs: Sequence[TensorSpec], folder: Path, progress: Progress
+) -> dict[str, Any]:
+    """Have the folder made by a child: a damaged file may take it down."""
+    start = time.monotonic()
+
+    def tick() -> None:
+        progress(f"converting {path.name}, seconds", int(time.monotonic() - start), 0)
+
+    tick()
+    question = {
+        "path": str(path),
+        "kind": kind,
+        "inputs": [(list(each.shape), each.dtype) for each in inputs],
+        "folder": str(folder),
+    }
+    said: dict[str, Any] = ask(
+        "edge_agent.tools.converting", question, f"converting {path}", stopped=tick
+    )
+    return said
+
+
+def _tolerance(facts: NetworkFacts) -> float:
+    if facts.quantized:
+        return TOLERANCE_8
+    half = any(one.dtype == "float16" for one in (*facts.inputs, *facts.outputs))
+    return TOLERANCE_16 if half else TOLERANCE
+
+
+def _distance(network: Path, golden: Path, choice: EngineChoice) -> tuple[float, str]:
+    """Return the worst distance of an output on an engine, and which output it is.
+
+    Raises:
+        EngineError: the engine cannot run the network.
+
+    """
+    with np.load(golden, allow_pickle=False) as file:
+        arrays: dict[str, Array] = dict(file)
+    inputs = {
+        name.removeprefix("input/"): each for name, each in arrays.items() if name[:6] == "input/"
+    }
+    outputs = {
+        name.removeprefix("output/"): each for name, each in arrays.items() if name[:7] == "output/"
+    }
+    with contained(f"{choice.engine}:{choice.device}"):
+        engine = open_engine(
+            choice, network, lambda _: {name: each.shape[1:] for name, each in inputs.items()}
+        )
+        try:
+            return max(
+                (relative_distance(outputs[name][case], found), name)
+                for case in range(len(next(iter(inputs.values()))))
+                for name, found in engine.infer(
+                    {key: np.ascontiguousarray(each[case]) for key, each in inputs.items()}
+                ).items()
+            )
+        finally:
+            engine.close()
+
+
+def _needed(folder: Path, engines: Sequence[EngineChoice], *, excused: bool) -> str | None:
+    """Check the folder as a device does; return what its manifest lacks.
+
+    Raises:
+        ModelError: it does not find what the original finds, or is not fit to serve though
+            nothing is left to be decided.
+
+    """
+    for choice in engines:
+        try:
+            made = load(folder)
+            model, _ = load_model(made, [choice], made.manifest.input.kind, checked=True)
+        except ModelError as problem:
+            if not excused:
+                raise
+            return str(problem).removeprefix(f"{folder}/")
+        try:
+            check_golden(model)
+        finally:
+            model.close()
+    return None
