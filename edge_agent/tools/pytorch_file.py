@@ -85,7 +85,14 @@ def recognise(path: Path) -> Kind:
         )
     try:
         with zipfile.ZipFile(path) as archive:
-            return _kind(path, archive)
+            # Python finds the list of an archive within it, too, where the file's own is cut off.
+            if min((each.header_offset for each in archive.infolist()), default=1) > 0:
+                raise zipfile.BadZipFile("its own list of members is not there")
+            kind = _kind(path, archive)
+            # PyTorch does not look at the checksums.
+            if damaged := archive.testzip():
+                raise zipfile.BadZipFile(f"{damaged} is not what was written")
+            return kind
     except (zipfile.BadZipFile, OSError, ValueError, EOFError, RuntimeError) as problem:
         raise ModelError(
             f"{path}: is damaged or cut short: {problem}; copy or export it again"
