@@ -17,6 +17,7 @@ from .drafting import draft_manifest
 from .folders import write_golden
 from .golden_inputs import golden_inputs
 from .original import Original
+from .pytorch_file import EXPORT
 
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
@@ -33,7 +34,13 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     path, folder = Path(question["path"]), Path(question["folder"])
     inputs = [TensorSpec("", tuple(shape), dtype) for shape, dtype in question["inputs"]]
     original = _step(f"{path}: cannot be loaded", lambda: _load(path, question["kind"], inputs))
-    _step(f"{path}: cannot be converted", lambda: original.save(folder))
+    try:
+        _step(f"{path}: cannot be converted", lambda: original.save(folder))
+    except ModelError as problem:
+        if question["kind"] != "script":
+            raise
+        again = EXPORT.format(stem=path.stem)
+        raise ModelError(f"{problem}; an exported program may do: {again}") from problem
     network = folder / original.file
     if network.suffix == ".onnx":
         _tidy(network, original)

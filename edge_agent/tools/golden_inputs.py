@@ -58,7 +58,7 @@ def golden_inputs(
         for number in range(count)
     ]
     if picture is None:
-        return cases, "noise about 0"
+        return cases, "seeded noise"
     if known or "int" in picture.dtype:
         return cases, "seeded pictures, 0 to 255 before mean and scale"
     return cases, "seeded pictures, -2 to 2, as mean and scale are not known"

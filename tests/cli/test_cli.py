@@ -49,6 +49,7 @@ COMMANDS = (
     "add",
     "pack",
     "describe",
+    "convert",
     "quantize",
     "keygen",
     "bench",

@@ -403,6 +403,8 @@ def _window(facts: NetworkFacts) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return what the shape of the only input says of a window, and that in words."""
     shape = facts.inputs[0].shape[1:] if len(facts.inputs) == 1 else ()
     sizes = [size for size in shape if size is not None]
+    if shape and not facts.inputs[0].dtype.startswith("float"):
+        return {}, ()  # indices, such as words
     if not sizes or len(sizes) != len(shape) or len(sizes) > 2:
         return {}, ()
     # A window is longer than it has channels.
