@@ -1,0 +1,115 @@
+"""`edge-agent quantize` beside ONNX Runtime and NNCF by hand, with their defaults; see `run`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import quote
+
+from edge_agent.cli.lineup import engines_for
+from edge_agent.cli.samples import Samples
+from edge_agent.core.types import Sample, Tensors
+from edge_agent.models.importing import import_model
+from edge_agent.models.manifest import ModelFolder, load
+from edge_agent.sources.spec import parse_source
+from edge_agent.tools.judging import EXACT, Jury, network_inputs
+from edge_agent.tools.measure import costs_of
+from edge_agent.tools.search import copy_rest
+
+
+def read(pictures: Path, folder: ModelFolder) -> list[Sample]:
+    """Read the pictures of a folder, as `quantize` does."""
+    spec = parse_source(f"dir:{quote(str(pictures.absolute()))}", Path.cwd())
+    with Samples(spec, folder.manifest.input, threading.Event()) as samples:
+        return list(samples.follow())
+
+
+class Reader:
+    """Inputs, as ONNX Runtime's quantiser takes them."""
+
+    def __init__(self, inputs: Sequence[Tensors]) -> None:
+        self._left = iter(inputs)
+
+    def get_next(self) -> Tensors | None:
+        """Return the next; None: there is none."""
+        return next(self._left, None)
+
+
+def onnx_runtime(network: Path, out: Path, inputs: Sequence[Tensors]) -> None:
+    """Quantise as the first example of ONNX Runtime's documentation does."""
+    from onnxruntime.quantization import quantize_static
+
+    quantize_static(network, out, Reader(inputs))
+
+
+def nncf(network: Path, out: Path, inputs: Sequence[Tensors]) -> None:
+    """Quantise as the first example of NNCF's documentation does."""
+    import nncf
+    import onnx
+
+    onnx.save(nncf.quantize(onnx.load(network), nncf.Dataset(list(map(dict, inputs)))), out)
+
+
+Quantiser = Callable[[Path, Path, Sequence[Tensors]], None]
+BY_HAND: dict[str, Quantiser] = {"ONNX Runtime by hand": onnx_runtime, "NNCF by hand": nncf}
+
+
+def compare(pictures: Path, model: Path, work: Path) -> None:
+    """Print the rows of one model."""
+    with import_model(model) as imported:
+        folder = imported.folder
+        made: dict[str, Path] = {"float": folder.path}
+        samples = read(pictures, folder)
+        inputs = network_inputs(folder, "picture", samples, lambda _: None)
+        for number, (name, quantiser) in enumerate(BY_HAND.items()):
+            place = work / str(number)
+            place.mkdir()
+            copy_rest(folder, place)
+            try:
+                quantiser(folder.network, place / "model.onnx", inputs)
+                load(place)
+            except Exception as problem:  # noqa: BLE001 - whatever it is, is the result
+                print(f"{model.stem}: {name}: {type(problem).__name__}: {problem}"[:300])
+                continue
+            made[name] = place
+        own = work / "own"
+        command = [sys.executable, "-m", "edge_agent", "quantize", str(model)]
+        done = subprocess.run(
+            [*command, "--calibration", str(pictures), "-o", str(own)], check=False
+        )
+        if done.returncode == 0:
+            made["edge-agent quantize"] = own
+        jury = Jury(folder, "picture", samples, None)
+        engines = engines_for(folder.network)
+        rows: dict[str, list[Any]] = {name: [] for name in made}
+        for choice in (*engines, EXACT):
+            for name, place in made.items():
+                rows[name].append(f"{jury.judge(place, choice).agreement:.1%}")
+        for choice in engines:
+            for name, cost in zip(
+                made, costs_of(list(made.values()), choice, "picture"), strict=True
+            ):
+                rows[name].append(f"{cost.infer_ms:.2f}")
+        names = [choice.engine for choice in engines]
+        print("| model | way |", *(f"{name} |" for name in (*names, "exact")), end=" ")
+        print(*(f"{name}, ms |" for name in names))
+        for name, cells in rows.items():
+            print(f"| {folder.manifest.name} | {name} | {' | '.join(cells)} |", flush=True)
+
+
+def main() -> None:
+    """Compare every model that is named."""
+    if len(sys.argv) < 3:
+        sys.exit("usage: scripts/by-hand/run PICTURES MODEL…")
+    for name in sys.argv[2:]:
+        with TemporaryDirectory(prefix="edge-agent-by-hand-") as work:
+            compare(Path(sys.argv[1]), Path(name), Path(work))
+
+
+if __name__ == "__main__":
+    main()
