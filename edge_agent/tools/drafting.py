@@ -42,12 +42,16 @@ def draft_manifest(
         name: of the model.
         sizes: that its inputs were exported with.
 
+    Raises:
+        ModelError: its exporter says that it is something that is not supported.
+
     """
     network = facts.files[0]
     try:
         manifest, assumed = manifest_of(network, name, "1")
     except ModelError:
-        # Its metadata or shapes leave a question open.
+        if network.suffix == ".onnx" and facts.metadata:
+            raise  # its exporter says what it is, and that it is not supported
         draft = draft_of(facts)
         said = dict(draft.said)
         assumptions = list(draft.assumed)

@@ -152,7 +152,16 @@ def _said(data: bytes) -> dict[str, str]:
         said = json.loads(data)
     except (ValueError, RecursionError):
         return {}
-    return {str(key): str(value) for key, value in said.items()} if isinstance(said, dict) else {}
+    if not isinstance(said, dict):
+        return {}
+    return {str(key): str(_numbered(value)) for key, value in said.items()}
+
+
+def _numbered(value: Any) -> Any:
+    """Return a table of names with numbers as keys again, which JSON has not."""
+    if isinstance(value, dict) and all(key.isdecimal() for key in value):
+        return {int(key): inner for key, inner in value.items()}
+    return value
 
 
 def _example(said: Mapping[str, str], path: Path) -> list[TensorSpec]:

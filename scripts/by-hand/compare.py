@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from urllib.parse import quote
 
 from edge_agent.cli.lineup import engines_for
 from edge_agent.cli.samples import Samples
+from edge_agent.core.errors import AgentError
 from edge_agent.core.types import Sample, Tensors
 from edge_agent.models.importing import import_model
 from edge_agent.models.manifest import ModelFolder, load
@@ -86,15 +86,22 @@ def compare(pictures: Path, model: Path, work: Path) -> None:
             made["edge-agent quantize"] = own
         jury = Jury(folder, "picture", samples, None)
         engines = engines_for(folder.network)
-        rows: dict[str, list[Any]] = {name: [] for name in made}
+        rows: dict[str, list[str]] = {name: [] for name in made}
+        runs: dict[str, list[str]] = {}
         for choice in (*engines, EXACT):
             for name, place in made.items():
-                rows[name].append(f"{jury.judge(place, choice).agreement:.1%}")
+                try:
+                    rows[name].append(f"{jury.judge(place, choice).agreement:.1%}")
+                    runs.setdefault(choice.engine, []).append(name)
+                except AgentError as problem:
+                    print(f"{model.stem}: {name} on {choice.engine}: {problem}"[:300])
+                    rows[name].append("does not run")
         for choice in engines:
-            for name, cost in zip(
-                made, costs_of(list(made.values()), choice, "picture"), strict=True
-            ):
-                rows[name].append(f"{cost.infer_ms:.2f}")
+            able = [name for name in made if name in runs[choice.engine]]
+            costs = costs_of([made[name] for name in able], choice, "picture")
+            taken = dict(zip(able, costs, strict=True))
+            for name in made:
+                rows[name].append(f"{taken[name].infer_ms:.2f}" if name in taken else "")
         names = [choice.engine for choice in engines]
         print("| model | way |", *(f"{name} |" for name in (*names, "exact")), end=" ")
         print(*(f"{name}, ms |" for name in names))

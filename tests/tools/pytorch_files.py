@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,18 @@ def exported(path: Path, network: Any, *shapes: tuple[int, ...], **how: Any) -> 
     return path
 
 
-def scripted(path: Path, network: Any, *shapes: tuple[int, ...]) -> Path:
-    """Save a network as TorchScript: traced on an input of these shapes; none: compiled."""
+def scripted(
+    path: Path, network: Any, *shapes: tuple[int, ...], said: Mapping[str, Any] | None = None
+) -> Path:
+    """Save a network as TorchScript: traced on an input of these shapes; none: compiled.
+
+    Args:
+        path: of the file.
+        network: to save.
+        shapes: of its inputs.
+        said: what Ultralytics' exporter would note in the file.
+
+    """
     import torch
 
     with warnings.catch_warnings():
@@ -76,7 +87,8 @@ def scripted(path: Path, network: Any, *shapes: tuple[int, ...]) -> Path:
             if shapes
             else torch.jit.script(network)
         )
-        made.save(str(path))
+        more = {} if said is None else {"config.txt": json.dumps(said)}
+        torch.jit.save(made, str(path), _extra_files=more)
     return path
 
 

@@ -194,6 +194,42 @@ def test_torchscript(tmp_path: Path, network: Any) -> None:
 
 @needs_torch
 @pytest.mark.slow
+def test_what_ultralytics_notes(tmp_path: Path) -> None:
+    """TorchScript of Ultralytics brings its size and labels; what is no detector is refused."""
+    import torch
+
+    class Columns(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 6, 8, 8)
+
+        def forward(self, x: Any) -> Any:
+            y = self.conv(x)
+            strides = [y, y[:, :, ::2, ::2], y[:, :, ::4, ::4]]
+            return torch.cat([each.flatten(2) for each in strides], 2).sigmoid()
+
+    said = {
+        "description": "Ultralytics YOLO11n model",
+        "author": "Ultralytics",
+        "stride": 32,
+        "task": "detect",
+        "batch": 1,
+        "imgsz": [64, 96],
+        "names": {"0": "cat", "1": "dog"},
+    }
+    file = scripted(tmp_path / "yolo.torchscript", Columns(), (1, 3, 64, 96), said=said)
+    done = convert(file, tmp_path / "out")
+    assert done.code == 0, done.err
+    assert "input    x float32[1, 3, 64, 96]" in done.out
+    assert "decide" not in done.out
+    assert load(tmp_path / "out").labels == ("cat", "dog")
+    said["task"] = "pose"
+    file = scripted(tmp_path / "pose.torchscript", Columns(), (1, 3, 64, 96), said=said)
+    assert "pose" in refused(file, tmp_path / "place" / "out").partition(": ")[2]
+
+
+@needs_torch
+@pytest.mark.slow
 def test_an_open_batch_and_several_tensors(tmp_path: Path) -> None:
     """An open batch becomes one; several inputs keep their order, and the draft asks which."""
     import torch
