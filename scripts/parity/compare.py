@@ -310,7 +310,7 @@ def apart_by_themselves(folder: Path, case: Mapping[str, Any]) -> str:
 
     path = network(folder, case)
     session = onnxruntime.InferenceSession(path)
-    compiled = openvino.Core().compile_model(path, "CPU")
+    compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     (entry, *_) = session.get_inputs()
     if len(entry.shape) != 4 or not all(isinstance(size, int) for size in entry.shape):
         return ""

@@ -9,8 +9,6 @@ from urllib.parse import quote
 from ...core.bundled import bundled
 from ...core.errors import UsageError
 from ...models.manifest import load
-from ...sources.schemes import FORMS
-from ...sources.spec import guess_source, parse_source
 from ...tools.bars import check_installed
 from ..options import Options
 
@@ -66,6 +64,10 @@ def recording_of(options: Options, models: Sequence[Path]) -> tuple[Path, str] |
         UsageError: there is no such recording.
 
     """
+    # Not above: it brings NumPy, and a process that times cold starts holds no large library.
+    from ...sources.schemes import FORMS
+    from ...sources.spec import guess_source, parse_source
+
     if options.source is None:
         if not all(load(model).manifest.input.is_signal for model in models):
             return None

@@ -2,8 +2,9 @@
 
 OpenCV's `linear` and `cubic` look at the nearest 4 or 16 pixels, however many become one; to a
 network trained on filtered pictures the others are noise. What is made larger is linear as OpenCV
-has it, and cubic with a coefficient of -0.5 where OpenCV's is -0.75. A pixel differs from PIL's by
-one level at most; with which pass to begin, PIL 13 decides as here; earlier ones go across first.
+has it, and cubic with a coefficient of -0.5 where OpenCV's is -0.75. A pixel in some
+thousands differs from PIL's, by one level; PIL 13 at times goes down before it goes across, which
+moves a fifth of the pixels by one, and which hardly any network has seen in training.
 Of 1920x1080 to 224x224 it takes 7 ms.
 """
 
@@ -19,8 +20,13 @@ from numpy.typing import NDArray
 from ...core.types import Array
 
 Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
 BLOCK = 16
 """Pixels made by one product of matrices: neighbours share most of what they are made of."""
+
+
+STEPS = 2**22
+"""A weight is a whole number of such parts of 1."""
 
 
 class Span(NamedTuple):
@@ -67,11 +73,7 @@ def resample(
     """
     import cv2
 
-    tall = down.source > across.source and down.whole < down.source
-    if tall and across.source * down.whole < across.whole * down.source:
-        made = cv2.transpose(_two_passes(picture, down, across, interpolation))
-    else:
-        made = _two_passes(cv2.transpose(picture), across, down, interpolation)
+    made = _two_passes(cv2.transpose(picture), across, down, interpolation)
     if out is None:
         out = np.empty(made.shape, np.uint8)
     np.copyto(out, made, casting="unsafe")
@@ -113,25 +115,26 @@ def _weighted(lines: Array, count: int, blocks: Sequence[_Block], first: int = 0
     for made, read, weights in blocks:
         part = lines[read.start - first : read.stop - first].astype(np.float32, copy=False)
         np.matmul(weights, part.reshape(len(part), -1), out=found[made])
-    np.rint(found, out=found)
+    found += 0.5
+    np.floor(found, out=found)
     np.clip(found, 0, 255, out=found)
     return found
 
 
-def _linear(distance: Floats) -> Floats:
-    weights: Floats = np.maximum(0, 1 - np.abs(distance))
+def _linear(distance: Doubles) -> Doubles:
+    weights: Doubles = np.maximum(0, 1 - np.abs(distance))
     return weights
 
 
-def _cubic(distance: Floats) -> Floats:
+def _cubic(distance: Doubles) -> Doubles:
     """Return the weight at a distance, by Keys' cubic convolution with a = -0.5."""
-    a, x = np.float32(-0.5), np.abs(distance)
+    a, x = -0.5, np.abs(distance)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = (((x - 5) * x + 8) * x - 4) * a
-    return np.where(x < 1, near, np.where(x < 2, far, 0)).astype(np.float32)
+    return np.where(x < 1, near, np.where(x < 2, far, 0))
 
 
-_FILTERS: Mapping[str, tuple[Callable[[Floats], Floats], float]] = {
+_FILTERS: Mapping[str, tuple[Callable[[Doubles], Doubles], float]] = {
     "linear": (_linear, 1.0),
     "cubic": (_cubic, 2.0),
 }
@@ -151,10 +154,16 @@ def _blocks(span: Span, interpolation: str) -> tuple[_Block, ...]:
         begin = np.clip(np.floor(center - support * reach + 0.5), 0, span.source - 1).astype(int)
         end = np.clip(np.floor(center + support * reach + 0.5), 1, span.source).astype(int)
         read = np.arange(begin.min(), end.max())
-        weights = weight(((read + 0.5 - center[:, None]) / reach).astype(np.float32))
+        weights = weight((read + 0.5 - center[:, None]) / reach)
         weights *= (read >= begin[:, None]) & (read < end[:, None])
         weights /= weights.sum(axis=1, keepdims=True)
+        # As PIL keeps them: what lies in the middle of two levels is rounded as it does.
+        weights = np.rint(weights * STEPS) / STEPS
         blocks.append(
-            _Block(slice(start, start + len(made)), slice(int(read[0]), int(read[-1]) + 1), weights)
+            _Block(
+                slice(start, start + len(made)),
+                slice(int(read[0]), int(read[-1]) + 1),
+                weights.astype(np.float32),
+            )
         )
     return tuple(blocks)
