@@ -1,4 +1,4 @@
-"""Folders of the models, clips and profiles that come with the program."""
+"""Models, clips, profiles, units and tested versions that come with the program."""
 
 from __future__ import annotations
 
@@ -14,3 +14,10 @@ def bundled(kind: str) -> Path:
         if place.is_dir():
             return place
     raise UsageError(f"the installation lacks its folder '{kind}'; install edge-agent again")
+
+
+def constraints() -> Path:
+    """Return the file with the exact versions of everything that the tests have run with."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "_bundled" / "constraints.txt"
+    return inside if inside.is_file() else package.parent / "scripts" / "constraints.txt"

@@ -1,0 +1,165 @@
+"""The installations of the service: environments under /opt/edge-agent, and `current`, which runs.
+
+Each is a folder, or an image in a file beside an empty folder on which systemd mounts it. Programs in
+an environment name the folder that it was made in; it is mounted there, so these names hold.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ... import __version__
+from ...core.errors import AgentError, UsageError
+from .system_calls import output, progress, run
+
+HOME = Path("/opt/edge-agent")
+UNITS = Path("/etc/systemd/system")
+COMMAND = Path("/usr/local/bin/edge-agent")
+_SUFFIX = ".squashfs"
+_PACKING = ("-comp", "zstd", "-no-xattrs", "-all-root", "-noappend", "-quiet", "-no-progress")
+_MOUNT = """\
+[Unit]
+Description=edge-agent {name}, a compressed read-only image
+Before=edge-agent.service
+
+[Mount]
+What={image}
+Where={place}
+Type=squashfs
+Options=loop,ro,nodev,nosuid
+# A command that still runs from a version which is removed ends in peace.
+LazyUnmount=yes
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """An environment, packed or not."""
+
+    place: Path
+    """Where its files are."""
+
+    @property
+    def version(self) -> str:
+        return self.place.name.rpartition("-")[0]
+
+    @property
+    def image(self) -> Path:
+        """The file that it is mounted from, where it is packed."""
+        return self.place.with_name(f"{self.place.name}{_SUFFIX}")
+
+    @property
+    def python(self) -> Path:
+        return self.place / "bin" / "python"
+
+    @property
+    def units(self) -> Path:
+        """The folder with the units that this version brings.
+
+        Raises:
+            AgentError: it has none.
+
+        """
+        for found in self.place.glob("lib/python*/site-packages/edge_agent/_bundled/systemd"):
+            return found
+        raise AgentError(f"{self.place}: has no units; it is damaged, or not mounted")
+
+    def pack(self) -> None:
+        """Pack the environment into an image, and mount that in its place.
+
+        Raises:
+            AgentError: there is no room, or it cannot be mounted.
+
+        """
+        partial = self.image.with_name(f".{self.image.name}")
+        run("mksquashfs", str(self.place), str(partial), *_PACKING)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(self.image)
+        shutil.rmtree(self.place)
+        self.place.mkdir(mode=0o755)
+        unit = UNITS / self._mount_unit()
+        unit.write_text(_MOUNT.format(name=self.version, image=self.image, place=self.place))
+        run("systemctl", "daemon-reload")
+        run("systemctl", "enable", "--quiet", "--now", unit.name)
+
+    def remove(self) -> None:
+        """Take away all of it."""
+        unit = UNITS / self._mount_unit()
+        if unit.exists():
+            output("systemctl", "disable", "--now", unit.name)
+            unit.unlink()
+            run("systemctl", "daemon-reload")
+        for file in (self.image, self.image.with_name(f".{self.image.name}")):
+            file.unlink(missing_ok=True)
+        shutil.rmtree(self.place, ignore_errors=True)
+
+    def _mount_unit(self) -> str:
+        return output("systemd-escape", "--path", "--suffix=mount", str(self.place))
+
+
+def new() -> Installation:
+    """Name an installation of this version; nothing is made."""
+    return Installation(HOME / f"{__version__}-{time.strftime('%Y%m%d%H%M%S')}")
+
+
+def current() -> Installation | None:
+    """Return the installation that runs."""
+    link = HOME / "current"
+    return Installation(link.resolve()) if link.is_symlink() else None
+
+
+def installations() -> list[Installation]:
+    """List the installations, oldest first; other files beside them are not ours."""
+    if not HOME.is_dir():
+        return []
+    found = [Installation(place) for place in HOME.iterdir() if not place.is_symlink()]
+    ours = [each for each in found if (each.place / "pyvenv.cfg").is_file() or each.image.is_file()]
+    return sorted(ours, key=lambda each: each.place.name.rpartition("-")[2])
+
+
+def point_to(installation: Installation) -> None:
+    """Point `current` and the command on the PATH to an installation, in one atomic step."""
+    temporary = HOME / ".current"
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(installation.place.name)
+    temporary.replace(HOME / "current")
+    if COMMAND.exists() and not COMMAND.is_symlink():
+        progress(f"{COMMAND} is another program's; the command is {HOME}/current/bin/edge-agent")
+        return
+    COMMAND.unlink(missing_ok=True)
+    COMMAND.symlink_to(HOME / "current" / "bin" / "edge-agent")
+
+
+def check_images() -> None:
+    """Check that images can be made and mounted here, with one of a byte.
+
+    Raises:
+        UsageError: they cannot.
+
+    """
+    if shutil.which("mksquashfs") is None:
+        raise UsageError("--image needs mksquashfs; install it: apt install squashfs-tools")
+    with tempfile.TemporaryDirectory(prefix="edge-agent-image-") as name:
+        folder = Path(name)
+        content, image, place = folder / "content", folder / f"image{_SUFFIX}", folder / "place"
+        for each in (content, place):
+            each.mkdir()
+        (content / "byte").write_bytes(b"1")
+        try:
+            run("mksquashfs", str(content), str(image), *_PACKING)
+            run("mount", "-t", "squashfs", "-o", "loop,ro", str(image), str(place))
+            run("umount", str(place))
+        except AgentError as problem:
+            raise UsageError(
+                f"--image: this system cannot mount compressed images ({problem}); "
+                "install without --image"
+            ) from None
