@@ -31,10 +31,11 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
-def make_root(root: Path) -> Path:
-    """Make a root file system as the installer of Debian leaves it, or barer."""
+def make_root(root: Path, *more: str) -> Path:
+    """Make a root file system as the installer of Debian leaves it, or barer; with more packages."""
     say("making a bare Debian 12")
-    call("mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(root))
+    packages = ",".join((PACKAGES, *more))
+    call("mmdebstrap", "--variant=minbase", f"--include={packages}", "bookworm", str(root))
     return root
 
 
@@ -43,7 +44,8 @@ def gather_wheels(wheels: Path) -> Path:
     say("downloading wheels")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
     wanted = (f"{CHECKOUT}[metrics]", "hatchling", "pip")
-    call(*pip, "wheel", "--quiet", "--wheel-dir", str(wheels), *wanted)
+    tested = ("-c", str(CHECKOUT / "scripts/constraints.txt"))
+    call(*pip, "wheel", "--quiet", "--wheel-dir", str(wheels), *tested, *wanted)
     for own in wheels.glob("edge_agent-*.whl"):
         own.unlink()
     return wheels
@@ -84,8 +86,16 @@ def call(*command: str) -> str:
 class Machine:
     """A container with a systemd of its own."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, network: bool = True) -> None:
+        """Name a machine.
+
+        Args:
+            root: its root file system.
+            network: whether it has ours; else loopback alone.
+
+        """
         self._root = root
+        self._network = network
         self._nspawn: subprocess.Popen[bytes] | None = None
         self._init = 0
         self._groups = set(_cgroups())
@@ -103,6 +113,8 @@ class Machine:
             "--system-call-filter=bpf @keyring",
             "-D",
             str(self._root),
+            *(f"--bind={node}" for node in sorted(Path("/dev").glob("loop*"))),
+            *(() if self._network else ("--private-network",)),
         )
         self._nspawn = subprocess.Popen(
             command,

@@ -1,8 +1,9 @@
 """`edge-agent install` and `uninstall`: the systemd service.
 
-Every installation is a virtual environment of its own under /opt/edge-agent; `current` points to
-the one that runs. An upgrade whose service does not become ready, or does not stay up, is undone:
-what was changed is put back, and the version before runs again.
+Every installation is an environment of its own under /opt/edge-agent, with the versions of
+everything that the tests have run with; `current` points to the one that runs. One whose service
+does not become ready, or does not stay up, is undone: what was changed is put back, and the one
+before runs again.
 """
 
 from __future__ import annotations
@@ -18,22 +19,32 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ... import __version__
-from ...core.bundled import bundled
+from ...core.bundled import constraints
 from ...core.errors import AgentError, UsageError
 from ...core.schema import read_toml
 from ..options import Options, add_config
+from .install_bundle import Bundle, open_bundle
 from .install_settings import SKELETON, check, take
+from .installation import (
+    COMMAND,
+    HOME,
+    UNITS,
+    Installation,
+    check_images,
+    current,
+    installations,
+    new,
+    point_to,
+)
 from .own_wheel import own_source
+from .system_calls import output, progress, run
 
 UNIT = "edge-agent.service"
 RETRY = "edge-agent-retry.timer"
-HOME = Path("/opt/edge-agent")
 ETC = Path("/etc/edge-agent")
 STATE = Path("/var/lib/edge-agent")
 CACHE = Path("/var/cache/edge-agent")
-UNITS = Path("/etc/systemd/system")
 SYSUSERS = Path("/etc/sysusers.d/edge-agent.conf")
-COMMAND = Path("/usr/local/bin/edge-agent")
 PASSWORD = Path("/etc/credstore/broker.password")
 SETTINGS = ETC / "config.toml"
 READY_SECONDS = 90.0
@@ -44,18 +55,51 @@ STEADY_SECONDS = 8.0
 EXAMPLES = (
     "sudo edge-agent install --config my-settings.toml",
     "sudo edge-agent install  again, to upgrade; settings stay",
+    "sudo edge-agent install --offline edge-agent.bundle  without a network",
+    "sudo edge-agent install --previous  back to the installation before",
 )
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add_config(parser)
+    parser.add_argument(
+        "--image",
+        action="store_true",
+        help="keep the program in one compressed read-only image; needs squashfs-tools",
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--offline",
+        metavar="BUNDLE",
+        help="install what is in this file, without any network; scripts/bundle makes it",
+    )
+    source.add_argument(
+        "--previous",
+        action="store_true",
+        help="go back to the installation before, which is kept; settings and models stay",
+    )
 
 
 def main(options: Options) -> int:
-    """Install the service, or upgrade it to this version."""
+    """Install the service, upgrade it to this version, or go back."""
     check_system("install")
-    return _install(Path(options.config) if options.config else None)
+    config = Path(options.config) if options.config else None
+    if config is not None and not config.is_file():
+        raise UsageError(f"--config: {config}: no such file")
+    if options.previous:
+        if config is not None or options.image:
+            raise UsageError("--previous takes neither --config nor --image: all was chosen then")
+        return _go_back()
+    bundle = open_bundle(Path(options.offline)) if options.offline else None
+    if bundle is not None and not bundle.is_running():
+        words = ("--config", options.config) if options.config else ()
+        bundle.hand_over([*words, *(["--image"] if options.image else [])])
+    if bundle is not None:
+        bundle.check_fits()
+    if options.image:
+        check_images()
+    return _install(config, bundle, image=options.image)
 
 
 def check_system(command: str) -> None:
@@ -71,29 +115,23 @@ def check_system(command: str) -> None:
         raise UsageError(f"{command} needs systemd, which does not run here")
 
 
-def _install(config: Path | None) -> int:
-    if config is not None and not config.is_file():
-        raise UsageError(f"--config: {config}: no such file")
-    before = _current()
+def _install(config: Path | None, bundle: Bundle | None, *, image: bool) -> int:
+    before = current()
     _check_settings(config or SETTINGS, before)
-    kept = _Kept((SETTINGS, UNITS / UNIT, UNITS / RETRY, SYSUSERS))
-    place = HOME / f"{__version__}-{time.strftime('%Y%m%d%H%M%S')}"
-    _progress(f"making {place}")
+    made = new()
+    progress(f"making {made.place}")
     try:
-        _make_environment(place)
-        _set_up(config, place)
-        _point_to(place)
-        _run("systemctl", "daemon-reload")
-        _run("systemctl", "enable", UNIT)
-        if (trouble := _start()) is not None:
-            _progress(_journal())
-            raise AgentError(f"{trouble}; what it said stands above")
+        _make_environment(made, bundle)
+        if image:
+            progress(f"packing it into {made.image}")
+            made.pack()
+        _switch(made, before, config)
     except BaseException:
-        _undo(place, before, kept)
+        made.remove()
         raise
-    for old in _environments():
-        if old.resolve() not in {place.resolve(), before}:
-            shutil.rmtree(old, ignore_errors=True)
+    for old in installations():
+        if old not in {made, before}:
+            old.remove()
     print(f"edge-agent {__version__} is installed and {_state('ActiveState')}")
     print(f"settings  {SETTINGS}")
     print("results   edge-agent tail      log  journalctl -u edge-agent -f")
@@ -101,11 +139,51 @@ def _install(config: Path | None) -> int:
     return 0
 
 
-def _check_settings(config: Path, before: Path | None) -> None:
+def _go_back() -> int:
+    """Let the other installation run that is there."""
+    now = current()
+    others = [each for each in installations() if each != now]
+    if now is None or not others:
+        raise UsageError("--previous: there is no installation before this one")
+    to = others[-1]
+    if not to.python.exists():
+        raise UsageError(f"--previous: {to.place}: is damaged, or its image is not mounted")
+    try:
+        check(SETTINGS, SETTINGS, to.python)  # by its own code: it may not know the newest keys
+    except UsageError as problem:
+        raise UsageError(f"{problem}, says {to.place.name}; nothing was changed") from None
+    _switch(to, now, None)
+    print(f"edge-agent {to.version} is back and {_state('ActiveState')}, from {to.place}")
+    return 0
+
+
+def _switch(to: Installation, before: Installation | None, config: Path | None) -> None:
+    """Let an installation run.
+
+    Raises:
+        AgentError: its service does not stay up; all is as it was.
+        UsageError: the settings given are wrong; likewise.
+
+    """
+    kept = _Kept((SETTINGS, UNITS / UNIT, UNITS / RETRY, SYSUSERS))
+    try:
+        _set_up(config, to)
+        point_to(to)
+        run("systemctl", "daemon-reload")
+        run("systemctl", "enable", UNIT)
+        if (trouble := _start()) is not None:
+            progress(_journal())
+            raise AgentError(f"{trouble}; what it said stands above")
+    except BaseException:
+        _undo(before, kept)
+        raise
+
+
+def _check_settings(config: Path, before: Installation | None) -> None:
     """Check the settings that the service will have before minutes are spent.
 
-    Where we run without what that takes, and the installation before has not got it either, the new
-    one sees it later.
+    By this version's code. Where we run without what that takes, and the installation before has
+    not got it either, the new one sees it later.
 
     Raises:
         UsageError: they are wrong.
@@ -113,11 +191,13 @@ def _check_settings(config: Path, before: Path | None) -> None:
     """
     if not (config.is_file() and ETC.is_dir()):
         return
+    python = Path(sys.executable)
+    if find_spec("pydantic_settings") is None:
+        if before is None or not before.python.exists():
+            return
+        python = before.python
     try:
-        if find_spec("pydantic_settings") is not None:
-            check(config, SETTINGS, Path(sys.executable))
-        elif before is not None and (python := before / "bin" / "python").exists():
-            check(config, SETTINGS, python, Path(__file__).parents[3])
+        check(config, SETTINGS, python, Path(__file__).parents[3])
     except UsageError as problem:
         raise UsageError(f"{problem}; nothing was changed") from None
 
@@ -154,35 +234,47 @@ class _Kept:
         return changed
 
 
-def _make_environment(place: Path) -> None:
-    """Make a virtual environment and install this very version into it, with its extras."""
+def _make_environment(made: Installation, bundle: Bundle | None) -> None:
+    """Make an environment of this very version with its extras, from a bundle or the index."""
+    place = made.place
     place.parent.mkdir(parents=True, exist_ok=True)
     place.parent.chmod(0o755)
-    _run(sys.executable, "-m", "venv", str(place))
-    pip = (str(place / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check")
+    # pip also compiles, as root: the service itself may not write there.
+    if bundle is not None:
+        # With the pip that is in the bundle: the system may have none.
+        run(sys.executable, "-m", "venv", "--without-pip", str(place))
+        pip, requirements = bundle.unpack(place / "bundle")
+        run(
+            *(str(made.python), "-I", f"{pip}/pip", "--isolated", "--disable-pip-version-check"),
+            *("install", "--quiet", "--no-index", "--find-links", str(pip.parent)),
+            *("--require-hashes", "-r", str(requirements)),
+        )
+        shutil.rmtree(place / "bundle")
+        return
+    run(sys.executable, "-m", "venv", str(place))
+    pip_install = (str(place / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check")
     source = own_source(place)
-    # Also compiles, as root: the service itself may not write there.
-    _run(*pip, f"{source}[metrics]")
+    run(*pip_install, "-c", str(constraints()), f"{source}[metrics]")
     if source.is_file():
         source.unlink()
 
 
-def _set_up(config: Path | None, place: Path) -> None:
+def _set_up(config: Path | None, to: Installation) -> None:
     """Write what is not there yet: user, settings, units. What the operator wrote stays.
 
     Raises:
         UsageError: the settings given are wrong; those in place stay.
 
     """
-    source = bundled("systemd")
+    source = to.units
     SYSUSERS.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / "edge-agent.sysusers.conf", SYSUSERS)
-    _run("systemd-sysusers", str(SYSUSERS))
+    run("systemd-sysusers", str(SYSUSERS))
     ETC.mkdir(mode=0o755, parents=True, exist_ok=True)
     for folder in ("trust.d", "device_profiles"):
         (ETC / folder).mkdir(exist_ok=True)
     if config is not None and config.resolve() != SETTINGS:
-        take(config, SETTINGS, place / "bin" / "python")
+        take(config, SETTINGS, to.python)
     elif not SETTINGS.is_file():
         SETTINGS.write_text(SKELETON)
     # It may hold a password: for root and the service only.
@@ -190,19 +282,6 @@ def _set_up(config: Path | None, place: Path) -> None:
     SETTINGS.chmod(0o640)
     for unit in (UNIT, RETRY):
         shutil.copyfile(source / unit, UNITS / unit)
-
-
-def _point_to(place: Path) -> None:
-    """Point `current` and the command on the PATH to an environment, in one atomic step."""
-    temporary = HOME / ".current"
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(place.name)
-    temporary.replace(HOME / "current")
-    if COMMAND.exists() and not COMMAND.is_symlink():
-        _progress(f"{COMMAND} is another program's; the command is {HOME}/current/bin/edge-agent")
-        return
-    COMMAND.unlink(missing_ok=True)
-    COMMAND.symlink_to(HOME / "current" / "bin" / "edge-agent")
 
 
 def _start() -> str | None:
@@ -226,36 +305,19 @@ def _start() -> str | None:
     return None
 
 
-def _undo(place: Path, before: Path | None, kept: _Kept) -> None:
+def _undo(before: Installation | None, kept: _Kept) -> None:
     """Go back to the installation before, where there is one."""
-    _progress("undoing it")
-    changed = kept.put_back() or _current() != before
-    if before is not None and before.is_dir() and not changed:
-        _progress(f"{before.name} runs on")
-    elif before is not None and before.is_dir():
-        _point_to(before)
-        _run("systemctl", "daemon-reload")
+    progress("undoing it")
+    changed = kept.put_back() or current() != before
+    if before is not None and before.place.is_dir() and not changed:
+        progress(f"{before.place.name} runs on")
+    elif before is not None and before.place.is_dir():
+        point_to(before)
+        run("systemctl", "daemon-reload")
         back = "does not start either" if _start() else "runs again, with its settings and state"
-        _progress(f"{before.name} {back}")
+        progress(f"{before.place.name} {back}")
     else:
         _remove_service()
-    shutil.rmtree(place, ignore_errors=True)
-
-
-def _current() -> Path | None:
-    link = HOME / "current"
-    return link.resolve() if link.is_symlink() else None
-
-
-def _environments() -> list[Path]:
-    """List the installed environments; other files beside them are not ours."""
-    if not HOME.is_dir():
-        return []
-    return [
-        found
-        for found in HOME.iterdir()
-        if not found.is_symlink() and (found / "pyvenv.cfg").is_file()
-    ]
 
 
 def _remove_service() -> None:
@@ -268,15 +330,15 @@ def _remove_service() -> None:
         COMMAND.unlink()
     with suppress(OSError):  # somebody else's are there, too
         SYSUSERS.parent.rmdir()
-    _run("systemctl", "daemon-reload")
+    run("systemctl", "daemon-reload")
     subprocess.run(["systemctl", "reset-failed", UNIT], check=False, capture_output=True)
 
 
 def uninstall() -> int:
     """Remove all but what took work to make: settings, keys, models; return the exit status."""
     _remove_service()
-    for place in _environments():
-        shutil.rmtree(place, ignore_errors=True)
+    for each in installations():
+        each.remove()
     with suppress(OSError):  # it is not there, or there is something of yours
         HOME.rmdir()
     shutil.rmtree(CACHE, ignore_errors=True)
@@ -298,31 +360,8 @@ def uninstall() -> int:
 
 
 def _state(key: str) -> str:
-    return _output("systemctl", "show", UNIT, "--value", "-p", key)
+    return output("systemctl", "show", UNIT, "--value", "-p", key)
 
 
 def _journal() -> str:
-    return _output("journalctl", "-u", UNIT, "-n", "15", "-o", "cat", "--no-pager")
-
-
-def _progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _output(*command: str) -> str:
-    return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
-
-
-def _run(*command: str) -> None:
-    """Run a command.
-
-    Raises:
-        AgentError: it failed; with its last word.
-
-    """
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode != 0:
-        words = (done.stderr or done.stdout).strip().splitlines()
-        raise AgentError(
-            f"{' '.join(command[:3])}: {words[-1] if words else f'status {done.returncode}'}"
-        )
+    return output("journalctl", "-u", UNIT, "-n", "15", "-o", "cat", "--no-pager")

@@ -1,7 +1,7 @@
-"""The installations of the service: environments under /opt/edge-agent, and `current`, which runs.
+"""The installations of the service: environments under /opt/edge-agent; `current` runs.
 
-Each is a folder, or an image in a file beside an empty folder on which systemd mounts it. Programs in
-an environment name the folder that it was made in; it is mounted there, so these names hold.
+Each is a folder, or an image in a file beside an empty folder on which systemd mounts it. Programs
+in an environment name the folder that it was made in; it is mounted there, so these names hold.
 """
 
 from __future__ import annotations
