@@ -84,7 +84,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="edge-agent-bundle-", dir=output.parent) as name:
         wheels = gather(Path(name))
         written = Path(name) / "bundle"
-        write(wheels, written)
+        write(wheels, written, this_system() | {"glibc": glibc(wheels)})
         digest = hashlib.sha256(written.read_bytes()).hexdigest()
         written.chmod(0o755)
         written.replace(output)
@@ -114,16 +114,18 @@ def gather(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.whl"))
 
 
-def write(wheels: list[Path], bundle: Path) -> None:
-    """Write the file; of the same wheels the same bytes."""
+def write(wheels: list[Path], bundle: Path, system: dict[str, str]) -> None:
+    """Write the file; of the same wheels the same bytes.
+
+    Args:
+        wheels: edge-agent's, pip's, and all others.
+        bundle: file to write.
+        system: what the wheels are for, as `this_system` gives it.
+
+    """
     (own,) = (wheel for wheel in wheels if wheel.name.startswith("edge_agent-"))
-    facts = {
-        "schema": 1,
-        "version": own.name.split("-")[1],
-        **this_system(),
-        "glibc": glibc(wheels),
-    }
-    python = str(facts["python"])
+    facts = {"version": own.name.split("-")[1], **system}
+    python = system["python"]
     major, minor = python.split(".")
     with bundle.open("w+b") as file:
         file.write(b"\n" * HEAD)

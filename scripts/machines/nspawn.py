@@ -32,7 +32,7 @@ def say(text: str) -> None:
 
 
 def make_root(root: Path, *more: str) -> Path:
-    """Make a root file system as the installer of Debian leaves it, or barer; with more packages."""
+    """Make a root file system as the installer of Debian leaves it, or barer, and more packages."""
     say("making a bare Debian 12")
     packages = ",".join((PACKAGES, *more))
     call("mmdebstrap", "--variant=minbase", f"--include={packages}", "bookworm", str(root))

@@ -37,7 +37,7 @@ url = "mqtt://localhost:1883"
 
 [[pipelines]]
 name = "line"
-source = "file:/root/conveyor.mp4?loop=1"
+source = "file:/srv/conveyor.mp4?loop=1"
 model = "parts-inspection"
 rate = 5
 """
@@ -250,7 +250,7 @@ def main() -> int:
         with overlay(root, work) as merged:
             for name, bundle in bundles.items():
                 shutil.copyfile(bundle, merged / f"root/{name}.bundle")
-            shutil.copyfile(CHECKOUT / "models/media/conveyor.mp4", merged / "root/conveyor.mp4")
+            shutil.copyfile(CHECKOUT / "models/media/conveyor.mp4", merged / "srv/conveyor.mp4")
             go_through(Box(merged))
     except Failed as problem:
         say(f"FAIL {problem}")
