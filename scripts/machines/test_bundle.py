@@ -251,6 +251,7 @@ def main() -> int:
             for name, bundle in bundles.items():
                 shutil.copyfile(bundle, merged / f"root/{name}.bundle")
             shutil.copyfile(CHECKOUT / "models/media/conveyor.mp4", merged / "srv/conveyor.mp4")
+            (merged / "etc/hosts").write_text("127.0.0.1 localhost\n")
             go_through(Box(merged))
     except Failed as problem:
         say(f"FAIL {problem}")

@@ -62,6 +62,9 @@ def disk_of(place: Path) -> Path:
             "use a model there, and set XDG_CACHE_HOME to a folder there"
         )
     disk = link.resolve()
+    # What is read from an image, the kernel reads from its file in the reader's cgroup.
+    if (file := disk / "loop" / "backing_file").is_file():
+        return disk_of(Path(file.read_text().rstrip("\n")))
     return disk.parent if (disk / "partition").exists() else disk
 
 
