@@ -28,6 +28,7 @@ from edge_agent.bench.common import child, truth
 from edge_agent.bench.common.generated import NAMES, find_model, generated
 from edge_agent.bench.push.versions import generated as small_model
 from edge_agent.core.errors import UsageError
+from tests.helpers.small_disk import compressed_image
 from tests.helpers.small_models import brightness, detector
 from tests.helpers.stranger import stranger
 from tests.helpers.support import ASSETS, CHECKOUT, needs_assets, run_cli
@@ -238,6 +239,16 @@ def test_who_holds_libraries_is_found() -> None:
         assert str(process.pid) in numbers
         assert str(process.pid) not in [line.split()[0] for line in holders(["no-such-package"])]
         process.communicate(b"")
+
+
+def test_the_disk_of_an_image_is_that_of_its_file(tmp_path: Path) -> None:
+    """What lies in a mounted image is read from the disk that holds the image."""
+    disk = disk_of(on_a_disk(tmp_path))
+    content = tmp_path / "content"
+    content.mkdir()
+    (content / "file").write_bytes(b"1")
+    with compressed_image(content, tmp_path / "mounted") as place:
+        assert disk_of(place / "file") == disk
 
 
 def membership() -> str:

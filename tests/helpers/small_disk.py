@@ -1,8 +1,9 @@
-"""A disk of its own for a test: small, to be filled up or made read-only."""
+"""A disk of its own for a test: small, to be filled up or made read-only; or an image of one."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,28 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextmanager
+def compressed_image(content: Path, place: Path) -> Iterator[Path]:
+    """Mount a compressed image of a folder's content; skip the test where that is not allowed.
+
+    The image is the file beside *place* with the suffix `.squashfs`.
+    """
+    if os.geteuid() != 0 or shutil.which("mksquashfs") is None:
+        pytest.skip("only root may mount an image, and mksquashfs makes it")
+    place.mkdir()
+    image = place.with_suffix(".squashfs")
+    made = ["mksquashfs", str(content), str(image), "-comp", "zstd", "-quiet", "-no-progress"]
+    subprocess.run(made, check=True, capture_output=True)
+    mount = ["mount", "-t", "squashfs", "-o", "loop,ro", str(image), str(place)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"an image cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def fill(folder: Path) -> Path:
