@@ -99,6 +99,8 @@ class Box:
         place = self.run(f"readlink -f {HOME}/current")
         mounted = self.run(f"findmnt -n -o FSTYPE,OPTIONS --target {place}")
         expect("an image", mounted.startswith("squashfs"), image)
+        if image:
+            mounted += f", direct reads: {self.run(f'losetup -n -O DIO -j {place}.squashfs')}"
         pid = self.run(f"systemctl show {UNIT} --value -p MainPID")
         program = self.run(f"tr '\\0' '\\n' </proc/{pid}/cmdline | head -1")
         expect("what runs", program, f"{place}/bin/python")
@@ -200,6 +202,8 @@ def is_uninstalled(box: Box) -> None:
     """Take it away: no image stays mounted, none lies about."""
     said = box.run("edge-agent uninstall")
     expect("mounts", box.run("findmnt -n -t squashfs", check=False), "")
+    loops = f"losetup -n -O BACK-FILE | grep {HOME}"
+    wait("the images to be let go of", lambda: not box.run(loops, check=False), 30)
     expect("units", box.run("ls /etc/systemd/system | grep edge", check=False), "")
     expect("home", box.run(f"ls {HOME}", check=False), "")
     say(f"ok   {said.splitlines()[0]}; nothing is mounted")

@@ -1,6 +1,6 @@
 """The installations of the service: environments under /opt/edge-agent; `current` runs.
 
-Each is a folder, or an image in a file beside an empty folder on which systemd mounts it. Programs
+Each is a folder, or an image in a file beside an empty folder on which a unit mounts it. Programs
 in an environment name the folder that it was made in; it is mounted there, so these names hold.
 """
 
@@ -21,19 +21,33 @@ HOME = Path("/opt/edge-agent")
 UNITS = Path("/etc/systemd/system")
 COMMAND = Path("/usr/local/bin/edge-agent")
 _SUFFIX = ".squashfs"
-_PACKING = ("-comp", "zstd", "-no-xattrs", "-all-root", "-noappend", "-quiet", "-no-progress")
+_PACKING = (
+    "-comp",
+    "zstd",
+    "-Xcompression-level",
+    "6",
+    "-no-xattrs",
+    "-all-root",
+    "-noappend",
+    "-quiet",
+    "-no-progress",
+)
+# A service and no mount unit, which cannot ask for direct reads: through the page cache the kernel
+# reads 128 KiB around each block (measured: 114 MB for the imports of a start, directly 22).
 _MOUNT = """\
 [Unit]
 Description=edge-agent {name}, a compressed read-only image
+RequiresMountsFor={image}
 Before=edge-agent.service
 
-[Mount]
-What={image}
-Where={place}
-Type=squashfs
-Options=loop,ro,nodev,nosuid
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=mount -t squashfs -o loop,ro,nodev,nosuid {image} {place}
+# Not every file system has direct reads; it goes without, too.
+ExecStart=-/bin/sh -c 'exec losetup --direct-io=on "$(findmnt -n -o SOURCE {place})"'
 # A command that still runs from a version which is removed ends in peace.
-LazyUnmount=yes
+ExecStop=umount --lazy {place}
 
 [Install]
 WantedBy=multi-user.target
@@ -86,14 +100,14 @@ class Installation:
         partial.replace(self.image)
         shutil.rmtree(self.place)
         self.place.mkdir(mode=0o755)
-        unit = UNITS / self._mount_unit()
+        unit = self._unit
         unit.write_text(_MOUNT.format(name=self.version, image=self.image, place=self.place))
         run("systemctl", "daemon-reload")
         run("systemctl", "enable", "--quiet", "--now", unit.name)
 
     def remove(self) -> None:
         """Take away all of it."""
-        unit = UNITS / self._mount_unit()
+        unit = self._unit
         if unit.exists():
             output("systemctl", "disable", "--now", unit.name)
             unit.unlink()
@@ -102,8 +116,10 @@ class Installation:
             file.unlink(missing_ok=True)
         shutil.rmtree(self.place, ignore_errors=True)
 
-    def _mount_unit(self) -> str:
-        return output("systemd-escape", "--path", "--suffix=mount", str(self.place))
+    @property
+    def _unit(self) -> Path:
+        """The unit that mounts its image."""
+        return UNITS / f"edge-agent-image-{self.place.name}.service"
 
 
 def new() -> Installation:
