@@ -100,7 +100,10 @@ class Box:
         mounted = self.run(f"findmnt -n -o FSTYPE,OPTIONS --target {place}")
         expect("an image", mounted.startswith("squashfs"), image)
         if image:
-            mounted += f", direct reads: {self.run(f'losetup -n -O DIO -j {place}.squashfs')}"
+            loop = self.run(f"findmnt -n -o SOURCE {place}")
+            ahead = self.run(f"blockdev --getra {loop}")
+            expect("sectors read ahead", ahead, "64")
+            mounted += f", direct reads: {self.run(f'losetup -n -O DIO {loop}')}"
         pid = self.run(f"systemctl show {UNIT} --value -p MainPID")
         program = self.run(f"tr '\\0' '\\n' </proc/{pid}/cmdline | head -1")
         expect("what runs", program, f"{place}/bin/python")

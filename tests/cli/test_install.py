@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib.metadata import PathDistribution
 from pathlib import Path
@@ -21,8 +22,10 @@ import pytest
 
 from edge_agent.cli.commands.install import RETRY, UNIT, _Kept
 from edge_agent.cli.commands.install_settings import SKELETON, check, take
+from edge_agent.cli.commands.installation import Installation
 from edge_agent.cli.commands.own_wheel import wheel_of
 from edge_agent.config.load import load
+from edge_agent.core.bundled import constraints
 from edge_agent.core.errors import UsageError
 from tests.helpers.support import CHECKOUT, call_cli
 
@@ -57,6 +60,26 @@ def test_systemd_finds_nothing_wrong_with_the_units(units: Path) -> None:
         text=True,
         check=False,
         cwd=units,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@needs_analyze
+def test_systemd_finds_nothing_wrong_with_the_unit_of_an_image(tmp_path: Path) -> None:
+    """The unit that mounts an image names it and its folder, and is before the service."""
+    installation = Installation(Path("/opt/edge-agent/1.2-20260102030405"))
+    assert installation.version == "1.2"
+    assert installation.image == Path("/opt/edge-agent/1.2-20260102030405.squashfs")
+    text = installation.mount_unit()
+    assert f" {installation.image} {installation.place}\n" in text
+    assert f"Before={UNIT}\n" in text
+    (tmp_path / "edge-agent-image.service").write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "./edge-agent-image.service"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -104,6 +127,20 @@ def test_without_systemd_or_root_nothing_is_touched(command: str) -> None:
     assert called.code == 2
     assert called.out == ""
     assert re.search(r"needs systemd, which does not run here|run it with sudo", called.error)
+
+
+def test_the_tested_versions_come_along() -> None:
+    """`install` has the file of exact versions, in a checkout; a wheel takes it along."""
+    pins = constraints().read_text()
+    assert constraints() == CHECKOUT / "scripts/constraints.txt"
+    wheel = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    taken = wheel["targets"]["wheel"]["force-include"]
+    assert taken["scripts/constraints.txt"] == "edge_agent/_bundled/constraints.txt"
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["metrics"]]
+    names = {re.split(r"[<>=]", each)[0].lower().replace("_", "-") for each in needed}
+    pinned = {line.split("==")[0].lower().replace("_", "-") for line in pins.splitlines()}
+    assert names <= pinned
 
 
 def test_an_installation_packs_itself(tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ def check_system(command: str) -> None:
 def _install(config: Path | None, bundle: Bundle | None, *, image: bool) -> int:
     before = current()
     _check_settings(config or SETTINGS, before)
+    os.umask(0o022)  # the service's user reads it, whatever root's own mask is
     made = new()
     progress(f"making {made.place}")
     try:

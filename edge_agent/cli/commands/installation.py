@@ -32,8 +32,9 @@ _PACKING = (
     "-quiet",
     "-no-progress",
 )
-# A service and no mount unit, which cannot ask for direct reads: through the page cache the kernel
-# reads 128 KiB around each block (measured: 114 MB for the imports of a start, directly 22).
+# A service and no mount unit, which can say nothing of the loop device. That reads ahead of every
+# block, up to 2.5 MB, and keeps the image in memory once more as it is, where it is not told
+# otherwise (measured, for the imports of a start: 58 MB read, told 23).
 _MOUNT = """\
 [Unit]
 Description=edge-agent {name}, a compressed read-only image
@@ -44,8 +45,9 @@ Before=edge-agent.service
 Type=oneshot
 RemainAfterExit=yes
 ExecStart=mount -t squashfs -o loop,ro,nodev,nosuid {image} {place}
-# Not every file system has direct reads; it goes without, too.
-ExecStart=-/bin/sh -c 'exec losetup --direct-io=on "$(findmnt -n -o SOURCE {place})"'
+# It goes without, too: not every file system has direct reads. 64 sectors are 32 KiB.
+ExecStart=-/bin/sh -c 'loop=$$(findmnt -n -o SOURCE {place}); \
+    blockdev --setra 64 "$$loop"; losetup --direct-io=on "$$loop"'
 # A command that still runs from a version which is removed ends in peace.
 ExecStop=umount --lazy {place}
 
@@ -101,9 +103,13 @@ class Installation:
         shutil.rmtree(self.place)
         self.place.mkdir(mode=0o755)
         unit = self._unit
-        unit.write_text(_MOUNT.format(name=self.version, image=self.image, place=self.place))
+        unit.write_text(self.mount_unit())
         run("systemctl", "daemon-reload")
         run("systemctl", "enable", "--quiet", "--now", unit.name)
+
+    def mount_unit(self) -> str:
+        """Return the text of the unit that mounts its image."""
+        return _MOUNT.format(name=self.version, image=self.image, place=self.place)
 
     def remove(self) -> None:
         """Take away all of it."""
@@ -118,7 +124,7 @@ class Installation:
 
     @property
     def _unit(self) -> Path:
-        """The unit that mounts its image."""
+        """The file of that unit."""
         return UNITS / f"edge-agent-image-{self.place.name}.service"
 
 
