@@ -21,8 +21,8 @@ HOME = Path("/opt/edge-agent")
 UNITS = Path("/etc/systemd/system")
 COMMAND = Path("/usr/local/bin/edge-agent")
 _SUFFIX = ".squashfs"
-# 64 KiB a block: of larger ones a start unpacks more than it wants, smaller ones pack worse. A level
-# above 6 takes ten times as long for a fourteenth of the size.
+# 64 KiB a block: of larger ones a start unpacks more than it wants, smaller ones pack worse. A
+# level above 6 takes ten times as long for a fourteenth of the size.
 _PACKING = (
     *("-comp", "zstd", "-Xcompression-level", "6", "-b", "65536", "-no-xattrs", "-all-root"),
     *("-noappend", "-quiet", "-no-progress"),
