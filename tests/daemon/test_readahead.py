@@ -19,12 +19,10 @@ from edge_agent.daemon.fast_start.readahead import (
     PAGE,
     SCHEMA,
     ReadAhead,
-    cached,
     is_known,
     list_touched,
     start_read_ahead,
 )
-from tests.helpers.small_disk import compressed_image
 from tests.helpers.support import PATIENCE
 
 PAGES = 256
@@ -58,16 +56,6 @@ def cold(tmp_path: Path) -> Path:
     if resident(path):
         pytest.skip("this file system keeps its files in memory")
     return path
-
-
-def test_a_compressed_image_is_asked_by_the_clock(tmp_path: Path) -> None:
-    """Its file system cannot say what is in memory: a file that was not read yet is not."""
-    content = tmp_path / "content"
-    content.mkdir()
-    (content / "library.so").write_bytes(os.urandom(PAGES * PAGE))
-    with compressed_image(content, tmp_path / "mounted") as place:
-        library = place / "library.so"
-        assert not cached(str(library), PAGES // 2 * PAGE)
 
 
 def waited(reading: ReadAhead, *packages: str | None) -> None:
