@@ -28,10 +28,10 @@ def compute_in_f32() -> None:
     compile_model = openvino.Core.compile_model
 
     def exactly(
-        core: openvino.Core, model: Any, device: str = "CPU", config: Any = None, **more: Any
+        core: openvino.Core, model: Any, device_name: Any = None, config: Any = None, **more: Any
     ) -> Any:
         config = {**(config or {}), "INFERENCE_PRECISION_HINT": "f32"}
-        return compile_model(core, model, device, config, **more)
+        return compile_model(core, model, device_name, config, **more)
 
     openvino.Core.compile_model = exactly
 
