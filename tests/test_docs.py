@@ -553,7 +553,7 @@ def test_the_bounds_in_the_threat_model_are_those_of_the_code() -> None:
     from edge_agent.models.files import check_ir, check_onnx, strip_weights
     from edge_agent.models.packages import package, ustar
     from edge_agent.mqtt import inbox
-    from edge_agent.mqtt.requests import MAX_COMMAND_BYTES
+    from edge_agent.mqtt.requests import MAX_ANSWERED_BYTES, MAX_COMMAND_BYTES
     from edge_agent.sources import opencv, pictures
 
     page = (DOCS / "security.md").read_text()
@@ -561,7 +561,7 @@ def test_the_bounds_in_the_threat_model_are_those_of_the_code() -> None:
     for words in (
         f"| settings, manifest, profile | {schema.MAX_TOML_BYTES // kib} KiB, ",
         f"KiB, keys of {schema.MAX_KEY_PARTS} parts |",
-        f"| command | {MAX_COMMAND_BYTES // kib} KiB |",
+        f"by its `id` | {MAX_COMMAND_BYTES // kib} KiB; {MAX_ANSWERED_BYTES // mib} MiB |",
         f"| {protocol.MAX_OFFER_BYTES // kib} KiB, {package.MAX_HEADER // kib} KiB |",
         f"| {protocol.MAX_SINGLE_MESSAGE_BYTES // mib} MiB; {inbox.MAX_BYTES // mib} MiB and ",
         f" and {inbox.MAX_MESSAGES} messages |",

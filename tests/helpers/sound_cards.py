@@ -27,4 +27,7 @@ def write_card(config: Path, sound: Path | None) -> None:
             'pcm.mic { type file; slave.pcm "hush"; file "/dev/null"; '
             f'infile "{sound}"; format "raw" }}\n'
         )
-    config.write_text(text)
+    # Another file each time: ALSA tells a change by its number, and by its time in whole seconds.
+    fresh = config.with_name(f"{config.name}.new")
+    fresh.write_text(text)
+    fresh.replace(config)

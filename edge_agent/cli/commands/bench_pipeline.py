@@ -23,7 +23,7 @@ MOST_PIPELINES = 256
 
 EXAMPLES = (
     "edge-agent bench pipeline models/parts-inspection --pipelines 1,4",
-    "edge-agent bench pipeline bearing-vibration --source vibration.csv  a sensor model",
+    "edge-agent bench pipeline bearing-vibration --source a.csv  a sensor model",
     "edge-agent bench pipeline yolov8n.onnx --tune  what suits this device",
 )
 
