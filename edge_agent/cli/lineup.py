@@ -14,7 +14,7 @@ def engines_for(network: Path) -> list[EngineChoice]:
     from ..config.device_profile import choose, default_dirs, lineup, load_profiles
     from ..device.hardware import read_facts
     from ..inference.engines.probe import probe
-    from ..inference.model import engine_order
+    from ..inference.engines.registry import engine_order
 
     facts = read_facts()
     match = choose(load_profiles(default_dirs()), facts)

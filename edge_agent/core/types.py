@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Literal
 
 from .frozen import record
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 Kind = Literal["picture", "signal"]
 """Kind of data that a source delivers."""
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    Array = NDArray[Any]
+else:  # settings and models are read without NumPy
+    Array = Any
 Tensors = Mapping[str, Array]
 
 

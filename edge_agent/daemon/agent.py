@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from ..core.flight_recorder import PreviousCrash
     from ..runtime.serving.planned_model import PlannedModel
     from .control import Control
-    from .fast_start.draft import Draft
     from .fast_start.plan import Plan
     from .fast_start.preload import Preload
     from .inventory import Inventory
@@ -69,7 +68,7 @@ class Agent:
         *,
         origins: tuple[str | None, str],
         planned: tuple[Plan, Preload] | None = None,
-        inventory: Inventory | None = None,
+        drafted: bool = False,
     ) -> None:
         """Open what can be opened without waiting for anyone.
 
@@ -79,7 +78,7 @@ class Agent:
             timeline: measures the start.
             origins: the settings file and the digest of what the settings were made from.
             planned: a start from a plan, and what of it runs already.
-            inventory: what the plan was drafted from, in this start; None: it was not.
+            drafted: the plan was made in this start, not in an earlier one.
 
         Raises:
             UsageError: something the settings name is not as it should be.
@@ -91,8 +90,8 @@ class Agent:
         self._origins = origins
         self._planned = planned
         self._stops = Stops()
-        self._inventory = inventory
-        self._drafted = inventory is not None
+        self._inventory: Inventory | None = None
+        self._drafted = drafted
         self._reading = threading.Lock()
         self._following = Following()
         self._runner = Runner(
@@ -253,8 +252,6 @@ class Agent:
             UsageError: the settings are wrong.
 
         """
-        if self._drafted:
-            return True
         settings = self._reread()
         inventory = self._take_inventory(settings)
         if settings != self._runner.settings or inventory.loader.lanes != plan.lanes:
@@ -361,12 +358,11 @@ def run(
 
 
 def resume(
-    plan: Plan, early: Preload, config: str, timeline: Timeline, drafted: Draft | None = None
+    plan: Plan, early: Preload, config: str, timeline: Timeline, *, drafted: bool = False
 ) -> int:
     """Run the daemon from a plan, or from a draft; the exit status of `edge-agent run`."""
     set_up(verbose=False, steady=True)
-    settings: Settings = unpack(plan.settings) if drafted is None else drafted.settings
-    inventory = None if drafted is None else drafted.inventory
+    settings: Settings = unpack(plan.settings)
 
     def reread() -> Settings:
         from ..config.load import load
@@ -376,9 +372,7 @@ def resume(
     origins = (config, plan.origins)
     planned = plan, early
     return _run(
-        lambda: Agent(
-            settings, reread, timeline, origins=origins, planned=planned, inventory=inventory
-        )
+        lambda: Agent(settings, reread, timeline, origins=origins, planned=planned, drafted=drafted)
     )
 
 

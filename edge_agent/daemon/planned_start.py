@@ -10,15 +10,22 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..config.locations import config_file
 from ..core.errors import AgentError, print_error
 from ..core.flight_recorder import clear_starting, mark_starting, previous_crash
 from ..core.timeline import Timeline
 from .fast_start.fingerprint import digest
-from .fast_start.plan import find
+from .fast_start.plan import Plan, find
 from .fast_start.preload import Preload
 from .fast_start.reexec import ENDING, hold_signals, release_signals, restart
+
+if TYPE_CHECKING:
+    from .fast_start.drafting import Drafting
+
+_forks: list[Drafting] = []
+"""What must not outlast a restart of this program, which knows nothing of it."""
 
 
 def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
@@ -48,28 +55,32 @@ def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
     if config is None:
         return None
     origins = digest(config)
-    plan, drafted = find(config, origins), None
-    if plan is None:
-        from .fast_start.draft import draft
-
-        drafted = draft(config, origins)
-        plan = None if drafted is None else drafted.plan
-    if plan is None or not _may_start_quickly(plan.state):
-        return None
-    timeline.record("settings", time.monotonic() - start)
-    start = time.monotonic()
+    plan = find(config, origins)
+    drafted = plan is None
+    early = Preload(timeline)
     try:
-        early = Preload(plan, timeline)
-    except (ImportError, RuntimeError):
-        # An engine has been uninstalled, or no thread can be made: the normal start finds another
-        # way, or reports it.
-        clear_starting(plan.state)
+        if plan is None:
+            plan = _draft(early, config, origins, timeline)
+        elif _may_start_quickly(plan.state):
+            timeline.record("settings", time.monotonic() - start)
+            start = time.monotonic()
+            early.begin(plan)
+        else:
+            plan = None
+    except (ImportError, RuntimeError, OSError):
+        # An engine has been uninstalled, or no thread or process can be made: the normal start
+        # finds another way, or reports it.
+        if plan is not None:
+            clear_starting(plan.state)
+        plan = None
+    if plan is None:
+        early.restore_python()
         return None
     from .agent import resume
 
     timeline.record("imports", time.monotonic() - start)
     try:
-        return resume(plan, early, config, timeline, drafted)
+        return resume(plan, early, config, timeline, drafted=drafted)
     except AgentError as problem:
         status = print_error(problem)
         clear_starting(plan.state)
@@ -77,6 +88,34 @@ def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
         # A model may still be loading: native code that returns to an interpreter that is shutting
         # down aborts.
         os._exit(status)
+
+
+def _draft(early: Preload, config: str, origins: str, timeline: Timeline) -> Plan | None:
+    """Have a plan made while what every start needs is imported, and begin with it.
+
+    Raises:
+        ImportError: a library is not installed any more.
+        RuntimeError: the system allows no further thread.
+        OSError: nor a further process.
+
+    """
+    from .fast_start.drafting import Drafting
+
+    start = time.monotonic()
+    drafting = Drafting(config, origins)
+    _forks.append(drafting)
+    try:
+        early.import_engine()
+        plan = drafting.plan()
+        timeline.record("settings", time.monotonic() - start)
+        if plan is not None and _may_start_quickly(plan.state):
+            early.begin(plan, drafting)
+            return plan
+    except BaseException:
+        drafting.close()
+        raise
+    drafting.close()
+    return None
 
 
 def _may_start_quickly(state: str) -> bool:
@@ -93,6 +132,8 @@ def _mind_signals() -> None:
         # nothing that another SIGHUP could mean; that it is ignored outlasts `execv`.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         hold_signals()
+        for fork in _forks:
+            fork.close()
         restart()
 
     # Not `sys.exit`: where the signal falls into a destructor, Python drops that.

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -41,7 +40,7 @@ from .cost import Cost
 from .decode.decoder import Decoder, fits
 from .decode.registry import build_decoder
 from .engines.engine import Engine, EngineChoice
-from .engines.registry import ENGINES, capabilities, open_engine, readers
+from .engines.registry import open_engine
 from .preprocess.inputs import fixed_shapes
 from .preprocess.placement import Placement
 from .preprocess.preprocessor import Preprocessor, build_preprocessor
@@ -465,32 +464,6 @@ def place(found: Detections, placement: Placement, dx: int, dy: int) -> Detectio
         boxes = boxes + np.array([dx, dy, dx, dy], np.float32)
         points = None if points is None else points + np.array([dx, dy], np.float32)
     return replace(found, boxes=boxes, points=points)
-
-
-def engine_order(choices: Sequence[EngineChoice], wanted: str, network: Path) -> list[EngineChoice]:
-    """Pick the engines that can read a network's file, in the order given.
-
-    Args:
-        choices: what the device profile offers.
-        wanted: "auto", or the engine that the settings insist on.
-        network: its suffix tells which engines can read it.
-
-    Raises:
-        EngineError: what is wanted cannot run such a file.
-
-    """
-    able = readers(network.suffix)
-    if not able or len(able) == len(ENGINES):
-        return list(choices)
-    if wanted not in {"auto", *able}:
-        format_name = capabilities(able[0]).formats[network.suffix]
-        raise EngineError(
-            f"{network.name}: {format_name} runs on {' or '.join(able)} only, "
-            f'but engine = "{wanted}" is set; use the .onnx, or engine = "auto"'
-        )
-    picked = [choice for choice in choices if choice.engine in able]
-    lanes = max((choice.lanes for choice in choices), default=1)
-    return picked or [EngineChoice(able[0], lanes=lanes)]
 
 
 def load_model(

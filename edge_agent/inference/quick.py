@@ -7,38 +7,30 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.containment import contained
 from ..core.errors import AgentError, ModelError
-from .engines.registry import ENGINES, capabilities
+from .engines.registry import capabilities
 from .model import Model, assemble
 from .preprocess.inputs import fixed_shapes
+from .quick_check import check_quick
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ..core.types import Kind
     from ..models.manifest import ModelFolder
+    from .engines.checked_network import CheckedNetwork
     from .engines.engine import EngineChoice
 
 
-def quick_engines(network: Path) -> list[str]:
-    """List the engines that have a quick way to load such a network."""
-    suffix = network.suffix.lower()
-    known = {name: capabilities(name) for name in ENGINES}
-    return [name for name, each in known.items() if each.quick_module and suffix in each.formats]
-
-
-def begin_quick(engine: str, choice: EngineChoice, network: Path) -> Any:
-    """Check a network and load it the quick way of an engine.
+def begin_quick(checked: CheckedNetwork) -> Any:
+    """Load a network that `check_quick` has checked.
 
     Returns:
         For `load_quick`.
 
     Raises:
-        ModelError: the network is not fit to run.
         EngineError: it has to be loaded in another way.
 
     """
-    with contained(network.name):
-        return import_module(capabilities(engine).quick_module).QuickLoad(choice, network)
+    with contained(checked.path.name):
+        return import_module(capabilities(checked.choice.engine).quick_module).QuickLoad(checked)
 
 
 def load_quick(folder: ModelFolder, choice: EngineChoice, kind: Kind, begun: Any = None) -> Model:
@@ -56,7 +48,8 @@ def load_quick(folder: ModelFolder, choice: EngineChoice, kind: Kind, begun: Any
 
     """
     if begun is None:
-        begun = begin_quick(choice.engine, choice, folder.network)
+        checked = check_quick(choice, folder.network)
+        begun = begin_quick(checked)
     with contained(folder.manifest.id, ModelError):
         engine = begun.engine(fixed_shapes(folder.manifest.input, kind))
         try:

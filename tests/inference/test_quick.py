@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from edge_agent.core.errors import EngineError, ModelError
 from edge_agent.device.resources import adds_bytes_exactly
 from edge_agent.inference.engines.engine import EngineChoice
-from edge_agent.inference.quick import begin_quick, load_quick, quick_engines
+from edge_agent.inference.quick import begin_quick, load_quick
+from edge_agent.inference.quick_check import check_quick, quick_engines
 from edge_agent.models.manifest import load
 from tests.helpers import quantized_models
 from tests.helpers.prepared_models import chain
@@ -33,7 +34,7 @@ def as_written(network: Path, tensor: NDArray[np.float32]) -> NDArray[np.float32
 
 
 def quick(network: Path, tensor: NDArray[np.float32]) -> NDArray[np.float32]:
-    engine = begin_quick("onnxruntime", CHOICE, network).engine(lambda _: {})
+    engine = begin_quick(check_quick(CHOICE, network)).engine(lambda _: {})
     (found,) = engine.infer({engine.inputs[0].name: tensor}).values()
     return np.asarray(found)
 
@@ -73,7 +74,7 @@ def test_a_network_that_leaves_no_choice(tmp_path: Path) -> None:
         assert (quick(large, tensor) == 64 * 127 * 255).all()
     else:
         with pytest.raises(EngineError, match="may saturate"):
-            begin_quick("onnxruntime", CHOICE, large)
+            check_quick(CHOICE, large)
 
 
 def cut(path: Path) -> None:
@@ -111,7 +112,7 @@ def test_weights_in_another_file(tmp_path: Path) -> None:
     """They are loaded in the usual way."""
     folder = chain(tmp_path / "chain", external="weights.bin")
     with pytest.raises(EngineError, match="other files"):
-        begin_quick("onnxruntime", CHOICE, folder / "model.onnx")
+        check_quick(CHOICE, folder / "model.onnx")
 
 
 def test_no_engine_sees_what_the_checks_refuse(tmp_path: Path) -> None:
@@ -120,10 +121,10 @@ def test_no_engine_sees_what_the_checks_refuse(tmp_path: Path) -> None:
     data = network.read_bytes()
     network.write_bytes(data[: len(data) // 2])
     with pytest.raises(ModelError, match="not a valid ONNX file"):
-        begin_quick("onnxruntime", CHOICE, network)
+        check_quick(CHOICE, network)
     network.write_bytes(data[:-4000] + b"\xff" * 3000 + data[-1000:])
     with pytest.raises(ModelError):
-        begin_quick("onnxruntime", CHOICE, network)
+        check_quick(CHOICE, network)
 
 
 def test_who_has_a_quick_way() -> None:

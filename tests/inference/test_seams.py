@@ -17,12 +17,13 @@ from edge_agent.inference.engines.capabilities import Capabilities
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import (
     ENGINES,
+    engine_order,
     exclusive_formats,
     prepared_kind,
     readers,
     runs_arriving,
 )
-from edge_agent.inference.model import engine_order, load_model
+from edge_agent.inference.model import load_model
 from edge_agent.models.decoders import DECODERS, DecoderSpec
 from edge_agent.models.manifest import load
 from tests.helpers.small_models import brightness

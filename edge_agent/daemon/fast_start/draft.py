@@ -2,14 +2,13 @@
 
 Everything is read as in a normal start, and nothing is taken for granted. What differs: a model is
 loaded from its prepared form if that is still valid, or else the quick way, while the rest of the
-program is imported. What suits each in the long run is found by `runtime.upkeep`.
+program is imported (`drafting`). What suits each in the long run is found by `runtime.upkeep`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from ...config.load import load
 from ...config.settings import Arm, Settings, parse_route
@@ -23,15 +22,7 @@ from ..inventory import Inventory
 from .plan import Plan
 
 
-class Draft(NamedTuple):
-    """A plan, and what it was made of."""
-
-    plan: Plan
-    settings: Settings
-    inventory: Inventory
-
-
-def draft(config: str, origins: str) -> Draft | None:
+def draft(config: str, origins: str) -> Plan | None:
     """Make a plan; None: everything has to be opened before the first result, or is wrong.
 
     Args:
@@ -57,8 +48,7 @@ def draft(config: str, origins: str) -> Draft | None:
         return None  # the normal start reports it
     if not models:
         return None
-    plan = Plan(str(settings.state), origins, lanes, lazy, None, list(models.values()))
-    return Draft(plan, settings, inventory)
+    return Plan(str(settings.state), origins, lanes, lazy, pack(settings), list(models.values()))
 
 
 def _arms(settings: Settings, *, lazy: bool) -> Iterator[tuple[Arm, Kind]]:

@@ -33,6 +33,10 @@ _SECRETS = ("url", "username", "password")
 _STATE = re.compile(rb'^\s*state_dir\s*=\s*(?:"([^"\n]*)"|\'([^\'\n]*)\')', re.MULTILINE)
 
 
+_NO_PLAN = (OSError, ValueError, KeyError, TypeError, AttributeError)
+"""Errors of a plan that is absent, damaged or of another version."""
+
+
 class Plan(NamedTuple):
     """A start."""
 
@@ -84,13 +88,8 @@ def find(config: str | None, origins: str) -> Plan | None:
     """
     state = _state_folder(config)
     try:
-        with open(os.path.join(state, FILE), "rb") as file:  # noqa: PTH118, PTH123 - see origins
-            data = file.read()
-        body = data[_HEAD:]
-        if data[:_HEAD] != _seal(body):
-            return None  # damaged: a normal start needs none, and writes a new one
-        read = json.loads(body)
-        if read["schema"] != SCHEMA or read["origins"] != origins:
+        read = _read(state)
+        if read["origins"] != origins:
             return None
         if any(stamp(path) != known for path, known in read["stamps"].items()):
             return None
@@ -103,8 +102,20 @@ def find(config: str | None, origins: str) -> Plan | None:
             read["settings"],
             [PlannedModel(*entry) for entry in read["models"]],
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except _NO_PLAN:
         return None  # there is none, or another version has written it
+
+
+def _read(state: str) -> Any:
+    with open(os.path.join(state, FILE), "rb") as file:  # noqa: PTH118, PTH123 - see origins
+        data = file.read()
+    body = data[_HEAD:]
+    if data[:_HEAD] != _seal(body):
+        raise ValueError  # damaged: a normal start needs none, and writes a new one
+    read = json.loads(body)
+    if read["schema"] != SCHEMA:
+        raise ValueError
+    return read
 
 
 def write(plan: Plan, looked_at: list[Path]) -> None:

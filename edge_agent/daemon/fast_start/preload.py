@@ -7,9 +7,10 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...core.codec import unpack
 from ...core.timeline import Timeline
@@ -19,67 +20,90 @@ from ...runtime.serving.planned_model import PlannedModel
 from .plan import Plan
 from .readahead import ReadAhead, cached, start_read_ahead
 
+if TYPE_CHECKING:
+    from .drafting import Drafting
+
 
 class Preload:
-    """The libraries and models of a plan, being loaded in the background."""
+    """The libraries and models of a start, being loaded in the background."""
 
-    def __init__(self, plan: Plan, timeline: Timeline) -> None:
-        """Import the libraries that the first result needs, and start to load its models.
+    def __init__(self, timeline: Timeline) -> None:
+        """Load nothing yet; set Python up for a start."""
+        # Nothing that is made during the start is garbage, and a thread that has come back from
+        # native code must not wait 5 ms for its turn.
+        gc.disable()
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(0.0005)
+        self._timeline = timeline
+        self._reading: ReadAhead | None = None
+        self._models: list[PreloadedModel] = []
+
+    def import_engine(self) -> None:
+        """Import NumPy, and the engine that gives first results.
+
+        Raises:
+            ImportError: one of them is not installed any more.
+
+        """
+        self._import_numpy()
+        self._need(ENGINE)
+
+    def begin(self, plan: Plan, drafting: Drafting | None = None) -> None:
+        """Import the libraries that the first result needs, and start to load the plan's models.
+
+        Args:
+            plan: of this start.
+            drafting: makes it, and checks the networks that are loaded the quick way; None: those
+                of the plan have been checked in an earlier start.
 
         Raises:
             ImportError: a library is not installed any more.
             RuntimeError: the system allows no further thread.
 
         """
-        # Nothing that is made during the start is garbage, and a thread that has come back from
-        # native code must not wait 5 ms for its turn.
-        gc.disable()
-        self._interval = sys.getswitchinterval()
-        sys.setswitchinterval(0.0005)
+        self._reading = start_read_ahead(plan.state, plan.origins)
         # Forms of other engines are not begun here: their libraries take longer to import than
         # the forms to load.
         self._models = [
-            PreloadedModel(quick if quick.quick or quick.choice["engine"] == ENGINE else None)
-            for quick in plan.models
+            PreloadedModel(quick, index)
+            if quick.quick
+            else PreloadedModel(form=quick.form if quick.choice["engine"] == ENGINE else "")
+            for index, quick in enumerate(plan.models)
         ]
-        try:
-            self._begin(plan, timeline)
-        except (ImportError, RuntimeError):
-            self.restore_python()
-            raise
-
-    def _begin(self, plan: Plan, timeline: Timeline) -> None:
-        begun = [model for model in self._models if model.planned]
+        begun = [model for model in self._models if model.form or model.planned]
         formed = [model for model in begun if model.form]
-        others = {quick.choice["engine"] for quick in plan.models} - {ENGINE}
-        reading = start_read_ahead(plan.state, plan.origins)
-        if formed and reading is None and not cached(f"{formed[0].form}/{WEIGHTS}", 0):
+        if formed and self._reading is None and not cached(f"{formed[0].form}/{WEIGHTS}", 0):
             # The libraries are in memory, the model is not: the disk need not wait for Python.
             threading.Thread(target=_warm, args=(formed,), daemon=True).start()
         # In this order, one after the other: what the loader waits for comes first. By one thread:
         # two that import NumPy at a time get half of it (seen).
-        _skip_documentation("numpy", "numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars")
-        self._need("numpy", reading)
+        self._import_numpy()
         if begun:
-            self._need(ENGINE, reading)
-            loading = threading.Thread(target=_load, args=(begun, reading, timeline), daemon=True)
-            loading.start()
+            self._need(ENGINE)
+            work = partial(_load, begun, drafting, self._reading, self._timeline)
+            threading.Thread(target=work, name="preload", daemon=True).start()
+        elif drafting is not None:
+            drafting.close()
         if any(quick.kind == "picture" for quick in plan.models):
-            if reading is not None:
-                reading.wait("cv2")
+            if self._reading is not None:
+                self._reading.wait("cv2")
             import_module("edge_agent.sources.opencv").load()
+        others = {quick.choice["engine"] for quick in plan.models} - {ENGINE}
         if others:
             from ...inference.engines.registry import capabilities
 
             for engine in sorted(others):
-                self._need(capabilities(engine).package, reading)
-        if reading is not None:
-            reading.wait()
+                self._need(capabilities(engine).package)
+        if self._reading is not None:
+            self._reading.wait()
 
-    @staticmethod
-    def _need(package: str, reading: ReadAhead | None) -> None:
-        if reading is not None:
-            reading.wait(package)
+    def _import_numpy(self) -> None:
+        _skip_documentation("numpy", "numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars")
+        self._need("numpy")
+
+    def _need(self, package: str) -> None:
+        if self._reading is not None:
+            self._reading.wait(package)
         import_module(package)
 
     def model(self, index: int) -> Any:
@@ -102,22 +126,26 @@ class Preload:
 class PreloadedModel:
     """A model that is loaded from its prepared form, or the quick way."""
 
-    def __init__(self, planned: PlannedModel | None) -> None:
-        self.planned = planned if planned is not None and (planned.form or planned.quick) else None
-        """None: it is not preloaded."""
-        self.form = "" if self.planned is None else self.planned.form
-        """Folder of its prepared form; empty: it has none."""
+    def __init__(
+        self, planned: PlannedModel | None = None, index: int = 0, *, form: str = ""
+    ) -> None:
+        self.planned = planned
+        """That is loaded the quick way; None: it is not."""
+        self.index = index
+        """Of it in the plan."""
+        self.form = form
+        """Folder of its prepared form; empty: it has none that is preloaded."""
         self._result: Any = None
         self._problem: BaseException | None = None
         self._done = threading.Event()
 
-    def load(self) -> None:
+    def load(self, drafting: Drafting | None) -> None:
         """Load it, or keep the error for `result`."""
         try:
             if self.form:
                 self._result = load_folder(self.form)
             elif self.planned is not None:
-                self._result = _begin_quick(self.planned)
+                self._result = _begin_quick(self.planned, self.index, drafting)
         except BaseException as problem:  # noqa: BLE001 - raised by `result`
             self._problem = problem
         self._done.set()
@@ -129,7 +157,7 @@ class PreloadedModel:
             AgentError: it cannot be loaded so.
 
         """
-        if self.planned is None:
+        if self.planned is None and not self.form:
             return None
         self._done.wait()
         if self._problem is not None:
@@ -137,11 +165,14 @@ class PreloadedModel:
         return self._result
 
 
-def _begin_quick(planned: PlannedModel) -> Any:
-    from ...inference.quick import begin_quick  # not on the way of models that have a form
+def _begin_quick(planned: PlannedModel, index: int, drafting: Drafting | None) -> Any:
+    # Not on the way of models that have a form.
+    from ...inference.quick import begin_quick
+    from ...inference.quick_check import check_quick
 
-    choice = unpack(planned.choice)
-    return begin_quick(choice.engine, choice, unpack(planned.folder).network)
+    if drafting is not None:
+        return begin_quick(drafting.network(planned, index))
+    return begin_quick(check_quick(unpack(planned.choice), unpack(planned.folder).network))
 
 
 def _skip_documentation(package: str, *without: str) -> None:
@@ -160,8 +191,12 @@ def _warm(models: Sequence[PreloadedModel]) -> None:
         prefetch(begun.form)
 
 
-def _load(models: Sequence[PreloadedModel], reading: ReadAhead | None, timeline: Timeline) -> None:
-    """Load models one after the other, in the order of the settings."""
+def _load(
+    models: Sequence[PreloadedModel],
+    drafting: Drafting | None,
+    reading: ReadAhead | None,
+    timeline: Timeline,
+) -> None:
     if reading is not None:
         # A slow disk: the libraries first, without which no weight is of any use.
         start = time.monotonic()
@@ -169,5 +204,7 @@ def _load(models: Sequence[PreloadedModel], reading: ReadAhead | None, timeline:
         timeline.record("read", time.monotonic() - start)
     for begun in models:
         start = time.monotonic()
-        begun.load()
+        begun.load(drafting)
         timeline.record("build", time.monotonic() - start)
+    if drafting is not None:
+        drafting.close()

@@ -51,3 +51,5 @@ class Capabilities:
     """Whether a network can run on the CPU while its weights arrive."""
     quick_module: str = ""
     """Defines `QuickLoad`: loads a network on the CPU sooner than `open_network`, to run slower."""
+    quick_check_module: str = ""
+    """Defines `check`, for what `QuickLoad` takes: needs no engine."""

@@ -8,8 +8,6 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from ...core.codec import storable
 from ...core.errors import EngineError, ModelError
 from ...core.frozen import record
@@ -191,6 +189,8 @@ def _check_room(specs: Sequence[TensorSpec], network: Path) -> None:
         ModelError: there is not.
 
     """
+    import numpy as np  # a model is chosen without it
+
     sizes = [
         prod(size or 1 for size in spec.shape) * np.dtype(spec.dtype).itemsize for spec in specs
     ]

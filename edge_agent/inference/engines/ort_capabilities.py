@@ -36,4 +36,5 @@ CAPABILITIES = Capabilities(
     maker_module="edge_agent.inference.prepared.build.onnx_graph",
     runs_arriving=True,
     quick_module="edge_agent.inference.engines.ort_quick",
+    quick_check_module="edge_agent.inference.engines.ort_quick_check",
 )

@@ -5,7 +5,7 @@ Light: an engine's library is loaded when a network is opened on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -140,3 +140,31 @@ def titles(kind: PreparedKind) -> str:
     """Return the names, for people, of the engines whose prepared forms are of a kind."""
     found = [capabilities(name) for name in ENGINES]
     return " or ".join(each.title for each in found if each.prepared == kind)
+
+
+def engine_order(choices: Sequence[EngineChoice], wanted: str, network: Path) -> list[EngineChoice]:
+    """Pick the engines that can read a network's file, in the order given.
+
+    Args:
+        choices: what the device profile offers.
+        wanted: "auto", or the engine that the settings insist on.
+        network: its suffix tells which engines can read it.
+
+    Raises:
+        EngineError: what is wanted cannot run such a file.
+
+    """
+    from .engine import EngineChoice
+
+    able = readers(network.suffix)
+    if not able or len(able) == len(ENGINES):
+        return list(choices)
+    if wanted not in {"auto", *able}:
+        format_name = capabilities(able[0]).formats[network.suffix]
+        raise EngineError(
+            f"{network.name}: {format_name} runs on {' or '.join(able)} only, "
+            f'but engine = "{wanted}" is set; use the .onnx, or engine = "auto"'
+        )
+    picked = [choice for choice in choices if choice.engine in able]
+    lanes = max((choice.lanes for choice in choices), default=1)
+    return picked or [EngineChoice(able[0], lanes=lanes)]

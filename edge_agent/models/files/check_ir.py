@@ -12,7 +12,8 @@ import numpy as np
 
 from ...core.errors import ModelError
 from ...core.types import TensorSpec
-from .facts import NEUTRAL, OPENVINO_TYPES, NetworkFacts, ensure_finite
+from .facts import NEUTRAL, OPENVINO_TYPES, NetworkFacts
+from .finite import ensure_finite
 
 LEAST_VERSION = 10
 """Of OpenVINO 2020 and later; nothing reads older ones any more."""

@@ -7,20 +7,20 @@ complete, refers to nothing outside its folder and computes with nothing but kno
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ...core.errors import ModelError
 from ...core.files import path_inside
-from ...core.types import Array, TensorSpec
-from .facts import NEUTRAL, NetworkFacts, ensure_finite
+from ...core.types import TensorSpec
+from .facts import NEUTRAL, NetworkFacts
 from .onnx_schema import BFLOAT16, DOUBLE, DTYPES, EXTERNAL, FLOAT, FLOAT16, STRING
 from .strip_weights import place_of, without_weights
 
 if TYPE_CHECKING:
+    from mmap import mmap
+
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 # Protobuf's own limit on one message; what is larger has external data.
@@ -49,12 +49,14 @@ _QUANTIZED = frozenset(
 )
 
 # How the floats among them are read: bfloat16 by its bits.
-_FLOATS: Mapping[int, type[np.generic]] = {
-    FLOAT: np.float32,
-    FLOAT16: np.float16,
-    DOUBLE: np.float64,
-    BFLOAT16: np.uint16,
+_FLOATS: Mapping[int, str] = {
+    FLOAT: "float32",
+    FLOAT16: "float16",
+    DOUBLE: "float64",
+    BFLOAT16: "uint16",
 }
+_FEW = 2**16
+"""Numbers that are looked at without NumPy, whose import takes longer."""
 
 
 def check_network(network: Path) -> None:
@@ -67,7 +69,7 @@ def check_network(network: Path) -> None:
     inspect(network)
 
 
-def inspect(network: Path, data: bytes | None = None) -> NetworkFacts:
+def inspect(network: Path, data: bytes | mmap | None = None) -> NetworkFacts:
     """Check a network's file and return what it states about itself.
 
     Args:
@@ -98,7 +100,7 @@ def inspect(network: Path, data: bytes | None = None) -> NetworkFacts:
     raise ModelError(f"{network}: is neither .onnx nor .xml nor .tflite")
 
 
-def _inspect_onnx(network: Path, data: bytes | None) -> NetworkFacts:
+def _inspect_onnx(network: Path, data: bytes | mmap | None) -> NetworkFacts:
     model = _parse(network, data)
     graph = model.graph
     own = {(function.domain, function.name) for function in model.functions}
@@ -125,10 +127,11 @@ def _inspect_onnx(network: Path, data: bytes | None) -> NetworkFacts:
     )
 
 
-def _parse(network: Path, data: bytes | None) -> ModelProto:
+def _parse(network: Path, data: bytes | mmap | None) -> ModelProto:
     """Read the file without its weights, be they in it or beside it."""
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-    from onnx import ModelProto
+
+    from .onnx_messages import new_model
 
     size = network.stat().st_size if data is None else len(data)
     if size > MAX_ONNX_BYTES:
@@ -136,7 +139,7 @@ def _parse(network: Path, data: bytes | None) -> ModelProto:
             f"{network}: {size} bytes, expected at most {MAX_ONNX_BYTES}; store the weights as "
             "external data"
         )
-    model = ModelProto()
+    model = new_model()
     try:
         model.ParseFromString(without_weights(network, data))
     except DecodeError:
@@ -204,7 +207,7 @@ def _check_operator(node: NodeProto, own: set[tuple[str, str]], network: Path) -
 
 
 def _check_tensor(
-    tensor: TensorProto, network: Path, files: dict[Path, None], data: bytes | None
+    tensor: TensorProto, network: Path, files: dict[Path, None], data: bytes | mmap | None
 ) -> int:
     """Check one constant; add the file its data is in to *files*; return its size in bytes."""
     where = f"{network}: tensor {tensor.name!r}"
@@ -216,12 +219,11 @@ def _check_tensor(
     count = prod(int(size) for size in tensor.dims)
     size = -(-count * bits // 8)
     kind = _FLOATS.get(tensor.data_type)
-    values: Array | None = None
     if tensor.data_location == EXTERNAL:
         path, offset = _external(tensor, size, network, where)
         files[path] = None
         if kind is not None and count:
-            values = np.memmap(path, kind, "r", offset, (count,))
+            _check_numbers(path, kind, count, offset, where)
     elif place := place_of(tensor.doc_string):
         offset, length = place
         if length != size:
@@ -229,30 +231,56 @@ def _check_tensor(
                 f"{where}: expected {size} bytes for {name}{list(tensor.dims)}, found {length}"
             )
         if kind is not None and count:
-            if data is None:
-                values = np.memmap(network, kind, "r", offset, (count,))
-            else:
-                values = np.frombuffer(data, kind, count, offset)
+            _check_numbers(network if data is None else data, kind, count, offset, where)
     elif tensor.HasField("raw_data"):
         raw = tensor.raw_data
         if len(raw) != size:
             raise ModelError(
                 f"{where}: expected {size} bytes for {name}{list(tensor.dims)}, found {len(raw)}"
             )
-        values = None if kind is None else np.frombuffer(raw, kind)
-    elif tensor.data_type in {FLOAT, DOUBLE}:
-        values = np.array(tensor.float_data or tensor.double_data, kind)
-        if values.size != count:
-            raise ModelError(
-                f"{where}: expected {count} numbers for {name}{list(tensor.dims)}, found "
-                f"{values.size}"
-            )
+        if kind is not None and count:
+            _check_numbers(raw, kind, count, 0, where)
     elif kind is not None:
-        # The 16 bits of a float16 or bfloat16, one in each int32.
-        values = np.array(tensor.int32_data, np.uint16).view(kind)
-    if values is not None:
-        ensure_finite(values, where)
+        _check_listed(tensor, kind, count, where)
     return size
+
+
+def _check_numbers(
+    content: Path | bytes | mmap, kind: str, count: int, offset: int, where: str
+) -> None:
+    """Check that numbers in a file or in memory are finite, from *offset* bytes on."""
+    if kind == "float32" and count <= _FEW and not isinstance(content, Path):
+        with memoryview(content) as whole, whole[offset : offset + 4 * count].cast("f") as few:
+            if isfinite(sum(few)):
+                return  # as every one of them is, then
+    import numpy as np
+
+    from .finite import ensure_finite
+
+    if isinstance(content, Path):
+        ensure_finite(np.memmap(content, kind, "r", offset, (count,)), where)
+    else:
+        ensure_finite(np.frombuffer(content, kind, count, offset), where)
+
+
+def _check_listed(tensor: TensorProto, kind: str, count: int, where: str) -> None:
+    """Check numbers that are not stored as bytes."""
+    whole = tensor.data_type in {FLOAT, DOUBLE}
+    numbers = (tensor.float_data or tensor.double_data) if whole else tensor.int32_data
+    if whole and len(numbers) != count:
+        name, _ = DTYPES[tensor.data_type]
+        raise ModelError(
+            f"{where}: expected {count} numbers for {name}{list(tensor.dims)}, found {len(numbers)}"
+        )
+    if whole and count <= _FEW and isfinite(sum(numbers)):
+        return
+    import numpy as np
+
+    from .finite import ensure_finite
+
+    # The 16 bits of a float16 or bfloat16 are one in each int32.
+    values = np.array(numbers, kind) if whole else np.array(numbers, np.uint16).view(kind)
+    ensure_finite(values, where)
 
 
 def _external(tensor: TensorProto, size: int, network: Path, where: str) -> tuple[Path, int]:

@@ -16,7 +16,8 @@ import numpy as np
 
 from ...core.errors import ModelError
 from ...core.types import TensorSpec
-from .facts import NEUTRAL, NetworkFacts, ensure_finite
+from .facts import NEUTRAL, NetworkFacts
+from .finite import ensure_finite
 from .flatbuffer import Buffer, Table
 from .protobuf import DamagedError
 

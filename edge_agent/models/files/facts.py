@@ -1,16 +1,13 @@
-"""The facts that a network's file states without being run, and the one check on its numbers."""
+"""The facts that a network's file states without being run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
-from ...core.errors import ModelError
-from ...core.types import Array, TensorSpec
+from ...core.types import TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,60 +59,3 @@ OPENVINO_TYPES: Mapping[str, str] = {
     **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
 }
-
-# So that checking a weight of any size costs little memory.
-_CHUNK = 1 << 22
-
-
-def ensure_finite(values: Array, what: str) -> None:
-    """Check that weights are finite numbers.
-
-    Infinities are accepted where all else is zero: that is a mask or a bound, which networks do
-    have as constants. Amid other numbers they are damage, as NaN is anywhere.
-
-    Args:
-        values: any shape; float16, float32 or float64, or uint16 for the bits of bfloat16.
-        what: names the tensor and its file.
-
-    Raises:
-        ModelError: NaN or an infinity.
-
-    """
-    others = infinite = False
-    for chunk in _chunks(values):
-        if _all_finite(chunk):
-            others = others or bool(chunk.any())
-            continue
-        numbers = _widen(chunk)
-        if np.isnan(numbers).any():
-            raise ModelError(f"{what} holds NaN; the file is damaged or its training diverged")
-        infinite = True
-        others = others or bool((np.isfinite(numbers) & (numbers != 0)).any())
-    if infinite and others:
-        raise ModelError(
-            f"{what} holds infinities among its numbers; the file is damaged or its training "
-            "diverged"
-        )
-
-
-def _chunks(values: Array) -> Iterator[Array]:
-    flat = values.reshape(-1)
-    for start in range(0, flat.size, _CHUNK):
-        yield flat[start : start + _CHUNK]
-
-
-def _all_finite(chunk: Array) -> bool:
-    """Whether all are finite, computed as cheaply as each type allows."""
-    if chunk.dtype == np.uint16:  # bfloat16: all eight bits of the exponent set
-        return not bool(((chunk & 0x7F80) == 0x7F80).any())
-    if chunk.dtype == np.float16:
-        return not bool(((chunk.view(np.uint16) & 0x7C00) == 0x7C00).any())
-    # A sum is finite only if every term is; a finite sum needs no array of booleans.
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(chunk.sum())) or bool(np.isfinite(chunk).all())
-
-
-def _widen(chunk: Array) -> Array:
-    if chunk.dtype == np.uint16:
-        return (chunk.astype(np.uint32) << 16).view(np.float32)
-    return chunk

@@ -28,7 +28,7 @@ SMALL = 1024
 _TENSOR = "onnx.TensorProto"
 
 
-def without_weights(network: Path, data: bytes | None = None) -> bytes:
+def without_weights(network: Path, data: bytes | mmap.mmap | None = None) -> bytes:
     """Return an ONNX file as a message whose larger tensors have lost their `raw_data`.
 
     Of such a tensor `doc_string`, which is used for nothing else, is "offset:length" of its data in
@@ -73,9 +73,9 @@ def _inner(kind: str) -> Mapping[int, str]:
     Asked of the parser, not of a table of our own: what it would build an object for is what must
     be counted, in every version of it.
     """
-    from onnx import ModelProto
+    from .onnx_messages import new_model
 
-    descriptor: Any = ModelProto.DESCRIPTOR.file.pool.FindMessageTypeByName(kind)
+    descriptor: Any = new_model().DESCRIPTOR.file.pool.FindMessageTypeByName(kind)
     return {
         field.number: field.message_type.full_name
         for field in descriptor.fields

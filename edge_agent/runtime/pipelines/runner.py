@@ -10,6 +10,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...config.overrides import Overrides
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from ..serving.loader import ModelLoader
 
 log = logging.getLogger(__name__)
+
+ALONE_SECONDS = 1.0
+"""For which other lanes wait for the first result at most."""
 
 
 class Runner:
@@ -128,7 +132,13 @@ class Runner:
         for number in range(self._lane_count):
             lane = Lane(self.board)
             self._lanes.append(lane)
-            self.threads.spawn(f"lane-{number}", lane.run)
+            self.threads.spawn(f"lane-{number}", partial(self._run_lane, lane, first=number == 0))
+
+    def _run_lane(self, lane: Lane, *, first: bool) -> None:
+        if not first:
+            # Two frames at a time keep the very first result waiting for longer than one.
+            self.timeline.first.wait(ALONE_SECONDS)
+        lane.run()
 
     def halt(self) -> None:
         """Stop capturing."""

@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...config.device_profile import (
     DeviceProfile,
@@ -28,16 +29,15 @@ from ...device.resources import usable_cpus
 from ...inference.engines.engine import EngineChoice
 from ...inference.engines.registry import (
     WantedEngine,
+    engine_order,
     is_installed,
     plain_choice,
     prepared_kind,
     titles,
 )
-from ...inference.model import Model, engine_order, load_model
 from ...inference.prepared.artifact import Artifact, ArtifactError
 from ...inference.prepared.build.cache import find, prepare
-from ...inference.prepared.fallback import load_prepared
-from ...inference.quick import quick_engines
+from ...inference.quick_check import quick_engines
 from ...models.files.check_onnx import check_network
 from ...models.manifest import ModelFolder
 from ...models.store.catalog import Library
@@ -47,6 +47,9 @@ from .crash_ledger import CrashLedger
 from .engine_doubts import EngineDoubts
 from .out_of_core import OutOfCore
 from .tuning_results import TuningResults, Way
+
+if TYPE_CHECKING:
+    from ...inference.model import Model
 
 log = logging.getLogger(__name__)
 
@@ -256,6 +259,8 @@ class ModelLoader:
             return self._load(folder, kind, checked=checked)
 
     def _load(self, folder: ModelFolder, kind: Kind, *, checked: bool) -> tuple[Model, list[str]]:
+        from ...inference.model import load_model  # a start chooses models without it
+
         choices = self.choices_for(folder)
         out_of_core = self.out_of_core(folder)
         if out_of_core is not None:
@@ -324,6 +329,8 @@ class ModelLoader:
             EngineError: it cannot be run so.
 
         """
+        from ...inference.prepared.fallback import load_prepared
+
         choice = self.prepared_choice(folder)
         if choice is None:
             raise EngineError(f"{folder.manifest.id}: no engine may run its prepared form")

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...core.frozen import record
 from ...core.types import Kind
 from ...inference.engines.engine import EngineChoice
-from ...inference.model import Model
 from ...inference.prepared.build.cache import find, prepare
-from ...inference.prepared.fallback import load_prepared
 from ...models.files.check_onnx import check_network
 from ...models.manifest import ModelFolder
 from ...models.store.store import Store
+
+if TYPE_CHECKING:
+    from ...inference.model import Model
 
 
 @record
@@ -44,6 +45,8 @@ class OutOfCore:
             EngineError: it cannot be run so.
 
         """
+        from ...inference.prepared.fallback import load_prepared  # a start chooses without it
+
         if not checked:
             check_network(folder.network)
         form = find(self.state, folder.path, self.choice, kind, self.budget_mb) or prepare(

@@ -1,0 +1,157 @@
+"""A plan drafted in a fork of this process, while this one imports what every start needs.
+
+Settings, device and models are read by code that is not needed before the first result, and the
+checks of a network take as long as the engine's import: on two processors all that costs a start
+next to nothing. The fork comes before this process has any other thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from mmap import ALLOCATIONGRANULARITY, PROT_READ, mmap
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from ...core import errors
+from ...core.codec import unpack
+from ...core.errors import AgentError, EngineError
+from ...inference.engines.checked_network import CheckedNetwork
+from ...runtime.serving.planned_model import PlannedModel
+from .plan import Plan
+
+_PIECE = 2**26
+
+
+class Drafting:
+    """A plan that is being drafted, and the networks that it loads the quick way, checked."""
+
+    def __init__(self, config: str, origins: str) -> None:
+        """Start the fork.
+
+        Args:
+            config: the settings file, absolute.
+            origins: fingerprint of the inputs.
+
+        Raises:
+            OSError: the system allows no further process.
+
+        """
+        memory = os.memfd_create("networks")
+        read, write = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._child = os.fork()
+        if self._child == 0:
+            os.close(read)
+            _draft(config, origins, memory, write)
+        os.close(write)
+        self._memory = memory
+        self._answers: IO[bytes] = os.fdopen(read, "rb")
+        self._reading = threading.Lock()
+        self._said: dict[int, Any] = {}
+
+    def plan(self) -> Plan | None:
+        """Wait for the plan; None: everything has to be opened first, or is wrong."""
+        line = self._answers.readline()
+        if not line:
+            return None
+        given = json.loads(line)
+        if given is None:
+            return None
+        given["models"] = [PlannedModel(*entry) for entry in given["models"]]
+        return Plan(**given)
+
+    def network(self, planned: PlannedModel, index: int) -> CheckedNetwork:
+        """Wait until a model's network is checked; `plan` has been asked for.
+
+        Args:
+            planned: a model that is loaded the quick way.
+            index: of it in the plan.
+
+        Raises:
+            AgentError: it cannot be loaded so.
+
+        """
+        with self._reading:
+            while index not in self._said:
+                line = self._answers.readline()
+                if not line:
+                    raise EngineError(f"{planned.name}: could not be checked while it was drafted")
+                said = json.loads(line)
+                self._said[said["index"]] = said
+            said = self._said[index]
+        if "problem" in said:
+            raise getattr(errors, said["kind"], AgentError)(said["problem"])
+        return CheckedNetwork(
+            unpack(planned.choice),
+            unpack(planned.folder).network,
+            mmap(self._memory, said["size"], prot=PROT_READ, offset=said["at"]),
+            os.pread(self._memory, said["graph"], said["at"] + said["size"]),
+            said["exact"],
+        )
+
+    def close(self) -> None:
+        """End the fork, if it has not ended by itself; may be called again, from a signal, too."""
+        child, self._child = self._child, 0
+        if child == 0:
+            return
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        self._answers.close()
+        os.close(self._memory)  # what is mapped of it stays
+
+
+def _draft(config: str, origins: str, memory: int, answers: int) -> NoReturn:
+    """Draft and answer, in the fork; whoever reads takes a missing answer for a refusal."""
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        from ...core.child import die_with_parent
+        from .draft import draft
+
+        die_with_parent()
+        plan = draft(config, origins)
+        _tell(answers, plan and {**plan._asdict(), "models": [list(each) for each in plan.models]})
+        for index, planned in enumerate(() if plan is None else plan.models):
+            if planned.quick:
+                _tell(answers, {"index": index, **_checked(planned, memory)})
+    finally:
+        os._exit(0)
+
+
+def _tell(answers: int, said: Any) -> None:
+    line = memoryview(json.dumps(said).encode() + b"\n")
+    while line:
+        line = line[os.write(answers, line) :]
+
+
+def _checked(planned: PlannedModel, memory: int) -> Mapping[str, Any]:
+    from ...inference.quick_check import check_quick
+
+    at = -(-os.lseek(memory, 0, os.SEEK_END) // ALLOCATIONGRANULARITY) * ALLOCATIONGRANULARITY
+    os.ftruncate(memory, at)
+    os.lseek(memory, 0, os.SEEK_END)
+
+    def read(network: Path) -> mmap:
+        size = 0
+        with network.open("rb") as file:
+            while count := os.sendfile(memory, file.fileno(), None, _PIECE):
+                size += count
+        return mmap(memory, size, prot=PROT_READ, offset=at)
+
+    try:
+        checked = check_quick(unpack(planned.choice), unpack(planned.folder).network, read)
+    except AgentError as problem:
+        return {"problem": str(problem), "kind": type(problem).__name__}
+    graph = memoryview(checked.graph)
+    while graph:
+        graph = graph[os.write(memory, graph) :]
+    size = len(checked.data)
+    return {"at": at, "size": size, "graph": len(checked.graph), "exact": checked.exact}
