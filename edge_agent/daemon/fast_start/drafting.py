@@ -90,7 +90,7 @@ class Drafting:
             raise getattr(errors, said["kind"], AgentError)(said["problem"])
         return CheckedNetwork(
             unpack(planned.choice),
-            unpack(planned.folder).network,
+            Path(said["path"]),
             mmap(self._memory, said["size"], prot=PROT_READ, offset=said["at"]),
             os.pread(self._memory, said["graph"], said["at"] + said["size"]),
             said["exact"],
@@ -153,5 +153,10 @@ def _checked(planned: PlannedModel, memory: int) -> Mapping[str, Any]:
     graph = memoryview(checked.graph)
     while graph:
         graph = graph[os.write(memory, graph) :]
-    size = len(checked.data)
-    return {"at": at, "size": size, "graph": len(checked.graph), "exact": checked.exact}
+    return {
+        "path": str(checked.path),
+        "at": at,
+        "size": len(checked.data),
+        "graph": len(checked.graph),
+        "exact": checked.exact,
+    }
