@@ -5,18 +5,18 @@ Light: an engine's library is loaded when a network is opened on it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from ...core.errors import EngineError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ..folding.cut import InputCut
     from .capabilities import Capabilities, PreparedKind
     from .engine import Engine, EngineChoice, FixShapes
@@ -50,15 +50,38 @@ def is_installed(name: EngineName) -> bool:
 
 def installed() -> dict[str, str]:
     """Return the version of each engine that is installed, without loading it."""
-    from importlib import metadata  # brings modules for mail, of which a first start has no use
-
+    places = _dist_infos()
     versions = {}
     for engine in ENGINES:
         for name in capabilities(engine).distributions:
-            with suppress(metadata.PackageNotFoundError):
-                versions[engine] = metadata.version(name)
+            if name in places and (version := _version(places[name])):
+                versions[engine] = version
                 break
     return versions
+
+
+def _dist_infos() -> dict[str, Path]:
+    """Return where the metadata of each installed distribution lies.
+
+    As `importlib.metadata` finds it, which imports modules for mail: a tenth of a first start.
+    """
+    found: dict[str, Path] = {}
+    for place in sys.path:
+        with suppress(OSError):
+            for entry in Path(place).iterdir():
+                if entry.suffix == ".dist-info":
+                    name = entry.name.partition("-")[0].lower().replace("_", "-")
+                    found.setdefault(name, entry)
+    return found
+
+
+def _version(folder: Path) -> str | None:
+    with suppress(OSError), (folder / "METADATA").open(encoding="utf-8") as lines:
+        for line in lines:
+            key, _, text = line.partition(":")
+            if key == "Version":
+                return text.strip()
+    return None
 
 
 def load_library(name: EngineName) -> ModuleType:
