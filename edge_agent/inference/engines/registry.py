@@ -5,9 +5,11 @@ Light: an engine's library is loaded when a network is opened on it.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,23 +52,36 @@ def is_installed(name: EngineName) -> bool:
 
 def installed() -> dict[str, str]:
     """Return the version of each engine that is installed, without loading it."""
-    places = _dist_infos()
+    return dict(_installed(tuple((place, _changed(place)) for place in sys.path)))
+
+
+@lru_cache(maxsize=1)
+def _installed(places: tuple[tuple[str, int], ...]) -> dict[str, str]:
+    found = _dist_infos([place for place, changed in places if changed])
     versions = {}
     for engine in ENGINES:
         for name in capabilities(engine).distributions:
-            if name in places and (version := _version(places[name])):
+            if name in found and (version := _version(found[name])):
                 versions[engine] = version
                 break
     return versions
 
 
-def _dist_infos() -> dict[str, Path]:
+def _changed(place: str) -> int:
+    """Return when a folder changed last, nanoseconds; 0: there is none."""
+    try:
+        return os.stat(place).st_mtime_ns  # noqa: PTH116 - pathlib's is slower, and often asked
+    except OSError:
+        return 0
+
+
+def _dist_infos(places: Sequence[str]) -> dict[str, Path]:
     """Return where the metadata of each installed distribution lies.
 
     As `importlib.metadata` finds it, which imports modules for mail: a tenth of a first start.
     """
     found: dict[str, Path] = {}
-    for place in sys.path:
+    for place in places:
         with suppress(OSError):
             for entry in Path(place).iterdir():
                 if entry.suffix == ".dist-info":
