@@ -145,6 +145,7 @@ class Agent:
             if self._planned is None:
                 # Before any model is loaded: a version that has crashed us must not do so again.
                 self._begin_control()
+                runner.board.settled.set()
             else:
                 runner.threads.spawn("first", partial(self._begin_quick, *self._planned))
             runner.start()
@@ -209,6 +210,7 @@ class Agent:
         while self._runner.expects() and self._timeline.age < FIRST_RESULT_SECONDS:
             if self._timeline.first.wait(0.1) or self._closing:
                 break
+        self._runner.board.settled.set()
         self._learn(plan)
         early.restore_python()
         if self._stops.begun:

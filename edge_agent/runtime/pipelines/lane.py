@@ -21,7 +21,11 @@ class Lane:
         while (job := self._board.take()) is not None:
             self.busy_since = time.monotonic()
             infer(self._board, job)
+            took = time.monotonic() - self.busy_since
             self.busy_since = None
+            if not self._board.settled.is_set():
+                # Models of the start are still being loaded: they get half of the time.
+                self._board.settled.wait(took)
 
 
 def infer(board: Board[Model], job: Job[Model]) -> None:

@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ALONE_SECONDS = 1.0
-"""For which other lanes wait for the first result at most."""
-
 
 class Runner:
     """Starts, changes and stops pipelines."""
@@ -82,7 +79,7 @@ class Runner:
         self.session = str(uuid.uuid4())
         self.topics = Topics(settings.broker.topic_root, settings.device_id)
         self.board: Board[Model] = Board(
-            max_delay=settings.batching.max_delay_ms / 1e3, lanes=lanes
+            max_delay=settings.batching.max_delay_ms / 1e3, lanes=lanes, starting=True
         )
         self._stops = stops
         self.active = ActiveModels(
@@ -137,7 +134,7 @@ class Runner:
     def _run_lane(self, lane: Lane, *, first: bool) -> None:
         if not first:
             # Two frames at a time keep the very first result waiting for longer than one.
-            self.timeline.first.wait(ALONE_SECONDS)
+            self.board.settled.wait()
         lane.run()
 
     def halt(self) -> None:

@@ -33,6 +33,7 @@ class Board(Generic[M]):
         max_delay: float = 0.0,
         lanes: int = 2,
         clock: Callable[[], float] = time.monotonic,
+        starting: bool = False,
     ) -> None:
         """Begin empty.
 
@@ -41,8 +42,14 @@ class Board(Generic[M]):
                 seconds.
             lanes: how many will take captures off.
             clock: monotonic seconds, as captures have them.
+            starting: models are still being loaded, until `settled` is set.
 
         """
+        self.settled = threading.Event()
+        """Set when the models of the start are loaded and its first result is out, or overdue. The
+        first frame of each pipeline that is there by then goes before all others."""
+        if not starting:
+            self.settled.set()
         self.max_delay = max_delay
         self._clock = clock
         self._lock = threading.RLock()
@@ -65,6 +72,7 @@ class Board(Generic[M]):
     def add(self, queue: FrameQueue[M]) -> None:
         with self._lock:
             queue.attach(self._lock)
+            queue.is_new = not self.settled.is_set()
             self._queues.append(queue)
 
     def remove(self, queue: FrameQueue[M]) -> None:
@@ -222,7 +230,8 @@ class Board(Generic[M]):
             if queue.frames:
                 waiting.append(queue)
         while waiting:
-            queue = self._shares.choose(waiting, now)
+            new = [queue for queue in waiting if queue.is_new]
+            queue = self._shares.choose(new or waiting, now)
             model = queue.route.choose()
             others = model is not only if only is not None else model in self._gathering
             if model is None or others or (model.in_order and queue.busy):
@@ -325,6 +334,7 @@ class Board(Generic[M]):
 
     def close(self) -> None:
         """Wake every thread that waits; nothing is taken any more."""
+        self.settled.set()
         # Before the lock: where many captures wait, lanes that go on would hardly let go of it.
         self._closed = True
         with self._lock:

@@ -128,6 +128,8 @@ class FrameQueue(Generic[M]):
         self.seq = 0
         """The next capture's number."""
         self.removed = False
+        self.is_new = False
+        """No frame of it has been taken since the agent started."""
         self._changed: threading.Condition
         self._taken = 0
         self._delivered = 0
@@ -210,6 +212,7 @@ class FrameQueue(Generic[M]):
         model.users += 1
         job = Job(self, self.frames.popleft(), model, self._taken, now, charged)
         self._taken += 1
+        self.is_new = False
         return job
 
     def complete(self, job: Job[M], took: float, deliver: Callable[[], None] | None) -> None:
