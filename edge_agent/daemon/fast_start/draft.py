@@ -71,6 +71,8 @@ def _planned(inventory: Inventory, arm: Arm, kind: Kind) -> PlannedModel | None:
     loader = inventory.loader
     try:
         folder = inventory.catalog.find(arm.name, arm.version)
+        if arm.version is None and inventory.catalog.stands_in(folder) is not None:
+            return None  # it is checked first
         choice, place = loader.quick_choice(folder), ""
         # Without any forms nothing is read of the model for the key of one.
         if any((inventory.store.root / FOLDER).glob("*/")):

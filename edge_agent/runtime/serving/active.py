@@ -59,6 +59,8 @@ class Serving:
     """The model is there but not fit to run, rather than not there."""
     shadow: Shadow | None = None
     """A candidate that infers the same frames."""
+    stands_in: str | None = None
+    """In place of which version, that is live, this one serves, and why."""
     passed: list[str] = field(default_factory=list)
     """Engines that should have served it and could not."""
     lazy: bool = False
@@ -167,6 +169,12 @@ class ActiveModels:
             try:
                 with contained(serving.reference, ModelError):
                     folder = self._library.find(serving.arm.name, serving.arm.version)
+                    pinned = serving.arm.version is not None
+                    stands_in = None if pinned else self._library.stands_in(folder)
+                    if stands_in is not None:
+                        # It goes live again after long, as by a rollback: its files are compared.
+                        folder = self._library.stand_in(serving.arm.name)
+                        stands_in = self._library.stands_in(folder)
                     model, passed = self._shared(folder, serving) or self.loader.load(
                         folder, serving.kind
                     )
@@ -189,6 +197,9 @@ class ActiveModels:
                         model.close()
                     return
                 serving.passed, serving.problem, serving.broken = passed, None, False
+                serving.stands_in = stands_in
+                if stands_in is not None:
+                    log.warning("model %s", stands_in)
                 for reason in passed:
                     log.warning("model %s: passed over %s", serving.reference, reason)
                 log.info(
@@ -210,6 +221,7 @@ class ActiveModels:
                 if serving.kind in models:
                     serving.model = models[serving.kind]
                     serving.problem, serving.broken, serving.shadow = None, False, None
+                    serving.stands_in = None
             retired = self._unused(old)
         took = (time.perf_counter() - start) * 1e3
         dropped = self.lost_frames() - before
