@@ -356,6 +356,17 @@ def test_a_signal_is_shown(here: Path) -> None:
     assert not (here / "try.jpg").exists()
 
 
+def test_of_many_readings_that_are_skipped_a_few_are_shown(here: Path) -> None:
+    """Each has a reason; a file of nothing else does not fill the terminal."""
+    (here / "bad.csv").write_text("\n".join(["accel", *["1_000"] * 3000]))
+    said = call_cli("try", "csv:bad.csv", str(bundled("models") / "bearing-vibration"))
+    assert said.code == 1
+    skipped = [line for line in said.out.splitlines() if line.startswith("skipped ")]
+    assert len(skipped) == 7
+    assert "line 2, column 'accel': expected a number, found '1_000'" in skipped[0]
+    assert skipped[5] == "skipped  2995 more"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_cleanly(number: int, here: Path) -> None:
     """Ctrl-C, or being told to end, gives the summary and 0, and leaves no temporary files."""

@@ -154,27 +154,36 @@ class ActiveModels:
 
     def load_all(self) -> None:
         """Load every model that is needed and not there, until the agent is about to end."""
-        for serving in self.all():
+        wanted = [each for each in self.all() if each.model is None and not each.lazy]
+        # Once: of two hundred models each would read the manifests of all.
+        library = self._library.now() if wanted else self._library
+        for serving in wanted:
             if self._stopping():
                 return
-            if serving.model is None and not serving.lazy:
-                self.load(serving)
+            self.load(serving, library)
 
-    def load(self, serving: Serving) -> None:
-        """Load one serving's model, if it is not there; a failure is logged and kept with it."""
+    def load(self, serving: Serving, library: Library | None = None) -> None:
+        """Load one serving's model, if it is not there; a failure is logged and kept with it.
+
+        Args:
+            serving: to load it for.
+            library: of the models that there are; None: the folders are read.
+
+        """
+        library = library or self._library
         with self._loading:
             if serving.model is not None or self._stopping():
                 return
             folder = None
             try:
                 with contained(serving.reference, ModelError):
-                    folder = self._library.find(serving.arm.name, serving.arm.version)
+                    folder = library.find(serving.arm.name, serving.arm.version)
                     pinned = serving.arm.version is not None
-                    stands_in = None if pinned else self._library.stands_in(folder)
+                    stands_in = None if pinned else library.stands_in(folder)
                     if stands_in is not None:
                         # It goes live again after long, as by a rollback: its files are compared.
-                        folder = self._library.stand_in(serving.arm.name)
-                        stands_in = self._library.stands_in(folder)
+                        folder = library.stand_in(serving.arm.name)
+                        stands_in = library.stands_in(folder)
                     model, passed = self._shared(folder, serving) or self.loader.load(
                         folder, serving.kind
                     )
