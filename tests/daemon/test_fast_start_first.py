@@ -192,12 +192,12 @@ def test_of_many_models_each_is_read_once(tmp_path: Path) -> None:
         "count = lambda event, given: event == 'open' and opened.update([str(given[0])])\n"
         "sys.addaudithook(count)\n"
         f"made = draft({str(config)!r}, '')\n"
-        f"print(len(made.plan.models), opened[{str(manifest)!r}])"
+        f"print(len(made.models), opened[{str(manifest)!r}])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE
     )
-    assert done.stdout.split() == ["20", "1"]
+    assert done.stdout.split() == ["20", "1"], done.stderr
 
 
 def test_the_most_urgent_model_comes_first(own: Box) -> None:
