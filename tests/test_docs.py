@@ -548,8 +548,7 @@ def test_the_bounds_in_the_threat_model_are_those_of_the_code() -> None:
     """Numbers that the page on security states are the ones that the code has."""
     from edge_agent.core import schema
     from edge_agent.delivery import protocol
-    from edge_agent.inference import golden
-    from edge_agent.models import manifest
+    from edge_agent.models import golden, manifest
     from edge_agent.models.files import check_ir, check_onnx, strip_weights
     from edge_agent.models.packages import package, ustar
     from edge_agent.mqtt import inbox

@@ -23,6 +23,8 @@ WINDOWS = 256
 """Of a live signal: what is in one window is in no other."""
 STABLE_SECONDS = 10.0
 """A source that has given so long is opened again at once when it is lost."""
+MOST_SKIPPED = 5
+"""Readings that are skipped, each with its reason, before they are only counted."""
 HANG_SECONDS = 2.0
 """What a driver gets to come back from a read when all is over."""
 
@@ -178,9 +180,12 @@ class Samples:
 
     def _read(self) -> Iterator[Sample]:
         windower: Windower | None = None
+        skipped = 0
         for reading in readings(self._source):
             if isinstance(reading, SampleError):
-                print(f"skipped  {reading}")
+                skipped += 1
+                if skipped <= MOST_SKIPPED:
+                    print(printable(f"skipped  {reading}"))
                 continue
             if self._source.kind == "picture":
                 yield Sample(
@@ -202,6 +207,8 @@ class Samples:
                 continue
             for window in windows:
                 yield window.sample(self._next_seq())
+        if skipped > MOST_SKIPPED:
+            print(f"skipped  {skipped - MOST_SKIPPED} more")
         if self._seq == 0 and self._spec.kind == "signal" and not self._closing.is_set():
             print(printable(f"skipped  {self._spec.redacted} holds less than one window"))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..models.manifest import ModelFolder
+from ..models.manifest import ModelFolder, idle_keys
 from .settings import Pipeline, SecondStage
 
 WITHOUT_THRESHOLD = frozenset({"regression", "raw"})
@@ -36,6 +36,11 @@ def lint_pipeline(
             f"model = {pipeline.model!r} splits frames between different tasks ({each}): its "
             "results change their kind from frame to frame; make it several pipelines"
         )
+    lines += [
+        f"{folder.manifest.id}: {idle}"
+        for folder in (*known, *seconds)
+        if folder is not None and (idle := idle_keys(folder.manifest)) is not None
+    ]
     if pipeline.threshold is not None and known and WITHOUT_THRESHOLD.issuperset(tasks):
         lines.append(_without("threshold", known[0]))
     if pipeline.labels or pipeline.thresholds or any(pipeline.min_box):

@@ -358,12 +358,14 @@ def _may_be_folder(path: Path) -> bool:
 
 def _problems(pipeline: Pipeline, settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with a pipeline: key and text."""
+    given = None
     try:
         source = parse_source(pipeline.source, settings.base)
     except UsageError as problem:
         yield "source", str(problem).removeprefix("source ")
     else:
-        trouble = _own_topic(source.name, settings) if source.form.scheme == "mqtt" else None
+        given = source.name if source.form.scheme == "mqtt" else None
+        trouble = None if given is None else _own_topic(given, settings)
         if trouble is not None:
             yield "source", f"{source.redacted!r}: {trouble}"
     try:
@@ -378,7 +380,7 @@ def _problems(pipeline: Pipeline, settings: Settings) -> Iterator[tuple[str, str
     if pipeline.follows:
         from .rule_checks import rule_problems
 
-        yield from rule_problems(pipeline, settings.broker.topic_root)
+        yield from rule_problems(pipeline, settings.broker.topic_root, settings.device_id, given)
     for index, stage in enumerate(pipeline.then):
         key = f"then[{stage.name}]"
         if not is_name(stage.name):

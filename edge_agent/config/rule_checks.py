@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..core.names import NAME_RULE, is_name
 from ..models.drift import MOST_INDEX
 from ..models.manifest import ModelFolder
 from .settings import Action, Pipeline, Rule
 from .shapes import MOST_SHAPES, line_trouble, polygon_trouble
-from .templates import braces_trouble, topic_trouble, trouble, url_trouble
+from .templates import braces_trouble, source_trouble, topic_trouble, trouble, url_trouble
 
 MOST_RULES = 64
 MOST_OF = 62
@@ -23,12 +23,16 @@ TASKS = {"class": "classification", "anomaly": "anomaly", "value": "regression"}
 BOUNDED = frozenset({"count", "class", "anomaly", "value", "drift"})
 
 
-def rule_problems(pipeline: Pipeline, root: str) -> Iterator[Problem]:
+def rule_problems(
+    pipeline: Pipeline, root: str, device: str = "", given: str | None = None
+) -> Iterator[Problem]:
     """Yield what is wrong with a pipeline's zones, lines and rules.
 
     Args:
         pipeline: its settings.
         root: the topic root.
+        device: its id.
+        given: the topic that its readings come on; None: its source is none.
 
     """
     for key, shapes, most in (
@@ -51,11 +55,15 @@ def rule_problems(pipeline: Pipeline, root: str) -> Iterator[Problem]:
         if (why := line_trouble(line.points)) is not None:
             yield f"lines[{line.name}].points", why
     for rule in pipeline.rules:
-        for key, text in _rule_problems(rule, pipeline, root):
+        for key, text in _rule_problems(rule, pipeline):
             yield f"rules[{rule.name}].{key}", text
+        values = {"rule": rule.name, "pipeline": pipeline.name, "device": device}
+        for index, action in enumerate(rule.do):
+            for key, text in _action_problems(action, root, values, given):
+                yield f"rules[{rule.name}].do[{index}]{key}", text
 
 
-def _rule_problems(rule: Rule, pipeline: Pipeline, root: str) -> Iterator[Problem]:
+def _rule_problems(rule: Rule, pipeline: Pipeline) -> Iterator[Problem]:
     found = re.fullmatch(r"([0-9]{1,2})/([0-9]{1,2})", rule.frames)
     if not found or not 1 <= int(found[1]) <= int(found[2]) <= MOST_OF:
         yield "frames", f'expected "k/n" with 1 ≤ k ≤ n ≤ {MOST_OF}, found {rule.frames!r}'
@@ -80,12 +88,11 @@ def _rule_problems(rule: Rule, pipeline: Pipeline, root: str) -> Iterator[Proble
                 f"found {rule.below:g}"
             ),
         )
-    for index, action in enumerate(rule.do):
-        for key, text in _action_problems(action, root):
-            yield f"do[{index}]{key}", text
 
 
-def _action_problems(action: Action, root: str) -> Iterator[Problem]:
+def _action_problems(
+    action: Action, root: str, values: Mapping[str, str], given: str | None
+) -> Iterator[Problem]:
     if (action.publish is None) == (action.http is None):
         yield "", "expected either `publish` or `http`"
     if action.http is not None and (why := url_trouble(action.http)) is not None:
@@ -96,6 +103,7 @@ def _action_problems(action: Action, root: str) -> Iterator[Problem]:
             trouble(action.publish)
             or braces_trouble(action.publish)
             or topic_trouble(re.sub(r"\{[a-z_]+\}", "x", action.publish), root)
+            or source_trouble(action.publish, values, given)
         )
         if why is not None:
             yield ".publish", why

@@ -63,6 +63,21 @@ def topic_trouble(topic: str, root: str) -> str | None:
     return None
 
 
+def source_trouble(topic: str, values: Mapping[str, str], given: str | None) -> str | None:
+    """Return that what is published would be the pipeline's own readings; None: it would not.
+
+    Args:
+        topic: as written.
+        values: of the words that stand for the same in every event.
+        given: the topic that the pipeline's readings come on; None: its source is none.
+
+    """
+    filled = _WORD.sub(lambda found: values.get(found[1], found[0]), topic)
+    if given is None or filled != given:
+        return None
+    return f"{topic!r}: is the topic of the pipeline's own source; name another"
+
+
 def url_trouble(url: str) -> str | None:
     """Return why nothing can be posted to a URL; None: it can."""
     try:

@@ -314,7 +314,7 @@ def path_inside(folder: Path, name: str, where: str) -> Path:
 
 
 def take_lock(path: Path, *, wait: bool = False, like: Path | None = None) -> int:
-    """Lock a file or folder for this process, until the descriptor is closed or the process ends.
+    """Lock a file or folder for this process, until `drop_lock` or the end of the process.
 
     Raises:
         BlockingIOError: another process holds it, and *wait* is False.
@@ -332,3 +332,15 @@ def take_lock(path: Path, *, wait: bool = False, like: Path | None = None) -> in
         os.close(descriptor)
         raise
     return descriptor
+
+
+def drop_lock(descriptor: int) -> None:
+    """Give back what `take_lock` has taken.
+
+    Closing it is not enough: a child that another thread is just starting has it open, too, until
+    its program runs, and would keep the lock for that long.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .files import take_lock
+from .files import drop_lock, take_lock
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
                     return
             finally:
                 if lock is not None:
-                    os.close(lock)
+                    drop_lock(lock)
 
 
 def _lock(name: str) -> int | None:
@@ -62,4 +62,4 @@ def _sweep(place: Path, prefix: str) -> None:
         try:
             shutil.rmtree(folder, ignore_errors=True)
         finally:
-            os.close(lock)
+            drop_lock(lock)

@@ -47,7 +47,7 @@ def one_line(text: str) -> str:
 
 # The patterns are compiled when they are first needed, not when a program starts.
 # With one slash or none only where it cannot be the name of a user.
-_SCHEME = r"(?i)\s*(?:[a-z][a-z0-9+.-]*://|(?:rtsps?|https?|mqtts?):)/*"
+_SCHEME = r"(?i)\s*(?:[a-z][a-z0-9+.-]*://|(?:rtsps?|https?|mqtts?)(?::|//))/*"
 # A numeric host: what follows is a path, whatever is in it.
 _NUMERIC = r"(?i)(?:\d{1,3}(?:\.\d{1,3}){3}|\[[0-9a-f:.]+\])(?::\d*)?(?:[/?#]|$)"
 _PORT = r"[0-9]{1,4}|[1-5][0-9]{4}|6[0-5][0-9]{3}"

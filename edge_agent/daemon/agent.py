@@ -260,9 +260,10 @@ class Agent:
             return False
         if (inventory.match.profile.unload_idle_s > 0) != plan.lazy:
             return False
+        catalog = inventory.catalog.now()
         try:
             return all(
-                inventory.catalog.find(quick.name, quick.version) == unpack(quick.folder)
+                catalog.find(quick.name, quick.version) == unpack(quick.folder)
                 for quick in plan.models
             )
         except ModelError:

@@ -95,6 +95,8 @@ class Health:
         for serving in self._servings():
             if serving.model is None and serving.problem is not None:
                 reasons.append(f"model {serving.reference}: {serving.problem}")
+            elif serving.stands_in is not None:
+                reasons.append(f"model {serving.stands_in}")
             elif serving.passed and serving.model is not None:
                 reasons.append(
                     f"model {serving.reference}: on {serving.model.engine.label}, "

@@ -16,8 +16,9 @@ from ..core.names import safe_name
 from .files.check_onnx import inspect
 from .files.facts import NetworkFacts
 from .files.guess import draft_of
+from .golden import check_file
 from .importing import BARE, draft_text, import_model
-from .manifest import GOLDEN, MANIFEST, Manifest, ModelFolder
+from .manifest import GOLDEN, MANIFEST, Manifest, ModelFolder, idle_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,10 @@ class Description:
     """How many there are."""
     guessed: tuple[str, ...]
     missing: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """What its manifest says in vain."""
+    wrong: tuple[str, ...] = ()
+    """What devices refuse it for."""
     draft: str = ""
     """Where no manifest follows: what is known of it as TOML, the rest as comments."""
 
@@ -62,6 +67,8 @@ def describe(path: Path) -> Description:
                 len(folder.labels),
                 imported.assumptions,
                 missing,
+                _as_tuple(idle_keys(folder.manifest)),
+                _as_tuple(golden_trouble(folder, facts)),
             )
     except ModelError as problem:
         if bare is None:
@@ -69,7 +76,8 @@ def describe(path: Path) -> Description:
         first = str(problem).removeprefix(f"{path}: ")
         draft = draft_of(bare)
         text = draft_text(draft, safe_name(path.stem), "1", path.name)
-        return Description(path.name, bare, None, 0, draft.assumed, (first, *draft.left), text)
+        missing = (first, *draft.left)
+        return Description(path.name, bare, None, 0, draft.assumed, missing, draft=text)
 
 
 def _inspect(network: Path) -> NetworkFacts:
@@ -85,6 +93,19 @@ def missing_labels(folder: ModelFolder) -> Iterator[str]:
             f"write a labels.txt, one a line, and in {MANIFEST}, below [output], "
             'labels = "labels.txt"'
         )
+
+
+def golden_trouble(folder: ModelFolder, facts: NetworkFacts) -> str | None:
+    """Return why devices refuse the golden file of a model; None: they take it, or it has none."""
+    try:
+        check_file(folder, facts)
+    except ModelError as problem:
+        return f"{problem}; devices refuse the model: make the file again, or take it out"
+    return None
+
+
+def _as_tuple(line: str | None) -> tuple[str, ...]:
+    return () if line is None else (line,)
 
 
 def _missing(folder: ModelFolder) -> list[str]:

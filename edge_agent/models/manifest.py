@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "model.toml"
 GOLDEN = "golden.npz"
-"""Inputs and what they give, in a model's folder; see `inference.golden`."""
+"""Inputs and what they give, in a model's folder; see `models.golden`."""
 GOLDENS = "golden*.npz"
 """These, and those of variants."""
 KEPT = ".package/variant"
@@ -44,6 +44,18 @@ SIGNAL_LAYOUTS = ("ct", "tc", "flat-ct", "flat-tc")
 
 SCORED: frozenset[Task] = frozenset({"detection", "classification"})
 """Tasks whose findings have scores from 0 to 1; what the others give may be any number."""
+
+_OF_PICTURES = (
+    *("color", "width", "height", "resize", "crop_ratio", "interpolation"),
+    *("antialias", "rounding", "anchor", "pad"),
+)
+_OF_SIGNALS = ("every", "hop", "lead", "resample_hz")
+"""Keys of `[input]` that are looked at for one kind of sample only."""
+_ELSEWHERE = {
+    "mfcc": 'the parameters of transform = "mfcc" go below [input.logmel]',
+    "std": "what is divided by is `scale`, in the units of `mean`",
+}
+"""Keys that other programs have in `[input]`, and what is written instead."""
 
 _SHARED = ("name", "version", "task", "variants")
 """What no variant has of its own."""
@@ -164,6 +176,9 @@ class InputSpec:
         if name == "scale" and 0.0 in values:
             raise ModelError("input.scale: must not be 0, it divides")
         return values
+
+
+_NO_INPUT = InputSpec()
 
 
 @storable
@@ -356,6 +371,10 @@ def _parse(data: Mapping[str, Any], where: str) -> Manifest:
     """Parse a manifest without looking into its variants."""
     from ..core.schema import build
 
+    given = data.get("input")
+    for key in given if isinstance(given, Mapping) else ():
+        if key in _ELSEWHERE:
+            raise ModelError(f"{where}: input.{key}: unknown key; {_ELSEWHERE[key]}")
     manifest = build(Manifest, data, where, ModelError)
     if not is_name(manifest.name):
         raise ModelError(f"{where}: name: {manifest.name!r} is not a name ({NAME_RULE})")
@@ -439,6 +458,22 @@ def _decision_trouble(manifest: Manifest) -> str | None:
         found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", smooth)
         if found is None or not 1 <= int(found[1]) <= int(found[2]):
             return f'output.smooth: expected "k/n" as "3/5", found {smooth!r}'
+    return None
+
+
+def idle_keys(manifest: Manifest) -> str | None:
+    """Return which keys of `[input]` have no effect, and why; None: all that are given have one."""
+    spec = manifest.input
+    keys: tuple[str, ...]
+    if spec.is_signal:
+        keys, what = _OF_PICTURES, "windows of sensor data, these are for pictures"
+    else:
+        keys, what = _OF_SIGNALS, "pictures, these are for windows of sensor data: give `window`"
+    found = [f"input.{key}" for key in keys if getattr(spec, key) != getattr(_NO_INPUT, key)]
+    if found:
+        return f"{', '.join(found)}: no effect: the model takes {what}"
+    if spec.logmel is not None and spec.transform == "none":
+        return 'input.logmel: no effect without input.transform = "logmel" or "mfcc"'
     return None
 
 

@@ -86,6 +86,12 @@ def parse_source(text: str, base: Path) -> SourceSpec:
         text, given = _own_options(text, form)
         return SourceSpec(form=form, text=text, options=_parsed_options(given, form, shown))
     name, _, query = rest.partition("?")
+    if form.address != "name" and (_has_login(rest) or (name.startswith("//") and "@" in name)):
+        camera = re.sub(r"^(?:[a-z]+:)?/*", "", redact_url(rest), flags=re.IGNORECASE)
+        raise UsageError(
+            f"source {shown!r}: names a user; for a camera write 'rtsp://{camera}' "
+            "(a '@' in a path is written %40)"
+        )
     given = _given_options(query, form, shown)
     if form.address == "name":
         name = unquote(name)
@@ -111,13 +117,18 @@ def redact(text: str) -> str:
     if ours:
         # A URL behind a form that takes none, or in its place, is a mistake that may hold a login.
         address = "://" in rest or (rest.startswith("//") and not rest.startswith("///"))
-        return f"{scheme}:{redact_url(rest)}" if address else text
+        return f"{scheme}:{redact_url(rest)}" if address or _has_login(rest) else text
     return redact_url(text) if colon or _is_address(text) else text
 
 
 # What a camera's address looks like without its scheme: with a login, a numeric host, a port.
 _LOGIN = r"//|[^/?#]*:.*@"
 _HOST = r"(?:\d{1,3}(?:\.\d{1,3}){3}|\[[0-9a-fA-F:.]+\]|localhost|[\w.-]+:\d{2,5})(?=[:/?]|$)"
+
+
+def _has_login(text: str) -> bool:
+    """Whether a user and a password seem to stand before an "@"."""
+    return re.match(r"[^/?#]*:.*@", text) is not None
 
 
 def _is_address(text: str) -> bool:
@@ -171,6 +182,9 @@ def _unknown(scheme: str, text: str, shown: str) -> str:
         address = shown.lstrip("/")
         address += "" if "/" in address else "/…"
         return f"has no form; for a camera write 'rtsp://{address}' or 'http://{address}'"
+    if (found := re.match(r"(?i)(?:rtsps?|https?)(?=//)", text)) is not None:
+        rest = shown[found.end() :]
+        return f"lacks a colon; write '{found.group()}:{rest}'"
     if scheme and not scheme.startswith((".", "/")):
         from difflib import get_close_matches
 
@@ -211,9 +225,6 @@ def _own_options(url: str, form: Form) -> tuple[str, dict[str, str]]:
 
 def _local_path(name: str, form: Form, shown: str, base: Path) -> Path:
     if name.startswith("//"):
-        if "@" in name:
-            camera = redact_url(name)
-            raise UsageError(f"source {shown!r}: names a user; for a camera write 'rtsp:{camera}'")
         host, slash, rest = name[2:].partition("/")
         if host not in {"", "localhost"}:
             raise UsageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -316,6 +317,34 @@ def test_an_engine_that_is_wrong_does_not_serve(here: Path) -> None:
     assert "on onnxruntime:CPU" in said.out
 
 
+def test_golden_outputs_are_looked_at(here: Path) -> None:
+    """A file that cannot be read, or that an engine does not give, is said before a push is."""
+    folder = here / "parts"
+    shutil.copytree(bundled("models") / "parts-inspection", folder)
+    source = write_pictures(here / "p", [plain(200, 640, 384)])
+    assert golden_lines(source, folder) == []
+    golden = folder / "golden.npz"
+    with np.load(golden) as file:
+        arrays = dict(file)
+    (name,) = [name for name in arrays if name.startswith("output/")]
+    np.savez(golden, **{**arrays, name: arrays[name][:, :, ::-1]})
+    said = golden_lines(source, folder)
+    assert [line.partition(": case 0: ")[0] for line in said] == [
+        f"golden   {engine}" for engine in BOTH
+    ]
+    golden.write_bytes(b"nothing")
+    assert golden_lines(source, folder) == [
+        "golden   golden.npz: cannot be read: File is not a zip file; devices refuse the model so"
+    ]
+
+
+def golden_lines(source: str, folder: Path) -> list[str]:
+    """List what `try` says of the golden outputs of a model."""
+    said = call_cli("try", source, str(folder))
+    assert said.code == 0
+    return [line for line in said.out.splitlines() if line.startswith("golden ")]
+
+
 def test_a_signal_is_shown(here: Path) -> None:
     """A recorded signal through the bundled model: windows are judged, and no picture is drawn."""
     models = bundled("models")
@@ -325,6 +354,17 @@ def test_a_signal_is_shown(here: Path) -> None:
     assert re.search(r"try #0 +(normal|ANOMALY)", said.out)
     assert sorted(engines_of(said)) == sorted(BOTH)
     assert not (here / "try.jpg").exists()
+
+
+def test_of_many_readings_that_are_skipped_a_few_are_shown(here: Path) -> None:
+    """Each has a reason; a file of nothing else does not fill the terminal."""
+    (here / "bad.csv").write_text("\n".join(["accel", *["1_000"] * 3000]))
+    said = call_cli("try", "csv:bad.csv", str(bundled("models") / "bearing-vibration"))
+    assert said.code == 1
+    skipped = [line for line in said.out.splitlines() if line.startswith("skipped ")]
+    assert len(skipped) == 7
+    assert "line 2, column 'accel': expected a number, found '1_000'" in skipped[0]
+    assert skipped[5] == "skipped  2995 more"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

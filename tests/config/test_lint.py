@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,14 @@ def test_what_can_come_about_is_no_doubt(face: ModelFolder, light: ModelFolder) 
     assert lint_pipeline(asked(threshold=0.4, then=stage(labels=("hand",))), [face], [light]) == []
     assert lint_pipeline(asked("face@1:50,face@2:50"), [face, face], []) == []
     assert lint_pipeline(asked(then=stage(labels=("dog",))), [None], [None]) == []
+
+
+def test_keys_of_a_manifest_in_vain_are_said(face: ModelFolder, light: ModelFolder) -> None:
+    """Of every model of the pipeline, a second stage's included."""
+    inputs = replace(light.manifest.input, hop=4)
+    idle = replace(light, manifest=replace(light.manifest, input=inputs))
+    (line,) = lint_pipeline(asked(then=stage()), [face], [idle])
+    assert line.startswith("light@1: input.hop: no effect: the model takes pictures")
 
 
 def test_a_label_that_is_never_found_is_said(face: ModelFolder, light: ModelFolder) -> None:

@@ -44,6 +44,7 @@ def test_every_order_to_a_terminal_is_escaped() -> None:
         ("rtsp://admin:123456/s", "rtsp://admin:***/s"),
         ("rtsp:/admin:pw@cam/s", "rtsp:/***@cam/s"),
         ("rtsp:admin:pw@cam/s", "rtsp:***@cam/s"),
+        ("rtsp//admin:pw@cam/s", "rtsp//***@cam/s"),
         ("//admin:pw@cam/s", "//***@cam/s"),
         ("admin:pw@cam/s", "***@cam/s"),
         (" rtsp://admin:pw@cam", " rtsp://***@cam"),

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 
+from tests.helpers.small_models import brightness
 from tests.helpers.start_box import (
     GREYS,
     SIDE,
@@ -22,7 +26,7 @@ from tests.helpers.start_box import (
     own,
     weights,
 )
-from tests.helpers.support import wait_until
+from tests.helpers.support import PATIENCE, wait_until
 
 __all__ = ["own"]
 
@@ -166,6 +170,34 @@ def test_a_device_that_is_another_place(own: Box) -> None:
         assert kept.name == form.name
         assert made <= (kept / "form.json").stat().st_mtime_ns
         assert not any((own.state / "staging").iterdir())
+
+
+def test_of_many_models_each_is_read_once(tmp_path: Path) -> None:
+    """A first start with two hundred models read each manifest two hundred times: over a minute."""
+    pipelines = []
+    for number in range(20):
+        manifest = brightness(tmp_path / "models" / f"m{number}") / "model.toml"
+        pipelines.append({"name": f"p{number}", "source": "dir:x", "model": f"m{number}"})
+    settings = {
+        "state_dir": str(tmp_path / "state"),
+        "models_dirs": [str(tmp_path / "models")],
+        "pipelines": pipelines,
+    }
+    config = tmp_path / "config.toml"
+    config.write_text(tomli_w.dumps(settings))
+    code = (
+        "import collections, sys\n"
+        "from edge_agent.daemon.fast_start.draft import draft\n"
+        "opened = collections.Counter()\n"
+        "count = lambda event, given: event == 'open' and opened.update([str(given[0])])\n"
+        "sys.addaudithook(count)\n"
+        f"made = draft({str(config)!r}, '')\n"
+        f"print(len(made.models), opened[{str(manifest)!r}])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.stdout.split() == ["20", "1"], done.stderr
 
 
 def test_the_most_urgent_model_comes_first(own: Box) -> None:

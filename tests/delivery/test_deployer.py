@@ -323,6 +323,8 @@ def test_commands_change_what_serves(box: Boxes, tmp_path: Path) -> None:
         assert not refusal["ok"]
         assert reason in refusal["error"]
     assert not one.command("delete", "none", model="level", version="7")["ok"]
+    mistyped = one.command("delete", "none-1", model="levle", version="2")
+    assert mistyped["error"] == "levle@2: not found; no model of that name; did you mean 'level'?"
     assert not one.command("activate", "none-2", model="level", version="7")["ok"]
     mistyped = one.command("rollback", "none-3", model="levle")
     assert mistyped["error"] == "levle: no model of that name; did you mean 'level'?"

@@ -20,7 +20,7 @@ from edge_agent.models.store.install import install_folder
 from edge_agent.models.store.store import NOTES, Store
 from tests.delivery.test_deployer import failing
 from tests.helpers.push import Box, golden, model_folder, plain_package, send, start_box
-from tests.helpers.support import AgentProcess, Listener, Mosquitto
+from tests.helpers.support import AgentProcess, Heard, Listener, Mosquitto
 
 Boxes = Callable[..., Box]
 CHANGED = "model.onnx has changed on the disk since it was installed"
@@ -166,3 +166,51 @@ def test_any_file_that_has_changed_is_found(tmp_path: Path, victim: str) -> None
     path.unlink()
     with pytest.raises(ModelError, match=r"level"):
         library.find_unchanged("level", "1")
+
+
+def restarted(one: Box, change: Callable[[], object], words: str) -> str:
+    """Stop the agent, change something on its disk, start it; give the reason with these words."""
+    assert one.agent.stop() == 0
+    change()
+    started = len(one.listener.heard)
+    one.agent.restart()
+
+    def degraded(heard: list[Heard]) -> str | None:
+        states = [each.json for each in heard[started:] if each.topic == one.topic("health")]
+        return next((why for state in states for why in state["why"] if words in why), None)
+
+    reason: str = one.listener.wait_for(degraded, f"a reason with {words!r}")
+    return reason
+
+
+def test_what_stands_in_for_a_broken_version_is_said(box: Boxes) -> None:
+    """A start whose live version is broken serves the one before; health names both, each time."""
+    one = box(trial={"probation_s": 0})
+    manifest = stored(one, "3").with_name("model.toml")
+    whole = manifest.read_bytes()
+    why = restarted(one, lambda: manifest.write_text("name ="), "level@3")
+    assert why.startswith("model level@3 is live, but is broken (")
+    assert why.endswith("; 2 runs in its place: push it again")
+    one.wait_live("2")
+    assert restarted(one, lambda: None, "level@3") == why
+    assert one.agent.stop() == 0
+    manifest.write_bytes(whole)
+    one.agent.restart()
+    one.wait_live("3")
+    assert one.health()["state"] == "ok"
+
+
+def test_a_damaged_version_does_not_stand_in(box: Boxes) -> None:
+    """Where the version before is damaged, too, the one before that runs."""
+    one = box(trial={"probation_s": 0})
+
+    def ruin() -> None:
+        stored(one, "3").with_name("model.toml").unlink()
+        damage(stored(one, "2"))
+
+    results = len(one.listener.on(one.topic("result", "door")))
+    why = restarted(one, ruin, "level@3")
+    assert why.endswith("; 1 runs in its place: push it again")
+    one.wait_live("1")
+    later = one.listener.on(one.topic("result", "door"))[results:]
+    assert "level@2" not in {each["model"] for each in later}

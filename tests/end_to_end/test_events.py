@@ -370,6 +370,13 @@ def test_servers_that_hang_or_redirect_are_one_line_and_hold_up_nothing(
             "below 'in/'",
         ),
         (
+            {
+                "source": "mqtt:plc/door",
+                "rules": [{"name": "r", "when": "drift", "do": [{"publish": "plc/{pipeline}"}]}],
+            },
+            "rules[r].do[0].publish: 'plc/{pipeline}': is the topic of the pipeline's own source",
+        ),
+        (
             {"rules": [{"name": "r", "when": "enter", "do": [{"http": "ftp://x/"}]}]},
             "rules[r].do[0].http: expected http://",
         ),

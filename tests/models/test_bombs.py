@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 
 from edge_agent.core.errors import ModelError, SampleError, SourceError, UsageError
 from edge_agent.core.schema import MAX_KEY_PARTS, read_toml
-from edge_agent.inference.golden import MAX_ARRAYS, read_golden
+from edge_agent.inference.golden import read_golden
 from edge_agent.models.files.check_ir import MAX_REMEMBERED
 from edge_agent.models.files.check_onnx import check_network
 from edge_agent.models.files.metadata import manifest_of
 from edge_agent.models.files.strip_weights import MAX_PARTS, place_of, without_weights
+from edge_agent.models.golden import MAX_ARRAYS
 from edge_agent.models.manifest import MAX_LABEL_BYTES, MAX_LABELS, load
 from edge_agent.runtime.serving.loader import ModelLoader
 from edge_agent.sources.source import open_source

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from edge_agent.core.errors import ModelError, UsageError
 from edge_agent.models.describing import describe
-from tests.helpers.small_models import brightness, detector, plain, write_pictures
-from tests.helpers.support import CHECKOUT, call_cli
+from tests.helpers.small_models import (
+    brightness,
+    detector,
+    loudness,
+    plain,
+    write_manifest,
+    write_pictures,
+)
+from tests.helpers.support import ASSETS, CHECKOUT, call_cli, needs_assets
 from tests.helpers.tiny_networks import constant_outputs, times_two
 from tests.models.test_huggingface import LABELS, export
 
@@ -32,6 +41,87 @@ def test_a_folder_without_golden_outputs_lacks_them(tmp_path: Path) -> None:
     """What a model runs without, and is worse for, is named."""
     described = describe(brightness(tmp_path / "light"))
     assert [line.partition(":")[0] for line in described.missing][-1] == "golden.npz"
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """Make a model whose golden.npz is cut short."""
+    folder = tmp_path / "parts"
+    shutil.copytree(MODELS / "parts-inspection", folder)
+    golden = folder / "golden.npz"
+    golden.write_bytes(golden.read_bytes()[:2000])
+    return folder
+
+
+def test_a_golden_file_that_is_damaged_is_wrong(damaged: Path) -> None:
+    """`describe` says it and ends with 1, after all the rest."""
+    said = call_cli("describe", str(damaged))
+    assert said.code == 1
+    *rest, last = said.out.splitlines()
+    assert last == (
+        f"wrong    {damaged}/golden.npz: cannot be read: File is not a zip file; devices refuse "
+        "the model: make the file again, or take it out"
+    )
+    assert not any(line.startswith("missing") for line in rest)
+    assert json.loads(call_cli("describe", str(damaged), "--json").out)["wrong"] == [last[9:]]
+
+
+def test_golden_arrays_of_another_network_are_wrong(tmp_path: Path) -> None:
+    """Names of inputs and outputs, and shapes of inputs, are looked at without an engine."""
+    folder = brightness(tmp_path / "light")
+    facts = describe(folder).facts
+    (given,), (found,) = facts.inputs, facts.outputs
+    shape = tuple(size or 1 for size in given.shape)
+    right = {f"input/{given.name}": np.zeros((3, *shape), given.dtype)}
+    numbers = {f"output/{found.name}": np.zeros((3, 7), np.float32)}
+    np.savez(folder / "golden.npz", **right, **numbers)  # type: ignore[arg-type]
+    assert describe(folder).wrong == ()  # what shape outputs have, engines tell
+    np.savez(folder / "golden.npz", **right, **{"output/x": np.zeros(3)})  # type: ignore[arg-type]
+    assert "unknown: output/x" in describe(folder).wrong[0]
+    short = {name: array[..., :1] for name, array in right.items()}
+    np.savez(folder / "golden.npz", **short, **numbers)  # type: ignore[arg-type]
+    assert f"input/{given.name}: expected {given}, found" in describe(folder).wrong[0]
+
+
+@needs_assets
+def test_golden_inputs_of_half_floats_may_be_floats(tmp_path: Path) -> None:
+    """OpenVINO takes floats for an IR of half floats, and so does its golden file."""
+    folder = tmp_path / "pose"
+    folder.mkdir()
+    for suffix in ("xml", "bin"):
+        name = f"head-pose-estimation-adas-0001.{suffix}"
+        shutil.copy(ASSETS / "models" / "ir" / name, folder / name)
+    tables: dict[str, Any] = {
+        "input": {"color": "bgr"},
+        "file": "head-pose-estimation-adas-0001.xml",
+    }
+    write_manifest(folder, "1", "raw", name="pose", **tables)
+    arrays = {
+        "input/data": np.zeros((1, 3, 60, 60), np.float32),
+        "output/angle_p_fc": np.zeros((1, 1), np.float32),
+    }
+    np.savez(folder / "golden.npz", **arrays)  # type: ignore[arg-type]
+    described = describe(folder)
+    assert described.facts.inputs[0].dtype == "float16"
+    assert described.wrong == ()
+
+
+def test_keys_in_vain_are_noted(tmp_path: Path) -> None:
+    """Those of pictures in the manifest of a sensor, by `describe`, `pack` and `try`."""
+    folder = loudness(tmp_path / "loud", 8)
+    manifest = folder / "model.toml"
+    manifest.write_text(manifest.read_text().replace("[input]", '[input]\nresize = "letterbox"'))
+    note = "note     input.resize: no effect: the model takes windows of sensor data"
+    samples = tmp_path / "samples.csv"
+    samples.write_text("\n".join(["level", *map(str, range(64))]))
+    for command in (
+        ["describe", str(folder)],
+        ["pack", str(folder), "-o", str(tmp_path / "loud.tar")],
+        ["try", str(samples), str(folder), "--seconds", "5"],
+    ):
+        said = call_cli(*command)
+        assert said.code == 0, said
+        assert any(line.startswith(note) for line in said.out.splitlines()), said.out
 
 
 def test_a_detector_without_labels_says_how_it_gets_some(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edge_agent.core.errors import ModelError
 from edge_agent.models.decoders import DECODERS, DecoderName, Task
 from edge_agent.models.importing import write_manifest
-from edge_agent.models.manifest import InputSpec, Manifest, load, parse
+from edge_agent.models.manifest import InputSpec, Manifest, idle_keys, load, parse
 
 GOOD: dict[str, Any] = {
     "name": "face",
@@ -150,6 +150,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "input.layout: 'nchw' is for pictures, but input has channels or a window",
     ),
     "sound without a window": ({"input": {"transform": "logmel"}}, "input.transform: 'logmel' is"),
+    "features of sound by their own name": (
+        {"input": {"window": 5, "mfcc": {"bins": 20}}},
+        'input.mfcc: unknown key; the parameters of transform = "mfcc" go below [input.logmel]',
+    ),
+    "a deviation": (
+        {"input": {"std": 58}},
+        "input.std: unknown key; what is divided by is `scale`",
+    ),
     "unknown layout": ({"input": {"layout": "chw"}}, "input.layout: expected 'nchw'"),
     "crop above 1": ({"input": {"crop_ratio": 1.5}}, "input.crop_ratio: expected a number of at"),
     "mean of words": (
@@ -193,6 +201,32 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "output.labels: 'labels.txt' is missing from",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"window": 5, "mean": 3, "scale": [2.0], "hop": 2, "lead": 1}, None),
+        ({"resize": "crop", "color": "bgr", "mean": 3}, None),
+        (
+            {"window": 5, "resize": "letterbox", "color": "bgr"},
+            "input.color, input.resize: no effect: the model takes windows of sensor data",
+        ),
+        ({"hop": 2, "every": 3}, "input.every, input.hop: no effect: the model takes pictures"),
+        (
+            {"window": 5, "logmel": {"bins": 8}},
+            'input.logmel: no effect without input.transform = "logmel" or "mfcc"',
+        ),
+    ],
+)
+def test_keys_of_another_kind_of_sample_are_said(keys: dict[str, Any], words: str | None) -> None:
+    """Keys of pictures for a sensor, and the other way round, are looked at by nobody."""
+    said = idle_keys(parse(merged(GOOD, {"input": keys}), "model.toml"))
+    if words is None:
+        assert said is None
+    else:
+        assert said is not None
+        assert said.startswith(words)
 
 
 @pytest.mark.parametrize("kind", WRONG)

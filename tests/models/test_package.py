@@ -44,6 +44,7 @@ from edge_agent.models.packages.package import (
 from edge_agent.models.packages.tar_folder import unpack
 from edge_agent.models.packages.ustar import TarReader, header, padding
 from tests.helpers.model_folders import contents, make_model, weights
+from tests.helpers.small_models import brightness
 
 ASSETS = Path(__file__).resolve().parents[2].parent / "shared" / "assets"
 NOW = datetime(2026, 12, 1, 12, tzinfo=UTC)
@@ -154,6 +155,30 @@ def test_what_cannot_be_packed_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not fit a package"):
         pack(long, out)
     assert not out.exists()
+
+
+def test_golden_outputs_that_every_device_refuses_are_not_packed(tmp_path: Path) -> None:
+    """A file that is damaged, or of another network, is told where the package is made."""
+    folder = brightness(tmp_path / "light")
+    golden = folder / "golden.npz"
+    golden.write_bytes(b"PK\3\4")
+    out = tmp_path / "out.tar"
+    with pytest.raises(ModelError, match=r"light/golden.npz: cannot be read: File is not a zip"):
+        pack(folder, out)
+    np.savez(golden, **{"input/other": np.zeros(3)})  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=r"golden.npz: expected input/"):
+        pack(folder, out)
+    assert not out.exists()
+
+
+def test_golden_outputs_of_a_variant_are_looked_at(tmp_path: Path) -> None:
+    """Each file that a variant takes instead of the one of all."""
+    folder = brightness(tmp_path / "light")
+    manifest = folder / "model.toml"
+    manifest.write_text(f'{manifest.read_text()}\n[variants.arm]\nfile = "model.onnx"\n')
+    (folder / "golden-arm.npz").write_bytes(b"nothing")
+    with pytest.raises(ModelError, match=r"golden-arm.npz: cannot be read"):
+        pack(folder, tmp_path / "out.tar")
 
 
 def test_sender_notices_files_that_change(tmp_path: Path, package: Package) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edge_agent.core.errors import ModelError, UsageError
-from edge_agent.core.files import STORE_POINTS
+from edge_agent.core.files import STORE_POINTS, drop_lock, take_lock
 from edge_agent.core.names import version_key
 from edge_agent.inference.prepared.build import collect
 from edge_agent.models.manifest import load
@@ -37,6 +38,7 @@ from edge_agent.models.store.pointers import Trial
 from edge_agent.models.store.store import NOTES, Store
 from tests.helpers.crash_case import BATCH, push
 from tests.helpers.model_folders import contents, make_model, weights
+from tests.helpers.support import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 BIG = 1 << 40
@@ -319,6 +321,28 @@ def test_pointers_hold_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 # --- transfers
+
+
+def test_a_collector_is_no_second_receiver(store: Store, tmp_path: Path) -> None:
+    """What only tests whether somebody receives it holds the store's lock: a push waits for that.
+
+    It was rejected as being received already.
+    """
+    package = package_of(tmp_path / "face")
+    receive(store, package).close()
+    waits = re.compile(rf"-> FLOCK .*:{(store.root / 'store.lock').stat().st_ino} ")
+    opened: list[Incoming] = []
+    thread = threading.Thread(target=lambda: opened.append(receive(store, package)))
+    with store.locked():
+        lock = take_lock(store.incoming / package.transfer)
+        thread.start()
+        wait_until(
+            lambda: bool(waits.search(Path("/proc/locks").read_text())), "the receiver to wait"
+        )
+        drop_lock(lock)
+    thread.join()
+    (incoming,) = opened
+    incoming.close()
 
 
 def test_transfer_goes_on_where_it_was(store: Store, tmp_path: Path) -> None:

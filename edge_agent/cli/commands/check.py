@@ -164,6 +164,8 @@ def _pipeline(
 
         def model(arm: Any = arm, kind: Any = kind, threshold: float | None = threshold) -> str:
             folder = folders[arm.reference] = library.find(arm.name, arm.version)
+            if arm.version is None and (instead := library.stands_in(folder)) is not None:
+                raise ModelError(instead)
             checked = check_model(settings, config, folder, kind)
             task = folder.manifest.task
             if threshold is not None and (trouble := threshold_trouble(task, threshold)):

@@ -36,13 +36,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Describe; 0 also where something is missing."""
+    """Describe; 0 also where something is missing, 1 where devices refuse it."""
     described = describe(Path(options.model))
     if options.json:
         print(json.dumps(_json(described)))
     else:
         _print(described)
-    return 0
+    return 1 if described.wrong else 0
 
 
 def _json(described: Description) -> dict[str, Any]:
@@ -61,6 +61,8 @@ def _json(described: Description) -> dict[str, Any]:
         "labels": described.labels,
         "guessed": list(described.guessed),
         "missing": list(described.missing),
+        "notes": list(described.notes),
+        "wrong": list(described.wrong),
     }
 
 
@@ -99,6 +101,10 @@ def _print(described: Description) -> None:
         print(printable(f"guessed  {guess}"))
     for lack in described.missing:
         print(printable(f"missing  {lack}"))
+    for note in described.notes:
+        print(printable(f"note     {note}"))
+    for fault in described.wrong:
+        print(printable(f"wrong    {fault}"))
 
 
 def _toml(table: dict[str, Any]) -> list[str]:

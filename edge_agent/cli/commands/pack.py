@@ -11,6 +11,7 @@ from typing import Any
 
 from ...core.errors import ModelError, UsageError
 from ...models.importing import import_model
+from ...models.manifest import idle_keys
 from ...models.packages.build import pack
 from ...models.packages.keys import load_private
 from ...models.packages.package import check_target_form
@@ -53,6 +54,8 @@ def main(options: Options) -> int:
     with import_model(Path(options.path)) as imported:
         for assumption in imported.assumptions:
             say(f"assumed  {assumption}")
+        if (idle := idle_keys(imported.folder.manifest)) is not None:
+            say(f"note     {idle}")
         package = pack(
             imported.folder.path,
             out,

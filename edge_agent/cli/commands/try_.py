@@ -16,12 +16,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...config.settings import Pipeline
-from ...core.errors import AgentError, EngineError, SampleError, SourceError, UsageError
+from ...core.errors import (
+    AgentError,
+    EngineError,
+    ModelError,
+    SampleError,
+    SourceError,
+    UsageError,
+)
 from ...core.types import Array, Outcome, Request, Sample, State
+from ...inference.golden import compare_golden
 from ...inference.model import Model, load_model
 from ...inference.trust import open_plain, why_wrong
 from ...models.describing import missing_labels
 from ...models.importing import BARE, ImportedModel, file_of, import_model
+from ...models.manifest import idle_keys
 from ...mqtt import payloads
 from ...runtime.pipelines.overlay import Shape
 from ...sources.spec import SourceSpec, guess_source, parse_source
@@ -185,6 +194,8 @@ def _print_model(imported: ImportedModel, path: Path) -> None:
         say(f"assumed  {assumption}")
     for lack in missing_labels(imported.folder):
         say(f"missing  {lack}")
+    if (idle := idle_keys(manifest)) is not None:
+        say(f"note     {idle}")
 
 
 def _bench_seconds(wanted: float | None) -> float:
@@ -204,6 +215,7 @@ def _compare_engines(
     best_rate = 0.0
     refusals: list[str] = []
     plain: Model | None = None
+    unlike: set[str] = set()
     for choice in engines_for(imported.folder.network):
         name = f"{choice.engine}:{choice.device}"
         attendant.check_open()
@@ -215,6 +227,11 @@ def _compare_engines(
             refusals.append(f"{name}: {reason}")
             say(f"engine   {name}: cannot run it: {reason}")
             continue
+        with attendant.doing(f"the golden outputs on {name}"):
+            trouble = _golden_trouble(model, name)
+        if trouble is not None and trouble not in unlike:
+            unlike.add(trouble)
+            say(f"golden   {trouble}; devices refuse the model so")
         with attendant.doing(f"the comparison of {name} with a session without optimisation"):
             plain = plain or open_plain(imported.folder, spec.kind)
             why = None if plain is None else _why_wrong(plain, model, sample)
@@ -245,6 +262,15 @@ def _compare_engines(
     return best
 
 
+def _golden_trouble(model: Model, name: str) -> str | None:
+    """Return what a device's trial would refuse the model for; None: nothing, or it has no file."""
+    try:
+        agreement = compare_golden(model)
+    except (ModelError, SampleError) as problem:
+        return str(problem).removeprefix(f"{model.id}: ")
+    return None if agreement is None or agreement.passed else f"{name}: {agreement.why}"
+
+
 def _why_wrong(plain: Model, model: Model, sample: Sample) -> str | None:
     """Return why an engine must not serve, by what it finds in the first sample; None: it may."""
     try:
@@ -268,7 +294,9 @@ def _rate(
     deadline = time.perf_counter() + seconds
 
     def lane(_number: int) -> int:
-        count = 0
+        # One at least: on a busy machine the time may be over before a lane begins.
+        model.infer(sample)
+        count = 1
         while time.perf_counter() < deadline and not attendant.closing.is_set():
             model.infer(sample)
             count += 1

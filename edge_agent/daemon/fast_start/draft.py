@@ -16,6 +16,7 @@ from ...core.codec import pack
 from ...core.errors import AgentError
 from ...core.types import Kind
 from ...inference.prepared.artifact import FOLDER
+from ...models.store.catalog import Library
 from ...runtime.serving.planned_model import PlannedModel
 from ...sources.spec import parse_source
 from ..inventory import Inventory
@@ -37,9 +38,11 @@ def draft(config: str, origins: str) -> Plan | None:
         if any(store.pointers(name).trial for name in store.names()):
             return None  # a crash would have to be undone before anything is loaded
         lazy = inventory.match.profile.unload_idle_s > 0
+        # Once: of two hundred models each would read the manifests of all.
+        catalog = inventory.catalog.now()
         models: dict[tuple[str, Kind], PlannedModel] = {}
         for arm, kind in _arms(settings, lazy=lazy):
-            planned = _planned(inventory, arm, kind)
+            planned = _planned(inventory, catalog, arm, kind)
             if planned is not None:
                 # What is pinned to the live version shares its model, once the rest is there.
                 models.setdefault((str(planned.folder["path"]), kind), planned)
@@ -66,11 +69,13 @@ def _arms(settings: Settings, *, lazy: bool) -> Iterator[tuple[Arm, Kind]]:
         yield arm, kind
 
 
-def _planned(inventory: Inventory, arm: Arm, kind: Kind) -> PlannedModel | None:
+def _planned(inventory: Inventory, catalog: Library, arm: Arm, kind: Kind) -> PlannedModel | None:
     """Return how a model can be loaded at once; None: only in the usual way."""
     loader = inventory.loader
     try:
-        folder = inventory.catalog.find(arm.name, arm.version)
+        folder = catalog.find(arm.name, arm.version)
+        if arm.version is None and catalog.stands_in(folder) is not None:
+            return None  # it is checked first
         choice, place = loader.quick_choice(folder), ""
         # Without any forms nothing is read of the model for the key of one.
         if any((inventory.store.root / FOLDER).glob("*/")):

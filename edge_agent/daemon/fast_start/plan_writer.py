@@ -128,6 +128,10 @@ class PlanWriter:
                 # A crash would have to be undone before anything is loaded.
                 forget(state)
                 return
+            if any(serving.stands_in for serving in self._runner.active.all()):
+                # What serves in the place of another is checked at each start, and reported.
+                forget(state)
+                return
             urgency = self._runner.settings.urgency
             made = Plan(
                 str(state),

@@ -102,6 +102,8 @@ class VersionCommands:
                 raise ModelError(
                     f"{name}@{version} is named by a pipeline; change the settings first"
                 )
+        if not self._store.versions(name):
+            self._library.find(name, version)  # of a mistyped name it tells the nearest
         with self._swap.changing:
             if self._ledger.phase(name, version) is not None:
                 raise ModelError(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ...core.files import remove_tree, subfolders, take_lock
+from ...core.files import drop_lock, remove_tree, subfolders, take_lock
 from ...core.state_file import StateFile
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def compiled_cache(engine: str, version: str, network: Path) -> Iterator[Path | 
         try:
             _tidy(kept, folder)
         except BaseException:
-            os.close(lock)
+            drop_lock(lock)
             raise
     except (OSError, RuntimeError) as problem:
         log.info("%s: what is compiled is not kept: %s", engine, problem)
@@ -57,7 +57,7 @@ def compiled_cache(engine: str, version: str, network: Path) -> Iterator[Path | 
             noted = {path.name: _sha256(path) for path in _files(folder)}
             StateFile(folder / _DIGESTS).write(noted)
     finally:
-        os.close(lock)
+        drop_lock(lock)
 
 
 def _base() -> Path:

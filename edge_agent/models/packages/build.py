@@ -19,7 +19,9 @@ from ...core.containment import contained
 from ...core.errors import ModelError
 from ...core.files import disk_errors, output_file
 from ..files.check_onnx import inspect
+from ..files.facts import NetworkFacts
 from ..files.tensor_ranges import tensor_ranges
+from ..golden import check_file as check_golden_file
 from ..manifest import MANIFEST, ModelFolder, load
 from .archive import Front, open_archive
 from .blocks import CUT, SMALL, BlockList, cut, ranges
@@ -139,6 +141,10 @@ def make(
         ModelError: the folder is not fit to be a package.
 
     """
+    for each in _variants(model):
+        # Every device would refuse it, after all of it has been sent.
+        if each.golden.exists():
+            check_golden_file(each, _inspect(each))
     with disk_errors(f"{model.path}: reading the model"):
         layout, blocks = cut_folder(model.path)
     front = describe(
@@ -196,11 +202,10 @@ def _shares(model: ModelFolder, layout: Layout, blocks: BlockList) -> dict[str, 
     """
     if not model.manifest.variants:
         return {}
-    names = ("", *model.manifest.variants)
-    own = {name: _named(load(model.path, [name])) for name in names}
+    own = {each.variant: _named(each) for each in _variants(model)}
     shares: dict[str, Mapping[str, Any]] = {}
-    for name in names:
-        others = set().union(*own.values()) - own[name]
+    for name, files in own.items():
+        others = set().union(*own.values()) - files
         left = {
             index
             for file, begin, size in layout.files()
@@ -216,10 +221,21 @@ def _shares(model: ModelFolder, layout: Layout, blocks: BlockList) -> dict[str, 
     return shares
 
 
+def _variants(model: ModelFolder) -> list[ModelFolder]:
+    """Read a model as each of its variants, and as it is without any."""
+    if not model.manifest.variants:
+        return [model]
+    return [load(model.path, [name]) for name in ("", *model.manifest.variants)]
+
+
+def _inspect(model: ModelFolder) -> NetworkFacts:
+    with contained(str(model.network), ModelError):
+        return inspect(model.network)
+
+
 def _named(model: ModelFolder) -> set[str]:
     """List the files of a model that its variant names: what no other variant needs."""
-    with contained(str(model.network), ModelError):
-        files = [*inspect(model.network).files, model.golden, model.usual_file]
+    files = [*_inspect(model).files, model.golden, model.usual_file]
     if isinstance(model.manifest.output.labels, str):
         files.append(model.path / model.manifest.output.labels)
     return {file.relative_to(model.path).as_posix() for file in files}

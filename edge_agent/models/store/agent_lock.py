@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ...core.errors import UsageError
-from ...core.files import take_lock
+from ...core.files import drop_lock, take_lock
 
 
 @contextmanager
@@ -25,7 +24,7 @@ def hold_agent_lock(state: Path) -> Iterator[None]:
         try:
             mine = take_lock(state / "agent.lock", like=state)
         finally:
-            os.close(guard)
+            drop_lock(guard)
     except BlockingIOError:
         raise UsageError(
             f"state_dir: {state}: another agent runs on it; stop that one first"
@@ -38,4 +37,4 @@ def hold_agent_lock(state: Path) -> Iterator[None]:
             path.unlink()
         yield
     finally:
-        os.close(mine)
+        drop_lock(mine)

@@ -6,6 +6,7 @@ program. For the same name and version the first of them counts. Only the store 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from ...core.schema import nearest
 from ..manifest import MANIFEST, ModelFolder, load
 from .pointers import same_version
 from .store import Store
+
+log = logging.getLogger(__name__)
 
 Place = Literal["store", "models_dirs", "bundled"]
 
@@ -92,12 +95,35 @@ class Library:
             ModelError: as `find`, or the disk has changed it since it was installed.
 
         """
-        folder = self.find(name, version)
+        return self.unchanged(self.find(name, version))
+
+    def unchanged(self, folder: ModelFolder) -> ModelFolder:
+        """Return *folder*, once its files have been read and compared with what came.
+
+        Raises:
+            ModelError: the disk has changed it since it was installed.
+
+        """
         if folder.path.is_relative_to(self.store.models):
             from .local_blocks import check_unchanged  # seldom needed
 
             check_unchanged(folder.path, folder.manifest.id)
         return folder
+
+    def stands_in(self, folder: ModelFolder) -> str | None:
+        """Return in place of which live version another one runs, and why; None: it is the live.
+
+        Args:
+            folder: what `live` or `stand_in` has found.
+
+        """
+        name, runs = folder.manifest.name, folder.manifest.version
+        live = self.store.pointers(name).live
+        if live is None or same_version(live, runs):
+            return None
+        wrong = next((e.error for e in self.entries(name) if e.error and e.version == live), None)
+        why = f"is broken ({wrong})" if wrong else "is not there"
+        return f"{name}@{live} is live, but {why}; {runs} runs in its place: push it again"
 
     def live(self, name: str) -> ModelFolder:
         """Find the version that runs: the store's pointer, else the highest there is.
@@ -109,15 +135,36 @@ class Library:
             ModelError: there is no version that can be loaded and has been accepted.
 
         """
-        runnable = [entry for entry in self.versions(name) if entry.accepted]
+        folder = next(self._runnable(name), None)
+        if folder is None:
+            raise ModelError(f"{name}: {self._none(name)}")
+        return folder
+
+    def stand_in(self, name: str) -> ModelFolder:
+        """Find what runs where the live version cannot: as `live`, but without what has rotted.
+
+        Raises:
+            ModelError: there is no version that can be loaded, has been accepted and is unchanged.
+
+        """
+        problem: ModelError | None = None
+        for folder in self._runnable(name):
+            try:
+                return self.unchanged(folder)
+            except ModelError as found:
+                log.warning("model %s", found)
+                problem = problem or found
+        raise problem or ModelError(f"{name}: {self._none(name)}")
+
+    def _runnable(self, name: str) -> Iterator[ModelFolder]:
+        """Yield the versions that may run, each once, in the order in which they are chosen."""
+        entries = {e.version: e for e in self.versions(name) if e.accepted and e.version}
         for wanted in reversed(self.store.pointers(name).history):
-            for entry in runnable:
-                if entry.folder and entry.version and same_version(entry.version, wanted):
-                    return entry.folder
-        for entry in runnable:
-            if entry.folder:
-                return entry.folder
-        raise ModelError(f"{name}: {self._none(name)}")
+            for version in [known for known in entries if same_version(known, wanted)]:
+                entry = entries.pop(version)
+                if entry.folder:
+                    yield entry.folder
+        yield from (entry.folder for entry in entries.values() if entry.folder)
 
     def activate(self, name: str, version: str) -> ModelFolder:
         """Make an accepted version live, wherever it is; what runs now becomes the previous one.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ...core.errors import ModelError
-from ...core.files import disk_errors, remove_tree, size_of, subfolders, take_lock
+from ...core.files import disk_errors, drop_lock, remove_tree, size_of, subfolders, take_lock
 from ...core.names import is_version
 from ..packages.package import HEADER, transfer_id
 from .pointers import FILE, same_version
@@ -229,7 +228,7 @@ def _useless(path: Path, installed: Collection[str], now: float) -> str | None:
 def _abandoned(path: Path) -> bool:
     """Whether no process is at work in a folder."""
     try:
-        os.close(take_lock(path))
+        drop_lock(take_lock(path))
     except BlockingIOError:
         return False
     return True

@@ -20,6 +20,7 @@ from ...core.errors import ModelError
 from ...core.files import (
     copy_owner,
     disk_errors,
+    drop_lock,
     fault,
     subfolders,
     sync_folder,
@@ -141,13 +142,15 @@ class Incoming:
     def _open(self) -> tuple[int, int]:
         """Lock the transfer against collectors and second receivers; open its data."""
         try:
-            lock = take_lock(self._folder)
+            # Under the other lock, so that a collector that only tests it is no second receiver.
+            with self._store.locked():
+                lock = take_lock(self._folder)
         except BlockingIOError:
             raise ModelError(f"{self.header.id}: is being received already") from None
         try:
             return lock, os.open(self._folder / _DATA, os.O_RDWR)
         except BaseException:
-            os.close(lock)
+            drop_lock(lock)
             raise
 
     def recheck(self) -> None:
@@ -308,11 +311,11 @@ class Incoming:
 
     def close(self) -> None:
         """Close the transfer; what has arrived stays. May be called twice."""
-        for name in ("_file", "_lock"):
+        for name, close in (("_file", os.close), ("_lock", drop_lock)):
             descriptor = getattr(self, name)
             if descriptor >= 0:
                 setattr(self, name, -1)
-                os.close(descriptor)
+                close(descriptor)
 
     def __enter__(self) -> Self:
         return self

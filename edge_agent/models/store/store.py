@@ -15,7 +15,6 @@ Several processes may use one store. Knows nothing of engines, brokers or what m
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 import uuid
@@ -28,6 +27,7 @@ from ...core.errors import ModelError, UsageError
 from ...core.files import (
     copy_owner,
     disk_errors,
+    drop_lock,
     fault,
     same_files,
     subfolders,
@@ -153,7 +153,7 @@ class Store:
             # It may be gone: committed. What a broken disk does not delete now is collected by
             # `clean_leftovers`; the error being raised says more than one from here would.
             shutil.rmtree(path, ignore_errors=True)
-            os.close(guard)
+            drop_lock(guard)
 
     def commit(self, staged: Path, name: str, version: str) -> Path:
         """Rename a staged folder into place as *version* of *name*, in one step.
@@ -326,7 +326,7 @@ class Store:
         try:
             yield
         finally:
-            os.close(guard)
+            drop_lock(guard)
 
     def has_agent(self) -> bool:
         """Whether an agent runs on this store."""
@@ -335,7 +335,7 @@ class Store:
             if not path.exists():
                 return False
             try:
-                os.close(take_lock(path))
+                drop_lock(take_lock(path))
             except BlockingIOError:
                 return True
             return False

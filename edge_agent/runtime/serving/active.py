@@ -59,6 +59,8 @@ class Serving:
     """The model is there but not fit to run, rather than not there."""
     shadow: Shadow | None = None
     """A candidate that infers the same frames."""
+    stands_in: str | None = None
+    """In place of which version, that is live, this one serves, and why."""
     passed: list[str] = field(default_factory=list)
     """Engines that should have served it and could not."""
     lazy: bool = False
@@ -152,21 +154,36 @@ class ActiveModels:
 
     def load_all(self) -> None:
         """Load every model that is needed and not there, until the agent is about to end."""
-        for serving in self.all():
+        wanted = [each for each in self.all() if each.model is None and not each.lazy]
+        # Once: of two hundred models each would read the manifests of all.
+        library = self._library.now() if wanted else self._library
+        for serving in wanted:
             if self._stopping():
                 return
-            if serving.model is None and not serving.lazy:
-                self.load(serving)
+            self.load(serving, library)
 
-    def load(self, serving: Serving) -> None:
-        """Load one serving's model, if it is not there; a failure is logged and kept with it."""
+    def load(self, serving: Serving, library: Library | None = None) -> None:
+        """Load one serving's model, if it is not there; a failure is logged and kept with it.
+
+        Args:
+            serving: to load it for.
+            library: of the models that there are; None: the folders are read.
+
+        """
+        library = library or self._library
         with self._loading:
             if serving.model is not None or self._stopping():
                 return
             folder = None
             try:
                 with contained(serving.reference, ModelError):
-                    folder = self._library.find(serving.arm.name, serving.arm.version)
+                    folder = library.find(serving.arm.name, serving.arm.version)
+                    pinned = serving.arm.version is not None
+                    stands_in = None if pinned else library.stands_in(folder)
+                    if stands_in is not None:
+                        # It goes live again after long, as by a rollback: its files are compared.
+                        folder = library.stand_in(serving.arm.name)
+                        stands_in = library.stands_in(folder)
                     model, passed = self._shared(folder, serving) or self.loader.load(
                         folder, serving.kind
                     )
@@ -189,6 +206,9 @@ class ActiveModels:
                         model.close()
                     return
                 serving.passed, serving.problem, serving.broken = passed, None, False
+                serving.stands_in = stands_in
+                if stands_in is not None:
+                    log.warning("model %s", stands_in)
                 for reason in passed:
                     log.warning("model %s: passed over %s", serving.reference, reason)
                 log.info(
@@ -210,6 +230,7 @@ class ActiveModels:
                 if serving.kind in models:
                     serving.model = models[serving.kind]
                     serving.problem, serving.broken, serving.shadow = None, False, None
+                    serving.stands_in = None
             retired = self._unused(old)
         took = (time.perf_counter() - start) * 1e3
         dropped = self.lost_frames() - before

@@ -1,0 +1,182 @@
+"""The file of golden inputs and outputs beside a model, read as a stranger's: bounded, unpickled.
+
+Whether a network gives these outputs is `inference.golden`'s to find.
+"""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ..core.containment import contained
+from ..core.errors import ModelError
+from ..core.types import Array, TensorSpec
+from .files.facts import NetworkFacts
+from .manifest import ModelFolder
+
+MAX_GOLDEN_BYTES = 256 * 2**20
+"""Of all its arrays, unpacked."""
+MAX_ARRAYS = 1000
+
+
+def check_file(folder: ModelFolder, facts: NetworkFacts) -> None:
+    """Check that the golden file of a model, if it has one, is one of its network.
+
+    Raises:
+        ModelError: it is damaged, or its arrays do not fit; begins with the file's path.
+
+    """
+    path = folder.golden
+    if path.exists():
+        where = str(path)
+        with contained(where, ModelError):
+            arrays = _named(path, where, facts.inputs, facts.outputs)
+            # Of inputs only: files leave shapes of outputs out, or state them wrongly, and engines
+            # run them all the same.
+            inputs = [_as_given(spec, arrays[f"input/{spec.name}"]) for spec in facts.inputs]
+            given = {f"input/{spec.name}" for spec in inputs}
+            _stacked({name: arrays[name] for name in given}, inputs, where)
+
+
+def _as_given(spec: TensorSpec, array: Array) -> TensorSpec:
+    """Return an input as an engine may take it: of an IR of half floats OpenVINO takes floats."""
+    both_float = spec.dtype.startswith("float") and array.dtype.kind == "f"
+    return replace(spec, dtype=array.dtype.name) if both_float else spec
+
+
+def read_arrays(
+    path: Path, where: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> dict[str, Array]:
+    """Read the arrays input/<tensor> and output/<tensor>.
+
+    Args:
+        path: of the file, which is there.
+        where: begins what is raised.
+        inputs: of the engine; each has an array.
+        outputs: of the engine; one at least has.
+
+    Returns:
+        By name, each with a leading axis of cases, as many in all of them.
+
+    Raises:
+        ModelError: the file is damaged, or its arrays do not fit the network.
+
+    """
+    return _stacked(_named(path, where, inputs, outputs), [*inputs, *outputs], where)
+
+
+def _named(
+    path: Path, where: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> dict[str, Array]:
+    """Read the arrays and check their names."""
+    if not path.is_file():
+        raise ModelError(f"{where}: is no plain file; put the file itself there")
+    names = [f"input/{spec.name}" for spec in inputs]
+    known = {*names, *(f"output/{spec.name}" for spec in outputs)}
+    arrays = _arrays(path, where)
+    unknown = sorted(set(arrays) - known)
+    missing = sorted(set(names) - set(arrays))
+    if unknown or missing:
+        raise ModelError(
+            f"{where}: expected {', '.join(sorted(known))}; "
+            f"{'lacks ' + ', '.join(missing) if missing else 'unknown: ' + ', '.join(unknown)}"
+        )
+    if not any(name.startswith("output/") for name in arrays):
+        raise ModelError(f"{where}: holds no output/<tensor>")
+    return arrays
+
+
+def _stacked(
+    arrays: Mapping[str, Array], specs: Sequence[TensorSpec], where: str
+) -> dict[str, Array]:
+    """Check arrays against their tensors; give each an axis of cases, as many in all of them."""
+    by_name = {f"{part}/{spec.name}": spec for spec in specs for part in ("input", "output")}
+    stacked = {
+        name: _stack(array, by_name[name], f"{where}: {name}") for name, array in arrays.items()
+    }
+    counts = {name: len(array) for name, array in stacked.items()}
+    if len(set(counts.values())) != 1 or 0 in counts.values():
+        raise ModelError(f"{where}: every array needs the same number of cases, found {counts}")
+    return stacked
+
+
+def _arrays(path: Path, where: str) -> dict[str, Array]:
+    """Read an archive of arrays as a stranger's file: bounded, and never pickled."""
+    try:
+        _check_listing(path, where)
+        with zipfile.ZipFile(path) as archive:
+            # What it unpacks to counts, not what it is packed to.
+            total = sum(member.file_size for member in archive.infolist())
+        if total > MAX_GOLDEN_BYTES:
+            raise ModelError(
+                f"{where}: {total >> 20} MiB of arrays, expected at most {MAX_GOLDEN_BYTES >> 20}"
+            )
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        MemoryError,
+        # Encrypted, or packed by a method that this Python has not.
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as problem:
+        raise ModelError(f"{where}: cannot be read: {problem}") from None
+    for name, array in arrays.items():
+        # NumPy gives a member that is no array as bytes.
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+            raise ModelError(f"{where}: {name}: is not an array of numbers")
+    return arrays
+
+
+def _check_listing(path: Path, where: str) -> None:
+    """Check that an archive lists few members, before the listing is read.
+
+    46 bytes list a member, and ten times as many are taken to remember it. Source: PKWARE,
+    APPNOTE.TXT, 4.3.16; the end record is looked for where Python's zipfile does.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - 22 - 0xFFFF))
+        tail = file.read()
+    plain = tail[-22:-18] == b"PK\5\6" and tail[-2:] == b"\0\0"
+    at = len(tail) - 22 if plain else tail.rfind(b"PK\5\6")
+    if at < 0 or len(tail) - at < 22:
+        raise zipfile.BadZipFile("File is not a zip file")
+    _, _, _, _, count, listing = struct.unpack_from("<4s4HL", tail, at)
+    # What needs more room than that writes another record before this one (zip64).
+    larger = tail[max(0, at - 20) : max(0, at - 16)] == b"PK\6\7"
+    if larger or count > MAX_ARRAYS or listing > MAX_ARRAYS * 1024:
+        raise ModelError(f"{where}: more than {MAX_ARRAYS} arrays")
+
+
+def _stack(array: Array, spec: TensorSpec, where: str) -> Array:
+    """Check an array against its tensor; give it its case axis where it has none."""
+    rank = len(spec.shape)
+    if array.ndim not in {rank, rank + 1}:
+        raise ModelError(
+            f"{where}: expected {rank} axes, or {rank + 1} with one of cases; found {array.ndim}"
+        )
+    stacked = array if array.ndim == rank + 1 else array[None]
+    fits = all(
+        want in {None, have} for want, have in zip(spec.shape, stacked.shape[1:], strict=True)
+    )
+    # What came out of another engine may be of another width.
+    both_float = where.endswith(f"output/{spec.name}") and (
+        stacked.dtype.kind == "f" and spec.dtype.startswith("float")
+    )
+    if not fits or not (both_float or stacked.dtype.name == spec.dtype):
+        raise ModelError(
+            f"{where}: expected {spec}, found {stacked.dtype.name}{list(stacked.shape[1:])}"
+        )
+    if stacked.dtype.kind == "f" and not np.isfinite(stacked).all():
+        raise ModelError(f"{where}: holds NaN or infinity")
+    return stacked
