@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from collections import deque
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 
 from ..core.errors import SampleError, SourceError
 from ..core.types import Array
+from .csv_block import CHARACTERS, parse_block
 
 # A longer line is no CSV, and would have to be held in memory whole.
 MAX_LINE = 1024 * 1024
@@ -61,7 +64,17 @@ class CsvRows:
         """The last comment so far."""
         self._line = 0
         self._bad: SampleError | None = None
+        self._ahead: deque[Record] = deque()
+        """Records that were read to find out what the file holds."""
         self._records: Iterator[Record] = iter(())
+        self._between = False
+        """Whether `_records` holds no line back."""
+        self._before = ""
+        """The line before, where it was read by itself."""
+        self._block: Array = np.empty((0, 0), np.float32)
+        """Rows that were read at once and are still to be handed on."""
+        self._refused: io.StringIO | None = None
+        """Lines that could not be read at once, to be read one by one."""
         self._numeric: list[bool] = []
         try:
             with path.open("rb") as file:
@@ -80,21 +93,39 @@ class CsvRows:
 
     def read(self, limit: int) -> Array | None:
         """Read up to *limit* rows, ending before one that cannot be used."""
-        rows: list[list[float]] = []
         if self._bad is not None:
             bad, self._bad = self._bad, None
             raise bad
-        for record in self._records:
+        pieces: list[Array] = []
+        rows: list[list[float]] = []
+        left = limit
+        while left:
+            if not len(self._block) and self._may_read_block:
+                self._read_block()
+            if len(self._block):
+                if rows:
+                    pieces.append(np.array(rows, np.float32))
+                    rows = []
+                piece, self._block = self._block[:left], self._block[left:]
+                pieces.append(piece)
+                left -= len(piece)
+                continue
+            record = self._next_record()
+            if record is None:
+                break
             try:
                 rows.append(self._numbers(record))
             except SampleError as problem:
-                if not rows:
+                if not rows and not pieces:
                     raise
                 self._bad = problem
                 break
-            if len(rows) == limit:
-                break
-        return np.array(rows, np.float32) if rows else None
+            left -= 1
+        if rows:
+            pieces.append(np.array(rows, np.float32))
+        if len(pieces) > 1:
+            return np.concatenate(pieces)
+        return pieces[0] if pieces else None
 
     def rewind(self) -> None:
         """Go back to the first row."""
@@ -104,9 +135,44 @@ class CsvRows:
         """Close the file."""
         self._file.close()
 
+    @property
+    def _may_read_block(self) -> bool:
+        """Whether the file has been read up to the end of a row, and no further.
+
+        Several spaces may separate two cells: such lines are always read one by one.
+        """
+        unread = self._ahead or self._refused is not None
+        return self._between and not unread and self._separator != " "
+
+    def _read_block(self) -> None:
+        """Read many lines at once, or keep them for `_records`, which reads one by one."""
+        try:
+            text = self._file.read(CHARACTERS)
+            if not text.endswith("\n"):
+                text += self._file.readline(MAX_LINE)
+        except OSError as problem:
+            raise self._unreadable(problem) from None
+        rows = parse_block(text, self._separator, self._numeric)
+        if rows is None:
+            self._refused = io.StringIO(text, newline="")
+            return
+        self._block = rows
+        self._line += len(rows)
+        self._before = ""
+
+    def _next_record(self) -> Record | None:
+        if self._ahead:
+            return self._ahead.popleft()
+        self._between = False
+        record = next(self._records, None)
+        # Of empty lines, the row behind them has been read already.
+        self._between = record is not None and bool(record[1])
+        return record
+
     def _start(self) -> None:
         """Read up to the first row: separator, header, which columns are numbers."""
         self._bad = None
+        self._block, self._refused = self._block[:0], None
         self._separator = self._given or self._find_separator()
         self._file.seek(0)
         self._comment = ""
@@ -145,7 +211,7 @@ class CsvRows:
             )
         if not self._decimal_comma and any(map(_DECIMAL_COMMA.fullmatch, cells)):
             raise SourceError(self._blame(line, cells))
-        self._records = chain(ahead, records)
+        self._ahead, self._records, self._between = deque(ahead), records, True
 
     def _find_separator(self) -> str:
         """Return the separator that makes the most numbers of the second line with anything in it.
@@ -217,12 +283,9 @@ class CsvRows:
 
     def _lines(self) -> Iterator[str]:
         self._line = 0
-        before = ""
+        self._before = ""
         while True:
-            try:
-                line = self._file.readline(MAX_LINE)
-            except OSError as problem:
-                raise SourceError(f"{self._name}: cannot be read: {problem.strerror}") from None
+            line = self._read_line()
             if not line:
                 return
             self._line += 1
@@ -230,12 +293,28 @@ class CsvRows:
                 raise SourceError(
                     f"{self._name}: line {self._line} is longer than {MAX_LINE} characters, not CSV"
                 )
+            # "\r\r\n" is one end of a line, as programs on Windows write it by mistake.
+            rest = line == "\r\n" and self._before.endswith("\r")
+            self._before = line
             if line.startswith("#"):
                 self._comment = line.lstrip("#").strip()
-            # "\r\r\n" is one end of a line, as programs on Windows write it by mistake.
-            elif not (line == "\r\n" and before.endswith("\r")):
+            elif not rest:
                 yield line
-            before = line
+
+    def _read_line(self) -> str:
+        """Return the next line, first of those that were not read at once; "" at the end."""
+        if self._refused is not None:
+            line = self._refused.readline(MAX_LINE)
+            if line:
+                return line
+            self._refused = None
+        try:
+            return self._file.readline(MAX_LINE)
+        except OSError as problem:
+            raise self._unreadable(problem) from None
+
+    def _unreadable(self, problem: OSError) -> SourceError:
+        return SourceError(f"{self._name}: cannot be read: {problem.strerror}")
 
     def _numbers(self, record: Record) -> list[float]:
         """Make numbers of a row's cells.
