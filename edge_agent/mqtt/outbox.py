@@ -11,8 +11,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from .connection import Connection, Refusal
+from .connection import Connection, Refusal, is_acknowledged
 from .inflight import Inflight, InflightMessage
 from .message import CREDIT, Channel, Message
 
@@ -53,8 +54,10 @@ class Outbox:
         """Published as possible copies."""
         self._lost = 0
         self._was_connected = False
-        self._outstanding = 0
-        """Passed to the present connection, and neither acknowledged nor written to the socket."""
+        self._awaited: set[int] = set()
+        """Message ids of QoS 1 that the present connection was given and are not acknowledged."""
+        self._unwritten: deque[Any] = deque()
+        """Receipts of QoS 0, from the first that was not known to be written to the socket on."""
         self._barrier = Barrier(barrier_topic)
         self._retained: dict[str, bytes] = {}
         self._held: deque[Message] = deque()
@@ -128,8 +131,7 @@ class Outbox:
     ) -> None:
         if self._too_large(connection, topic, payload):
             return
-        self._outstanding += 1
-        receipt = connection.publish(topic, payload, 1, correlation=correlation)
+        receipt = self._pass(connection, topic, payload, 1, correlation=correlation)
         if foreign:
             self._foreign.add(receipt.mid)
 
@@ -201,7 +203,9 @@ class Outbox:
 
         """
         first = not self._was_connected
-        self._was_connected, self._outstanding = True, 0
+        self._was_connected = True
+        self._awaited.clear()
+        self._unwritten.clear()
         self._foreign.clear()
         self._unacknowledged.clear()
         self._too_large_topics.clear()
@@ -234,8 +238,10 @@ class Outbox:
         self.inflight.disconnected()
 
     def published(self, mid: int, refusal: Refusal | None) -> None:
-        """Record that a message was acknowledged, or at QoS 0 written to the socket."""
-        self._outstanding = max(0, self._outstanding - 1)
+        """Record that a message of QoS 1 was acknowledged."""
+        self._awaited.discard(mid)
+        if not self._awaited and self.connection is not None:
+            self.connection.hear_published(wanted=False)
         self._unacknowledged.pop(mid, None)
         self.inflight.acknowledged(mid)
         foreign = mid in self._foreign
@@ -272,10 +278,24 @@ class Outbox:
             return
         if retain and not payload and not connection.abilities.retain:
             return  # nothing is kept that could be cleared
-        self._outstanding += 1
-        receipt = connection.publish(topic, payload, qos, retain=retain, about=about)
+        receipt = self._pass(connection, topic, payload, qos, retain=retain, about=about)
         if qos:
             self._unacknowledged[receipt.mid] = time.monotonic()
+
+    def _pass(
+        self, connection: Connection, topic: str, payload: bytes, qos: int, **options: Any
+    ) -> Any:
+        """Hand a message to the connection; return its receipt."""
+        if qos == 0:
+            receipt = connection.publish(topic, payload, qos, **options)
+            self._unwritten.append(receipt)
+            self._forget_written()
+            return receipt
+        if not self._awaited:
+            connection.hear_published(wanted=True)
+        receipt = connection.publish(topic, payload, qos, **options)
+        self._awaited.add(receipt.mid)
+        return receipt
 
     def _publish_message(
         self, connection: Connection, message: Message, entry: InflightMessage | None = None
@@ -290,8 +310,7 @@ class Outbox:
             else:
                 channel.lost += 1
             return
-        self._outstanding += 1
-        receipt = connection.publish(message.topic, payload, channel.qos)
+        receipt = self._pass(connection, message.topic, payload, channel.qos)
         self.replayed += message.replayed
         if not message.counted:
             message.counted = True
@@ -304,6 +323,17 @@ class Outbox:
     def _has_room(self) -> bool:
         """Whether a spooled message may be published now rather than wait."""
         return self.inflight.has_room and self._outstanding < OUTSTANDING
+
+    @property
+    def _outstanding(self) -> int:
+        """How many messages are neither acknowledged nor, at QoS 0, written to the socket."""
+        self._forget_written()
+        return len(self._awaited) + len(self._unwritten)
+
+    def _forget_written(self) -> None:
+        unwritten = self._unwritten
+        while unwritten and is_acknowledged(unwritten[0]):
+            unwritten.popleft()
 
     def _too_large(self, connection: Connection, topic: str, payload: bytes) -> bool:
         limit = connection.max_packet
