@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
@@ -40,6 +40,14 @@ class SignalPreprocessor:
     constants: dict[str, Array]
     features: Features | None = None
     """What a window becomes first; its frames and features then are its rows and channels."""
+    numbers: int = field(init=False)
+    """Of the tensor."""
+    scaled: bool = field(init=False)
+    """Whether mean and scale change anything."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "numbers", prod(self.shape))
+        object.__setattr__(self, "scaled", bool(self.mean.any() or (self.scale != 1).any()))
 
     @property
     def size(self) -> None:
@@ -66,9 +74,9 @@ class SignalPreprocessor:
                 f"window: expected {self.window[0]} rows of {self.window[1]} channels, "
                 f"found {list(data.shape)}"
             )
-        if self.features is None and data.size != prod(self.shape):
+        if self.features is None and data.size != self.numbers:
             raise SampleError(
-                f"sample: expected {prod(self.shape)} numbers for input {self.tensor}, "
+                f"sample: expected {self.numbers} numbers for input {self.tensor}, "
                 f"found {list(data.shape)}"
             )
         values = np.asarray(data, np.float32)
@@ -78,7 +86,8 @@ class SignalPreprocessor:
             values = self.features(values.reshape(-1))
         if self.window is None and self.mean.ndim:
             values = values.reshape(self.shape)
-        values = (values - self.mean) / self.scale
+        if self.scaled:
+            values = (values - self.mean) / self.scale
         if self.channels_first:
             values = values.T
         made = self._cast(values).reshape(self.shape)
@@ -98,9 +107,11 @@ class SignalPreprocessor:
             bounds = np.iinfo(kind)
             rounded = np.clip(np.rint(values.astype(np.float64)), bounds.min, bounds.max)
             return np.ascontiguousarray(rounded.astype(kind))
+        if kind != np.float16:
+            return np.ascontiguousarray(values, kind)
         with np.errstate(over="ignore"):
             cast = np.ascontiguousarray(values, kind)
-        if kind == np.float16 and not np.isfinite(cast).all():
+        if not np.isfinite(cast).all():
             raise SampleError(f"sample: goes beyond what float16 can hold (input {self.tensor})")
         return cast
 
