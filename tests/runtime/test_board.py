@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -180,6 +181,40 @@ def test_a_lossless_slot_waits_for_room(bench: Bench) -> None:
     assert done.wait(PATIENCE)
     assert seen == list(range(6))
     assert sum(bench.account().dropped.values()) == 0
+
+
+def test_a_capture_that_waits_for_room_goes_on_when_half_of_it_is_free(bench: Bench) -> None:
+    """It is not woken for each frame that a lane takes."""
+    queue = bench.queue(room=4, lossless=True)
+    for _ in range(4):
+        bench.put(queue)
+    more = in_thread(lambda: bench.put(queue))
+    jobs = [bench.take()]
+    assert bench.account().captured == 4
+    jobs.append(bench.take())
+    more.join(PATIENCE)
+    assert bench.account().captured == 5
+    for job in jobs:
+        bench.board.finish(job, lambda: None)
+
+
+def test_frames_that_go_one_at_a_time_all_go_in_order(bench: Bench) -> None:
+    """A lane is woken for each once the one before is done, and none is forgotten."""
+    bench.model.in_order = True
+    queue = bench.queue(room=4, lossless=True)
+    seen: list[int] = []
+
+    def lane() -> None:
+        while (job := bench.board.take()) is not None:
+            bench.board.finish(job, partial(seen.append, job.sample.seq))
+
+    for _ in range(2):
+        in_thread(lane)
+    for _ in range(500):
+        bench.put(queue)
+    bench.board.wait_delivered(queue, threading.Event())
+    bench.board.close()
+    assert seen == list(range(500))
 
 
 def test_the_oldest_goes_first(bench: Bench) -> None:

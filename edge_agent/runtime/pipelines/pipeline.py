@@ -32,13 +32,15 @@ SIGNAL_ROOM = 256
 """Windows of a live signal: what is in one is in no other, and one message may complete many."""
 LOSSLESS_ROOM = 4
 """Enough to keep two lanes busy while the source decodes the next."""
+RECORDED_ROOM = 16
+"""Windows of a recording: most are small, and half of them come at a time."""
 
 
 def _room(spec: SourceSpec) -> int:
     """Return how many captures may wait: of a live picture the newest, of a signal several."""
-    if spec.lossless:
-        return LOSSLESS_ROOM
-    return SIGNAL_ROOM if spec.kind == "signal" else 1
+    if spec.kind == "signal":
+        return RECORDED_ROOM if spec.lossless else SIGNAL_ROOM
+    return LOSSLESS_ROOM if spec.lossless else 1
 
 
 def _load_nothing(_serving: Serving) -> None:

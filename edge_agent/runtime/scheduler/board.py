@@ -106,7 +106,7 @@ class Board(Generic[M]):
         with self._lock:
             queue.pacing.count()
             if queue.full and queue.lossless and not queue.pacing.paced:
-                queue.wait(lambda: self._gone(queue) or not queue.full)
+                queue.wait(lambda: self._gone(queue) or queue.half_empty)
             if self._gone(queue):
                 return False
             if not queue.frames and not queue.pacing.paced:
@@ -114,7 +114,7 @@ class Board(Generic[M]):
             queue.append(make)
             if self._gathering:
                 self._work.notify_all()  # it may be for the lane that gathers, or for another
-            else:
+            elif not queue.held:  # else `finish` wakes a lane for it
                 self._work.notify()
             return True
 
@@ -240,7 +240,7 @@ class Board(Generic[M]):
             charged = (queue.cost or model.cost).seconds
             self._shares.charge(queue.share, waiting, now, charged)
             job = queue.pop(model, now, charged)
-            if queue.lossless and not queue.pacing.paced:
+            if queue.lossless and not queue.pacing.paced and queue.half_empty:
                 queue.notify()
             self._grant()
             return job

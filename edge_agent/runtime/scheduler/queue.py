@@ -163,6 +163,15 @@ class FrameQueue(Generic[M]):
         """Whether as many wait as may."""
         return len(self.frames) >= self.room
 
+    @property
+    def half_empty(self) -> bool:
+        """Whether a capture that has waited for room goes on.
+
+        It would be woken for each frame otherwise, and take the processor from the lane that has
+        woken it.
+        """
+        return len(self.frames) <= self.room // 2
+
     def append(self, make: Callable[[int], Sample]) -> None:
         """Add a capture, given its number, at the end; a full live queue drops its oldest."""
         if not self.lossless and self.full:
@@ -184,6 +193,14 @@ class FrameQueue(Generic[M]):
     def busy(self) -> bool:
         """Whether a frame of it is in a lane."""
         return self.account.waiting > len(self.frames)
+
+    @property
+    def held(self) -> bool:
+        """Whether what waits has to wait for the frame that is in a lane."""
+        if not self.busy:
+            return False
+        model = self.route.choose()
+        return model is not None and model.in_order
 
     @property
     def head(self) -> float:
