@@ -51,7 +51,7 @@ NO_RETAIN, LOWER_QOS = 0x9A, 0x9B
 UNSPECIFIED = 0x80
 
 
-@record
+@record(quick=True)
 class ReceivedMessage:
     """A message from the broker, published by anybody."""
 

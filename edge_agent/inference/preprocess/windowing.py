@@ -72,6 +72,7 @@ class Windower:
         self._lead = spec.lead
         self._wanted = spec.channels
         self._picked: list[int] | None = None
+        """None: all, in their order."""
         self._only: tuple[str, ...] | None = None
         """Name of the only channel, where another name is wanted; () if it has none."""
         self._named = False
@@ -248,7 +249,7 @@ class Windower:
             self.reset()
             self._only = None
         self._named = bool(columns)
-        return picked
+        return None if picked == list(range(count)) else picked
 
     def _is_only(self, columns: tuple[str, ...], count: int) -> bool:
         """Whether the one channel that is wanted is the one that there is, by whatever name.

@@ -379,7 +379,8 @@ class Windows:
         if model is None:
             return False
         spec = model.manifest.input
-        if self._windower is None or spec != self._spec:
+        # Nearly always it is the same object, and comparing two takes as long as a reading.
+        if self._windower is None or (spec is not self._spec and spec != self._spec):
             self.end()
             from ...inference.preprocess.windowing import Windower
 
