@@ -81,7 +81,8 @@ class TopicReader:
         backoff = Backoff(first=0.5, most=30.0)
         while not self._closing.is_set():
             connection = self._connection
-            if connection is None or not connection.gone.wait(0.5):
+            lost = connection is not None and connection.gone.wait(0.5)
+            if not lost or self._closing.is_set():
                 continue
             log.warning("broker: the connection is lost, trying again")
             while not self._closing.wait(backoff.pause()):

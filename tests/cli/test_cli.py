@@ -256,6 +256,23 @@ def test_a_good_setup_checks_out(tmp_path: Path, shared_broker: Mosquitto) -> No
     assert "FAIL" not in said.out
 
 
+def test_a_sensor_that_says_nothing_is_no_failure(tmp_path: Path, shared_broker: Mosquitto) -> None:
+    """`check` opens a serial line, does not wait for it without end, and hears no lost broker."""
+    ours, theirs = os.openpty()
+    name = os.ttyname(theirs)
+    pipelines = [
+        {"name": "line", "source": f"serial:{name}", "model": "bearing-vibration"},
+        {"name": "topic", "source": "mqtt:plant/silent", "model": "bearing-vibration"},
+    ]
+    said = call_cli("check", "--config", settings(tmp_path, shared_broker.url, pipelines=pipelines))
+    os.close(ours)
+    os.close(theirs)
+    assert said.code == 0, said.out + said.err
+    assert f"ok    pipeline line source: serial:{name}, open; it gave nothing for 3 s" in said.out
+    assert "ok    pipeline topic source: mqtt:plant/silent, subscribed" in said.out
+    assert "lost" not in said.err
+
+
 def test_bundled_models_check_out_by_their_golden_cases(
     tmp_path: Path, shared_broker: Mosquitto
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -20,6 +21,8 @@ from ..terminal import engine_words
 
 READINGS = 100
 """Of a source, of which one must be fit to be used."""
+LISTEN_SECONDS = 3.0
+"""For a live sensor, which may be well and say nothing for hours."""
 
 
 class _Report:
@@ -135,7 +138,12 @@ def _pipeline(
             with TopicReader(settings.broker) as topics:
                 open_source(spec, SourceContext(topics=topics)).close()
             return f"{spec.redacted}, subscribed; whether anything is published is not waited for"
-        opened = open_source(spec, SourceContext(hardware_decoding=settings.decode == "auto"))
+        context = SourceContext(hardware_decoding=settings.decode == "auto")
+        opened = open_source(spec, context)
+        sensor = spec.live and spec.kind == "signal"
+        timer = threading.Timer(LISTEN_SECONDS, context.closing.set)
+        if sensor:
+            timer.start()
         useless: list[SampleError] = []
         try:
             for reading in islice(readings(opened), READINGS):
@@ -145,8 +153,11 @@ def _pipeline(
             else:
                 if useless:
                     raise useless[0]
+                if sensor:
+                    return f"{spec.redacted}, open; it gave nothing for {LISTEN_SECONDS:.0f} s"
                 return f"{spec.redacted} is empty"
         finally:
+            timer.cancel()
             opened.close()
         if useless:
             report.line("note", f"{subject} source", f"{len(useless)} passed over: {useless[0]}")
