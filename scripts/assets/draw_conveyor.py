@@ -268,6 +268,7 @@ class Truth:
     boxes: list[tuple[float, float, float, float]] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)  # -1: neither right nor wrong to find
     parts: list[int] = field(default_factory=list)  # their places among the scene's parts
+    offset: float = 0.0  # how far the belt has moved on
 
     def arrays(self) -> tuple[Floats, npt.NDArray[np.int64]]:
         """Give the boxes in pixels of the model's input, and the labels."""
@@ -431,7 +432,7 @@ class Scene:
 
     def _truth(self, seen: dict[int, Placed], owner: npt.NDArray[np.int32], offset: float) -> Truth:
         """Say what can be seen of each part: a hidden defect is not there to be found."""
-        truth = Truth()
+        truth = Truth(offset=offset)
         height, width = owner.shape
         for number, (index, placed) in enumerate(seen.items(), 1):
             sprite = placed.sprite
