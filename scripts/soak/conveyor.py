@@ -206,10 +206,15 @@ class Camera:
 
     def __init__(self, run: Run, case: Case) -> None:
         self.shown = shown(run, case)
+        self.done = threading.Event()
+        self._asked = threading.Lock()
         camera = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                if not camera._asked.acquire(blocking=False):
+                    self.send_error(503, "the run is played once")
+                    return
                 self.send_response(200)
                 self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
                 self.end_headers()
@@ -236,7 +241,8 @@ class Camera:
                 + picture
                 + b"\r\n"
             )
-        pause.wait(5)
+        self.done.set()
+        pause.wait(60)
 
     def close(self) -> None:
         """Take no more connections."""
@@ -274,10 +280,12 @@ def measure(scratch: Path, folder: Path, drop: float, *, lossless: bool) -> list
         scratch / "agent",
         agent_settings("box", broker.url, pipelines, models_dirs=[str(ROOT / "models")]),
     )
-    over = "ended" if lossless else "lost"  # a camera hangs up at the end
     try:
-        for case in cases:
-            ears.wait_state(f"edge/box/source/{case.name}", PATIENCE, state=over)
+        for camera in cameras:
+            if not camera.done.wait(2 * len(run.frames) / FPS):
+                raise SystemExit(f"conveyor: a camera was left before its end\n{agent.words()}")
+        for case in cases if lossless else []:
+            ears.wait_state(f"edge/box/source/{case.name}", PATIENCE, state="ended")
         threading.Event().wait(3)  # counts are published once a second
         agent.stop()
         ears.catch_up()
