@@ -12,7 +12,7 @@ WORDS = (
 )
 _ADDRESS = "expected http://host/path or http://host:8080/path"
 """Redacting a message would take `[:port]` for a password."""
-_WORD = re.compile(r"\{([a-z_]*)\}")
+_WORD = re.compile(r"\{([a-z_]+)\}")
 
 
 def trouble(text: str) -> str | None:

@@ -53,6 +53,8 @@ class _Label(_Text):
     """A label of what models find."""
 
     def parse(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError(f"expected a text, found {shown(value)}")  # noqa: TRY004 - one fate
         label = super().parse(value)
         trouble = label_trouble(label)
         if len(label) > MOST_LABEL:

@@ -73,6 +73,9 @@ def test_measures_agent_scripts_and_engine(clip: Path, tmp_path: Path) -> None:
     assert figures["usual_preprocess_ms"] > 0
     assert figures["cached_preprocess_ms"].keys() == {"agent", "usual"}
     assert all(took > 0 for took in figures["cached_preprocess_ms"].values())
+    assert figures["following_ms"].keys() == {
+        *("5 objects", "200 objects", "200 objects without any")
+    }
     assert figures["cpu_s_per_1000"].keys() == {AGENT, PLAIN, HANDMADE, "decode_and_engine"}
     assert figures["age_ms"]["p99"] >= figures["age_ms"]["p50"] > 0
     assert figures.keys().isdisjoint({"scaling", "idle_pipeline", "streams"})

@@ -270,3 +270,12 @@ def test_the_mend_of_a_wrong_address_survives_redacting(url: str) -> None:
     assert trouble is not None
     assert redact_urls(trouble) == trouble
     assert "http://host:8080/path" in trouble
+
+
+def test_empty_braces_are_text_in_a_payload_and_a_mistake_in_a_topic() -> None:
+    """`{}` is what many commands take; no word of an event is meant by it."""
+    from edge_agent.config.templates import braces_trouble, fill, trouble
+
+    assert trouble("{}") is None
+    assert fill('{"of": {}, "is": "{label}"}', {"label": "face"}) == '{"of": {}, "is": "face"}'
+    assert braces_trouble("a/{}") is not None

@@ -117,6 +117,7 @@ def test_filters_follow_bare_values_commands_and_reload_while_frames_go_on(devic
         ("door/masks", "[[[0,0],[1,1]]]", "a list of 3 to 256"),
         ("door/masks", "[[[0,0],[1,1],[1,0],[0,1]]]", "crosses itself"),
         ("door/masks", "[" * 5000, "cannot be read"),
+        ("door/labels", "[1]", "expected a text, found 1"),
     ],
 )
 def test_a_value_that_cannot_be_is_one_line_in_the_log_and_counted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -26,25 +27,30 @@ RULES = 16
 
 
 def following_ms() -> dict[str, float]:
-    """Measure frames with few and with many objects, 8 zones, 8 lines and 16 rules.
+    """Measure frames with few and with many objects, 8 zones, 8 lines and 16 rules, and without.
 
     Returns:
-        The median of each, ms a frame. Without anything to follow the step is left out as a whole;
-        what remains is in the step `publish`.
+        The median of each, ms a frame. Without anything to follow a pipeline has no scene: what is
+        left is asking for it, and the clock.
 
     """
-    return {f"{count} objects": round(_measure(count), 4) for count in (FEW, MANY)}
+    followed = _pipeline()
+    nothing = replace(followed, zones=(), lines=(), rules=())
+    figures = {f"{count} objects": _measure(followed, count) for count in (FEW, MANY)}
+    return {**figures, f"{MANY} objects without any": _measure(nothing, MANY)}
 
 
-def _measure(count: int) -> float:
+def _measure(pipeline: Pipeline, count: int) -> float:
     rng = np.random.default_rng(count)
-    scene = Scene(
-        _pipeline(),
-        lossless=False,
-        name_event=lambda: "bench-1",
-        emit=lambda _event: None,
-        totals=LineTotals(None),
-    )
+    scene = None
+    if pipeline.follows:
+        scene = Scene(
+            pipeline,
+            lossless=False,
+            name_event=lambda: "bench-1",
+            emit=lambda _event: None,
+            totals=LineTotals(None),
+        )
     picture = np.zeros((SIZE[1], SIZE[0], 3), np.uint8)
     labels = tuple(rng.choice(["person", "car"], count).tolist())
     place = rng.uniform((0, 0), (SIZE[0] - 80, SIZE[1] - 80), (count, 2))
@@ -59,10 +65,11 @@ def _measure(count: int) -> float:
         sample = Sample(picture, frame, int(frame / RATE * 1e9), frame / RATE)
         outcome = Outcome("bench@1", "none", found, Timing(0.0, 0.0, 0.0))
         start = time.perf_counter()
-        outcome = scene.process(sample, outcome, None)
-        scene.result("bench", sample, outcome)
+        if scene is not None:
+            outcome = scene.process(sample, outcome, None)
+            scene.result("bench", sample, outcome)
         costs.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(costs[WARM_UP:])
+    return round(statistics.median(costs[WARM_UP:]), 4)
 
 
 def _pipeline() -> Pipeline:

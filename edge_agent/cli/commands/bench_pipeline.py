@@ -213,7 +213,7 @@ def _print(report: Report) -> None:
 def _print_picture_costs(report: Report, figures: dict[str, Any]) -> None:
     print(f"the script pipelined by hand ran on {report.handmade.replace(':', ', threads: ')}")
     follow = ", ".join(f"{name} {took:.3f}" for name, took in figures["following_ms"].items())
-    print(f"tracks, 8 zones, 8 lines and 16 rules, where there are any, ms a frame: {follow}")
+    print(f"tracks, 8 zones, 8 lines and 16 rules, ms a frame: {follow}")
     cached = figures["cached_preprocess_ms"]
     print(
         "preprocessing by the usual lines (resize, colours, float, mean and scale, planes), ms: "
