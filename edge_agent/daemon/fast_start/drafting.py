@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -44,8 +43,7 @@ class Drafting:
         """
         memory = os.memfd_create("networks")
         read, write = os.pipe()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # Neither ends by flushing what the other has in its buffers: the fork leaves by `_exit`.
         self._child = os.fork()
         if self._child == 0:
             os.close(read)
@@ -58,10 +56,7 @@ class Drafting:
 
     def plan(self) -> Plan | None:
         """Wait for the plan; None: everything has to be opened first, or is wrong."""
-        line = self._answers.readline()
-        if not line:
-            return None
-        given = json.loads(line)
+        given = self._hear()
         if given is None:
             return None
         given["models"] = [PlannedModel(*entry) for entry in given["models"]]
@@ -80,10 +75,9 @@ class Drafting:
         """
         with self._reading:
             while index not in self._said:
-                line = self._answers.readline()
-                if not line:
+                said = self._hear()
+                if said is None:
                     raise EngineError(f"{planned.name}: could not be checked while it was drafted")
-                said = json.loads(line)
                 self._said[said["index"]] = said
             said = self._said[index]
         if "problem" in said:
@@ -95,6 +89,13 @@ class Drafting:
             os.pread(self._memory, said["graph"], said["at"] + said["size"]),
             said["exact"],
         )
+
+    def _hear(self) -> Any:
+        """Wait for what the fork says next; None: nothing more, or nothing that it meant to."""
+        try:
+            return json.loads(self._answers.readline())
+        except ValueError:
+            return None
 
     def close(self) -> None:
         """End the fork, if it has not ended by itself; may be called again, from a signal, too."""
