@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_agent.inference.compare import probe_inputs
+from edge_agent.inference.compare import compare_findings, probe_inputs
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import plain_choice
 from edge_agent.inference.model import Model, load_model
@@ -106,3 +106,27 @@ def test_what_no_plain_session_reads_is_compared_with_nothing(tmp_path: Path) ->
     assert plain_choice(".pt") is None
     assert {plain_choice(suffix) is not None for suffix in (".onnx", ".xml")} == {True}
     assert open_plain(load(model_folder(tmp_path / "1", "1")), "picture") is not None
+
+
+def crowd(tmp_path: Path, name: str, change: float) -> Model:
+    """Make a detector of many boxes that lie on each other, each score changed by a share."""
+    random = np.random.default_rng(3)
+    places = random.uniform(0.1, 0.2, (400, 2))
+    scores = random.uniform(0.900, 0.901, 400) * (1 + change * random.standard_normal(400))
+    rows = [
+        (0, score, x, y, x + 0.2, y + 0.2) for score, (x, y) in zip(scores, places, strict=True)
+    ]
+    folder = detector(tmp_path / name, rows, ["person"])
+    text = (folder / "model.toml").read_text()
+    (folder / "model.toml").write_text(f"{text}iou = 0.8\n")
+    return opened(folder)
+
+
+def test_last_digits_decide_which_of_a_crowd_stay(tmp_path: Path) -> None:
+    """Other boxes of the same numbers are no difference; other numbers are one."""
+    right, rounded = crowd(tmp_path, "right", 0), crowd(tmp_path, "rounded", 0.001)
+    inputs = probe_inputs(right.engine.inputs, seed=1)
+    one, other = (each.decode(each.raw(inputs), inputs) for each in (right, rounded))
+    assert not compare_findings(one, other, tolerance=0.01).passed
+    assert why_wrong(right, rounded, [inputs]) is None
+    assert why_wrong(right, crowd(tmp_path, "wrong", 0.2), [inputs]) is not None

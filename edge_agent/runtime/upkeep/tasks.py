@@ -57,7 +57,8 @@ class Upkeep:
             watched: whether a model of that name is on trial or on probation.
             present: names what takes memory as long as it is there.
             forget: releases what is only kept to be used again.
-            prepared: called before a prepared form is made, and when it is ready or cannot be.
+            prepared: called before a prepared form is made, when it is ready or cannot be, and when
+                an engine that serves has been found sound.
             plan: writes the plan of the next start.
 
         """
@@ -65,7 +66,7 @@ class Upkeep:
         challenger = Challenger(active)
         self._prepare = PrepareTask(store, active, loader, quota, prepared, closing)
         failover, integrity = Failover(active, loader), IntegrityCheck(store.root, active)
-        engine_check = EngineCheck(active, loader)
+        engine_check = EngineCheck(active, loader, prepared)
         self._slow = TaskThread(
             "upkeep",
             active,
