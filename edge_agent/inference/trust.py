@@ -16,7 +16,7 @@ from ..core.containment import contained
 from ..core.errors import AgentError, EngineError
 from ..core.types import Array, Classes, Detections, Findings, Kind, Tensors
 from ..models.manifest import ModelFolder
-from .compare import Agreement, compare_findings, cosine
+from .compare import Agreement, compare_findings, cosine, matched
 from .engines.registry import plain_choice
 from .model import Model, default_threshold, load_model
 
@@ -27,10 +27,10 @@ DOUBT = 0.05
 apart: INT8 differs by quantisation steps from engine to engine."""
 INPUTS = 3
 """Live inputs on which an engine must agree."""
-NEAR = 0.05
-"""How far apart the numbers may be, relative L2, in which different boxes are found: in a crowd of
-boxes that are as good as each other, or a full list, the last digits decide which stay. FP16 and
-f32 are 0.01 apart, and 83 % of 300 boxes the same; a broken kernel is 1.4 to 6 (YOLO11)."""
+LEAST = 0.5
+"""Share of the boxes that an engine must find again, however little the reference itself does."""
+LISTED = 7
+"""Most columns of a list of boxes: image, class, score and corners."""
 LIKENESS = 0.9
 """Least cosine of two outputs, where nothing is found that could be compared. A broken kernel gives
 no likeness at all (openvino#37446: -0.08)."""
@@ -120,7 +120,8 @@ class PlainWitness:
                 self._close()
             return numbers, model.engine.label
         label = self._plain.engine.label
-        agreement = _judge(model, outputs, expected, numbers, found)
+        believed = outputs, expected
+        agreement = _judge(self._plain, model, given, believed, (numbers, found))
         if not agreement.passed:
             self.why = f"beside {label} without optimisation: {agreement.why}"
             return outputs, label
@@ -171,29 +172,37 @@ def compare_models(reference: Model, model: Model, tensors: Tensors) -> Agreemen
     """
     with contained(model.id):
         outputs = reference.raw(tensors)
-        return _compare(model, tensors, outputs, reference.decode(outputs, tensors))
+        expected = reference.decode(outputs, tensors)
+        return _compare(reference, model, tensors, outputs, expected)
 
 
-def _compare(model: Model, tensors: Tensors, outputs: Tensors, expected: Findings) -> Agreement:
+def _compare(
+    reference: Model, model: Model, tensors: Tensors, outputs: Tensors, expected: Findings
+) -> Agreement:
     """Compare what a model finds with what is expected; *outputs* are those it was found in."""
     numbers = model.raw(tensors)
-    return _judge(model, outputs, expected, numbers, model.decode(numbers, tensors))
+    given = numbers, model.decode(numbers, tensors)
+    return _judge(reference, model, tensors, (outputs, expected), given)
 
 
 def _judge(
-    model: Model, outputs: Tensors, expected: Findings, numbers: Tensors, found: Findings
+    reference: Model,
+    model: Model,
+    tensors: Tensors,
+    believed: tuple[Tensors, Findings],
+    given: tuple[Tensors, Findings],
 ) -> Agreement:
-    """Compare two sets of findings, each with the outputs that it was found in."""
-    agreement = compare_findings(
-        expected,
-        found,
-        model.manifest.trial.tolerance,
-        doubt=default_threshold(model.folder) + DOUBT,
-    )
+    """Compare what two engines give for an input: outputs, and what is found in them."""
+    (outputs, expected), (numbers, found) = believed, given
+    doubt = default_threshold(model.folder) + DOUBT
+    tolerance = model.manifest.trial.tolerance
+    agreement = compare_findings(expected, found, tolerance, doubt=doubt)
     if not agreement.passed and _tie(expected, found):
         return Agreement(True, f"{agreement.why}, as good as equal")
-    if not agreement.passed and isinstance(found, Detections) and _near(outputs, numbers):
-        return Agreement(True, f"{agreement.why}; the numbers are as good as equal")
+    if not agreement.passed and isinstance(expected, Detections) and isinstance(found, Detections):
+        share = matched(expected, found, doubt)
+        if _in_a_crowd(reference, tensors, expected, share):
+            return Agreement(True, f"{agreement.why}; no fewer than in hardly another picture")
     if agreement.passed and _nothing(expected) and _nothing(found):
         return _alike(outputs, numbers)
     return agreement
@@ -216,7 +225,7 @@ def why_wrong(reference: Model, model: Model, inputs: Iterable[Tensors]) -> str 
             continue  # says nothing about the other engine
         try:
             with contained(model.id):
-                agreement = _compare(model, tensors, outputs, expected)
+                agreement = _compare(reference, model, tensors, outputs, expected)
         except AgentError as problem:
             return str(problem)
         if not agreement.passed:
@@ -251,36 +260,46 @@ def _tie(expected: Findings, found: Findings) -> bool:
     return scores.get(found.labels[0], -1.0) >= float(expected.scores[0]) - DOUBT
 
 
-def _near(expected: Tensors, found: Tensors) -> bool:
-    """Whether all outputs are the same but for rounding, each of their columns by itself."""
-    for name, one in expected.items():
-        other = found.get(name)
-        if other is None or other.shape != one.shape or not np.issubdtype(one.dtype, np.number):
-            return False
-        wanted, given = _columns(one), _columns(other)
-        sizes = np.linalg.norm(wanted, axis=1)
-        apart = np.linalg.norm(wanted - given, axis=1)
-        if apart[sizes == 0].any():
-            return False
-        shares = apart[sizes > 0] / sizes[sizes > 0]
-        if not np.sqrt(np.mean(shares**2)) <= NEAR:
-            return False
-    return True
+def _unordered(array: Array) -> Array:
+    """Return a list of boxes with each column by itself in order.
 
-
-def _columns(array: Array) -> Array:
-    """Return a table's columns as rows: scores would be lost beside boxes in pixels.
-
-    Args:
-        array: (1, columns, rows) or (1, rows, columns), of which there are more; of another rank it
-            is one column.
-
+    Of noise, or where nothing is found, the last digits decide which boxes come first.
     """
-    values = array.astype(np.float64)
-    if values.ndim != 3:
-        return values.reshape(1, -1)
-    axis = 1 if values.shape[1] <= values.shape[2] else 2
-    return np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1)
+    listed = array.ndim == 3 and array.shape[2] <= LISTED < array.shape[1]
+    return np.sort(array, axis=1) if listed else array
+
+
+def _in_a_crowd(reference: Model, tensors: Tensors, expected: Detections, share: float) -> bool:
+    """Whether an engine finds as many boxes again as the reference does in hardly another picture.
+
+    In a crowd of boxes that are as good as each other, or a full list, the last digits decide which
+    stay. Measured on YOLOs of random weights, with noise of one grey level: INT8 and FP16 found 59
+    to 99 % again where the reference found 23 to 91 %; a broken kernel 0 to 38 % where it found 34
+    to 67 %. Of a trained network it finds all of them, and nothing is forgiven.
+    """
+    if share < LEAST:
+        return False
+    shaken = _shaken(tensors)
+    again = reference.decode(reference.raw(shaken), shaken)
+    doubt = default_threshold(reference.folder) + DOUBT
+    return isinstance(again, Detections) and share >= matched(expected, again, doubt)
+
+
+def _shaken(tensors: Tensors) -> dict[str, Array]:
+    """Return inputs with noise of one grey level: a 255th of the range of what is a picture."""
+    random = np.random.default_rng(19)
+    found = dict(tensors)
+    for name, array in tensors.items():
+        if array.ndim != 4:
+            continue
+        noise = random.uniform(-1, 1, array.shape)
+        if array.dtype.kind == "f":
+            found[name] = (array + noise * (np.ptp(array) / 255)).astype(array.dtype)
+        elif array.dtype.kind in "iu":
+            limits = np.iinfo(array.dtype)
+            levels = array.astype(np.int64) + np.rint(noise).astype(np.int64)
+            found[name] = np.clip(levels, limits.min, limits.max).astype(array.dtype)
+    return found
 
 
 def _nothing(findings: Findings) -> bool:
@@ -294,7 +313,7 @@ def _alike(expected: Tensors, found: Tensors) -> Agreement:
             continue
         if one.size != other.size:
             return Agreement(False, f"output {name}: {one.size} numbers and {other.size}")
-        likeness = cosine(one, other)
+        likeness = cosine(_unordered(one), _unordered(other))
         if likeness < LIKENESS:
             return Agreement(False, f"output {name}: cosine {likeness:.2f}, {LIKENESS} wanted")
     return Agreement(True, "outputs are alike")
