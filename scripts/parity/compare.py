@@ -144,7 +144,9 @@ def run(
     listener = Listener(broker.port)
     agent: AgentProcess | None = None
     try:
-        base: dict[str, Any] = {"engine": engine, "device_id": "parity"}
+        # A machine that is busy says nothing about a model.
+        trial = {"timeout_s": PATIENCE}
+        base: dict[str, Any] = {"engine": engine, "device_id": "parity", "trial": trial}
         config = place / "config.toml"
         config.write_text(agent_settings("parity", broker.url, [], **base))
         running = []
