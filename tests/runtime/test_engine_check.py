@@ -23,6 +23,7 @@ from edge_agent.runtime.scheduler.board import Board
 from edge_agent.runtime.serving.active import ActiveModels, Serving
 from edge_agent.runtime.serving.loader import ModelLoader
 from edge_agent.runtime.upkeep.engine_check import EngineCheck
+from edge_agent.runtime.upkeep.form_check import IDLE_SECONDS, FormCheck
 from tests.helpers.small_models import plain, wrapping
 
 BRIGHT, DARK = 200, 20
@@ -175,3 +176,28 @@ def test_an_engine_that_fails_is_not_found_wrong(make: Callable[..., Desk]) -> N
     desk.check.run(desk.serving, desk.model)
     assert desk.model.choice.engine == "openvino"
     assert not desk.known
+
+
+def test_the_form_that_the_next_start_begins_with_is_checked_too(
+    make: Callable[..., Desk],
+) -> None:
+    """Where another engine serves: once that one is known to be sound."""
+    desk = make("openvino", "onnxruntime")
+    choice = desk.loader.prepared_choice(desk.model.folder)
+    assert choice is not None
+    assert choice.engine == "onnxruntime"
+    assert desk.loader.prepared_form(desk.model.folder, "picture", make=True) is not None
+    told: list[str] = []
+    check = FormCheck(desk.active, desk.loader, lambda: told.append("sound"))
+    desk.look(DARK)
+    assert check.run(desk.serving, desk.model) == IDLE_SECONDS
+    for number in range(INPUTS):
+        desk.show(DARK + number)
+    assert desk.known
+    for number in range(INPUTS):
+        assert desk.loader.unproven(desk.model.folder, choice)
+        desk.look(DARK + number)
+        check.run(desk.serving, desk.model)
+    assert told == ["sound"]
+    assert not desk.loader.unproven(desk.model.folder, choice)
+    assert check.run(desk.serving, desk.model) is None

@@ -22,6 +22,7 @@ from .challenger import Challenger
 from .engine_check import EngineCheck
 from .engine_upgrade import EngineUpgrade
 from .failover import Failover
+from .form_check import FormCheck
 from .form_upgrade import FormUpgrade
 from .integrity import IntegrityCheck
 from .memory import MemoryRelease
@@ -67,6 +68,7 @@ class Upkeep:
         self._prepare = PrepareTask(store, active, loader, quota, prepared, closing)
         failover, integrity = Failover(active, loader), IntegrityCheck(store.root, active)
         engine_check = EngineCheck(active, loader, prepared)
+        form_check = FormCheck(active, loader, prepared)
         self._slow = TaskThread(
             "upkeep",
             active,
@@ -81,11 +83,18 @@ class Upkeep:
                     BatchSetup(active, loader, board),
                     FormUpgrade(active, loader, challenger, watched),
                     MeasureTask(self._prepare),
+                    form_check,
                 ),
             ),
             tasks=(challenger, engine_check, self._prepare, plan, integrity),
             problems=(integrity.problems, engine_check.problems),
-            at_end=(self._prepare.close, challenger.close, engine_check.close, plan.close),
+            at_end=(
+                self._prepare.close,
+                challenger.close,
+                engine_check.close,
+                form_check.close,
+                plan.close,
+            ),
             closing=closing,
         )
         self._prompt = TaskThread(
