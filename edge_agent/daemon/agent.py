@@ -238,14 +238,20 @@ class Agent:
     def _quick_model(self, quick: PlannedModel, begun: Any) -> Model:
         folder = unpack(quick.folder)
         choice = unpack(quick.choice)
-        if quick.form:
-            return load_prepared(folder, choice, begun or read(quick.form), quick.kind)
         if quick.quick:
             from ..inference.quick import load_quick  # not on the way of models that have a form
 
             return load_quick(folder, choice, quick.kind, begun)
-        # Looked into when the plan was made, and unchanged since.
-        return load_model(folder, [choice], quick.kind, checked=True)[0]
+        if quick.form:
+            model = load_prepared(folder, choice, begun or read(quick.form), quick.kind)
+        else:
+            # Looked into when the plan was made, and unchanged since.
+            model = load_model(folder, [choice], quick.kind, checked=True)[0]
+        if quick.unproven:
+            from ..inference.trust import accompany  # the run before ended too soon to know
+
+            accompany(model, quick.kind)
+        return model
 
     def _holds(self, plan: Plan) -> bool:
         """Check all that the plan took for granted.

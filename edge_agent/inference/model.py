@@ -76,6 +76,33 @@ class BatchRunner(Protocol):
         """Unload what it needs beside the model's engine."""
 
 
+class Witness(Protocol):
+    """Stands beside an engine until it is known to compute its model rightly; see `trust`."""
+
+    why: str | None
+    """Why the engine is not to serve; None: nothing speaks against it so far."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has nothing more to find out."""
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether the engine has agreed on as many inputs as it must."""
+
+    def answer(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
+        """Return the outputs for an input that a model was given, and the label of who made them.
+
+        Raises:
+            EngineError: an engine failed, be it the witness's.
+            SampleError: what the engine gave is not finite, or cannot be decoded.
+
+        """
+
+    def close(self) -> None:
+        """Answer no more: the engine does."""
+
+
 class Model:
     """A loaded model. `infer` may be called by as many threads at a time as it was opened for."""
 
@@ -115,6 +142,9 @@ class Model:
         """Most frames, of any pipelines, that are inferred together."""
         self.provisional = False
         """Whether it was loaded the quick way, and what suits it is still to be found."""
+        self.witness: Witness | None = None
+        """Answers until the engine is known to compute the model rightly; None: it is, or nothing
+        can be compared with it."""
         self._prepare = prepare
         self._decode = decode
         self._id = folder.manifest.id
@@ -179,16 +209,20 @@ class Model:
     ) -> Outcome:
         """Run and decode one sample; *left* takes what the network leaves to the next."""
         start = time.perf_counter()
+        witness, by = self.witness, self.engine.label
         try:
-            outputs = self.run(prepared.tensors)
-        except EngineError as problem:
+            if witness is None:
+                outputs: Tensors = self.run(prepared.tensors)
+            else:
+                outputs, by = witness.answer(self, prepared.tensors)
+        except (EngineError, SampleError) as problem:
             self.record_failure(problem, request.sample, request.region)
             raise
         took = (time.perf_counter() - start) * 1e3
         if left is not None:
             # Copies: an engine may use the same memory again.
             left.update({name: np.array(outputs[out]) for name, out in self._state.items()})
-        return self.conclude(request, prepared, outputs, took)
+        return self.conclude(request, prepared, outputs, took, by=by)
 
     def prepare(self, request: Request, out: Array | None = None) -> PreparedSample:
         """Make the network's inputs of a sample.
@@ -241,6 +275,7 @@ class Model:
         outputs: Tensors,
         infer_ms: float,
         together: int = 1,
+        by: str | None = None,
     ) -> Outcome:
         """Make a result of what the network gave for one sample, and count it.
 
@@ -250,6 +285,7 @@ class Model:
             outputs: of this sample alone.
             infer_ms: what the engine took, for all that were inferred together.
             together: how many they were.
+            by: label of the engine that gave it; None: the model's own.
 
         Raises:
             SampleError: the outputs are not finite.
@@ -282,7 +318,7 @@ class Model:
             self.first_at = self.used_at
         return Outcome(
             self._id,
-            self.engine.label,
+            self.engine.label if by is None else by,
             found,
             Timing(prepared.took_ms, infer_ms, (done - start) * 1e3, together),
         )
@@ -299,7 +335,7 @@ class Model:
             What `infer` gives for each, or the error that it would raise.
 
         """
-        if self.batch is not None and len(requests) > 1:
+        if self.batch is not None and len(requests) > 1 and self.witness is None:
             try:
                 with contained(f"{self._id}: {len(requests)} samples together"):
                     return self.batch.infer_all(requests)
@@ -389,6 +425,8 @@ class Model:
         self.engine.close()
         if self.batch is not None:
             self.batch.close()
+        if self.witness is not None:
+            self.witness.close()
 
 
 def default_threshold(folder: ModelFolder) -> float:

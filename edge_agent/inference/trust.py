@@ -7,15 +7,16 @@ operator as it stands in the file is slow, and right.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable
 
 import numpy as np
 
 from ..core.containment import contained
 from ..core.errors import AgentError, EngineError
-from ..core.types import Classes, Detections, Findings, Kind, Tensors
+from ..core.types import Array, Classes, Detections, Findings, Kind, Tensors
 from ..models.manifest import ModelFolder
-from .compare import Agreement, compare_findings, cosine
+from .compare import Agreement, compare_findings, cosine, matched
 from .engines.registry import plain_choice
 from .model import Model, default_threshold, load_model
 
@@ -24,6 +25,12 @@ log = logging.getLogger(__name__)
 DOUBT = 0.05
 """How far above the threshold of a score a box is in doubt, and how far two best classes may be
 apart: INT8 differs by quantisation steps from engine to engine."""
+INPUTS = 3
+"""Live inputs on which an engine must agree."""
+LEAST = 0.5
+"""Share of the boxes that an engine must find again, however little the reference itself does."""
+LISTED = 7
+"""Most columns of a list of boxes: image, class, score and corners."""
 LIKENESS = 0.9
 """Least cosine of two outputs, where nothing is found that could be compared. A broken kernel gives
 no likeness at all (openvino#37446: -0.08)."""
@@ -50,6 +57,107 @@ def open_plain(folder: ModelFolder, kind: Kind) -> Model | None:
         return None
 
 
+class PlainWitness:
+    """A session without optimisation, beside an engine until both agree on a few live inputs.
+
+    An input on which they do not is answered by the witness, and so is every later one, until
+    another engine serves. Any number of threads may ask; they take turns.
+    """
+
+    def __init__(self, plain: Model) -> None:
+        """Have heard nothing yet.
+
+        Args:
+            plain: see `open_plain`; the witness owns it from now on.
+
+        """
+        self.why: str | None = None
+        self._plain = plain
+        self._agreed = self._mute = 0
+        self._open = True
+        self._turn = threading.Lock()
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has nothing more to find out."""
+        return self.why is not None or not self._open
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether the engine has agreed on as many inputs as it must."""
+        return self._agreed >= INPUTS
+
+    def answer(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
+        """Return the outputs for an input that a model was given, and the label of who made them.
+
+        Raises:
+            EngineError: an engine failed, be it the witness's.
+            SampleError: what the engine gave is not finite, or cannot be decoded.
+
+        """
+        with self._turn:
+            if self._open:
+                return self._beside(model, tensors)
+        return model.run(tensors), model.engine.label
+
+    def _beside(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
+        """Answer with what the engine gives, if that is right, else with the witness's own."""
+        given = model.unfolded(tensors)
+        if self.why is not None:
+            return self._plain.raw(given), self._plain.engine.label
+        # What fails is for those to see to who watch the engine; it is not found wrong by that.
+        numbers = model.run(tensors)
+        found = model.decode(numbers, given)
+        try:
+            with contained(model.id):
+                outputs = self._plain.raw(given)
+                expected = self._plain.decode(outputs, given)
+        except AgentError as problem:
+            # Says nothing about the engine, which may be what is left when another one fails.
+            self._mute += 1
+            if self._mute >= INPUTS:
+                log.warning("model %s: nothing to compare engines with: %s", model.id, problem)
+                self._close()
+            return numbers, model.engine.label
+        label = self._plain.engine.label
+        believed = outputs, expected
+        agreement = _judge(self._plain, model, given, believed, (numbers, found))
+        if not agreement.passed:
+            self.why = f"beside {label} without optimisation: {agreement.why}"
+            return outputs, label
+        self._agreed += 1
+        if self.satisfied:
+            self._close()
+        return numbers, model.engine.label
+
+    def close(self) -> None:
+        """Answer no more: the engine does."""
+        with self._turn:
+            self._close()
+
+    def _close(self) -> None:
+        if self._open:
+            self._open = False
+            self._plain.close()
+
+
+def accompany(model: Model, kind: Kind) -> None:
+    """Give a model a witness for its first inputs, where there is one for it.
+
+    Args:
+        model: on an engine that is not known to compute it rightly; nothing is inferred yet.
+        kind: of sample that it will be given.
+
+    """
+    try:
+        plain = open_plain(model.folder, kind)
+    except AgentError as problem:
+        log.info("model %s: nothing to compare engines with: %s", model.id, problem)
+        return
+    if plain is not None:
+        model.witness = PlainWitness(plain)
+
+
 def compare_models(reference: Model, model: Model, tensors: Tensors) -> Agreement:
     """Compare what a model finds on two engines in one input.
 
@@ -64,21 +172,37 @@ def compare_models(reference: Model, model: Model, tensors: Tensors) -> Agreemen
     """
     with contained(model.id):
         outputs = reference.raw(tensors)
-        return _compare(model, tensors, outputs, reference.decode(outputs, tensors))
+        expected = reference.decode(outputs, tensors)
+        return _compare(reference, model, tensors, outputs, expected)
 
 
-def _compare(model: Model, tensors: Tensors, outputs: Tensors, expected: Findings) -> Agreement:
+def _compare(
+    reference: Model, model: Model, tensors: Tensors, outputs: Tensors, expected: Findings
+) -> Agreement:
     """Compare what a model finds with what is expected; *outputs* are those it was found in."""
     numbers = model.raw(tensors)
-    found = model.decode(numbers, tensors)
-    agreement = compare_findings(
-        expected,
-        found,
-        model.manifest.trial.tolerance,
-        doubt=default_threshold(model.folder) + DOUBT,
-    )
+    given = numbers, model.decode(numbers, tensors)
+    return _judge(reference, model, tensors, (outputs, expected), given)
+
+
+def _judge(
+    reference: Model,
+    model: Model,
+    tensors: Tensors,
+    believed: tuple[Tensors, Findings],
+    given: tuple[Tensors, Findings],
+) -> Agreement:
+    """Compare what two engines give for an input: outputs, and what is found in them."""
+    (outputs, expected), (numbers, found) = believed, given
+    doubt = default_threshold(model.folder) + DOUBT
+    tolerance = model.manifest.trial.tolerance
+    agreement = compare_findings(expected, found, tolerance, doubt=doubt)
     if not agreement.passed and _tie(expected, found):
         return Agreement(True, f"{agreement.why}, as good as equal")
+    if not agreement.passed and isinstance(expected, Detections) and isinstance(found, Detections):
+        share = matched(expected, found, doubt)
+        if _in_a_crowd(reference, tensors, expected, share):
+            return Agreement(True, f"{agreement.why}; no fewer than in hardly another picture")
     if agreement.passed and _nothing(expected) and _nothing(found):
         return _alike(outputs, numbers)
     return agreement
@@ -101,7 +225,7 @@ def why_wrong(reference: Model, model: Model, inputs: Iterable[Tensors]) -> str 
             continue  # says nothing about the other engine
         try:
             with contained(model.id):
-                agreement = _compare(model, tensors, outputs, expected)
+                agreement = _compare(reference, model, tensors, outputs, expected)
         except AgentError as problem:
             return str(problem)
         if not agreement.passed:
@@ -136,6 +260,48 @@ def _tie(expected: Findings, found: Findings) -> bool:
     return scores.get(found.labels[0], -1.0) >= float(expected.scores[0]) - DOUBT
 
 
+def _unordered(array: Array) -> Array:
+    """Return a list of boxes with each column by itself in order.
+
+    Of noise, or where nothing is found, the last digits decide which boxes come first.
+    """
+    listed = array.ndim == 3 and array.shape[2] <= LISTED < array.shape[1]
+    return np.sort(array, axis=1) if listed else array
+
+
+def _in_a_crowd(reference: Model, tensors: Tensors, expected: Detections, share: float) -> bool:
+    """Whether an engine finds as many boxes again as the reference does in hardly another picture.
+
+    In a crowd of boxes that are as good as each other, or a full list, the last digits decide which
+    stay. Measured on YOLOs of random weights, with noise of one grey level: INT8 and FP16 found 59
+    to 99 % again where the reference found 23 to 91 %; a broken kernel 0 to 38 % where it found 34
+    to 67 %. Of a trained network it finds all of them, and nothing is forgiven.
+    """
+    if share < LEAST:
+        return False
+    shaken = _shaken(tensors)
+    again = reference.decode(reference.raw(shaken), shaken)
+    doubt = default_threshold(reference.folder) + DOUBT
+    return isinstance(again, Detections) and share >= matched(expected, again, doubt)
+
+
+def _shaken(tensors: Tensors) -> dict[str, Array]:
+    """Return inputs with noise of one grey level: a 255th of the range of what is a picture."""
+    random = np.random.default_rng(19)
+    found = dict(tensors)
+    for name, array in tensors.items():
+        if array.ndim != 4:
+            continue
+        noise = random.uniform(-1, 1, array.shape)
+        if array.dtype.kind == "f":
+            found[name] = (array + noise * (np.ptp(array) / 255)).astype(array.dtype)
+        elif array.dtype.kind in "iu":
+            limits = np.iinfo(array.dtype)
+            levels = array.astype(np.int64) + np.rint(noise).astype(np.int64)
+            found[name] = np.clip(levels, limits.min, limits.max).astype(array.dtype)
+    return found
+
+
 def _nothing(findings: Findings) -> bool:
     return isinstance(findings, Detections) and not len(findings)
 
@@ -147,7 +313,7 @@ def _alike(expected: Tensors, found: Tensors) -> Agreement:
             continue
         if one.size != other.size:
             return Agreement(False, f"output {name}: {one.size} numbers and {other.size}")
-        likeness = cosine(one, other)
+        likeness = cosine(_unordered(one), _unordered(other))
         if likeness < LIKENESS:
             return Agreement(False, f"output {name}: cosine {likeness:.2f}, {LIKENESS} wanted")
     return Agreement(True, "outputs are alike")

@@ -345,6 +345,14 @@ def golden_lines(source: str, folder: Path) -> list[str]:
     return [line for line in said.out.splitlines() if line.startswith("golden ")]
 
 
+def test_an_engine_that_turns_out_wrong_is_answered_for(here: Path) -> None:
+    """Both agree on the first picture, so that the quicker one serves; on the next one is wrong."""
+    source = write_pictures(here / "p", [plain(grey, 16, 16) for grey in (20, 200, 201)])
+    said = call_cli("try", source, str(wrapping(here / "wrapping")))
+    assert said.code == 0
+    assert re.findall(r"try #\d .* light (\d+)", said.out) == ["120", "44", "45"]
+
+
 def test_a_signal_is_shown(here: Path) -> None:
     """A recorded signal through the bundled model: windows are judged, and no picture is drawn."""
     models = bundled("models")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from edge_agent.inference.compare import probe_inputs
+from edge_agent.inference.compare import compare_findings, probe_inputs
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import plain_choice
 from edge_agent.inference.model import Model, load_model
@@ -16,7 +17,7 @@ from edge_agent.inference.trust import compare_numbers, open_plain, why_wrong
 from edge_agent.models.manifest import load
 from tests.helpers.push import model_folder
 from tests.helpers.small_models import brightness, detector, write_manifest
-from tests.helpers.tiny_networks import constant_outputs
+from tests.helpers.tiny_networks import constant_outputs, node, save_onnx
 
 Rows = Sequence[tuple[float, ...]]
 PERSON, CAR = (0, 0.9, 0.1, 0.1, 0.4, 0.9), (1, 0.8, 0.6, 0.5, 0.9, 0.9)
@@ -106,3 +107,66 @@ def test_what_no_plain_session_reads_is_compared_with_nothing(tmp_path: Path) ->
     assert plain_choice(".pt") is None
     assert {plain_choice(suffix) is not None for suffix in (".onnx", ".xml")} == {True}
     assert open_plain(load(model_folder(tmp_path / "1", "1")), "picture") is not None
+
+
+def crowd(tmp_path: Path, name: str, noise: float) -> Model:
+    """Make a detector of more boxes than it lists, with scores that the picture decides.
+
+    *noise* of its own changes them, as another engine's rounding would.
+    """
+    random, count = np.random.default_rng(3), 3 * 20 * 20
+    places = random.uniform(0.1, 0.7, (1, 1, count, 2))
+    own = np.random.default_rng(4).uniform(-noise, noise, (1, 1, count, 1))
+    arrays: dict[str, Any] = {
+        "rows": np.array([1, 1, count, 1], np.int64),
+        "share": np.array(0.001, np.float32),
+        "base": (0.9 + own).astype(np.float32),
+        "head": np.zeros((1, 1, count, 2), np.float32),
+        "boxes": np.concatenate((places, places + 0.2), axis=3).astype(np.float32),
+    }
+    (tmp_path / name).mkdir()
+    save_onnx(
+        tmp_path / name / "model.onnx",
+        [
+            node("Reshape", ["picture", "rows"], ["pixels"]),
+            node("Mul", ["pixels", "share"], ["parts"]),
+            node("Add", ["parts", "base"], ["scores"]),
+            node("Concat", ["head", "scores", "boxes"], ["detection_out"], axis=3),
+        ],
+        [("picture", "float32", (1, 3, 20, 20))],
+        [("detection_out", "float32", (1, 1, count, 7))],
+        arrays,
+    )
+    output = {"decoder": "ssd", "threshold": 0.5, "labels": ["person"], "max_detections": 40}
+    return opened(write_manifest(tmp_path / name, "1", "detection", output=output))
+
+
+def test_last_digits_decide_which_of_a_crowd_stay(tmp_path: Path) -> None:
+    """What the reference itself does not find again in noise of a grey level is no difference."""
+    right, rounded = crowd(tmp_path, "right", 0), crowd(tmp_path, "rounded", 0.0002)
+    flat = np.random.default_rng(1).uniform(0, 3, (1, 3, 20, 20)).astype(np.float32)
+    flat[0, 0, 0, 0] = 255
+    inputs = {"picture": flat}
+    one, other = (each.decode(each.raw(inputs), inputs) for each in (right, rounded))
+    assert not compare_findings(one, other, tolerance=0.01).passed
+    assert why_wrong(right, rounded, [inputs]) is None
+    assert why_wrong(right, crowd(tmp_path, "wrong", 0.05), [inputs]) is not None
+
+
+def test_boxes_in_another_order_are_alike(tmp_path: Path) -> None:
+    """Of noise, a list of the best boxes has them as the last digits happen to fall."""
+    rows = np.random.default_rng(5).uniform(0, 320, (1, 300, 6)).astype(np.float32)
+    lists: dict[str, Any] = {
+        "one": rows,
+        "other": rows[:, ::-1],
+        "wrong": rows * [-1, -1, 1, 1, 1, 1],
+    }
+    models = {}
+    for name, table in lists.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        constant_outputs(folder / "model.onnx", {"output0": table.astype(np.float32)})
+        models[name] = opened(write_manifest(folder, "1", "regression", output={"decoder": "raw"}))
+    inputs = probe_inputs(models["one"].engine.inputs, seed=1)
+    assert compare_numbers(models["one"], models["other"], inputs).passed
+    assert not compare_numbers(models["one"], models["wrong"], inputs).passed

@@ -11,15 +11,19 @@ import pytest
 
 from edge_agent.config.device_profile import DeviceProfile, EngineLine
 from edge_agent.config.settings import Arm
+from edge_agent.core.errors import EngineError
 from edge_agent.core.types import Sample, Values
 from edge_agent.device.hardware import read_facts
+from edge_agent.inference.engines.registry import WantedEngine
 from edge_agent.inference.model import Model
+from edge_agent.inference.trust import INPUTS
 from edge_agent.models.store.catalog import Library
 from edge_agent.models.store.store import Store
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.runtime.serving.active import ActiveModels, Serving
 from edge_agent.runtime.serving.loader import ModelLoader
-from edge_agent.runtime.upkeep.engine_check import INPUTS, EngineCheck
+from edge_agent.runtime.upkeep.engine_check import EngineCheck
+from edge_agent.runtime.upkeep.form_check import IDLE_SECONDS, FormCheck
 from tests.helpers.small_models import plain, wrapping
 
 BRIGHT, DARK = 200, 20
@@ -28,11 +32,11 @@ BRIGHT, DARK = 200, 20
 class Desk:
     """A model that serves, and what checks its engine: all of it real."""
 
-    def __init__(self, folder: Path, engines: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, engines: tuple[str, ...], wanted: WantedEngine) -> None:
         lines: list[Any] = [EngineLine(engine=name) for name in engines]
         profile = DeviceProfile(description="a test's own", engines=tuple(lines))
         store = Store(folder / "state")
-        self.loader = ModelLoader(profile, read_facts(), "auto", store)
+        self.loader = ModelLoader(profile, read_facts(), wanted, store)
         library = Library(store, [folder / "models"], None)
         board: Board[Model] = Board()
         self.active = ActiveModels(board, lambda: library, lambda: self.loader)
@@ -47,8 +51,13 @@ class Desk:
 
     def show(self, grey: int) -> float:
         """Show it a grey picture, and let its engine be checked; return what was found."""
-        findings = self.model.infer(Sample(plain(grey, 16, 16), 0, 0, 0.0)).findings
+        found = self.look(grey)
         self.check.run(self.serving, self.model)
+        return found
+
+    def look(self, grey: int) -> float:
+        """Show it a grey picture; return what was found."""
+        findings = self.model.infer(Sample(plain(grey, 16, 16), 0, 0, 0.0)).findings
         assert isinstance(findings, Values)
         return next(iter(findings.values.values()))
 
@@ -65,8 +74,8 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Desk]]:
     wrapping(tmp_path / "models" / "wrapping")
     made: list[Desk] = []
 
-    def desk(*engines: str) -> Desk:
-        made.append(Desk(tmp_path, engines))
+    def desk(*engines: str, wanted: WantedEngine = "auto") -> Desk:
+        made.append(Desk(tmp_path, engines, wanted))
         return made[-1]
 
     yield desk
@@ -80,7 +89,9 @@ def test_a_wrong_engine_gives_way_between_two_frames(
 ) -> None:
     """With the reason in the log and in health; at the next start it is not loaded."""
     desk = make("openvino", "onnxruntime")
-    assert desk.show(BRIGHT) == 255
+    assert desk.model.choice.engine == "openvino"
+    assert desk.show(BRIGHT) == 44
+    assert desk.model.choice.engine == "onnxruntime"
     assert desk.show(BRIGHT) == 44
     (said,) = [r.message for r in caplog.records if "computes it wrongly" in r.message]
     assert said.startswith("model wrapping@1: openvino:CPU computes it wrongly: beside onnxruntime")
@@ -93,7 +104,7 @@ def test_a_wrong_engine_gives_way_between_two_frames(
 def test_where_all_engines_are_wrong_a_plain_session_serves(make: Callable[..., Desk]) -> None:
     """Also where the profile names no other engine."""
     desk = make("openvino")
-    desk.show(BRIGHT)
+    assert desk.show(BRIGHT) == 44
     assert desk.show(BRIGHT) == 44
     assert desk.model.choice.options == {"graph_optimization_level": "none"}
     assert make("openvino").show(BRIGHT) == 44
@@ -123,3 +134,70 @@ def test_golden_outputs_decide_where_there_are_some(make: Callable[..., Desk]) -
     assert desk.check.run(desk.serving, desk.model) is None
     assert desk.known
     assert "golden: " in desk.check.problems()[0]
+
+
+def test_a_witness_answers_until_another_engine_serves(make: Callable[..., Desk]) -> None:
+    """From the first input on in which the engine is wrong, however late that is noticed."""
+    desk = make("openvino", "onnxruntime")
+    assert desk.look(DARK) == DARK + 100
+    assert [desk.look(BRIGHT) for _ in range(INPUTS)] == [44] * INPUTS
+    assert desk.model.choice.engine == "openvino"
+    desk.check.run(desk.serving, desk.model)
+    assert desk.model.choice.engine == "onnxruntime"
+
+
+def test_an_engine_that_was_found_sound_needs_no_witness(make: Callable[..., Desk]) -> None:
+    """Neither the model that serves then, nor the next start."""
+    desk = make("openvino")
+    assert desk.model.witness is not None
+    for number in range(INPUTS):
+        desk.show(DARK + number)
+    assert desk.model.witness is None
+    assert make("openvino").model.witness is None
+
+
+def test_the_engine_that_is_insisted_on_is_refused_where_it_is_wrong(
+    make: Callable[..., Desk],
+) -> None:
+    """With the reason; what it was shown until then was answered rightly."""
+    desk = make("openvino", wanted="openvino")
+    assert desk.show(BRIGHT) == 44
+    assert desk.serving.model is None
+    assert "is not loaded: computes it wrongly here: beside" in str(desk.serving.problem)
+
+
+def test_an_engine_that_fails_is_not_found_wrong(make: Callable[..., Desk]) -> None:
+    """Failing frames are for those to see to who watch engines; they count as such."""
+    desk = make("openvino")
+    desk.model.engine.close()
+    with pytest.raises(EngineError, match="has been closed"):
+        desk.look(BRIGHT)
+    assert desk.model.failing == 1
+    desk.check.run(desk.serving, desk.model)
+    assert desk.model.choice.engine == "openvino"
+    assert not desk.known
+
+
+def test_the_form_that_the_next_start_begins_with_is_checked_too(
+    make: Callable[..., Desk],
+) -> None:
+    """Where another engine serves: once that one is known to be sound."""
+    desk = make("openvino", "onnxruntime")
+    choice = desk.loader.prepared_choice(desk.model.folder)
+    assert choice is not None
+    assert choice.engine == "onnxruntime"
+    assert desk.loader.prepared_form(desk.model.folder, "picture", make=True) is not None
+    told: list[str] = []
+    check = FormCheck(desk.active, desk.loader, lambda: told.append("sound"))
+    desk.look(DARK)
+    assert check.run(desk.serving, desk.model) == IDLE_SECONDS
+    for number in range(INPUTS):
+        desk.show(DARK + number)
+    assert desk.known
+    for number in range(INPUTS):
+        assert desk.loader.unproven(desk.model.folder, choice)
+        desk.look(DARK + number)
+        check.run(desk.serving, desk.model)
+    assert told == ["sound"]
+    assert not desk.loader.unproven(desk.model.folder, choice)
+    assert check.run(desk.serving, desk.model) is None

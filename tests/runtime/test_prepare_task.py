@@ -41,7 +41,9 @@ def planned_form(tmp_path: Path, serving: Serving) -> str:
     """Return the form in the plan, of a task that has not come to the model yet."""
     active: Any = SimpleNamespace(all=lambda: [serving])
     loader: Any = SimpleNamespace(
-        profile=SimpleNamespace(memory_budget_mb=0), quick_choice=lambda _: CPU
+        profile=SimpleNamespace(memory_budget_mb=0),
+        quick_choice=lambda _: CPU,
+        unproven=lambda *_: False,
     )
     task = PrepareTask(
         Store(tmp_path / "state"), active, loader, lambda: 0, lambda: None, threading.Event()

@@ -27,7 +27,7 @@ from ...core.errors import (
 from ...core.types import Array, Outcome, Request, Sample, State
 from ...inference.golden import compare_golden
 from ...inference.model import Model, load_model
-from ...inference.trust import open_plain, why_wrong
+from ...inference.trust import PlainWitness, open_plain, why_wrong
 from ...models.describing import missing_labels
 from ...models.importing import BARE, ImportedModel, file_of, import_model
 from ...models.manifest import idle_keys
@@ -255,10 +255,10 @@ def _compare_engines(
     if best is None and plain is not None:
         say(f"engine   {engine_words(plain.engine.label)} without optimisation serves")
         return plain
-    if plain is not None:
-        plain.close()
     if best is None:
         raise EngineError(f"no engine can run it: {'; '.join(refusals)}")
+    if plain is not None:
+        best.witness = PlainWitness(plain)  # one sample is not enough to go by
     return best
 
 
@@ -332,6 +332,7 @@ def _watch(
     )
     view.trace = trace
     watch = _SourceWatch(samples, spec, view)
+    doubt = None
     said: deque[str] = deque()
     follower = None
     if tried is not None:
@@ -351,6 +352,9 @@ def _watch(
                 watch.look()
                 while said:
                     view.print(said.popleft())
+                if model.witness is not None and model.witness.why != doubt:
+                    doubt = model.witness.why
+                    view.print(f"{engine_words(model.engine.label)} is wrong here: {doubt}")
                 if isinstance(outcome, SampleError):
                     dropped += 1
                     view.print(f"dropped: {outcome}")

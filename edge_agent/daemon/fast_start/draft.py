@@ -86,6 +86,7 @@ def _planned(inventory: Inventory, catalog: Library, arm: Arm, kind: Kind) -> Pl
         return None  # what is wrong is reported when it is loaded
     if choice is None:
         return None
+    unproven = bool(place) and loader.unproven(folder, choice)
     return PlannedModel(
-        arm.name, arm.version, kind, pack(folder), pack(choice), place, quick=not place
+        arm.name, arm.version, kind, pack(folder), pack(choice), place, not place, unproven
     )

@@ -72,6 +72,9 @@ class Trials:
                 log.warning("%s: does not run on %s: %s", candidate.id, choices[number], why)
                 if loader.doubts is not None:
                     loader.doubts.add(folder.path, choices[number], why)
+            if verdict.passed and verdict.proven is not None and loader.doubts is not None:
+                # Else a witness would answer for it again.
+                loader.doubts.clear(folder.path, choices[verdict.proven])
             if verdict.streamed:
                 log.info("%s: run while it arrived: %s", candidate.id, verdict.streamed)
             candidate.first_result_at = candidate.first_result_at or verdict.first_at

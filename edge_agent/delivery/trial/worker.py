@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from .live_frames import FrameSource
 
 TIMED_RUNS = 5
-FRAMES = 3
-"""Live ones, on which engines are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +53,8 @@ class Verdict:
     """How running it while it arrived ended; empty: it was not tried."""
     wrong: Sequence[tuple[int, str]] = ()
     """The choices, by number, that compute it wrongly, and why."""
+    proven: int | None = None
+    """The choice, by number, that has given the golden outputs, or agreed on enough live frames."""
 
 
 class Channel:
@@ -198,7 +198,7 @@ def judge(
 
         model = from_json(question["oversize"]).load(folder, question["kind"], checked=False)
         # No other engine could load it, and no other session.
-        return _judge_on(model, [model.choice], question, followed, None)
+        return replace(_judge_on(model, [model.choice], question, followed, None), proven=None)
     trust = Trust(folder, question["kind"], frame)
     wrong: list[tuple[int, str]] = []
     left = choices
@@ -229,6 +229,7 @@ def _judge_on(
 ) -> Verdict:
     """Return the verdict on a candidate as one engine has loaded it."""
     from ...inference.compare import probe_inputs, race
+    from ...inference.trust import INPUTS
 
     tensors = probe_inputs(model.engine.inputs, seed=7)
     _check_finite(model.raw(tensors))
@@ -240,11 +241,14 @@ def _judge_on(
     if question["golden"]:
         agreement = _golden(model, followed if found.first_at is not None else None)
         if agreement is not None:
-            return replace(found, passed=agreement.passed, why=f"golden: {agreement.why}")
+            proven = choices.index(model.choice) if agreement.passed else None
+            why = f"golden: {agreement.why}"
+            return replace(found, passed=agreement.passed, why=why, proven=proven)
     if trust is None:
         return replace(found, why="loads and runs; there is nothing to compare it with")
     passed, why = trust.judge(model, tensors)
-    return replace(found, passed=passed, why=why)
+    proven = choices.index(model.choice) if passed and trust.frames == INPUTS else None
+    return replace(found, passed=passed, why=why, proven=proven)
 
 
 class Trust:
@@ -257,6 +261,11 @@ class Trust:
         self._frame = frame
         self._plain: Model | None = None
         self._frames: list[Tensors] = []
+
+    @property
+    def frames(self) -> int:
+        """How many live frames it was compared on that were not the same."""
+        return len({b"".join(one.tobytes() for one in each.values()) for each in self._frames})
 
     def judge(self, model: Model, noise: Tensors) -> tuple[bool, str]:
         """Return whether an engine computes the model as a plain session does, and why."""
@@ -282,8 +291,10 @@ class Trust:
 
         Each is taken when the one before has been compared: the camera has moved on meanwhile.
         """
+        from ...inference.trust import INPUTS
+
         yield from self._frames
-        while len(self._frames) < FRAMES:
+        while len(self._frames) < INPUTS:
             tensors = self._frame(specs)
             if tensors is None:
                 return

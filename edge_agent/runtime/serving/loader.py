@@ -25,6 +25,7 @@ from ...core.files import make_state_folder, size_of
 from ...core.flight_recorder import call_target
 from ...core.types import Kind
 from ...device.hardware import Facts, read_facts
+from ...device.headroom import has_room
 from ...device.resources import usable_cpus
 from ...inference.engines.engine import EngineChoice
 from ...inference.engines.registry import (
@@ -245,7 +246,7 @@ class ModelLoader:
     def load(
         self, folder: ModelFolder, kind: Kind, *, checked: bool = False
     ) -> tuple[Model, list[str]]:
-        """Load a model on the first engine that can run it.
+        """Load a model on the first engine that can run it, see also `accompany`.
 
         Returns:
             The model, and why each engine before its own was passed over.
@@ -256,7 +257,37 @@ class ModelLoader:
 
         """
         with contained(folder.manifest.id):
-            return self._load(folder, kind, checked=checked)
+            model, passed = self._load(folder, kind, checked=checked)
+        self.accompany(model, kind)
+        return model, passed
+
+    def accompany(self, model: Model, kind: Kind) -> None:
+        """Give a model a witness where its engine is not known to compute it rightly.
+
+        Args:
+            model: about to serve.
+            kind: of sample that it will be given.
+
+        """
+        if self.unproven(model.folder, model.choice) and has_room(size_of(model.folder.path)):
+            from ...inference.trust import accompany  # of no use from the second start on
+
+            accompany(model, kind)
+
+    def unproven(self, folder: ModelFolder, choice: EngineChoice) -> bool:
+        """Whether an engine has yet to be compared on a model, and may be in memory beside another.
+
+        Args:
+            folder: of the model.
+            choice: of the engine.
+
+        """
+        if self.doubts is None or self.doubts.sound(folder.path, choice):
+            return False
+        plain = plain_choice(folder.network.suffix)
+        if plain is None or (plain.engine, plain.options) == (choice.engine, choice.options):
+            return False
+        return self._profile.swap != "replace" and not self.exceeds_budget(folder)
 
     def _load(self, folder: ModelFolder, kind: Kind, *, checked: bool) -> tuple[Model, list[str]]:
         from ...inference.model import load_model  # a start chooses models without it

@@ -23,6 +23,8 @@ class PlannedModel(NamedTuple):
     """Folder of the prepared form; empty: there is none."""
     quick: bool = False
     """Whether it is loaded the quick way (`inference.quick`)."""
+    unproven: bool = False
+    """Whether its engine is not known to compute it rightly, and needs a witness."""
 
     @property
     def reference(self) -> str:

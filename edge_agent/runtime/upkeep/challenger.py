@@ -293,8 +293,8 @@ class ServingIncumbent:
     def latest(self) -> tuple[Model, Tensors] | None:
         model = self._serving.model
         last = None if model is None else model.last
-        if model is None or last is None:
-            return None
+        if model is None or last is None or model.witness is not None:
+            return None  # others can be compared with it once it has been compared itself
         if last is not self._last:
             # As any engine takes it, for one that is not folded, or otherwise.
             self._last, self._seen = last, model.unfolded(last)

@@ -2,12 +2,13 @@
 
 Once for each model, engine, version of the engine and processor: what was found is kept. An engine
 that is wrong gives way to the next one, between two frames; where all are wrong, a session without
-optimisation serves.
+optimisation serves. Until an engine has been compared, its model's witness answers, if it has one.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -16,8 +17,8 @@ from ...core.files import size_of
 from ...core.types import Tensors
 from ...device.headroom import has_room
 from ...inference.golden import compare_golden
-from ...inference.model import Model
-from ...inference.trust import open_plain, why_wrong
+from ...inference.model import Model, Witness
+from ...inference.trust import INPUTS, open_plain, why_wrong
 from ..serving.active import ActiveModels, Serving
 from ..serving.engine_doubts import EngineDoubts
 from ..serving.loader import ModelLoader
@@ -25,8 +26,6 @@ from .challenger import POLL_SECONDS
 
 log = logging.getLogger(__name__)
 
-INPUTS = 3
-"""Live inputs on which an engine must agree."""
 IDLE_SECONDS = 5.0
 """Until a model without frames is looked at again."""
 
@@ -45,16 +44,23 @@ class _Check:
 class EngineCheck:
     """Checks one model at a time: a plain session takes as much memory as what serves."""
 
-    def __init__(self, active: ActiveModels, loader: ModelLoader) -> None:
+    def __init__(
+        self,
+        active: ActiveModels,
+        loader: ModelLoader,
+        found: Callable[[], None] = lambda: None,
+    ) -> None:
         """Check nothing yet.
 
         Args:
             active: the models that serve.
             loader: how models are loaded here, and what is known of engines.
+            found: called when an engine that serves has been found sound.
 
         """
         self._active = active
         self._loader = loader
+        self._found = found
         self._check: _Check | None = None
         self._degraded: dict[str, str] = {}
         """By name of a model: why it does not run on the engine that it should."""
@@ -65,6 +71,7 @@ class EngineCheck:
         if model.provisional:
             return None  # computes what the network says, and is what others are compared with
         if doubts is None or doubts.sound(model.folder.path, model.choice):
+            _dismiss(model)
             return None
         if model.folder.golden.is_file():
             agreement = compare_golden(model)
@@ -72,6 +79,8 @@ class EngineCheck:
             why = None if agreement is None or passed else f"golden: {agreement.why}"
             self._conclude(doubts, serving, model, why)
             return None
+        if model.witness is not None:
+            return self._hear(doubts, serving, model, model.witness)
         return self._look(doubts, serving, model)
 
     def step(self) -> float:
@@ -90,6 +99,18 @@ class EngineCheck:
         if self._check is not None:
             self._check.plain.close()
             self._check = None
+
+    def _hear(
+        self, doubts: EngineDoubts, serving: Serving, model: Model, witness: Witness
+    ) -> float | None:
+        """Conclude from what the model's witness has found, once it has."""
+        if not witness.settled:
+            return IDLE_SECONDS if model.last is None else POLL_SECONDS
+        if witness.satisfied or witness.why is not None:
+            self._conclude(doubts, serving, model, witness.why)
+        else:
+            _dismiss(model)  # it could compute nothing, and has said so
+        return None
 
     def _look(self, doubts: EngineDoubts, serving: Serving, model: Model) -> float | None:
         """Compare on the latest input; decide when there were enough."""
@@ -127,6 +148,8 @@ class EngineCheck:
         """Keep what was found; exchange a model whose engine is wrong."""
         if why is None:
             doubts.clear(model.folder.path, model.choice)
+            _dismiss(model)
+            self._found()
             return
         words = f"model {model.id}: {model.engine.label} computes it wrongly: {why}"
         doubts.add(model.folder.path, model.choice, why)
@@ -134,7 +157,10 @@ class EngineCheck:
             other, _ = self._loader.load(model.folder, serving.kind, checked=True)
         except AgentError as problem:
             log.error("%s; nothing else runs it: %s", words, problem)  # noqa: TRY400 - one line
-            self._degraded[model.manifest.name] = words
+            # As at the next start: refused with the reason, in what the device says of itself.
+            for old in self._active.unload(lambda _serving, one: one is model):
+                self._active.retire(old)
+            self._active.load(serving)
             return
         if not self._active.replace(model, other):
             with suppress(AgentError):
@@ -142,3 +168,10 @@ class EngineCheck:
             return
         log.warning("%s; now on %s", words, other.engine.label)
         self._degraded[model.manifest.name] = f"{words}; runs on {other.engine.label}"
+
+
+def _dismiss(model: Model) -> None:
+    """Let a model's own engine answer from the next frame on."""
+    witness, model.witness = model.witness, None
+    if witness is not None:
+        witness.close()

@@ -265,6 +265,7 @@ class Failover:
         except AgentError as problem:
             log.debug("model %s: %s: %s", model.id, _name(choice), problem)
             return None
+        self._loader.accompany(better, serving.kind)
         if failure is None:
             return better  # it had failed to load
         try:

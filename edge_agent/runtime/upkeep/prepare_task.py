@@ -327,6 +327,7 @@ class PrepareTask:
                     pack(choice),
                     folder,
                     quick is not None,
+                    quick is None and self._loader.unproven(model.folder, choice),
                 )
             )
         return found

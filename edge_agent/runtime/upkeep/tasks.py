@@ -22,6 +22,7 @@ from .challenger import Challenger
 from .engine_check import EngineCheck
 from .engine_upgrade import EngineUpgrade
 from .failover import Failover
+from .form_check import FormCheck
 from .form_upgrade import FormUpgrade
 from .integrity import IntegrityCheck
 from .memory import MemoryRelease
@@ -57,7 +58,8 @@ class Upkeep:
             watched: whether a model of that name is on trial or on probation.
             present: names what takes memory as long as it is there.
             forget: releases what is only kept to be used again.
-            prepared: called before a prepared form is made, and when it is ready or cannot be.
+            prepared: called before a prepared form is made, when it is ready or cannot be, and when
+                an engine that serves has been found sound.
             plan: writes the plan of the next start.
 
         """
@@ -65,7 +67,8 @@ class Upkeep:
         challenger = Challenger(active)
         self._prepare = PrepareTask(store, active, loader, quota, prepared, closing)
         failover, integrity = Failover(active, loader), IntegrityCheck(store.root, active)
-        engine_check = EngineCheck(active, loader)
+        engine_check = EngineCheck(active, loader, prepared)
+        form_check = FormCheck(active, loader, prepared)
         self._slow = TaskThread(
             "upkeep",
             active,
@@ -80,11 +83,18 @@ class Upkeep:
                     BatchSetup(active, loader, board),
                     FormUpgrade(active, loader, challenger, watched),
                     MeasureTask(self._prepare),
+                    form_check,
                 ),
             ),
             tasks=(challenger, engine_check, self._prepare, plan, integrity),
             problems=(integrity.problems, engine_check.problems),
-            at_end=(self._prepare.close, challenger.close, engine_check.close, plan.close),
+            at_end=(
+                self._prepare.close,
+                challenger.close,
+                engine_check.close,
+                form_check.close,
+                plan.close,
+            ),
             closing=closing,
         )
         self._prompt = TaskThread(
