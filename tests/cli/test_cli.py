@@ -19,6 +19,7 @@ import tomli_w
 
 from edge_agent import __version__
 from edge_agent.cli.main import parser
+from edge_agent.cli.terminal import brief, summary
 from edge_agent.config.device_profile import default_dirs, load_profiles
 from edge_agent.core.bundled import bundled
 from edge_agent.core.names import safe_name
@@ -415,6 +416,15 @@ def test_results_are_one_line_each() -> None:
     said = call_cli("tail", "-n", "1")
     assert (said.code, said.err) == (0, "")
     assert said.out == "03:26:50.123 box-1 result door: #41 face 0.98 · face@3 · 10 ms\n"
+
+
+def test_a_score_without_a_threshold_is_no_verdict() -> None:
+    """While a threshold is learned a result says how far that is."""
+    learning = {"score": 7.25, "threshold": None, "anomalous": False, "learning": 0.125}
+    assert summary({"anomaly": learning}) == "score 7.25 (learns its threshold, 12%)"
+    assert brief({"anomaly": learning}) == "score 7.25, learns its threshold, 12%"
+    held = {"score": 7.25, "threshold": 2.0, "anomalous": False}
+    assert brief({"anomaly": held}) == "normal 7.25 > 2"
 
 
 @pytest.mark.usefixtures("talk")

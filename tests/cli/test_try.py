@@ -367,6 +367,15 @@ def test_of_many_readings_that_are_skipped_a_few_are_shown(here: Path) -> None:
     assert skipped[5] == "skipped  2995 more"
 
 
+def test_a_threshold_that_is_to_be_learned_is_said(here: Path) -> None:
+    """Scores are shown without a verdict."""
+    loudness(here / "loud", window=4, threshold="p99", learn=20)
+    (here / "x.csv").write_text("x\n" + "7\n" * 8)
+    said = call_cli("try", "x.csv", "loud", "--seconds", "5")
+    assert (said.code, said.err) == (0, "")
+    assert re.search(r"try #0 +score 7 \(no threshold: an agent learns it\)", said.out)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_cleanly(number: int, here: Path) -> None:
     """Ctrl-C, or being told to end, gives the summary and 0, and leaves no temporary files."""
