@@ -625,6 +625,25 @@ def first_member(path: Path) -> bytes:
         return first.read()
 
 
+def test_a_version_that_finds_other_things_is_warned_of(
+    tmp_path: Path, broker: Mosquitto, agent: Agents, listen: Listening
+) -> None:
+    """It goes live; `push` and `models` tell on how many frames it agreed, and the way back."""
+    trust = {"allow_unsigned": True}
+    box = start_box(tmp_path, broker, listen(broker.port), agent, "edge-01", trust=trust)
+    done = push(box, model_folder(tmp_path / "2", "2", best=2))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"agrees with the version before on 0 of \d+ live frames \(", done.stdout)
+    assert "edge-agent rollback level --device edge-01" in done.stderr
+    listed = run_cli("models", "--broker", box.url)
+    assert re.search(r"2 live; agrees with the version before on 0 of \d+", listed.stdout)
+    done = push(box, model_folder(tmp_path / "3", "3", best=2, seed=11))
+    assert re.search(
+        r"agrees with the version before on (\d+) of \1 live frames,?$", done.stdout, re.MULTILINE
+    )
+    assert "warning" not in done.stderr
+
+
 def test_packed_for_others_says_so(box: Box, tmp_path: Path) -> None:
     """What `pack` was told about targets the device holds to, and `push` reports.
 
