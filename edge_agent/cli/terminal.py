@@ -43,7 +43,9 @@ def folded(text: str, stream: TextIO) -> list[str]:
 
 def printable_json(value: Any) -> str:
     """Write JSON likewise; it says the same as ever."""
-    text = json.dumps(value, ensure_ascii=False)
+    # In another encoding its letters are escaped as JSON has it.
+    utf8 = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
+    text = json.dumps(value, ensure_ascii=not utf8)
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
@@ -100,6 +102,16 @@ def brief(payload: Mapping[str, Any]) -> str:
         counts[entry["label"]] = counts.get(entry["label"], 0) + 1
     ordered = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
     return printable(", ".join(f"{label} ×{count}" for label, count in ordered))
+
+
+def verdict(payload: Mapping[str, Any]) -> str | None:
+    """Return the best class of a result, or whether it is anomalous; None: it has neither."""
+    if payload.get("classes"):
+        return str(payload["classes"][0]["label"])
+    anomaly = payload.get("anomaly")
+    if anomaly is None or anomaly["threshold"] is None:
+        return None
+    return _verdict(anomaly)
 
 
 def _verdict(anomaly: Mapping[str, Any]) -> str:
