@@ -166,6 +166,8 @@ class Runner:
             spec = parse_source(settings.source, self.settings.base)
         except UsageError as problem:
             raise UsageError(f"pipelines[{settings.name}].source: {problem}") from None
+        for line in self.overrides.shadows(settings):
+            log.info("pipeline %s: %s", settings.name, line)
         pipeline = Pipeline(
             self.overrides.applied(settings),
             spec,
