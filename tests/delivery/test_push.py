@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import tomllib
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -642,6 +643,28 @@ def test_a_version_that_finds_other_things_is_warned_of(
         r"agrees with the version before on (\d+) of \1 live frames,?$", done.stdout, re.MULTILINE
     )
     assert "warning" not in done.stderr
+
+
+def test_what_is_not_fit_to_run_is_not_sent(tmp_path: Path, broker: Mosquitto) -> None:
+    """A network cut short, and one that its manifest does not fit, are told before any device."""
+    where = ("--device", "nobody", "--broker", broker.url)
+    cut = model_folder(tmp_path / "cut", "1")
+    network = (cut / "model.onnx").read_bytes()
+    (cut / "model.onnx").write_bytes(network[: len(network) // 2])
+    said = run_cli("push", str(cut), *where)
+    assert (said.returncode, said.stdout) == (1, "")
+    assert str(cut) in said.stderr
+    misfit = model_folder(tmp_path / "misfit", "1")
+    table = tomllib.loads((misfit / "model.toml").read_text())
+    table |= {"task": "detection", "output": {"decoder": "yolov8", "labels": ["a"]}}
+    (misfit / "model.toml").write_text(tomli_w.dumps(table))
+    said = run_cli("push", str(misfit), *where)
+    assert (said.returncode, said.stdout) == (1, "")
+    assert f"{misfit}/model.toml: output.decoder: 'yolov8' expects" in said.stderr
+    said = run_cli("describe", str(misfit))
+    assert said.returncode == 1
+    assert "output.decoder: 'yolov8' expects" in said.stderr
+    assert run_cli("describe", str(model_folder(tmp_path / "fit", "1"))).returncode == 0
 
 
 def test_packed_for_others_says_so(box: Box, tmp_path: Path) -> None:

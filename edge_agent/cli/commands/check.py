@@ -195,8 +195,9 @@ def _pipeline(
     found = [folders.get(reference) for reference in references]
     count = len(pipeline.arms)
     paced = spec.options.get("rate")
-    for folder in found[:count] if spec.kind == "signal" and not spec.live else ():
-        known = None if folder is None else folder.manifest.input.rate_hz
+    recorded = spec.kind == "signal" and not spec.live
+    for folder in [one for one in found[:count] if one is not None and recorded]:
+        known = folder.manifest.input.rate_hz
         if paced and known and float(paced) != known:
             text = f"?rate={paced:g} plays it at {float(paced) / known:.3g} times the"
             why = f"{known:g} readings a second that {folder.manifest.id} takes; its times are off"

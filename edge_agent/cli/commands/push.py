@@ -23,6 +23,7 @@ from ..options import Options, add_broker, broker_settings, positive
 from ..world import World, check_target, online_targets
 
 if TYPE_CHECKING:
+    from ...models.manifest import ModelFolder
     from ...models.packages.keys import PrivateKey
 
 RECONNECT_SECONDS = 0.5
@@ -107,7 +108,21 @@ def _package(path: Path, key: PrivateKey | None, version: str | None = None) -> 
     with import_model(path, None, version) as imported:
         for assumption in imported.assumptions:
             print(f"assumed  {assumption}")
+        _check(imported.folder)
         yield make(imported.folder, key=key)
+
+
+def _check(folder: ModelFolder) -> None:
+    """Check what can be told of a model here, so that it is not sent in vain.
+
+    Raises:
+        ModelError: its network is damaged, or does not fit its manifest.
+
+    """
+    from ...inference.fit import check_fit
+    from ...models.describing import inspect_network
+
+    check_fit(folder, inspect_network(folder.network))
 
 
 def _next(world: World, devices: list[str], name: str) -> str:
