@@ -104,6 +104,13 @@ def test_a_page_says_who_it_is_for(page: Path) -> None:
     assert first.startswith("For "), first
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_program_is_installed_from_the_checkout(page: Path) -> None:
+    """No page has pip fetch `edge-agent` from an index, where it is another project's name."""
+    for line in re.findall(r"\bpip3? install .*", page.read_text()):
+        assert not re.search(r"(?<![/\w.-])edge[-_]agent\b", line), f"{page.name}: {line}"
+
+
 def test_no_settings_key_is_left_out() -> None:
     """Every key of the settings has its row in settings.md, under its table; so has none else."""
     keys = set(_keys(Settings))

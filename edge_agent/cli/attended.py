@@ -6,6 +6,7 @@ interrupted. The command waits for it in the main thread, says what it waits for
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -66,20 +67,27 @@ class Attendant:
         if self.closing.is_set():
             raise KeyboardInterrupt
 
-    def call(self, work: Callable[[], T]) -> T:
+    def call(self, work: Callable[[], T], until: float = math.inf) -> T:
         """Do *work* in a thread.
 
+        Args:
+            work: to be done.
+            until: monotonic clock after which it is to end, as `closing` tells it.
+
         Raises:
-            AgentError: Ctrl-C, and it has not come back; or what `each` raises.
+            AgentError: Ctrl-C, or the end of the time, and it has not come back; or what `each`
+                raises.
 
         """
         try:
-            (result,) = self.each(work() for _ in range(1))
+            results = list(self.each((work() for _ in range(1)), lambda: time.monotonic() < until))
         except KeyboardInterrupt:
             if self.left_behind is None:
                 raise
             raise AgentError(f"interrupted; {self.left_behind}") from None
-        return result
+        if not results:
+            raise AgentError(self.left_behind or "the time is over")
+        return results[0]
 
     def each(
         self, items: Iterator[T], tick: Callable[[], bool] = lambda: True

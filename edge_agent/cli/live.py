@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -15,7 +15,7 @@ from ..core.text import printable
 from ..core.types import Array
 from ..mqtt.payloads import percentiles
 from .inline_picture import InlinePicture, cell_pixels, protocol_of
-from .terminal import brief, engine_words, summary
+from .terminal import brief, engine_words, summary, verdict
 
 if TYPE_CHECKING:
     from .signal_trace import SignalTrace
@@ -39,6 +39,8 @@ PICTURE_SECONDS = 0.5
 """Between two pictures, at least …"""
 PICTURE_SHARE = 5
 """… and so many times what the last one took, where the link to the terminal is slow."""
+MOST_KINDS = 8
+"""Classes that the summary counts."""
 FOUND_WIDTH = 24
 """The least that a column may leave to what was found."""
 NAME_WIDTH = 24
@@ -60,6 +62,8 @@ class Row:
     said: float = 0.0
     anomalous: bool | None = None
     """What the latest line said."""
+    kinds: Counter[str] = field(default_factory=Counter)
+    """How many results there were of each best class or verdict."""
 
     def fps(self) -> float:
         """Frames a second over the latest results; 0 once they have stopped."""
@@ -171,6 +175,8 @@ class LiveView:
         row.infers.append(payload["timing"]["infer_ms"])
         row.found, row.model = brief(payload), payload["model"]
         row.engine = engine_words(payload["engine"])
+        if (kind := verdict(payload)) is not None:
+            row.kinds[kind] += 1
         anomalous = payload["anomaly"]["anomalous"] if "anomaly" in payload else None
         pause = LINE_SECONDS if anomalous == row.anomalous else TURN_SECONDS
         if self._every or now - row.said >= pause:
@@ -237,6 +243,7 @@ class LiveView:
                 f"inference {infer['p50']:.2f} ms, "
                 f"{row.model} on {row.engine}"
             )
+            lines += _kinds(name, row)
         return lines
 
     def _refresh(self) -> None:
@@ -304,6 +311,16 @@ class LiveView:
         for name, row in rows:
             table.add_row(*(Text(cell(name, row)) for *_, cell in columns))
         return table
+
+
+def _kinds(name: str, row: Row) -> list[str]:
+    """Say how often each class was the best, or each verdict given; nothing of other results."""
+    if not row.kinds:
+        return []
+    shown = row.kinds.most_common(MOST_KINDS)
+    more = len(row.kinds) - len(shown)
+    words = ", ".join(f"{kind} ×{count}" for kind, count in shown)
+    return [printable(f"{name}: {words}" + (f" and {more} more" if more else ""))]
 
 
 def _columns(rows: Sequence[tuple[str, Row]], width: int) -> list[Any]:

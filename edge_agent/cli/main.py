@@ -9,6 +9,7 @@ in `GROUPS`.
 from __future__ import annotations
 
 import argparse
+import codecs
 import os
 import shutil
 import signal
@@ -17,12 +18,13 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
-from typing import Any, NamedTuple, NoReturn
+from io import TextIOWrapper
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 from .. import __version__
 from ..core.errors import AgentError, print_error
 from ..core.logs import set_up
-from ..core.text import one_line
+from ..core.text import encodable, one_line
 from ..core.threads import thread_limit
 from ..core.timeline import Timeline
 
@@ -146,6 +148,7 @@ def main(arguments: Sequence[str], timeline: Timeline | None = None) -> int:
         The exit status: 0 done, 1 it ran and failed, 2 wrong usage or settings.
 
     """
+    _write_anywhere(sys.stdout)
     options = parser().parse_args(arguments)
     options.timeline = timeline or Timeline()
     set_up(verbose=options.verbose, steady=options.command == "run")
@@ -176,6 +179,14 @@ def main(arguments: Sequence[str], timeline: Timeline | None = None) -> int:
         name = "" if problem.filename is None else f"{problem.filename}: "
         print(f"edge-agent: {one_line(name + problem.strerror)}", file=sys.stderr)
         return 1
+
+
+def _write_anywhere(stream: TextIO | None) -> None:
+    """Have a stream write in its own letters what its locale has none for; stderr does already."""
+    # In tests, and where there is no stdout at all, it is another thing.
+    if isinstance(stream, TextIOWrapper):
+        codecs.register_error("edge-agent", encodable)
+        stream.reconfigure(errors="edge-agent")
 
 
 @contextmanager

@@ -43,7 +43,9 @@ def folded(text: str, stream: TextIO) -> list[str]:
 
 def printable_json(value: Any) -> str:
     """Write JSON likewise; it says the same as ever."""
-    text = json.dumps(value, ensure_ascii=False)
+    # In another encoding its letters are escaped as JSON has it.
+    utf8 = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
+    text = json.dumps(value, ensure_ascii=not utf8)
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
@@ -67,8 +69,10 @@ def _findings(payload: Mapping[str, Any]) -> str:
         )
     if "anomaly" in payload:
         anomaly = payload["anomaly"]
-        word = "ANOMALY" if anomaly["anomalous"] else "normal"
-        return f"{word} {anomaly['score']:.4g} (threshold {anomaly['threshold']:.4g})"
+        score, threshold = anomaly["score"], anomaly["threshold"]
+        if threshold is None:
+            return f"score {score:.4g} ({_learning(anomaly)})"
+        return f"{_verdict(anomaly)} {score:.4g} (threshold {threshold:.4g})"
     if "values" in payload:
         return ", ".join(
             f"{name} {value:.4g}" for name, value in list(payload["values"].items())[:8]
@@ -85,8 +89,12 @@ def brief(payload: Mapping[str, Any]) -> str:
     """
     if "anomaly" in payload:
         anomaly = payload["anomaly"]
-        word, sign = ("ANOMALY", ">") if anomaly["anomalous"] else ("normal", "≤")
-        return f"{word} {anomaly['score']:.3g} {sign} {anomaly['threshold']:.3g}"
+        score, threshold = anomaly["score"], anomaly["threshold"]
+        if threshold is None:
+            return f"score {score:.3g}, {_learning(anomaly)}"
+        # With `smooth`, one that is not reported yet is above the threshold, too.
+        sign = ">" if score > threshold else "≤"
+        return f"{_verdict(anomaly)} {score:.3g} {sign} {threshold:.3g}"
     if not payload.get("detections"):
         return summary(payload)
     counts: dict[str, int] = {}
@@ -94,6 +102,27 @@ def brief(payload: Mapping[str, Any]) -> str:
         counts[entry["label"]] = counts.get(entry["label"], 0) + 1
     ordered = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
     return printable(", ".join(f"{label} ×{count}" for label, count in ordered))
+
+
+def verdict(payload: Mapping[str, Any]) -> str | None:
+    """Return the best class of a result, or whether it is anomalous; None: it has neither."""
+    if payload.get("classes"):
+        return str(payload["classes"][0]["label"])
+    anomaly = payload.get("anomaly")
+    if anomaly is None or anomaly["threshold"] is None:
+        return None
+    return _verdict(anomaly)
+
+
+def _verdict(anomaly: Mapping[str, Any]) -> str:
+    return "ANOMALY" if anomaly["anomalous"] else "normal"
+
+
+def _learning(anomaly: Mapping[str, Any]) -> str:
+    """Say that there is no threshold yet, and how far it is where a pipeline learns it."""
+    if "learning" not in anomaly:
+        return "no threshold: an agent learns it"
+    return f"learns its threshold, {anomaly['learning']:.0%}"
 
 
 def engine_words(label: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,33 @@ class Overrides:
         """Record changes until the restart, whatever becomes of the pipeline meanwhile."""
         self._until_restart.setdefault(name, {}).update(changes)
 
+    def take_back(self, name: str, keys: Iterable[str], *, kept: bool) -> None:
+        """Forget what was set of a pipeline; with *kept*, also what was set for good.
+
+        Raises:
+            ModelError: that cannot be written.
+
+        """
+        for key in keys:
+            self._until_restart.get(name, {}).pop(key, None)
+            if kept:
+                self._changes.get(name, {}).pop(key, None)
+        if kept:
+            self._write()
+
+    def given(self, settings: Pipeline) -> Pipeline:
+        """Return a pipeline's settings as they were before any change."""
+        return self._given.get(settings.name, settings)
+
+    def shadows(self, settings: Pipeline) -> list[str]:
+        """List what was set for good and differs from a pipeline's settings; a line each."""
+        return [
+            f"{key} is {_shown(value)}, as it was set with persist ({self._file.path}), not"
+            f" {_shown(getattr(settings, key))}; set it to null with persist to take that back"
+            for key, value in self._changes.get(settings.name, {}).items()
+            if value != getattr(settings, key)
+        ]
+
     def ignore_threshold(self, name: str, why: str) -> bool:
         """Ignore a threshold that was kept, until the next start; False: there is none."""
         kept = self._changes.get(name, {}).pop("threshold", None)
@@ -68,12 +96,19 @@ class Overrides:
 
         """
         self._changes.setdefault(name, {}).update(changes)
+        self._write()
+
+    def _write(self) -> None:
         try:
             self._file.write(self._changes)
         except OSError as problem:
             raise ModelError(
                 f"set for now, but not kept: {self._file.path}: {problem.strerror}"
             ) from problem
+
+
+def _shown(value: object) -> str:
+    return "the default" if value is None else json.dumps(value, default=dict)
 
 
 def _parse(content: Any) -> dict[str, dict[str, Any]]:

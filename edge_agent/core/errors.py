@@ -75,6 +75,11 @@ class RequestError(AgentError):
 class MalformedError(AgentError):
     """A message that cannot be parsed, so that no reply is possible."""
 
+    def __init__(self, words: str, *, logged: bool = False) -> None:
+        super().__init__(words)
+        self.logged = logged
+        """Whether the log has it already."""
+
 
 def print_error(problem: AgentError) -> int:
     """Print the error that ended a command on stderr; return the exit status."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 from collections import OrderedDict
@@ -25,6 +26,9 @@ REMEMBERED = 256
 """Different lines that are remembered at a time; the oldest are forgotten first."""
 OF_A_KIND = 20
 """Different lines a minute from one place in the code."""
+ALIKE = 3
+"""Lines a minute from one place that differ in nothing but what they quote."""
+_QUOTED = r"""(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")(?!\w)"""
 ANSWER: Mapping[str, bool] = {"answer": True}
 """As `extra` of a line that answers a request: it is never held back."""
 MAX_MESSAGE = 16 * 1024
@@ -203,7 +207,8 @@ class RateLimit(logging.Handler):
     """Writes the same line once a minute, and few of one kind, with the number that was held back.
 
     Lines are of one kind where they come from the same place in the code: in a flood of garbage
-    each of them is a little different.
+    each of them is a little different. Of those that differ only in what they quote even fewer are
+    written, so that another fault at that place is not held back with them.
     """
 
     def __init__(self, to: logging.Handler, clock: Callable[[], float] = time.monotonic) -> None:
@@ -212,6 +217,7 @@ class RateLimit(logging.Handler):
         self._clock = clock
         self._lines: OrderedDict[tuple[int, str], _Held] = OrderedDict()
         self._kinds: OrderedDict[tuple[str, int], _Held] = OrderedDict()
+        self._alike: OrderedDict[tuple[str, int, str], _Held] = OrderedDict()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, or hold it back and count it."""
@@ -225,12 +231,22 @@ class RateLimit(logging.Handler):
             line.record = record
             line.held += 1
             return
-        kind = self._kinds.setdefault((record.pathname, record.lineno), _Held(now, record))
+        place = (record.pathname, record.lineno)
+        form = re.sub(_QUOTED, "''", record.getMessage())
+        alike = self._alike.setdefault((*place, form), _Held(now, record))
+        while len(self._alike) > REMEMBERED:
+            self._say_more(self._alike.popitem(last=False)[1])
+        alike.record = record
+        if alike.said >= ALIKE:
+            alike.held += 1
+            return
+        kind = self._kinds.setdefault(place, _Held(now, record))
         kind.record = record
         if kind.said >= OF_A_KIND:
             kind.held += 1
             return
         kind.said += 1
+        alike.said += 1
         self._lines[record.levelno, record.getMessage()] = _Held(now, record)
         while len(self._lines) > REMEMBERED:
             self._say_again(self._lines.popitem(last=False)[1])
@@ -240,8 +256,8 @@ class RateLimit(logging.Handler):
         """Write how many lines were held back, at the program's end."""
         for line in self._lines.values():
             self._say_again(line)
-        for kind in self._kinds.values():
-            self._say_more(kind)
+        for held in (*self._alike.values(), *self._kinds.values()):
+            self._say_more(held)
         self._to.flush()
 
     def close(self) -> None:
@@ -260,12 +276,9 @@ class RateLimit(logging.Handler):
             if oldest.held:
                 self._say_again(oldest)
                 self._lines[key] = _Held(now, oldest.record)
-        while self._kinds:
-            place, kind = next(iter(self._kinds.items()))
-            if now - kind.since < EVERY_SECONDS:
-                break
-            del self._kinds[place]
-            self._say_more(kind)
+        for many in (self._alike, self._kinds):
+            while many and now - next(iter(many.values())).since >= EVERY_SECONDS:
+                self._say_more(many.popitem(last=False)[1])
 
     def _say_again(self, line: _Held) -> None:
         times = "once" if line.held == 1 else f"{line.held} times"

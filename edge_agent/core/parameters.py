@@ -12,7 +12,7 @@ JSON Schema can. Without pydantic, which a daemon that starts from a plan never 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, Protocol, TypeVar, get_args, get_type_hints
 
@@ -158,6 +158,17 @@ class Whole(Number):
         return int(number)
 
 
+@record
+class Clearable:
+    """What may be given as null, to take back what it was: that is CLEARED."""
+
+    kind: Kind
+
+    def parse(self, value: object) -> object:
+        return CLEARED if value is None else self.kind.parse(value)
+
+
+CLEARED = object()
 TEXT = _Text()
 LABEL = _Label()
 FLAG = _Flag()
@@ -200,7 +211,9 @@ def _kind_of(hint: Any) -> Kind:
 
 
 def parse(kind: type[R], body: Mapping[str, Any]) -> R:
-    """Make a record of a JSON object; null counts as absent, unknown keys are ignored.
+    """Make a record of a JSON object; unknown keys are ignored.
+
+    Null counts as absent, but of what is `Clearable`.
 
     Raises:
         RequestError: "<key>: <what is wrong>".
@@ -209,13 +222,37 @@ def parse(kind: type[R], body: Mapping[str, Any]) -> R:
     values: dict[str, object] = {}
     for parameter in parameters(kind):
         value = body.get(parameter.name)
-        if value is None and not parameter.required:
+        clears = parameter.name in body and isinstance(parameter.kind, Clearable)
+        if value is None and not parameter.required and not clears:
             continue
         try:
             values[parameter.name] = parameter.kind.parse(value)
         except ValueError as problem:
             raise RequestError(f"{parameter.name}: {problem}") from None
     return kind(**values)
+
+
+def unknown(kind: type, body: Mapping[str, Any], besides: Collection[str] = ()) -> list[str]:
+    """List the keys of a JSON object that a record does not declare; a line each.
+
+    Args:
+        kind: the record.
+        body: that was sent.
+        besides: further keys that are known.
+
+    """
+    known = [each.name for each in parameters(kind)]
+    found = [key for key in body if key not in known and key not in besides]
+    if not found:
+        return []
+    from difflib import get_close_matches
+
+    lines = []
+    for key in found:
+        close = get_close_matches(key, known, n=1, cutoff=0.7)
+        meant = f"; did you mean {close[0]!r}?" if close else ""
+        lines.append(f"{shown(key)} is not known, and ignored{meant}")
+    return lines
 
 
 def usage(kind: type) -> str:

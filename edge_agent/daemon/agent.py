@@ -105,6 +105,8 @@ class Agent:
         )
         self._control: Control | None = None
         self._closing = False
+        self._asked = False
+        """Somebody has asked for the end; False: whatever ends the agent is a failure."""
         self._last: PreviousCrash | None = None
         """How the last run ended, if not by itself."""
         self._reload_missed = False
@@ -136,7 +138,7 @@ class Agent:
             self._take_over(stack)
             stack.callback(runner.active.close)
             # Outlives the workers, who publish; its end publishes that the device is offline.
-            stack.callback(runner.client.close)
+            stack.callback(self._close_client)
             stack.callback(self._close_transfers)
             stack.enter_context(runner.threads)
             stack.callback(self._close_control)
@@ -157,6 +159,7 @@ class Agent:
             stack.callback(systemd.notify, "STOPPING=1")
             systemd.notify("READY=1", f"STATUS={len(runner.pipelines)} pipelines")
             stop = self._stops.wait(self._ticker())
+            self._asked = stop.asked
         if stop.restart:
             hold_signals()
             if self._stops.signalled is None:
@@ -304,6 +307,9 @@ class Agent:
         if self._control is not None:
             self._control.suspend()
             self._control.close()
+
+    def _close_client(self) -> None:
+        self._runner.client.close("stopped" if self._asked else "lost")
 
     def _close_transfers(self) -> None:
         if self._control is not None:

@@ -119,6 +119,8 @@ def compose(
     announcements = Announcements(runner, inventory, ledger, upkeep.prepared)
     machine = inventory.facts.board or inventory.facts.cpu
     announcements.on_pipelines.add(Announcer(runner, machine, settings.state).publish)
+    # Not by the lane that has learned it: whoever publishes may wait for a disk.
+    runner.learned.thresholds.on_put.add(lambda: stops.call(announcements.pipelines))
     metrics = MetricsPort(
         settings.health.metrics_port, settings.device_id, __version__, lambda: health.latest
     )

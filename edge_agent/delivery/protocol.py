@@ -22,6 +22,9 @@ MAX_SINGLE_MESSAGE_BYTES = 256 * 2**20
 ENDED = frozenset({"live", "probation", "rejected"})
 """States after which a sender waits no longer."""
 
+LOW_AGREEMENT = 0.5
+"""Share of the frames in shadow below which a version that goes live is warned of."""
+
 Publish = Callable[[str, Mapping[str, Any]], object]
 """Publishes on the topic of a transfer; False without a connection."""
 
@@ -71,3 +74,24 @@ def numbers_in(ranges: Any) -> list[int]:
         if len(numbers) > 8 * WINDOW:
             break
     return numbers
+
+
+def agreement_words(details: Mapping[str, Any]) -> tuple[str | None, bool]:
+    """Say how far a version that went live had agreed with the one before.
+
+    Args:
+        details: of its way there, as they are published; from any device, so of any shape.
+
+    Returns:
+        "agrees with it on 12 of 30 live frames (…)", None where nothing was compared; and whether
+        that is so little that it is to be warned of.
+
+    """
+    match details.get("shadow"):
+        case {"compared": int(compared), "agreement": int() | float() as share} if compared > 0:
+            low = share < LOW_AGREEMENT
+            words = f"agrees with it on {round(share * compared)} of {compared} live frames"
+            why = details["shadow"].get("disagreement")
+            return (f"{words} ({why})" if why and low else words), low
+        case _:
+            return None, False

@@ -53,12 +53,12 @@ def describe(path: Path) -> Description:
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
     # First, and with an error of its own: a file that is not fit to run has no description.
-    bare = _inspect(path) if path.is_file() and path.suffix in BARE else None
+    bare = inspect_network(path) if path.is_file() and path.suffix in BARE else None
     try:
         with import_model(path) as imported:
             folder = imported.folder
             # Its weights belong to the context.
-            facts = bare or _inspect(folder.network)
+            facts = bare or inspect_network(folder.network)
             missing = tuple(_missing(folder))
             return Description(
                 folder.manifest.file,
@@ -80,7 +80,13 @@ def describe(path: Path) -> Description:
         return Description(path.name, bare, None, 0, draft.assumed, missing, draft=text)
 
 
-def _inspect(network: Path) -> NetworkFacts:
+def inspect_network(network: Path) -> NetworkFacts:
+    """Read what a network's file tells.
+
+    Raises:
+        ModelError: it is damaged, or not fit to run.
+
+    """
     with contained(str(network), ModelError):
         return inspect(network)
 

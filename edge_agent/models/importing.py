@@ -108,7 +108,7 @@ def import_model(
         elif path.suffix in BARE:
             from .files.metadata import manifest_of
 
-            with contained(str(path), ModelError):
+            with _naming_folder(path), contained(str(path), ModelError):
                 manifest, assumed = manifest_of(path, name, version or "1")
                 assumptions = tuple(map(printable, assumed))
                 parts = inspect(path).files
@@ -124,6 +124,24 @@ def import_model(
             )
         write_manifest(manifest, made)
         yield ImportedModel(load(made, here), assumptions)
+
+
+@contextmanager
+def _naming_folder(path: Path) -> Iterator[None]:
+    """Of a bare file that does not say enough, name the folder where a manifest describes it."""
+    try:
+        yield
+    except ModelError:
+        try:
+            described = load(path.parent).manifest.file == path.name
+        except AgentError:
+            described = False
+        if not described:
+            raise
+        raise ModelError(
+            f"{path}: does not say by itself what it is, but the {MANIFEST} beside it does: give "
+            f"the folder, {path.parent}"
+        ) from None
 
 
 def copy_folder(folder: Path, place: Path) -> None:

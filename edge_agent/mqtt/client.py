@@ -295,15 +295,19 @@ class Client:
                 writer.problem if writer is not None else None,
             )
 
-    def close(self) -> None:
+    def close(self, reason: Literal["stopped", "lost"] = "stopped") -> None:
         """Publish the last status, disconnect, and write what could not be delivered to disk.
 
         Waits at most three seconds, and two more for a disk that hangs.
+
+        Args:
+            reason: why the device is offline; lost: nobody has asked for it, as the will says.
+
         """
         with self._lock:
             connection = self._outbox.connection
         if connection is not None:
-            self._publish_offline(connection)
+            self._publish_offline(connection, reason)
         self._closing.set()
         self._reconnect.interrupt()
         with self._lock:
@@ -320,11 +324,10 @@ class Client:
                 "broker: %d results of qos = 1 were neither delivered nor written to disk", left
             )
 
-    def _publish_offline(self, connection: Connection) -> None:
+    def _publish_offline(self, connection: Connection, reason: str) -> None:
         """Publish that the device is offline, and wait for the acknowledgement."""
-        receipt = connection.publish(
-            self._status_topic, self._status("offline", "stopped"), 1, retain=True
-        )
+        status = self._status("offline", reason)
+        receipt = connection.publish(self._status_topic, status, 1, retain=True)
         deadline = time.monotonic() + OFFLINE_SECONDS
         while not (is_acknowledged(receipt) or connection.gone.wait(0.005)):
             if time.monotonic() > deadline:
@@ -384,7 +387,7 @@ class Client:
                 return
             if self._reconnect.changed:
                 # The old broker would keep the status "online": only this device can change it.
-                self._publish_offline(connection)
+                self._publish_offline(connection, "stopped")
                 return
             with self._lock:
                 self._process_events()

@@ -59,10 +59,9 @@ def findings(found: Findings, digits: int = 1) -> dict[str, Any]:
                 ]
             }
         case Anomaly():
-            known = found.threshold is not None and math.isfinite(found.threshold)
             anomaly: dict[str, Any] = {
                 "score": significant(found.score),
-                "threshold": found.threshold if known else None,
+                "threshold": found.threshold,
                 "anomalous": found.anomalous,
             }
             if found.learning is not None:

@@ -17,7 +17,7 @@ from ..core.errors import AgentError, MalformedError, RequestError
 from ..core.frozen import record
 from ..core.json_text import HalfLetterError, read_json
 from ..core.names import NAME_RULE, is_name
-from ..core.parameters import parse, shown, usage
+from ..core.parameters import parse, shown, unknown, usage
 from . import payloads
 from .client import Client
 from .command_memory import CommandMemory, Repeatable
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 MAX_COMMAND_BYTES = 64 * 1024
 MAX_ANSWERED_BYTES = 1024 * 1024
 """Of a command that is too large, but whose id is read, so that its sender hears of it."""
+MOST_DOUBTS = 8
+"""Unknown keys of a command that are named."""
 MAX_ERROR = 1000
 """Characters of an error in a reply, and of a command in the log."""
 MAX_RESPONSE_TOPIC = 512
@@ -83,7 +85,7 @@ class Requests:
         *,
         commands: Iterable[Command[Any]],
         deliveries: Handler,
-        set_bare: Callable[[str, str, bytes], object] | None = None,
+        set_bare: Callable[[str, str, bytes], Mapping[str, Any]] | None = None,
     ) -> None:
         """Prepare.
 
@@ -132,7 +134,8 @@ class Requests:
                 acknowledged_later = self._handle(message)
             except MalformedError as problem:
                 self.malformed += 1
-                log.debug("%s: %s", message.topic, problem)
+                if not problem.logged:
+                    log.warning("%s: ignored: %s", _cut(message.topic), _cut(str(problem)))
             except Exception:
                 # Not the end of the agent: the broker would send a message of QoS 1 again at the
                 # next start, which would end that one too.
@@ -170,13 +173,16 @@ class Requests:
         """
         assert self._set_bare is not None  # noqa: S101 - checked by the caller
         try:
-            self._set_bare(pipeline, key, message.payload)
+            done = self._set_bare(pipeline, key, message.payload)
         except AgentError as problem:
             log.warning("set %s %s: refused: %s", shown(pipeline), shown(key), _cut(str(problem)))
             self._answer(None, message, error=str(problem))
-            raise MalformedError(str(problem)) from None
+            raise MalformedError(str(problem), logged=True) from None
         log.info("set %s %s: done", shown(pipeline), shown(key))
-        self._publish(_reply(None), message)
+        doubts = done.get("warnings", ())
+        if doubts:
+            log.warning("set %s %s: %s", shown(pipeline), shown(key), _cut("; ".join(doubts)))
+        self._publish(_reply(None, result={"warnings": doubts} if doubts else None), message)
 
     def _refuse_retained(self, topic: str) -> NoReturn:
         """Refuse what cannot be answered; the log tells its sender why.
@@ -190,7 +196,7 @@ class Requests:
             "publish without retain",
             topic,
         )
-        raise MalformedError("retained: it would replay at every connect")
+        raise MalformedError("retained: it would replay at every connect", logged=True)
 
     def _handle_command(self, verb: str, message: ReceivedMessage) -> None:
         """Carry a command out, and answer it.
@@ -231,8 +237,14 @@ class Requests:
     def _carry_out(self, command: Command[Any], request: _Request) -> tuple[dict[str, Any], bool]:
         """Return the reply, and whether the command was carried out."""
         level = logging.INFO if command.changes else logging.DEBUG
+        # Ignored, so that later versions may send more; a slip is told all the same.
+        doubts = unknown(command.parameters, request.body, ("schema", "id", "time"))[:MOST_DOUBTS]
         try:
             result = command.run(parse(command.parameters, request.body))
+        except RequestError as problem:
+            told = "; ".join([str(problem), *doubts])
+            log.log(level, "command %s: failed: %s", request, told)
+            return _reply(request.id, error=told), False
         except AgentError as problem:
             log.log(level, "command %s: failed: %s", request, problem)
             return _reply(request.id, error=str(problem)), False
@@ -240,7 +252,12 @@ class Requests:
             log.exception("command %s: failed", request)
             error = f"failed by an error of the agent: {problem!r}; its log has the details"
             return _reply(request.id, error=error), False
-        log.log(level, "command %s: done", request)
+        doubts += result.get("warnings", ())
+        if doubts:
+            log.warning("command %s: done, but %s", request, _cut("; ".join(doubts)))
+            result = {**result, "warnings": doubts}
+        else:
+            log.log(level, "command %s: done", request)
         return _reply(request.id, result=result), True
 
     def _check(self, request: _Request) -> Repeatable | None:

@@ -84,6 +84,8 @@ class TopicReader:
             lost = connection is not None and connection.gone.wait(0.5)
             if not lost or self._closing.is_set():
                 continue
+            if self._closing.is_set():
+                return  # it was closed, not lost
             log.warning("broker: the connection is lost, trying again")
             while not self._closing.wait(backoff.pause()):
                 try:

@@ -87,13 +87,12 @@ def measured(rule: Rule, outcome: Outcome) -> tuple[float | None, bool, dict[str
             score = float(found.scores[best])
             return score, best == 0, {"label": found.labels[best], "score": round(score, 4)}
         case Anomaly() as found if rule.when == "anomaly":
-            facts = {"score": found.score, "threshold": found.threshold}
-            facts["anomalous"] = found.anomalous
-            shown = {
-                key: value if isinstance(value, bool) else float(f"{value:.6g}")
-                for key, value in facts.items()
+            facts = {
+                "score": float(f"{found.score:.6g}"),
+                "threshold": None if found.threshold is None else float(f"{found.threshold:.6g}"),
+                "anomalous": found.anomalous,
             }
-            return found.score, found.anomalous, {"anomaly": shown}
+            return found.score, found.anomalous, {"anomaly": facts}
         case Values() as found if (
             rule.when == "value" and rule.value is not None and rule.value in found.values
         ):

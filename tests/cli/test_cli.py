@@ -19,6 +19,7 @@ import tomli_w
 
 from edge_agent import __version__
 from edge_agent.cli.main import parser
+from edge_agent.cli.terminal import brief, summary
 from edge_agent.config.device_profile import default_dirs, load_profiles
 from edge_agent.core.bundled import bundled
 from edge_agent.core.names import safe_name
@@ -81,6 +82,14 @@ def test_every_command_explains_itself(command: str) -> None:
     said = call_cli(command, "--help")
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith(f"usage: edge-agent {command} ")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1"])
+def test_a_locale_without_its_letters_gets_others(encoding: str) -> None:
+    """What stdout cannot write is written in its own letters; JSON stays JSON."""
+    said = run_cli("--help", environ={"PYTHONIOENCODING": encoding})
+    assert (said.returncode, said.stderr) == (0, "")
+    assert "... as a daemon" in said.stdout
 
 
 def test_help_groups_the_commands_and_begins_with_daily_use(
@@ -287,6 +296,20 @@ def test_bundled_models_check_out_by_their_golden_cases(
     assert said.out.count("cases agree") == 2
 
 
+def test_a_recording_that_is_played_at_another_speed_is_noted(
+    tmp_path: Path, shared_broker: Mosquitto
+) -> None:
+    """Of a sensor's recording `?rate=` is how fast it is read, which is no error."""
+    source = f"csv:{bundled('models')}/media/bearing.csv?rate=3200"
+    pipeline = {"name": "b", "source": source, "model": "bearing-vibration"}
+    said = call_cli(
+        "check", "--config", settings(tmp_path, shared_broker.url, pipelines=[pipeline])
+    )
+    assert said.code == 0, said.out
+    note = "note  pipeline b source: ?rate=3200 plays it at 0.5 times the 6400 readings a second"
+    assert note in said.out
+
+
 def test_check_says_who_is_trusted(tmp_path: Path, shared_broker: Mosquitto) -> None:
     """A key that is fit is named, one that is not is a failure with its reason, none is said."""
 
@@ -417,6 +440,15 @@ def test_results_are_one_line_each() -> None:
     assert said.out == "03:26:50.123 box-1 result door: #41 face 0.98 · face@3 · 10 ms\n"
 
 
+def test_a_score_without_a_threshold_is_no_verdict() -> None:
+    """While a threshold is learned a result says how far that is."""
+    learning = {"score": 7.25, "threshold": None, "anomalous": False, "learning": 0.125}
+    assert summary({"anomaly": learning}) == "score 7.25 (learns its threshold, 12%)"
+    assert brief({"anomaly": learning}) == "score 7.25, learns its threshold, 12%"
+    held = {"score": 7.25, "threshold": 2.0, "anomalous": False}
+    assert brief({"anomaly": held}) == "normal 7.25 > 2"
+
+
 @pytest.mark.usefixtures("talk")
 def test_kinds_are_told_apart() -> None:
     """--kind shows that kind alone, and `all` shows all."""
@@ -443,6 +475,15 @@ def test_one_device_can_be_followed() -> None:
     """--device shows that one's messages alone."""
     said = call_cli("tail", "--kind", "status", "--device", "box-2", "-n", "1")
     assert said.out == "03:26:50.123 box-2 status: online (started)\n"
+
+
+@pytest.mark.usefixtures("talk")
+def test_waiting_for_a_message_has_an_end() -> None:
+    """With --timeout what does not come is 1 with -n; without, it is no failure."""
+    said = call_cli("tail", "-n", "1", "--device", "nobody", "--timeout", "1")
+    assert (said.code, said.out) == (1, "")
+    said = call_cli("tail", "--kind", "status", "--timeout", "1")
+    assert (said.code, len(said.out.splitlines())) == (0, 2)
 
 
 def test_a_device_that_nobody_knows_is_named(talk: Talk) -> None:

@@ -375,6 +375,39 @@ def test_of_many_readings_that_are_skipped_a_few_are_shown(here: Path) -> None:
     assert skipped[5] == "skipped  2995 more"
 
 
+def test_a_threshold_that_is_to_be_learned_is_said(here: Path) -> None:
+    """Scores are shown without a verdict."""
+    loudness(here / "loud", window=4, threshold="p99", learn=20)
+    (here / "x.csv").write_text("x\n" + "7\n" * 8)
+    said = call_cli("try", "x.csv", "loud", "--seconds", "5")
+    assert (said.code, said.err) == (0, "")
+    assert re.search(r"try #0 +score 7 \(no threshold: an agent learns it\)", said.out)
+
+
+def test_each_window_of_a_recording_has_its_line_and_verdicts_are_counted(here: Path) -> None:
+    """However soon one comes after the other."""
+    loudness(here / "loud", window=4)
+    (here / "x.csv").write_text("x\n" + "7\n" * 12 + "700\n" * 8)
+    said = call_cli("try", "x.csv", "loud")
+    assert (said.code, said.err) == (0, "")
+    assert re.findall(r"try #(\d+) +(\w+)", said.out) == [
+        *((str(seq), "normal") for seq in range(3)),
+        ("3", "ANOMALY"),
+        ("4", "ANOMALY"),
+    ]
+    assert "\ntry: normal ×3, ANOMALY ×2\n" in said.out
+
+
+def test_seconds_also_bound_the_wait_for_the_first_reading(here: Path, broker: Mosquitto) -> None:
+    """A topic that nobody publishes on ends in one line."""
+    loudness(here / "loud", window=4)
+    said = call_cli("try", "mqtt:plant/x", "loud", "--seconds", "1", "--broker", broker.url)
+    assert (said.code, said.error) == (
+        1,
+        "edge-agent: no result: mqtt:plant/x gave nothing in the time that there was",
+    )
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_cleanly(number: int, here: Path) -> None:
     """Ctrl-C, or being told to end, gives the summary and 0, and leaves no temporary files."""

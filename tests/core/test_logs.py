@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_agent.core.logs import (
+    ALIKE,
     ANSWER,
     EVERY_SECONDS,
     MAX_MESSAGE,
@@ -299,6 +300,19 @@ def test_a_flood_of_one_kind_is_cut_and_counted() -> None:
         f"{1000 - OF_A_KIND} more lines of the kind: push 999: rejected",
         "push 1000: rejected",
     ]
+
+
+def test_another_fault_is_said_beside_a_flood_that_only_quotes_something_else() -> None:
+    """Readings of the wrong kind do not hide the first one that is broken otherwise."""
+    log = Log()
+    for number in range(1000):
+        log.say(f"press: expected a number, found '\\'{number}\\''", number / 100)
+    log.say("press: expected JSON, found '1;2'", 11)
+    assert len(log.said) == ALIKE + 1
+    assert log.said[-1] == "press: expected JSON, found '1;2'"
+    log.handler.close()
+    more = f"{1000 - ALIKE} more lines of the kind: press: expected a number, found '\\'999\\''"
+    assert log.said[-1] == more
 
 
 def test_a_latch_lets_the_first_of_a_row_through() -> None:

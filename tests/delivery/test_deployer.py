@@ -106,6 +106,8 @@ def test_shadow_only_reports_by_default(box: Boxes, tmp_path: Path) -> None:
     assert shadow["agreement"] == 0.0
     assert shadow["errors"] == 0
     assert shadow["infer_ms"]["p95"] > 0
+    assert "level@2 is live in place of 1" in one.agent.words()
+    assert "; agrees with it on 0 of 3 live frames (best class" in one.agent.words()
 
 
 def test_shadow_can_demand_agreement(box: Boxes, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import tomllib
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -623,6 +624,47 @@ def first_member(path: Path) -> bytes:
         first = archive.extractfile(archive.getmembers()[0])
         assert first is not None
         return first.read()
+
+
+def test_a_version_that_finds_other_things_is_warned_of(
+    tmp_path: Path, broker: Mosquitto, agent: Agents, listen: Listening
+) -> None:
+    """It goes live; `push` and `models` tell on how many frames it agreed, and the way back."""
+    trust = {"allow_unsigned": True}
+    box = start_box(tmp_path, broker, listen(broker.port), agent, "edge-01", trust=trust)
+    done = push(box, model_folder(tmp_path / "2", "2", best=2))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"agrees with the version before on 0 of \d+ live frames \(", done.stdout)
+    assert "edge-agent rollback level --device edge-01" in done.stderr
+    listed = run_cli("models", "--broker", box.url)
+    assert re.search(r"2 live; agrees with the version before on 0 of \d+", listed.stdout)
+    done = push(box, model_folder(tmp_path / "3", "3", best=2, seed=11))
+    assert re.search(
+        r"agrees with the version before on (\d+) of \1 live frames,?$", done.stdout, re.MULTILINE
+    )
+    assert "warning" not in done.stderr
+
+
+def test_what_is_not_fit_to_run_is_not_sent(tmp_path: Path, broker: Mosquitto) -> None:
+    """A network cut short, and one that its manifest does not fit, are told before any device."""
+    where = ("--device", "nobody", "--broker", broker.url)
+    cut = model_folder(tmp_path / "cut", "1")
+    network = (cut / "model.onnx").read_bytes()
+    (cut / "model.onnx").write_bytes(network[: len(network) // 2])
+    said = run_cli("push", str(cut), *where)
+    assert (said.returncode, said.stdout) == (1, "")
+    assert str(cut) in said.stderr
+    misfit = model_folder(tmp_path / "misfit", "1")
+    table = tomllib.loads((misfit / "model.toml").read_text())
+    table |= {"task": "detection", "output": {"decoder": "yolov8", "labels": ["a"]}}
+    (misfit / "model.toml").write_text(tomli_w.dumps(table))
+    said = run_cli("push", str(misfit), *where)
+    assert (said.returncode, said.stdout) == (1, "")
+    assert f"{misfit}/model.toml: output.decoder: 'yolov8' expects" in said.stderr
+    said = run_cli("describe", str(misfit))
+    assert said.returncode == 1
+    assert "output.decoder: 'yolov8' expects" in said.stderr
+    assert run_cli("describe", str(model_folder(tmp_path / "fit", "1"))).returncode == 0
 
 
 def test_packed_for_others_says_so(box: Box, tmp_path: Path) -> None:

@@ -467,6 +467,17 @@ def test_what_is_malformed_is_counted(shared_device: Device) -> None:
     shared_device.health(lambda h: h["malformed"] == before + 3)
 
 
+def test_what_cannot_be_answered_is_in_the_log(shared_device: Device) -> None:
+    """Broken JSON, and a topic that nobody expects, are a line each that names the topic."""
+    shared_device.ask("snapshot", b"{")
+    shared_device.heard.publish(f"{D}/in/set/rate", b"5")
+    shared_device.ask("ping", {"id": "after-malformed"})
+    shared_device.reply("after-malformed")
+    words = shared_device.agent.words()
+    assert "edge/box/in/command/snapshot: ignored: the payload is not a JSON object" in words
+    assert "edge/box/in/set/rate: ignored: nothing is expected here; below in/ there are" in words
+
+
 def now() -> str:
     """Return the time as a command has it."""
     return datetime.now(UTC).isoformat()

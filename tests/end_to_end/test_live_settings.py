@@ -17,6 +17,7 @@ from tests.helpers.support import (
     Mosquitto,
     agent_settings,
     check_account,
+    run_cli,
 )
 
 Agents = Callable[..., AgentProcess]
@@ -140,6 +141,27 @@ def test_a_value_that_cannot_be_is_one_line_in_the_log_and_counted(
     assert words in lines[0]
 
 
+def test_what_was_set_in_vain_is_told_in_the_reply_and_the_log(device: Device) -> None:
+    """A key that is misspelt is named beside the good ones; a label that nothing finds, too."""
+    device.labels("person", "car")
+    body = {"id": "a", "pipeline": "door", "threshold": 0.5, "treshold": 0.6, "labels": ["persn"]}
+    device.heard.publish(f"{D}/in/command/set", json.dumps(body))
+    reply = device.heard.wait_state(f"{D}/reply/a", ok=True)
+    slip = "'treshold' is not known, and ignored; did you mean 'threshold'?"
+    vain = "labels: 'persn' is not among what finder@1 finds"
+    assert reply["result"]["warnings"] == [slip, vain]
+    assert f"done, but {slip}; {vain}" in device.agent.words()
+    body = {"id": "b", "pipeline": "door", "treshold": 0.6}
+    device.heard.publish(f"{D}/in/command/set", json.dumps(body))
+    reply = device.heard.wait_state(f"{D}/reply/b", ok=False)
+    assert reply["error"].endswith(f"; {slip}")
+    device.put("labels", "persn")
+    device.heard.wait_state(f"{D}/pipeline/door", labels=["persn"])
+    device.heard.publish(f"{D}/in/command/ping", '{"id": "c"}')
+    device.heard.wait_state(f"{D}/reply/c", ok=True)
+    assert f"set 'door' 'labels': {vain}" in device.agent.words()
+
+
 def test_a_mask_is_black_for_the_model_and_in_the_picture(device: Device) -> None:
     """A model sees the area black, and so does whoever asks for a snapshot; without it, neither."""
     device.lamp["masks"] = [TOP]
@@ -177,6 +199,28 @@ def test_a_pipeline_that_is_switched_off_closes_its_source_and_stays_listed(devi
     device.door["enabled"] = False
     device.reload()
     device.heard.wait_state(f"{D}/source/door", state="ended", enabled=False)
+
+
+def test_what_was_kept_is_told_and_can_be_taken_back(device: Device) -> None:
+    """Null with persist brings the settings' own value back; until then log and `check` tell."""
+    device.labels("person", "car")
+    kept = {"id": "a", "pipeline": "door", "threshold": 0.8, "persist": True}
+    device.heard.publish(f"{D}/in/command/set", json.dumps(kept))
+    device.labels("person")
+    assert device.agent.stop() == 0
+    device.agent.restart()
+    device.labels("person")
+    line = f"pipeline door: threshold is 0.8, as it was set with persist ({device.agent.folder}"
+    assert line in device.agent.words()
+    assert line in run_cli("check", "--config", str(device.agent.config)).stdout
+    back = {"id": "b", "pipeline": "door", "threshold": None, "persist": True}
+    device.heard.publish(f"{D}/in/command/set", json.dumps(back))
+    reply = device.heard.wait_state(f"{D}/reply/b", ok=True)
+    assert reply["result"]["threshold"] == 0.5
+    device.labels("person", "car")
+    assert device.agent.stop() == 0
+    device.agent.restart()
+    device.labels("person", "car")
 
 
 def test_a_change_that_is_kept_holds_after_the_next_start(device: Device) -> None:

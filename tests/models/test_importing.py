@@ -9,6 +9,7 @@ import pytest
 
 from edge_agent.core.errors import ModelError
 from edge_agent.models.importing import file_of, import_model
+from tests.helpers.small_models import loudness
 from tests.helpers.tiny_networks import times_two, to_ir
 from tests.models.test_metadata import METADATA_YAML, ultralytics, zeros
 
@@ -105,3 +106,13 @@ def test_folder_of_another_kind(tmp_path: Path) -> None:
     refused(tmp_path, "model.toml", "net.h5", "tf2onnx")
     (tmp_path / "net.h5").unlink()
     refused(tmp_path, "neither model.toml nor an .onnx or .xml")
+
+
+def test_a_file_that_a_manifest_beside_it_describes(tmp_path: Path) -> None:
+    """A bare file that does not say enough names the folder that does."""
+    folder = loudness(tmp_path / "press", window=4)
+    refused(folder / "model.onnx", f"the model.toml beside it does: give the folder, {folder}")
+    (folder / "model.onnx").rename(folder / "other.onnx")
+    with pytest.raises(ModelError) as caught, import_model(folder / "other.onnx"):
+        pass
+    assert "give the folder" not in str(caught.value)

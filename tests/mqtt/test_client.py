@@ -356,6 +356,17 @@ def test_the_goodbye_is_the_last_word(
     assert status == [{"state": "offline", "reason": "stopped"}]
 
 
+def test_a_client_that_nobody_has_asked_to_end_is_lost(
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient
+) -> None:
+    """The end of an agent that fails reads as the will does, not as an orderly stop."""
+    relayed.start()
+    relayed.up()
+    relayed.client.close("lost")
+    status = listen(broker.port).wait_state(STATUS, state="offline")
+    assert status["reason"] == "lost"
+
+
 def test_many_threads_may_publish_at_once(
     broker: Mosquitto, listen: Listeners, relayed: RelayedClient
 ) -> None:

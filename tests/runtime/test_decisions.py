@@ -76,6 +76,20 @@ def test_the_threshold_of_the_settings_wins() -> None:
     assert (one.threshold, one.anomalous, one.learning) == (3.0, True, None)
 
 
+def test_what_is_learned_is_known_beside_the_results(tmp_path: Path) -> None:
+    """Nothing until it is learned, then the quantile, also before the first window of a run."""
+    kept = LearnedValues(tmp_path).thresholds
+    told: list[float | None] = []
+    decisions = Decisions("p", kept)
+    kept.on_put.add(lambda: told.append(decisions.learned("m@1", LEARNS)))
+    assert decisions.learned("m@1", LEARNS) is None
+    judge(decisions, LEARNS, *range(1, 11))
+    assert told == [9]
+    again = Decisions("p", LearnedValues(tmp_path).thresholds)
+    assert again.learned("m@1", LEARNS) == 9
+    assert again.learned("m@2", LEARNS) is None
+
+
 def test_a_damaged_file_of_thresholds_is_forgotten(tmp_path: Path) -> None:
     """It learns again."""
     path = tmp_path / "thresholds.json"

@@ -64,6 +64,7 @@ def main(options: Options) -> int:
     settings = load_settings(options, needed=True)
     from ...config.device_profile import default_dirs, unread_files
     from ...config.load import find_file
+    from ...config.overrides import Overrides
     from ...runtime.serving.loader import ModelLoader, match_profile, open_library, open_store
     from ...runtime.serving.tuning_results import TuningResults
     from .profile import tuned
@@ -100,8 +101,9 @@ def main(options: Options) -> int:
     library = open_library(settings, store)
     for name in settings.models_dirs:
         report.tried("models_dirs", partial(_models_dir, Path(name)))
+    overrides = Overrides(settings.state / "overrides.json")
     for pipeline in settings.pipelines:
-        _pipeline(report, settings, options.config, pipeline, library, loader)
+        _pipeline(report, settings, options.config, pipeline, library, loader, overrides)
     if not settings.pipelines:
         text = f"{file} names none; the agent runs, but has nothing to do"
         report.line("note", "pipelines", text)
@@ -118,6 +120,7 @@ def _pipeline(
     pipeline: Any,
     library: Any,
     loader: Any,
+    overrides: Any,
 ) -> None:
     """Check the source of one pipeline and each of its models."""
     from ...config.device_profile import unlisted
@@ -191,7 +194,16 @@ def _pipeline(
     references = [arm.reference for arm, _, _ in wanted]
     found = [folders.get(reference) for reference in references]
     count = len(pipeline.arms)
-    for line in lint_pipeline(pipeline, found[:count], found[count:]):
+    paced = spec.options.get("rate")
+    recorded = spec.kind == "signal" and not spec.live
+    for folder in [one for one in found[:count] if one is not None and recorded]:
+        known = folder.manifest.input.rate_hz
+        if paced and known and float(paced) != known:
+            text = f"?rate={paced:g} plays it at {float(paced) / known:.3g} times the"
+            why = f"{known:g} readings a second that {folder.manifest.id} takes; its times are off"
+            report.line("note", f"{subject} source", f"{text} {why}")
+    lines = lint_pipeline(pipeline, found[:count], found[count:])
+    for line in [*overrides.shadows(pipeline), *lines]:
         report.line("note", subject, line)
 
 

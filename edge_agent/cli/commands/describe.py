@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.text import printable
 from ...models.describing import Description, describe
-from ...models.importing import manifest_table
+from ...models.importing import import_model, manifest_table
 from ..options import Options
 
 if TYPE_CHECKING:
@@ -36,12 +36,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Describe; 0 also where something is missing, 1 where devices refuse it."""
-    described = describe(Path(options.model))
+    """Describe; 0 also where something is missing, 1 where devices refuse it or it does not fit."""
+    path = Path(options.model)
+    described = describe(path)
     if options.json:
         print(json.dumps(_json(described)))
     else:
         _print(described)
+    if described.manifest is not None:
+        from ...inference.fit import check_fit
+
+        # It may lie in a package.
+        with import_model(path) as imported:
+            check_fit(imported.folder, described.facts)
     return 1 if described.wrong else 0
 
 

@@ -7,6 +7,7 @@ import argparse
 from ...core.errors import AgentError, UsageError
 from ...core.names import NAME_RULE, is_name
 from ...core.text import printable
+from ...delivery.protocol import agreement_words
 from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings
 from ..world import World, offline_since
@@ -71,6 +72,9 @@ def _line(says: dict[str, object]) -> str:
     if isinstance(last, dict):
         why = f" ({last['why']})" if last.get("why") else ""
         parts.append(f"last: {last.get('version')} {last.get('outcome')}{why}")
+        agreed, low = agreement_words(last)
+        if agreed is not None and low and last.get("outcome") == "live":
+            parts.append(agreed.replace(" it ", " the version before ", 1))
     if says.get("error"):
         parts.append(str(says["error"]))
     return "; ".join(parts)

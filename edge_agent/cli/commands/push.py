@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ...core.errors import AgentError, BrokerError, UsageError
 from ...core.names import version_key
 from ...core.text import printable
+from ...delivery.protocol import agreement_words
 from ...delivery.sender import Progress, Sender
 from ...models.importing import BARE, file_of, import_model, import_tar
 from ...models.packages.build import Package, make, open_package
@@ -22,6 +23,7 @@ from ..options import Options, add_broker, broker_settings, positive
 from ..world import World, check_target, online_targets
 
 if TYPE_CHECKING:
+    from ...models.manifest import ModelFolder
     from ...models.packages.keys import PrivateKey
 
 RECONNECT_SECONDS = 0.5
@@ -84,7 +86,7 @@ def main(options: Options) -> int:
         except KeyboardInterrupt:
             again = "the same push again goes on where it stopped"
             raise AgentError(f"interrupted; {again}") from None
-        return _report(sender, world, target)
+        return _report(sender, world, target, package.header.name)
 
 
 @contextmanager
@@ -106,7 +108,21 @@ def _package(path: Path, key: PrivateKey | None, version: str | None = None) -> 
     with import_model(path, None, version) as imported:
         for assumption in imported.assumptions:
             print(f"assumed  {assumption}")
+        _check(imported.folder)
         yield make(imported.folder, key=key)
+
+
+def _check(folder: ModelFolder) -> None:
+    """Check what can be told of a model here, so that it is not sent in vain.
+
+    Raises:
+        ModelError: its network is damaged, or does not fit its manifest.
+
+    """
+    from ...inference.fit import check_fit
+    from ...models.describing import inspect_network
+
+    check_fit(folder, inspect_network(folder.network))
 
 
 def _next(world: World, devices: list[str], name: str) -> str:
@@ -213,18 +229,27 @@ class _Bars:
                 print(said, file=sys.stderr, flush=True)
 
 
-def _report(sender: Sender, world: World, target: str) -> int:
+def _report(sender: Sender, world: World, target: str, name: str) -> int:
     """Print the outcome on each device."""
     failed = 0
     for device, progress in sorted(sender.progress.items()):
         print(printable(f"{device}: {_ending(progress)}"))
         failed += progress.state == "rejected"
+        if progress.state != "rejected" and agreement_words(progress.details)[1]:
+            print(_warning(device, name), file=sys.stderr)
     if target.startswith("@"):
         for device in world.members(target[1:]):
             if not world.online(device) and device not in sender.progress:
                 print(f"{device}: offline, has not got it")
     print(f"{sender.bytes_sent} bytes were sent")
     return 1 if failed else 0
+
+
+def _warning(device: str, name: str) -> str:
+    return printable(
+        f"warning  {device}: this version finds other things than the one before; if that is not"
+        f" meant: edge-agent rollback {name} --device {device}; trial.min_agreement rejects such"
+    )
 
 
 def _ending(progress: Progress) -> str:
@@ -241,4 +266,7 @@ def _ending(progress: Progress) -> str:
         value = progress.details.get(key)
         if value is not None:
             parts.append(f"{value} {unit}")
+    agreed, _ = agreement_words(progress.details)
+    if agreed is not None:
+        parts.append(agreed.replace(" it ", " the version before ", 1))
     return ", ".join(parts)

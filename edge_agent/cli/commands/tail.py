@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
+import time
+from collections.abc import Iterator
 from itertools import chain
 
 from ...config.settings import Broker
 from ...core.errors import UsageError
 from ...core.names import NAME_RULE, is_name
 from ...core.text import printable
-from ...mqtt.connection import parse_object
+from ...mqtt.connection import ReceivedMessage, parse_object
 from ...mqtt.one_shot import OneShotClient
-from ..options import Options, add_broker, broker_settings, positive_int
+from ..options import Options, add_broker, broker_settings, positive, positive_int
 from ..terminal import message_line, printable_json
 from ..world import LOOK_SECONDS, World, absence
 
@@ -59,6 +62,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", type=positive_int, dest="count", metavar="N", help="end after N messages"
     )
+    parser.add_argument(
+        "--timeout", type=positive, metavar="S", help="end after S seconds; 1 where N are missing"
+    )
     add_broker(parser)
 
 
@@ -71,25 +77,36 @@ def main(options: Options) -> int:
     filters = [f"{root}/{device}/{topic}" for topic in TOPICS[options.kind]]
     try:
         with OneShotClient(settings.broker, filters) as client:
-            _follow(client, settings.broker, options)
+            whole = _follow(client, settings.broker, options)
     except KeyboardInterrupt:
-        return 0 if options.count is None else 1
-    return 0
+        whole = False
+    return 0 if whole or options.count is None else 1
 
 
-def _follow(client: OneShotClient, broker: Broker, options: Options) -> None:
+def _follow(client: OneShotClient, broker: Broker, options: Options) -> bool:
+    """Print messages; return whether there were as many as asked for."""
+    until = time.monotonic() + (options.timeout or math.inf)
     first = client.next(LOOK_SECONDS) if options.device else None
     if options.device and first is None:
         _warn_of_absence(broker, options.device)
     seen = 0
-    for heard in chain([] if first is None else [first], client):
+    for heard in chain([] if first is None else [first], _heard(client, until)):
         if not heard.payload:
             continue  # a retained topic was cleared
         line = _line(heard.topic, broker.topic_root, heard.payload, as_json=options.json)
         print(line, flush=True)
         seen += 1
         if options.count is not None and seen >= options.count:
-            return
+            return True
+    return False
+
+
+def _heard(client: OneShotClient, until: float) -> Iterator[ReceivedMessage]:
+    """Yield messages until a moment of the monotonic clock."""
+    while (left := until - time.monotonic()) > 0:
+        message = client.next(min(left, 1.0))
+        if message is not None:
+            yield message
 
 
 def _warn_of_absence(broker: Broker, device: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import stat
 import sys
@@ -113,7 +114,10 @@ def main(options: Options) -> int:
             _topics(options, spec) as topics,
             _opened(attendant, spec, imported, topics) as samples,
         ):
-            first = attendant.call(lambda: _first(attendant, samples, spec))
+            # What a recording takes to its first window is no matter of waiting.
+            waits = options.seconds if spec.live and options.seconds else math.inf
+            until = time.monotonic() + waits
+            first = attendant.call(lambda: _first(attendant, samples, spec), until)
             seconds = _bench_seconds(options.seconds)
             best = attendant.call(
                 lambda: _compare_engines(attendant, imported, spec, first, seconds)
@@ -132,8 +136,12 @@ def main(options: Options) -> int:
     if count == 0 and dropped:
         raise AgentError("no result: every frame was dropped by an error")
     if count == 0:
-        raise AgentError(f"no result: {spec.redacted} gave nothing in the time that there was")
+        raise AgentError(_nothing(spec))
     return 0
+
+
+def _nothing(spec: SourceSpec) -> str:
+    return f"no result: {spec.redacted} gave nothing in the time that there was"
 
 
 def _pipeline(file: str) -> Pipeline:
@@ -167,6 +175,8 @@ def _opened(
 def _first(attendant: Attendant, samples: Samples, spec: SourceSpec) -> Sample:
     with attendant.doing(f"the first reading of {spec.redacted}"):
         first = samples.first()
+    if first is None and attendant.closing.is_set():
+        raise AgentError(_nothing(spec))
     if first is None:
         raise SourceError(f"{spec.redacted}: ended before it gave anything to look at")
     return first
@@ -328,7 +338,7 @@ def _watch(
         [picture.note()],
         pipelines=["try"],
         pictures=first.picture,
-        every=spec.form.scheme == "dir" and not spec.options["loop"],
+        every=_is_short(spec),
     )
     view.trace = trace
     watch = _SourceWatch(samples, spec, view)
@@ -386,6 +396,12 @@ def _watch(
     if samples.trouble is not None:
         raise SourceError(samples.trouble)
     return count, dropped
+
+
+def _is_short(spec: SourceSpec) -> bool:
+    """Whether each result is worth a line: of a folder of pictures or a recording, once through."""
+    recorded = spec.form.scheme == "dir" or (spec.kind == "signal" and not spec.live)
+    return recorded and not spec.options["loop"]
 
 
 class _SourceWatch:

@@ -86,7 +86,10 @@ class Router:
             case ("push", transfer, "block", number) if _is_number(number):
                 return self._blocks.block(transfer, int(number), message)
             case _:
-                raise MalformedError("nothing is expected here")
+                raise MalformedError(
+                    "nothing is expected here; below in/ there are command/<verb>, "
+                    "set/<pipeline>/<key>, model and push/<transfer>/…"
+                )
 
     def _submit(self, candidate: Candidate, blocks: int) -> None:
         """Submit a candidate to the deployer; all its *blocks* are on the device."""

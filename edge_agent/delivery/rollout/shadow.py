@@ -110,12 +110,16 @@ class Comparison:
         return self.agreed / self.compared if self.compared else 1.0
 
     def payload(self) -> dict[str, Any]:
-        return {
+        payload = {
             "frames": self.frames,
+            "compared": self.compared,
             "agreement": round(self.agreement, 4),
             "errors": self.errors,
             "infer_ms": percentiles(self.infer_ms),
         }
+        if self.disagreement is not None:
+            payload["disagreement"] = self.disagreement
+        return payload
 
 
 class Shadowing:

@@ -25,6 +25,7 @@ from ...models.store.pointers import Trial as Mark
 from ...models.store.pointers import same_version
 from ...models.store.store import Store
 from ...runtime.serving.active import ActiveModels, Exchange
+from ..protocol import agreement_words
 from .acceptance import bounds_of
 from .ledger import Candidate
 
@@ -218,16 +219,19 @@ def log_live(name: str, version: str, before: str | None, details: Mapping[str, 
         name: of the model.
         version: that serves.
         before: that served until now; None: none did.
-        details: `exchange_details`, and `first_inference_ms` where that is known.
+        details: `exchange_details`, and `first_inference_ms` and `shadow` where they are known.
 
     """
     first = details.get("first_inference_ms")
-    log.info(
-        "%s@%s is live%s: swapped in %s ms, %d frames dropped%s",
+    agreed, low = agreement_words(details)
+    log.log(
+        logging.WARNING if low else logging.INFO,
+        "%s@%s is live%s: swapped in %s ms, %d frames dropped%s%s",
         name,
         version,
         "" if before is None else f" in place of {before}",
         details["swap_ms"],
         details["frames_dropped"],
         "" if first is None else f", first inference after {first} ms",
+        "" if agreed is None else f"; {agreed}",
     )

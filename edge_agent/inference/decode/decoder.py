@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import isfinite, prod
 from typing import Protocol
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...core.errors import ModelError, SampleError
 from ...core.frozen import record
-from ...core.types import Array, Findings, Tensors, TensorSpec
+from ...core.types import Anomaly, Array, Findings, Tensors, TensorSpec
 from ...models.manifest import Manifest
 
 Floats = NDArray[np.float32]
@@ -218,6 +218,11 @@ def check_rows(output: Output, found: int, other: Output, count: int) -> None:
             f"output {output.spec.name}: expected {count} rows as output {other.spec.name} has, "
             f"found {found}"
         )
+
+
+def judged(score: float, threshold: float) -> Anomaly:
+    """Judge a score by a threshold; an infinite one is still to be learned."""
+    return Anomaly(score, threshold if isfinite(threshold) else None)
 
 
 def ensure_finite(name: str, *parts: Array) -> None:

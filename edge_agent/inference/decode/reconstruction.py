@@ -8,7 +8,7 @@ import numpy as np
 
 from ...core.errors import ModelError, SampleError
 from ...core.types import Anomaly, Tensors, TensorSpec
-from .decoder import Decoder, Floats, Network, Output, count_of
+from .decoder import Decoder, Floats, Network, Output, count_of, judged
 
 
 def reconstruction(network: Network) -> Decoder:
@@ -40,7 +40,7 @@ def reconstruction(network: Network) -> Decoder:
             raise SampleError(
                 f"output {output.spec.name}: holds values that are not finite (NaN or infinity)"
             )
-        return Anomaly(score, threshold)
+        return judged(score, threshold)
 
     return decode
 

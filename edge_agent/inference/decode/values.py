@@ -6,7 +6,7 @@ import numpy as np
 
 from ...core.errors import ModelError, SampleError
 from ...core.types import Anomaly, Findings, RawTensors, Tensors, Values
-from .decoder import Decoder, Floats, Network, Output, count_of, ensure_finite
+from .decoder import Decoder, Floats, Network, Output, count_of, ensure_finite, judged
 
 
 def score(network: Network) -> Decoder:
@@ -37,7 +37,7 @@ def score(network: Network) -> Decoder:
         value = output.read(outputs)
         ensure_finite(output.spec.name, value)
         number = float(value.reshape(()))
-        return Anomaly(number, threshold) if task == "anomaly" else Values({name: number})
+        return judged(number, threshold) if task == "anomaly" else Values({name: number})
 
     return decode
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
+from ...config.lint import lint_pipeline
 from ...config.settable import SETTABLE, read_bare
 from ...core.errors import RequestError
 from ...core.frozen import record
-from ...core.parameters import Flag, Text, parse
+from ...core.parameters import CLEARED, Clearable, Flag, Text, parse
 from ...models.manifest import threshold_trouble
 from ...mqtt.requests import Command
 from .pipeline import Pipeline
@@ -21,20 +22,25 @@ class Set:
     """Change a pipeline until the next start; with `persist`, for good."""
 
     pipeline: Text
-    enabled: Annotated[bool, SETTABLE["enabled"]] | None = None
-    threshold: Annotated[float, SETTABLE["threshold"]] | None = None
-    rate: Annotated[float, SETTABLE["rate"]] | None = None
-    labels: Annotated[tuple[str, ...], SETTABLE["labels"]] | None = None
-    thresholds: Annotated[Mapping[str, float], SETTABLE["thresholds"]] | None = None
-    min_box: Annotated[tuple[int, ...], SETTABLE["min_box"]] | None = None
-    masks: Annotated[tuple[Any, ...], SETTABLE["masks"]] | None = None
+    enabled: Annotated[bool, Clearable(SETTABLE["enabled"])] | None = None
+    threshold: Annotated[float, Clearable(SETTABLE["threshold"])] | None = None
+    rate: Annotated[float, Clearable(SETTABLE["rate"])] | None = None
+    labels: Annotated[tuple[str, ...], Clearable(SETTABLE["labels"])] | None = None
+    thresholds: Annotated[Mapping[str, float], Clearable(SETTABLE["thresholds"])] | None = None
+    min_box: Annotated[tuple[int, ...], Clearable(SETTABLE["min_box"])] | None = None
+    masks: Annotated[tuple[Any, ...], Clearable(SETTABLE["masks"])] | None = None
     persist: Flag = False
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The keys that are given."""
+        """The keys that are given a value."""
         given = {key: getattr(self, key) for key in SETTABLE}
-        return {key: value for key, value in given.items() if value is not None}
+        return {key: value for key, value in given.items() if value not in (None, CLEARED)}
+
+    @property
+    def taken_back(self) -> list[str]:
+        """The keys that are given as null."""
+        return [key for key in SETTABLE if getattr(self, key) is CLEARED]
 
 
 @record
@@ -65,8 +71,8 @@ class PipelineCommands:
     def set(self, request: Set) -> Mapping[str, Any]:
         """Change a pipeline while it runs; return what can be set, as it holds."""
         pipeline = find_pipeline(self._runner, request.pipeline)
-        changes = request.changes
-        if not changes:
+        changes, back = request.changes, request.taken_back
+        if not changes and not back:
             raise RequestError(f"nothing to set: give {', '.join(SETTABLE)}")
         for serving in pipeline.servings:
             if serving.model is None:
@@ -75,14 +81,37 @@ class PipelineCommands:
                 trouble = threshold_trouble(serving.model.manifest.task, threshold)
                 if trouble is not None:
                     raise RequestError(f"{key}: {trouble}")
-        pipeline.apply(replace(pipeline.settings, **changes))
-        self._runner.overrides.set_until_restart(pipeline.name, changes)
+        overrides = self._runner.overrides
         try:
-            if request.persist:
-                self._runner.overrides.persist(pipeline.name, changes)
+            if back:
+                overrides.take_back(pipeline.name, back, kept=request.persist)
+                held = overrides.applied(overrides.given(pipeline.settings))
+                changes |= {key: getattr(held, key) for key in back}
+            pipeline.apply(replace(pipeline.settings, **changes))
+            overrides.set_until_restart(
+                pipeline.name, {key: changes[key] for key in changes if key not in back}
+            )
+            if request.persist and changes.keys() - set(back):
+                overrides.persist(
+                    pipeline.name, {key: changes[key] for key in changes if key not in back}
+                )
         finally:
             self._changed()
-        return {"pipeline": pipeline.name, **states(pipeline)}
+        done = {"pipeline": pipeline.name, **states(pipeline)}
+        doubts = self._doubts(pipeline, changes)
+        return {**done, "warnings": doubts} if doubts else done
+
+    @staticmethod
+    def _doubts(pipeline: Pipeline, changes: Mapping[str, Any]) -> list[str]:
+        """Return which of the values that were set can have no effect; a line each."""
+        models = [serving.model for serving in pipeline.servings]
+        lines = lint_pipeline(
+            pipeline.settings,
+            [None if model is None else model.folder for model in models],
+            [None if one.model is None else one.model.folder for _, one in pipeline.seconds],
+        )
+        # What was in doubt before is in the log since then.
+        return [line for line in lines if line.startswith(tuple(changes))]
 
     def set_bare(self, name: str, key: str, payload: bytes) -> Mapping[str, Any]:
         """Set one key of a pipeline to a bare value, as phones and switches send it."""
@@ -128,8 +157,10 @@ def find_pipeline(runner: Runner, name: str) -> Pipeline:
 
 def _thresholds(request: Set) -> list[tuple[str, float]]:
     """List the thresholds that a request gives, each with its key."""
-    given = [(f"thresholds.{label}", value) for label, value in (request.thresholds or {}).items()]
-    return given if request.threshold is None else [("threshold", request.threshold), *given]
+    changes = request.changes
+    each = changes.get("thresholds", {}).items()
+    given = [(f"thresholds.{label}", value) for label, value in each]
+    return [("threshold", changes["threshold"]), *given] if "threshold" in changes else given
 
 
 def states(pipeline: Pipeline) -> dict[str, Any]:

@@ -55,8 +55,7 @@ class Decisions:
         if memory.model != outcome.model:
             memory = self._memory = _Memory(outcome.model)
             if isinstance(spec.threshold, str) and self._learned is not None:
-                rule = _rule(spec)
-                memory.threshold = self._learned.get(self._pipeline, outcome.model, rule)
+                memory.threshold = self.learned(outcome.model, spec)
                 if memory.threshold is None:
                     words = "%s: learns the threshold of %s as %s of %d windows"
                     log.info(words, self._pipeline, outcome.model, spec.threshold, spec.learn)
@@ -68,6 +67,15 @@ class Decisions:
         if spec.smooth is not None:
             found = _smoothed(found, spec.smooth, memory.recent)
         return replace(outcome, findings=found)
+
+    def learned(self, model: str, spec: OutputSpec) -> float | None:
+        """Return the threshold that was learned of a version, now or before; None: not yet."""
+        memory = self._memory
+        if memory.model == model and memory.threshold is not None:
+            return memory.threshold
+        if self._learned is None:
+            return None
+        return self._learned.get(self._pipeline, model, _rule(spec))
 
     def _judged(self, found: Anomaly, spec: OutputSpec, memory: _Memory) -> Anomaly:
         """Judge a score by what was learned, or learn by it."""

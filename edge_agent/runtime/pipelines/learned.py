@@ -11,6 +11,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from ...core.listeners import Listeners
 from ...core.state_file import StateFile
 from ...models import drift
 
@@ -37,6 +38,8 @@ class Learned(Generic[T]):
         self._to_value = read
         self._to_json = write
         self._known: dict[str, dict[str, Any]] | None = None
+        self.on_put = Listeners()
+        """Called after something was learned, by the thread that has learned it."""
         self._lock = threading.Lock()
 
     def get(self, pipeline: str, model: str, rule: str) -> T | None:
@@ -53,6 +56,7 @@ class Learned(Generic[T]):
             known = self._read()
             known[pipeline] = {"model": model, "rule": rule, self._key: self._to_json(value)}
             self._file.save(known)
+        self.on_put()
 
     def _read(self) -> dict[str, dict[str, Any]]:
         if self._known is None:

@@ -244,11 +244,14 @@ class Pipeline:
 
     @property
     def lowest(self) -> float | None:
-        """The threshold that holds, the manifest's where the settings have none; None: unknown."""
+        """The threshold that holds, the manifest's where the settings have none.
+
+        None: it is not known, or being learned.
+        """
         if self.threshold is not None:
             return self.threshold
         model = next((serving.model for serving in self.servings if serving.model), None)
-        return None if model is None else model.threshold
+        return None if model is None else self._route.lowest(model)
 
     def threshold_problem(self) -> str | None:
         """Return why no result of its models can pass a threshold; None: some can."""

@@ -92,6 +92,13 @@ class PipelineRoute:
         self.filter = Filter(settings)
         self.stage = stage
 
+    def lowest(self, model: Model) -> float | None:
+        """Return the threshold that holds for a model; None: it is being learned."""
+        spec = model.manifest.output
+        if self.threshold is None and isinstance(spec.threshold, str):
+            return self._decisions.learned(model.id, spec)
+        return self._limit(model)
+
     # Before inference
 
     def choose(self) -> Model | None:

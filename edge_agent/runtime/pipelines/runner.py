@@ -102,7 +102,7 @@ class Runner:
             hardware_decoding=settings.decode == "auto", topics=self.client.feeds
         )
         self.client.retained.register(self.topics.source(""), self._source_topics)
-        self._learned = LearnedValues(settings.state)
+        self.learned = LearnedValues(settings.state)
         self.overrides = Overrides(settings.state / "overrides.json")
         self.threads = ThreadGroup(stops)
         self._lane_count = lanes
@@ -166,6 +166,8 @@ class Runner:
             spec = parse_source(settings.source, self.settings.base)
         except UsageError as problem:
             raise UsageError(f"pipelines[{settings.name}].source: {problem}") from None
+        for line in self.overrides.shadows(settings):
+            log.info("pipeline %s: %s", settings.name, line)
         pipeline = Pipeline(
             self.overrides.applied(settings),
             spec,
@@ -183,7 +185,7 @@ class Runner:
             sinks=self._sinks,
             load=self.active.load,
             stages=lambda made, spec: self._stages(self, made, spec) if self._stages else None,
-            learned=self._learned,
+            learned=self.learned,
         )
         for stage, serving in pipeline.seconds:
             serving.crops = max(serving.crops, stage.limit)

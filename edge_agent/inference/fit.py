@@ -1,0 +1,55 @@
+"""Whether a network fits its manifest, as far as its file tells: before anything is run or sent.
+
+What only an engine knows (which operators it has, sizes that it works out) is left to the trial.
+"""
+
+from __future__ import annotations
+
+from ..core.containment import contained
+from ..core.errors import ModelError
+from ..core.types import Kind
+from ..models.files.facts import NetworkFacts
+from ..models.manifest import MANIFEST, ModelFolder
+from .decode.registry import build_decoder
+from .engines.engine import fix_inputs
+from .preprocess.inputs import fixed_shapes
+from .preprocess.preprocessor import build_preprocessor
+
+READABLE = frozenset({"onnx", "ir"})
+"""Formats whose tensors have the names and shapes that engines have; of others it is not known."""
+
+
+def check_fit(folder: ModelFolder, facts: NetworkFacts) -> None:
+    """Check that preprocessing and decoder can be made for a network.
+
+    Args:
+        folder: of the model.
+        facts: of its network.
+
+    Raises:
+        ModelError: they do not fit each other; expected and found.
+
+    """
+    # Where no shape is declared, it is the engine that finds one.
+    if facts.kind not in READABLE or not all(one.shape for one in facts.outputs):
+        return
+    first = folder.manifest.input.kind
+    why = _misfit(folder, facts, first)
+    # A network that takes ready inputs, of a recording, looks like one of pictures.
+    if why is not None and _misfit(folder, facts, "signal") is not None:
+        raise ModelError(f"{folder.path / MANIFEST}: {why}")
+
+
+def _misfit(folder: ModelFolder, facts: NetworkFacts, kind: Kind) -> str | None:
+    """Return what does not fit where a source gives samples of a kind; None: all does."""
+    spec = folder.manifest.input
+    left = set(spec.state.values())
+    outputs = tuple(one for one in facts.outputs if one.name not in left)
+    try:
+        with contained(folder.manifest.id, ModelError):
+            inputs = fix_inputs(facts.inputs, fixed_shapes(spec, kind), folder.network)
+            prepare = build_preprocessor(spec, inputs, kind)
+            build_decoder(folder.manifest, folder.labels, inputs, outputs, prepare.size)
+    except ModelError as problem:
+        return str(problem)
+    return None
