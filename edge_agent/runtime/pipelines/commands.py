@@ -95,6 +95,10 @@ class PipelineCommands:
             raise RequestError(
                 f"pipeline: {pipeline.name} reads a signal, there is no picture of it"
             )
+        if not pipeline.settings.enabled:
+            raise RequestError(
+                f"pipeline: {pipeline.name} is switched off, no picture comes; set its `enabled`"
+            )
         if pipeline.state == "ended":
             raise RequestError(
                 f"pipeline: the source of {pipeline.name} has ended, no picture comes"
