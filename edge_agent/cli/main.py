@@ -180,11 +180,16 @@ def main(arguments: Sequence[str], timeline: Timeline | None = None) -> int:
 
 @contextmanager
 def _tidy_end() -> Iterator[None]:
-    """End a command on SIGTERM and on a closed terminal as on Ctrl-C: with all its clean-up."""
+    """End a command on SIGTERM and on a closed terminal as on Ctrl-C: with all its clean-up.
+
+    Until now Ctrl-C has ended the process at once (`__main__`).
+    """
 
     def interrupt(_number: int, _frame: object) -> NoReturn:
         raise KeyboardInterrupt
 
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     before = {
         number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
     }

@@ -119,7 +119,9 @@ def main(options: Options) -> int:
                 lambda: _compare_engines(attendant, imported, spec, first, seconds)
             )
             try:
-                count, dropped = _watch(options, attendant, best, samples, first, spec, tried)
+                count, dropped, stopped = _watch(
+                    options, attendant, best, samples, first, spec, tried
+                )
             finally:
                 if attendant.left_behind is None:
                     best.close()
@@ -129,6 +131,8 @@ def main(options: Options) -> int:
             say(f"next     edge-agent run --config {settings}")
         elif count:
             say("next     the same with --save DIR: a model folder and settings for edge-agent run")
+    if count == 0 and stopped:
+        raise KeyboardInterrupt
     if count == 0 and dropped:
         raise AgentError("no result: every frame was dropped by an error")
     if count == 0:
@@ -316,11 +320,17 @@ def _watch(
     first: Sample,
     spec: SourceSpec,
     tried: Pipeline | None,
-) -> tuple[int, int]:
-    """Show results until the source ends, the time is over or Ctrl-C; count them and errors."""
+) -> tuple[int, int, bool]:
+    """Show results until the source ends, the time is over or Ctrl-C.
+
+    Returns:
+        How many there were, how many errors, and whether it was Ctrl-C.
+
+    """
     trace = None if first.picture else _trace(model, samples, first)
     picture = _picture_file() if trace is None else _plot_file()
     count = dropped = 0
+    stopped = False
     deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
     title = f"edge-agent try · {spec.redacted} · {model.id}"
     view = LiveView(
@@ -371,6 +381,7 @@ def _watch(
                 if time.monotonic() >= deadline:
                     break
         except KeyboardInterrupt:
+            stopped = True
             view.print("stopped")
         except SourceError as problem:
             samples.trouble = str(problem)
@@ -385,7 +396,7 @@ def _watch(
         say(f"left behind: {attendant.left_behind}", sys.stderr)
     if samples.trouble is not None:
         raise SourceError(samples.trouble)
-    return count, dropped
+    return count, dropped, stopped
 
 
 class _SourceWatch:
