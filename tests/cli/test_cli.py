@@ -309,6 +309,24 @@ def test_check_says_who_is_trusted(tmp_path: Path, shared_broker: Mosquitto) -> 
     assert any("allow_unsigned" in line for line in said("anyone", trust={"allow_unsigned": True}))
 
 
+def test_a_folder_without_models_is_no_library(tmp_path: Path, shared_broker: Mosquitto) -> None:
+    """One that is a model itself fails with the mend, one that holds none is no `ok`."""
+
+    def looked(name: str, other: str) -> list[str]:
+        config = settings(tmp_path / name, shared_broker.url, models_dirs=["library", other])
+        lines = call_cli("check", "--config", config).out.splitlines()
+        return [line for line in lines if line[6:].startswith("models_dirs: ")]
+
+    library = tmp_path / "a" / "library"
+    words = f"{library}/light: is a model itself; name the folder that it is in, {library}"
+    assert looked("a", "library/light") == [
+        f"ok    models_dirs: {library}, 1 model",
+        f"FAIL  models_dirs: {words}",
+    ]
+    _, second = looked("b", "pictures")
+    assert second.startswith(f"note  models_dirs: {tmp_path}/b/pictures has no model")
+
+
 def test_everything_that_is_wrong_is_said(tmp_path: Path) -> None:
     """`check` goes on behind the first thing that is wrong, and ends with 1."""
     port = free_port()

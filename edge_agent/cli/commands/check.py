@@ -7,14 +7,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import AgentError, ModelError, SampleError, UsageError
-from ...core.text import printable
+from ...core.text import counted, printable
 from ...models.manifest import MANIFEST, threshold_trouble
 from ..options import Options, add_config, load_settings
 from ..terminal import engine_words
@@ -99,7 +98,7 @@ def main(options: Options) -> int:
     report.tried("broker", lambda: _broker(settings))
     library = open_library(settings, store)
     for name in settings.models_dirs:
-        report.tried("models_dirs", partial(_models_dir, Path(name)))
+        _models_dir(report, Path(name))
     for pipeline in settings.pipelines:
         _pipeline(report, settings, options.config, pipeline, library, loader)
     if not settings.pipelines:
@@ -195,11 +194,19 @@ def _pipeline(
         report.line("note", subject, line)
 
 
-def _models_dir(folder: Path) -> str:
-    if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder")
+def _models_dir(report: _Report, folder: Path) -> None:
+    from ...models.store.catalog import library_trouble
+
+    trouble = library_trouble(folder)
+    if trouble is not None:
+        report.line("FAIL", "models_dirs", trouble)
+        return
     count = len(list(folder.glob(f"*/{MANIFEST}")))
-    return f"{folder}, {count} model{'' if count == 1 else 's'}"
+    if count:
+        report.line("ok", "models_dirs", f"{folder}, {counted(count, 'model')}")
+    else:
+        text = f"{folder} has no model: each is a folder in it, with a {MANIFEST}"
+        report.line("note", "models_dirs", text)
 
 
 def _broker(settings: Any) -> str:
