@@ -53,6 +53,7 @@ def main(options: Options) -> int:
     if not options.path or not path.exists():
         raise UsageError(f"PATH: {options.path!r}: no such file or folder")
     settings = load_settings(options)
+    from ...config.load import find_file
     from ...models.store.install import install_folder
     from ...runtime.serving.loader import (
         match_profile,
@@ -62,6 +63,9 @@ def main(options: Options) -> int:
     )
 
     store = open_store(settings)
+    file = find_file(options.config)
+    of = f"the state folder of {file}" if file else "the default; --config FILE names settings"
+    print(printable(f"into {store.root}, {of}"))
     library = open_library(settings, store)
     here = variants_here(settings, *match_profile(settings))
     with _imported(path, options, store, library, here) as imported:

@@ -19,7 +19,7 @@ from ...models.importing import import_model
 from ...models.manifest import ModelFolder
 from ...sources.spec import SourceSpec, guess_source, parse_source
 from ..lineup import engines_for
-from ..options import Options, not_negative
+from ..options import Options, share
 from ..progress import Progress, say
 from ..samples import Samples
 
@@ -63,7 +63,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-drop",
-        type=not_negative,
+        type=share,
         default=MAX_DROP,
         metavar="D",
         help=f"what may be lost of the accuracy, 0 to 1; default {MAX_DROP}",
@@ -257,5 +257,5 @@ def _print(report: Report) -> None:
     print(f"judged   on {report.judged_on} samples; calibrated on {report.calibrated_on}")
     for note in report.notes:
         print(printable(f"note     {note}"))
-    for sample, _, _, share in report.worst:
-        print(printable(f"worst    {sample.file or sample.seq}: {share:.0%}"))
+    for sample, _, _, agrees in report.worst:
+        print(printable(f"worst    {sample.file or sample.seq}: {agrees:.0%}"))

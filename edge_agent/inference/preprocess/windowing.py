@@ -290,8 +290,8 @@ class Windower:
         number = place if self._picked is None else self._picked[place]
         name = repr(self._columns[number]) if number < len(self._columns) else str(number)
         raise ModelError(
-            f"input.channels: column {name} of the source is text, not numbers; "
-            "name the channels to use in input.channels"
+            f"input.channels: column {name} of the source is text, or begins with a cell that is "
+            "no number; mend that cell, or name other channels in input.channels"
         )
 
 
