@@ -96,11 +96,6 @@ def brief(payload: Mapping[str, Any]) -> str:
     return printable(", ".join(f"{label} ×{count}" for label, count in ordered))
 
 
-def engine_words(label: str) -> str:
-    """Write an engine as a reader knows it: "onnxruntime:CPU"."""
-    return label.removesuffix("ExecutionProvider")
-
-
 def _nested(entry: Mapping[str, Any]) -> str:
     then = entry.get("then")
     return f" [{'; '.join(summary(found) for found in then.values())}]" if then else ""

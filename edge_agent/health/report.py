@@ -13,9 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..core.text import counted
 from ..device import pressure
 from ..device.resources import ROOT
 from ..device.thermal import Thermometer
+from ..inference.engines.label import engine_words
 from ..inference.model import Model
 from ..mqtt import payloads
 from ..mqtt.client import Client, Counters
@@ -136,7 +138,7 @@ class Health:
         reasons += self._thermometer.read().problems()
         reasons += pressure.memory_problems(self._root)
         reasons += pressure.disk_problems(self._state_dir)
-        return reasons
+        return [engine_words(reason) for reason in reasons]
 
     def _broken_promises(self, pipeline: Pipeline, now: float) -> list[str]:
         """Return a reason if results with `qos = 1` were dropped within the last minute."""
@@ -151,7 +153,8 @@ class Health:
         self._lost[pipeline.name] = (at, before, lost)
         if lost == before:
             return []
-        return [f"pipeline {pipeline.name}: {lost - before} results with qos = 1 were dropped"]
+        results, were = counted(lost - before, "result"), "was" if lost - before == 1 else "were"
+        return [f"pipeline {pipeline.name}: {results} with qos = 1 {were} dropped"]
 
     def _expected(self) -> dict[str, Account]:
         """Return the accounts of the pipelines that ought to keep up with their source."""

@@ -121,7 +121,7 @@ def test_what_was_promised_and_dropped_is_said_for_a_minute(
     device.now += 1
     assert device.why("pipeline") == []
     kept.channel.lost = 16
-    assert device.why("pipeline") == ["pipeline kept: 1 results with qos = 1 were dropped"]
+    assert device.why("pipeline") == ["pipeline kept: 1 result with qos = 1 was dropped"]
 
 
 def test_a_broker_that_is_away_is_said(device: Device) -> None:

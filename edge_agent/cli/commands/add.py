@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import ModelError, UsageError
 from ...core.names import is_name, safe_name, version_key
 from ...core.text import printable
+from ...inference.engines.label import engine_words
 from ..options import Options, add_config, load_settings
-from ..terminal import engine_words
 
 if TYPE_CHECKING:
     from ...config.settings import Settings

@@ -14,9 +14,9 @@ from typing import Any
 
 from ...core.errors import AgentError, ModelError, SampleError, UsageError
 from ...core.text import counted, printable
+from ...inference.engines.label import engine_words
 from ...models.manifest import MANIFEST, threshold_trouble
 from ..options import Options, add_config, load_settings
-from ..terminal import engine_words
 
 READINGS = 100
 """Of a source, of which one must be fit to be used."""

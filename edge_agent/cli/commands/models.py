@@ -6,7 +6,7 @@ import argparse
 
 from ...core.errors import AgentError, UsageError
 from ...core.names import NAME_RULE, is_name
-from ...core.text import printable
+from ...core.text import counted, printable
 from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings
 from ..world import World, offline_since
@@ -86,5 +86,5 @@ def _forget(client: OneShotClient, world: World, root: str, device: str) -> int:
     if not topics:
         raise AgentError(f"device {device} is unknown: nothing is retained of it")
     client.wait_published([client.publish(topic, b"", retain=True) for topic in topics])
-    print(f"{device}: {len(topics)} retained topics cleared")
+    print(f"{device}: {counted(len(topics), 'retained topic')} cleared")
     return 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ...core.errors import AgentError, BrokerError, UsageError
 from ...core.names import version_key
-from ...core.text import printable
+from ...core.text import counted, printable
 from ...delivery.sender import Progress, Sender
 from ...models.importing import BARE, file_of, import_model, import_tar
 from ...models.packages.build import Package, make, open_package
@@ -76,7 +76,7 @@ def main(options: Options) -> int:
         sender = Sender(client, root, target, devices, package)
         size = package.header.size
         print(
-            f"{package.header.id}: {size} bytes in {package.header.blocks} blocks"
+            f"{package.header.id}: {size} bytes in {counted(package.header.blocks, 'block')}"
             f" to {', '.join(devices)}"
         )
         try:

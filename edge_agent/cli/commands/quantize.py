@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import AgentError, SourceError, UsageError
-from ...core.text import printable
+from ...core.text import counted, printable
 from ...core.types import Sample
 from ...models.importing import import_model
 from ...models.manifest import ModelFolder
@@ -254,8 +254,13 @@ def _print(report: Report) -> None:
         f"size     {report.float_bytes / 1e6:.2f} MB before, "
         f"{report.quantized_bytes / 1e6:.2f} MB now"
     )
-    print(f"judged   on {report.judged_on} samples; calibrated on {report.calibrated_on}")
+    same = report.metric is None and not report.held_out
+    calibrated = "the same that it was calibrated on, as there are few"
+    if not same:
+        calibrated = f"calibrated on {counted(report.calibrated_on, 'sample')}"
+    print(f"judged   on {counted(report.judged_on, 'sample')}, {calibrated}")
     for note in report.notes:
         print(printable(f"note     {note}"))
     for sample, _, _, agrees in report.worst:
-        print(printable(f"worst    {sample.file or sample.seq}: {agrees:.0%}"))
+        if agrees < 1:
+            print(printable(f"worst    {sample.file or sample.seq}: {agrees:.0%}"))

@@ -12,10 +12,11 @@ from typing import Any
 
 from ...core.errors import AgentError
 from ...core.text import printable
+from ...inference.engines.label import engine_words
 from ...mqtt import payloads
 from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings
-from ..terminal import engine_words, printable_json
+from ..terminal import printable_json
 from ..times import moment, span
 from ..world import World, check_target, offline_since
 

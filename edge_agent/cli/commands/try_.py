@@ -24,7 +24,9 @@ from ...core.errors import (
     SourceError,
     UsageError,
 )
+from ...core.text import counted
 from ...core.types import Array, Outcome, Request, Sample, State
+from ...inference.engines.label import engine_words
 from ...inference.golden import compare_golden
 from ...inference.model import Model, load_model
 from ...inference.trust import PlainWitness, open_plain, why_wrong
@@ -40,7 +42,7 @@ from ..live import LiveView
 from ..options import Options, broker_settings, positive
 from ..samples import Samples
 from ..saved import new_folder, save
-from ..terminal import engine_words, say
+from ..terminal import say
 from ..times import span
 
 if TYPE_CHECKING:
@@ -192,7 +194,7 @@ def _print_model(imported: ImportedModel, path: Path) -> None:
     told = " as the file itself tells" if path.suffix in BARE else ""
     say(
         f"model    {manifest.id}: {manifest.task}, decoder {manifest.decoder}, "
-        f"{len(imported.folder.labels)} labels{told}"
+        f"{counted(len(imported.folder.labels), 'label')}{told}"
     )
     for assumption in imported.assumptions:
         say(f"assumed  {assumption}")

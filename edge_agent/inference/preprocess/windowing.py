@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import ModelError
+from ...core.text import counted
 from ...core.types import Array, Reading, Sample
 from ...models.manifest import InputSpec
 
@@ -301,7 +302,8 @@ def _allocate(window: int, channels: int) -> tuple[NDArray[np.float32], NDArray[
         return np.empty((rows, channels), np.float32), np.empty(rows, np.int64)
     except MemoryError:
         raise ModelError(
-            f"input.window: {window} samples of {channels} channels do not fit into memory"
+            f"input.window: {window} samples of {counted(channels, 'channel')} "
+            "do not fit into memory"
         ) from None
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.errors import ModelError
+from ...core.text import counted
 from ...core.types import TensorSpec
 from . import infer_layout
 from .facts import NetworkFacts
@@ -411,8 +412,8 @@ def _window(facts: NetworkFacts) -> tuple[dict[str, Any], tuple[str, ...]]:
     channels, window = (1, sizes[0]) if len(sizes) == 1 else (min(sizes), max(sizes))
     layout = "flat-ct" if len(sizes) == 1 else "ct" if channels == sizes[0] else "tc"
     said = {"channels": list(range(channels)), "window": window, "layout": layout}
-    words = f"window: {window} samples of {channels} channels ({layout}), by the shape of the input"
-    return said, (words,)
+    size = f"{counted(window, 'sample')} of {counted(channels, 'channel')}"
+    return said, (f"window: {size} ({layout}), by the shape of the input",)
 
 
 def _outputs(facts: NetworkFacts) -> str:

@@ -124,9 +124,9 @@ def find_pipeline(runner: Runner, name: str) -> Pipeline:
     """
     pipelines = runner.pipelines
     if name not in pipelines:
-        raise RequestError(
-            f"pipeline: there is no {name!r}; there are {', '.join(pipelines) or 'none'}"
-        )
+        from ...core.schema import nearest  # seldom needed
+
+        raise RequestError(f"pipeline: there is no {name!r}{nearest(name, pipelines)}")
     return pipelines[name]
 
 
