@@ -77,7 +77,10 @@ class Health:
         self._throughput = Throughput()
         self._lost: dict[str, tuple[float, int, int]] = {}
         """Of pipelines whose results are promised: when, how many since when it began, how many."""
-        self._last: dict[str, tuple[float, int]] = {}
+        self._last: dict[str, tuple[Pipeline, float, int]] = {}
+        """Of pipelines: which one of that name, when, how many it had inferred."""
+        self._gathered = self._began
+        """When the latest payload was."""
         self._cpu = (time.monotonic(), sum(os.times()[:4]))
         self._malformed = malformed
         self._credible = credible
@@ -213,7 +216,7 @@ class Health:
             if account is None:
                 continue
             payload["pipelines"][pipeline.name] = {
-                "fps": self._fps(pipeline.name, account.inferred),
+                "fps": self._fps(pipeline, account.inferred),
                 "captured": account.captured,
                 "inferred": account.inferred,
                 "published": published,
@@ -238,13 +241,19 @@ class Health:
                 "errors": model.errors,
                 "infer_ms": payloads.percentiles(list(model.infer_ms)),
             }
+        for gone in self._last.keys() - accounts.keys():
+            del self._last[gone]
+        self._gathered = time.monotonic()
         self.latest = payload
         return payload
 
-    def _fps(self, name: str, inferred: int) -> float:
+    def _fps(self, pipeline: Pipeline, inferred: int) -> float:
         now = time.monotonic()
-        before, count = self._last.get(name, (self._began, 0))
-        self._last[name] = (now, inferred)
+        known, before, count = self._last.get(pipeline.name, (None, 0.0, 0))
+        if known is not pipeline:
+            # New, or made again by a reload: it counts from 0, since the last look at the latest.
+            before, count = self._gathered, 0
+        self._last[pipeline.name] = (pipeline, now, inferred)
         return round((inferred - count) / max(now - before, 1e-3), 2)
 
     def _cpu_percent(self) -> float:

@@ -80,6 +80,24 @@ def test_of_what_has_ended_all_is_counted(device: Device) -> None:
         assert (seen["source"], seen["captured"], seen["published"]) == (source, count, count)
 
 
+def test_a_pipeline_that_is_made_again_has_no_rate_below_nought(
+    device: Device, tmp_path: Path
+) -> None:
+    """A reload that changes its model replaces it, and the new one counts from 0."""
+    old = device.pipelines[0]
+    device.board.add(old.queue)
+    old.queue.account.inferred = 100
+    assert device.health.payload()["pipelines"]["kept"]["fps"] > 0
+    device.board.remove(old.queue)
+    link = offline_client()
+    made = idle_pipeline("kept", "rtsp://camera/stream", tmp_path, device.board, link, qos=1)
+    device.pipelines[0] = made
+    device.board.add(made.queue)
+    assert device.health.payload()["pipelines"]["kept"]["fps"] == 0
+    made.queue.account.inferred = 5
+    assert device.health.payload()["pipelines"]["kept"]["fps"] > 0
+
+
 def test_heat_and_throttling_are_said(tmp_path: Path, root: Path) -> None:
     """The hottest sensor is in the payload, and what is wrong about it in `why`."""
     zone(root, 0, "cpu-thermal", 83456, passive=80000)
