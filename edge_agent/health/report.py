@@ -251,8 +251,10 @@ class Health:
         now = time.monotonic()
         known, before, count = self._last.get(pipeline.name, (None, 0.0, 0))
         if known is not pipeline:
-            # New, or made again by a reload: it counts from 0, since the last look at the latest.
-            before, count = self._gathered, 0
+            # New, or made again by a reload: it counts from 0. Its first result may have been long
+            # before this was made, or have waited for its model.
+            began = pipeline.results.began
+            before, count = (self._gathered, 0) if began is None else (began, 1)
         self._last[pipeline.name] = (pipeline, now, inferred)
         return round((inferred - count) / max(now - before, 1e-3), 2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +97,15 @@ def test_a_pipeline_that_is_made_again_has_no_rate_below_nought(
     assert device.health.payload()["pipelines"]["kept"]["fps"] == 0
     made.queue.account.inferred = 5
     assert device.health.payload()["pipelines"]["kept"]["fps"] > 0
+
+
+def test_the_first_rate_is_that_since_the_first_result(device: Device) -> None:
+    """A start gives results before there is anybody to gather health."""
+    kept = device.pipelines[0]
+    device.board.add(kept.queue)
+    kept.results.began = time.monotonic() - 10
+    kept.queue.account.inferred = 101
+    assert device.health.payload()["pipelines"]["kept"]["fps"] == pytest.approx(10, rel=0.1)
 
 
 def test_heat_and_throttling_are_said(tmp_path: Path, root: Path) -> None:
