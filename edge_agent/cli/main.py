@@ -9,7 +9,9 @@ in `GROUPS`.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import re
 import shutil
 import signal
 import sys
@@ -130,7 +132,20 @@ class CommandParser(argparse.ArgumentParser):
         self.load()
         return super().format_help()
 
+    def parse_args(self, *args: Any, **options: Any) -> Any:
+        parsed, rest = self.parse_known_args(*args, **options)
+        if rest:
+            # The command's own help has what it takes, not that of all commands.
+            parsed.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        return parsed
+
     def error(self, message: str) -> NoReturn:
+        found = re.search(r"invalid choice: '(.+)' \(choose from (.+)\)$", message)
+        if found is not None:
+            known = [word.strip(" '") for word in found[2].split(",")]
+            if close := difflib.get_close_matches(found[1], known, n=1):
+                message = f"{message[: found.start()]}invalid choice: {found[1]!r}; "
+                message += f"did you mean {close[0]!r}?"
         print(f"{self.prog}: {one_line(message)}; see '{self.prog} --help'", file=sys.stderr)
         raise SystemExit(2)
 
@@ -273,4 +288,4 @@ def add_commands(
             description=each.help[:1].upper() + each.help[1:] + ".",
             module=each.module,
         )
-        added.set_defaults(module=each.module)
+        added.set_defaults(module=each.module, parser=added)

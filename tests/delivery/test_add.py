@@ -87,13 +87,13 @@ def test_it_is_said_where_a_model_goes(
 ) -> None:
     """Into the state folder of the settings; where there are none, into the default one."""
     folder = brightness(box.folder / "light", "3")
-    first = box.add(folder).out.splitlines()[0]
-    assert first == f"into {box.store.root}, the state folder of {box.config}"
+    into = box.add(folder).out.splitlines()[-2]
+    assert into == f"into {box.store.root}, the state folder of {box.config}"
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "default"))
-    first = call_cli("add", str(folder)).out.splitlines()[0]
-    assert first == f"into {tmp_path / 'default'}, the default; --config FILE names settings"
+    into = call_cli("add", str(folder)).out.splitlines()[-2]
+    assert into == f"into {tmp_path / 'default'}, the default; --config FILE names settings"
 
 
 def test_a_package_is_installed(box: Box) -> None:

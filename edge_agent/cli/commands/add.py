@@ -63,9 +63,6 @@ def main(options: Options) -> int:
     )
 
     store = open_store(settings)
-    file = find_file(options.config)
-    of = f"the state folder of {file}" if file else "the default; --config FILE names settings"
-    print(printable(f"into {store.root}, {of}"))
     library = open_library(settings, store)
     here = variants_here(settings, *match_profile(settings))
     with _imported(path, options, store, library, here) as imported:
@@ -82,6 +79,9 @@ def main(options: Options) -> int:
             _refuse_older(store, name, version)
         _try_out(settings, options.config, folder)
         install_folder(store, folder)
+    file = find_file(options.config)
+    of = f"the state folder of {file}" if file else "the default; --config FILE names settings"
+    print(printable(f"into {store.root}, {of}"))
     if not store.has_agent():
         print(f"{name}@{version} is installed; the agent tries it at its next start")
         return 0

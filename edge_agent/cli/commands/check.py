@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import AgentError, ModelError, SampleError, UsageError
+from ...core.errors import AgentError, BrokerError, ModelError, SampleError, UsageError
 from ...core.text import counted, printable
 from ...inference.engines.label import engine_words
 from ...models.manifest import MANIFEST, threshold_trouble
@@ -42,7 +42,9 @@ class _Report:
         try:
             self.line("ok", subject, look())
         except AgentError as problem:
-            self.line("FAIL", subject, str(problem))
+            # Where the subject ends with what the error begins with, it is said once.
+            name = subject.rpartition(" ")[2]
+            self.line("FAIL", subject, str(problem).removeprefix(f"{name}: "))
             return False
         return True
 
@@ -95,6 +97,8 @@ def main(options: Options) -> int:
     if settings.health.metrics_port and find_spec("prometheus_client") is None:
         mend = f"needs prometheus-client: {sys.executable} -m pip install prometheus-client"
         report.line("FAIL", "health.metrics_port", mend)
+    elif settings.health.metrics_port and (taken := _taken(settings.health.metrics_port)):
+        report.line("note", "health.metrics_port", taken)
     report.tried("broker", lambda: _broker(settings))
     library = open_library(settings, store)
     for name in settings.models_dirs:
@@ -164,7 +168,8 @@ def _pipeline(
             if any(pipeline.roi) and (why := outside(reading.data, pipeline.roi)):
                 raise UsageError(why)
             return f"{spec.redacted}, {reading.data.shape[1]}x{reading.data.shape[0]}"
-        return f"{spec.redacted}, rows of {reading.data.shape[1:]}"
+        size = " by ".join(map(str, reading.data.shape[1:])) or "1"
+        return f"{spec.redacted}, readings of {size} value{'' if size == '1' else 's'}"
 
     report.tried(f"{subject} source", source)
     wanted = [(arm, spec.kind, pipeline.threshold) for arm in pipeline.arms]
@@ -212,12 +217,33 @@ def _models_dir(report: _Report, folder: Path) -> None:
 def _broker(settings: Any) -> str:
     from ...mqtt.connection import Hooks, connect
 
-    connection = connect(settings.broker, f"edge-agent-check-{settings.device_id}", hooks=Hooks())
+    name = f"edge-agent-check-{settings.device_id}"
+    try:
+        connection = connect(settings.broker, name, hooks=Hooks())
+    except BrokerError as problem:
+        if not isinstance(problem.__cause__, ConnectionRefusedError):
+            raise
+        mend = "start a broker there, or name another one as broker.url"
+        raise BrokerError(f"{problem}; {mend}") from None
     version = "5" if connection.protocol == 5 else "3.1.1"
     limit = f", packets up to {connection.max_packet} bytes" if connection.max_packet else ""
     connection.close()
     lacks = "".join(f"; it {words}" for words in connection.abilities.limits())
     return f"{settings.broker.address}, MQTT {version}{limit}{lacks}"
+
+
+def _taken(port: int) -> str | None:
+    """Return that a port of loopback is in use; None: it is free."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server of it does
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as problem:
+            why = (problem.strerror or str(problem)).lower()
+            return f"{port}: {why}; well, if by the agent that runs, else name another one"
+    return None
 
 
 def _device(settings: Any) -> list[str]:

@@ -9,7 +9,7 @@ from ...core.names import NAME_RULE, is_name
 from ...core.text import counted, printable
 from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings
-from ..world import World, offline_since
+from ..world import World, absence, offline_since
 
 EXAMPLES = (
     "edge-agent models --device edge-01",
@@ -37,7 +37,7 @@ def main(options: Options) -> int:
         if options.forget:
             return _forget(client, world, root, options.forget)
         if options.device and options.device not in world.status:
-            raise AgentError(f"device {options.device} is unknown")
+            raise AgentError(absence(world, options.device))
     for name in sorted(world.status):
         state = "online" if world.online(name) else offline_since(world, name)
         about = world.info.get(name, {}).get("profile")

@@ -204,11 +204,10 @@ class _Bars:
                 self._progress.update(
                     task, completed=progress.percent, description=f"{device} {progress.state}"
                 )
-            elif self._said.get(device) != progress.state:
+            # A rejection is the outcome, which is printed at the end.
+            elif self._said.get(device) != progress.state and progress.state != "rejected":
                 self._said[device] = progress.state
-                # Of a rejection, the reason is part of the outcome, which is printed at the end.
-                shown = progress.why is not None and progress.state != "rejected"
-                why = f": {progress.why}" if shown else ""
+                why = f": {progress.why}" if progress.why is not None else ""
                 said = printable(f"{device}: {progress.state}{why}")
                 print(said, file=sys.stderr, flush=True)
 

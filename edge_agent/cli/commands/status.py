@@ -18,7 +18,7 @@ from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings
 from ..terminal import printable_json
 from ..times import moment, span
-from ..world import World, check_target, offline_since
+from ..world import World, check_target, offline_since, unknown
 
 USUAL_INTERVAL = 10.0
 """Seconds between two health messages of a device that does not say."""
@@ -106,7 +106,7 @@ def _nobody(world: World, target: str | None) -> str:
         return "this broker knows of no device; is it the right one, and does an agent run?"
     if target.startswith("@"):
         return f"no device is in group {target}; known devices: {known}"
-    return f"device {target} is unknown; known: {known}"
+    return unknown(world, target)
 
 
 def _look(world: World, device: str) -> DeviceLook:

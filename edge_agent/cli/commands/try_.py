@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...config.settings import Pipeline
+from ...core.bundled import bundled
 from ...core.errors import (
     AgentError,
     EngineError,
@@ -24,6 +25,7 @@ from ...core.errors import (
     SourceError,
     UsageError,
 )
+from ...core.names import is_name
 from ...core.text import counted
 from ...core.types import Array, Outcome, Request, Sample, State
 from ...inference.engines.label import engine_words
@@ -104,7 +106,9 @@ def main(options: Options) -> int:
     spec = _source(options.source)
     path = Path(options.model)
     if not options.model or not path.exists():
-        raise UsageError(f"MODEL: {options.model!r}: no such file or folder")
+        raise UsageError(
+            f"MODEL: {options.model!r}: no such file or folder{_bundled(options.model)}"
+        )
     path = file_of(path)
     place = None if options.save is None else new_folder(options.save)
     tried = None if options.config is None else _pipeline(options.config)
@@ -188,6 +192,12 @@ def _source(text: str) -> SourceSpec:
     return spec
 
 
+def _bundled(name: str) -> str:
+    """Return where a bundled model is that is asked for by its name; empty: there is none."""
+    folder = bundled("models") / name
+    return f"; the bundled one is {folder}" if is_name(name) and folder.is_dir() else ""
+
+
 def _print_model(imported: ImportedModel, path: Path) -> None:
     """Print what the model is and what had to be assumed."""
     manifest = imported.folder.manifest
@@ -248,8 +258,9 @@ def _compare_engines(
             continue
         with attendant.doing(f"timing of the inference on {name}"):
             rate, alone_ms = _rate(attendant, model, sample, choice.lanes, seconds)
+        each = "frames" if sample.picture else "windows"
         say(
-            f"engine   {engine_words(model.engine.label)}: {rate:.1f} frames a second "
+            f"engine   {engine_words(model.engine.label)}: {rate:.1f} {each} a second "
             f"({alone_ms:.2f} ms alone, {choice.lanes} at a time)"
         )
         if rate > best_rate:

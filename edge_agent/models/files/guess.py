@@ -340,6 +340,7 @@ def _classifier(picture: _Picture) -> Draft | None:
         return None
     maker = picture.facts.makers[vectors[0].name]
     decoder = "softmax" if maker in _CHANCES else "logits"
+    how = " (scores as they come)" if decoder == "softmax" else ""
     output: dict[str, Any] = {"decoder": decoder}
     left = [_LABELS, _COLORS, _RESIZE]
     if "int" in vectors[0].dtype:
@@ -347,7 +348,7 @@ def _classifier(picture: _Picture) -> Draft | None:
     return Draft(
         f"a classifier of {_length(vectors[0])} classes, or as many numbers",
         {"task": "classification", "input": picture.said, "output": output},
-        (f"decoder: {decoder}, as the network ends in {maker or 'its input'}",),
+        (f"decoder: {decoder}{how}, as the network ends in {maker or 'its input'}",),
         tuple(left),
     )
 

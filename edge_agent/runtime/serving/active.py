@@ -193,9 +193,11 @@ class ActiveModels:
                 serving.broken = not isinstance(problem, BarredError) and (
                     folder is not None or not self._absent(serving)
                 )
-                if serving.problem != str(problem):
-                    log.error("model %s: %s", serving.reference, problem)  # noqa: TRY400 - one line, no traceback
-                serving.problem = str(problem)
+                # It stands beside the reference wherever it is said.
+                why = str(problem).removeprefix(f"{serving.reference}: ")
+                if serving.problem != why:
+                    log.error("model %s: %s", serving.reference, why)  # noqa: TRY400 - one line, no traceback
+                serving.problem = why
             else:
                 with self._board.boundary():
                     # A rollback or a push may have put another version there meanwhile.
