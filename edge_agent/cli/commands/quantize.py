@@ -76,6 +76,7 @@ def main(options: Options) -> int:
     """Quantise; 1 where more is lost than may be."""
     from ...device.hardware import read_facts
     from ...tools.folders import new_folder
+    from ...tools.network import check_float
     from ...tools.output import as_json, publish
     from ...tools.quantize import quantize
     from ...tools.targets import own_target, target_of
@@ -88,6 +89,8 @@ def main(options: Options) -> int:
         for assumption in imported.assumptions:
             say(f"assumed  {assumption}")
         folder = imported.folder
+        # Before the samples are read, which may take long.
+        check_float(folder.network)
         progress = Progress()
         samples = _calibration(options.calibration, folder, progress)
         evaluation = None

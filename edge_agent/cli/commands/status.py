@@ -16,7 +16,7 @@ from ...inference.engines.label import engine_words
 from ...mqtt import payloads
 from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings
-from ..terminal import printable_json
+from ..terminal import printable_json, say
 from ..times import moment, span
 from ..world import World, check_target, offline_since, unknown
 
@@ -96,7 +96,7 @@ def main(options: Options) -> int:
             print(printable_json({"schema": 1, **shown}))
         else:
             for line in _lines(look, color=color):
-                print(line)
+                say(line)
     return 0 if all(look.state == "ok" for look in looks) else 1
 
 
