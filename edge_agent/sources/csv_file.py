@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core.errors import SampleError, SourceError
+from ..core.text import naming
 from ..core.types import Array
 from .csv_block import CHARACTERS, parse_block
 
@@ -84,7 +85,7 @@ class CsvRows:
             encoding = "utf-16" if wide else "utf-8-sig"
             self._file = path.open(encoding=encoding, errors="replace", newline="")
         except OSError as problem:
-            raise SourceError(f"{name}: {path}: {problem.strerror}") from None
+            raise SourceError(f"{naming(name, path)}: {problem.strerror}") from None
         try:
             self._start()
         except SourceError:
