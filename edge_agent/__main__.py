@@ -36,16 +36,25 @@ def _mind_signals(arguments: list[str]) -> None:
     """Be told to stop, in the very first moment of the daemon: that is no failure.
 
     The settings are yet to be read, so that there is nothing else that SIGHUP could ask for.
-    `daemon.planned_start` sees to signals as soon as it is there.
+    `daemon.planned_start` sees to signals as soon as it is there. Of other commands Ctrl-C ends
+    here what is being imported; `cli.main` sees to it once there is anything to clean up.
     """
-    if [word for word in arguments if word not in {"-v", "--verbose"}][:1] != ["run"]:
-        return
     # `signal` makes enumerations of all that this has, which takes a millisecond.
     import _signal  # type: ignore[import-not-found]
 
+    if [word for word in arguments if word not in {"-v", "--verbose"}][:1] != ["run"]:
+        # Ignored in what a script has put into the background, and then it stays so.
+        if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+            _signal.signal(_signal.SIGINT, _end_at_once)
+        return
     for number in (_signal.SIGTERM, _signal.SIGINT):
         _signal.signal(number, lambda *_: os._exit(0))
     _signal.signal(_signal.SIGHUP, _signal.SIG_IGN)
+
+
+def _end_at_once(_number: int, _frame: object) -> None:
+    os.write(2, b"edge-agent: interrupted\n")
+    os._exit(1)
 
 
 if __name__ == "__main__":

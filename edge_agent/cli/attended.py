@@ -45,6 +45,8 @@ class Attendant:
         self.left_behind: str | None = None
         """What did not come back in time; what it uses must not be closed. None: all came."""
         self._patience_s = patience_s
+        self._left = ""
+        """What it was in."""
         self._doing: tuple[str, float] | None = None
         """What the thread is in, and the monotonic clock when that began."""
 
@@ -84,7 +86,7 @@ class Attendant:
         except KeyboardInterrupt:
             if self.left_behind is None:
                 raise
-            raise AgentError(f"interrupted; {self.left_behind}") from None
+            raise AgentError(f"interrupted; {self._left} was not waited for") from None
         if not results:
             raise AgentError(self.left_behind or "the time is over")
         return results[0]
@@ -159,7 +161,7 @@ class Attendant:
             return said
         what, since = doing
         took = time.monotonic() - since
-        words = f"{what} has not come back for {took:.0f} s"
+        words = _late(what, since)
         if self._patience_s is not None and took > self._patience_s:
             raise AgentError(words)
         if took < said:
@@ -172,12 +174,15 @@ class Attendant:
         if not thread.is_alive():
             return
         self.closing.set()
-        what, since = self._doing or ("its work", time.monotonic())
-        # Before the wait: a second Ctrl-C may end that.
-        self.left_behind = f"{what} has not come back for {time.monotonic() - since:.0f} s"
+        self._left, since = self._doing or ("its work", time.monotonic())
+        # Before the wait, too: a second Ctrl-C may end that.
+        self.left_behind = _late(self._left, since)
         thread.join(LEAVE_SECONDS)
-        if not thread.is_alive():
-            self.left_behind = None
+        self.left_behind = _late(self._left, since) if thread.is_alive() else None
+
+
+def _late(what: str, since: float) -> str:
+    return f"{what} has not come back for {time.monotonic() - since:.0f} s"
 
 
 def leave_behind(status: int) -> None:

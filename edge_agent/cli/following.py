@@ -90,4 +90,5 @@ class Follower:
         return count_words({"zones": self._scene.counts(), **lines})
 
     def _emit(self, event: Event) -> None:
-        self._say(event_sentence(payload(event, "", "")))
+        said = payload(event, "", "")
+        self._say(f"{said['time'][11:23]} {event_sentence(said)}")

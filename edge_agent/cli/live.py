@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ..core.text import printable
+from ..core.text import counted, printable
 from ..core.types import Array
+from ..inference.engines.label import engine_words
 from ..mqtt.payloads import percentiles
 from .inline_picture import InlinePicture, cell_pixels, protocol_of
-from .terminal import brief, engine_words, summary, verdict
+from .terminal import brief, summary, verdict
 
 if TYPE_CHECKING:
     from .signal_trace import SignalTrace
@@ -238,7 +239,7 @@ class LiveView:
         for name, row in self.rows.items():
             age, infer = percentiles(list(row.ages)), percentiles(list(row.infers))
             lines.append(
-                f"{name}: {row.results} results, {row.mean_fps():.1f} a second, "
+                f"{name}: {counted(row.results, 'result')}, {row.mean_fps():.1f} a second, "
                 f"age p50 {age['p50']:.1f} p95 {age['p95']:.1f} p99 {age['p99']:.1f} ms, "
                 f"inference {infer['p50']:.2f} ms, "
                 f"{row.model} on {row.engine}"

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import difflib
 import os
+import re
 import shutil
 import signal
 import sys
@@ -132,7 +134,20 @@ class CommandParser(argparse.ArgumentParser):
         self.load()
         return super().format_help()
 
+    def parse_args(self, *args: Any, **options: Any) -> Any:
+        parsed, rest = self.parse_known_args(*args, **options)
+        if rest:
+            # The command's own help has what it takes, not that of all commands.
+            parsed.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        return parsed
+
     def error(self, message: str) -> NoReturn:
+        found = re.search(r"invalid choice: '(.+)' \(choose from (.+)\)$", message)
+        if found is not None:
+            known = [word.strip(" '") for word in found[2].split(",")]
+            if close := difflib.get_close_matches(found[1], known, n=1):
+                message = f"{message[: found.start()]}invalid choice: {found[1]!r}; "
+                message += f"did you mean {close[0]!r}?"
         print(f"{self.prog}: {one_line(message)}; see '{self.prog} --help'", file=sys.stderr)
         raise SystemExit(2)
 
@@ -191,11 +206,16 @@ def _write_anywhere(stream: TextIO | None) -> None:
 
 @contextmanager
 def _tidy_end() -> Iterator[None]:
-    """End a command on SIGTERM and on a closed terminal as on Ctrl-C: with all its clean-up."""
+    """End a command on SIGTERM and on a closed terminal as on Ctrl-C: with all its clean-up.
+
+    Until now Ctrl-C has ended the process at once (`__main__`).
+    """
 
     def interrupt(_number: int, _frame: object) -> NoReturn:
         raise KeyboardInterrupt
 
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     before = {
         number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
     }
@@ -279,4 +299,4 @@ def add_commands(
             description=each.help[:1].upper() + each.help[1:] + ".",
             module=each.module,
         )
-        added.set_defaults(module=each.module)
+        added.set_defaults(module=each.module, parser=added)

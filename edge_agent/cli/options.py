@@ -49,6 +49,17 @@ def not_negative(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """Parse a number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, found {text!r}")
+    return value
+
+
 def positive_int(text: str) -> int:
     """Parse a whole number above 0."""
     if not text.isdecimal() or int(text) == 0:

@@ -12,6 +12,8 @@ from typing import Any, TextIO
 from ..core.text import printable
 from .event_words import count_words, event_sentence
 
+MOST_KEYS = 6
+"""Of a payload of any other kind that a line shows."""
 INDENT = " " * 9
 """Of what follows a line's first word: "model    parts@1"."""
 
@@ -60,12 +62,12 @@ def _findings(payload: Mapping[str, Any]) -> str:
         if not found:
             return "nothing found"
         shown = ", ".join(
-            f"{entry['label']} {entry['score']:.2f}{_nested(entry)}" for entry in found[:6]
+            f"{_label(entry)} {entry['score']:.2f}{_nested(entry)}" for entry in found[:6]
         )
         return shown + (f" and {len(found) - 6} more" if len(found) > 6 else "")
     if "classes" in payload:
         return ", ".join(
-            f"{entry['label']} {entry['score']:.2f}" for entry in payload["classes"][:3]
+            f"{_label(entry)} {entry['score']:.2f}" for entry in payload["classes"][:3]
         )
     if "anomaly" in payload:
         anomaly = payload["anomaly"]
@@ -99,7 +101,8 @@ def brief(payload: Mapping[str, Any]) -> str:
         return summary(payload)
     counts: dict[str, int] = {}
     for entry in payload["detections"]:
-        counts[entry["label"]] = counts.get(entry["label"], 0) + 1
+        label = _label(entry)
+        counts[label] = counts.get(label, 0) + 1
     ordered = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
     return printable(", ".join(f"{label} ×{count}" for label, count in ordered))
 
@@ -125,9 +128,12 @@ def _learning(anomaly: Mapping[str, Any]) -> str:
     return f"learns its threshold, {anomaly['learning']:.0%}"
 
 
-def engine_words(label: str) -> str:
-    """Write an engine as a reader knows it: "onnxruntime:CPU"."""
-    return label.removesuffix("ExecutionProvider")
+def _label(entry: Mapping[str, Any]) -> str:
+    """Write a label shortly: of several names the first, of none the number of the class."""
+    label = str(entry["label"])
+    # As ImageNet has them: "tabby, tabby cat".
+    name = label.partition(", ")[0] or label
+    return f"class {name}" if name.isdecimal() else name
 
 
 def _nested(entry: Mapping[str, Any]) -> str:
@@ -182,13 +188,20 @@ def _body(kind: str, payload: Mapping[str, Any]) -> str:
             trying = f" · {candidate['version']} {candidate['phase']}" if candidate else ""
             live, previous = (payload.get(key) or "none" for key in ("live", "previous"))
             return f"live {live}, previous {previous}{trying}"
+        case "info":
+            profile, facts = payload.get("profile") or {}, payload.get("facts") or {}
+            names = [str(each.get("name")) for each in payload.get("pipelines", [])]
+            return (
+                f"edge-agent {payload.get('agent')} on {facts.get('cpu')} ({facts.get('arch')}), "
+                f"profile {profile.get('name')}, pipelines: {', '.join(names) or 'none'}"
+            )
         case "push":
             why = f": {payload['why']}" if payload.get("why") else ""
             return f"{payload.get('state')} {payload.get('percent', '')}%{why}"
         case _:
-            keys = {
-                key: value
+            said = [
+                f"{key} {value if isinstance(value, str) else printable_json(value)}"
                 for key, value in payload.items()
-                if key not in {"schema", "time", "device"}
-            }
-            return ", ".join(f"{key} {value}" for key, value in list(keys.items())[:6])
+                if key not in {"schema", "time", "device"} and value not in (None, [], {}, "")
+            ]
+            return ", ".join(said[:MOST_KEYS])

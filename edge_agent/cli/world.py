@@ -145,7 +145,12 @@ def absence(world: World, target: str) -> str:
         )
     if target in world.status:
         return f"device {target} is {offline_since(world, target)}"
-    return f"device {target} is unknown; known: {', '.join(sorted(world.status)) or 'none'}"
+    return unknown(world, target)
+
+
+def unknown(world: World, device: str) -> str:
+    """Say that a device is unknown, and which are known."""
+    return f"device {device} is unknown; known: {', '.join(sorted(world.status)) or 'none'}"
 
 
 def offline_since(world: World, device: str) -> str:

@@ -61,7 +61,8 @@ def _points_trouble(points: Points, least: int, what: str) -> str | None:
         return f"{what} takes {least} to {MOST_POINTS} points, found {len(points)}"
     for number, point in enumerate(points, 1):
         if len(point) != 2 or not all(math.isfinite(x) and 0 <= x <= 1 for x in point):
-            return f"point {number}: expected [x, y], each from 0 to 1, found {list(point)[:4]}"
+            expected = "expected [x, y], each from 0 to 1 of the frame"
+            return f"point {number}: {expected}, found {list(point)[:4]}"
     return None
 
 

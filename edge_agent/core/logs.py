@@ -281,7 +281,8 @@ class RateLimit(logging.Handler):
                 self._say_more(many.popitem(last=False)[1])
 
     def _say_again(self, line: _Held) -> None:
-        times = "once" if line.held == 1 else f"{line.held} times"
+        at = time.strftime("%H:%M:%S", time.localtime(line.record.created))
+        times = f"once, at {at}" if line.held == 1 else f"{line.held} times, last at {at}"
         self._say(line, f"{line.record.getMessage()} (again, {times})")
 
     def _say_more(self, kind: _Held) -> None:
@@ -291,6 +292,6 @@ class RateLimit(logging.Handler):
     def _say(self, held: _Held, text: str) -> None:
         if held.held:
             held.held = 0
-            self._to.handle(
-                logging.makeLogRecord({**held.record.__dict__, "msg": text, "args": ()})
-            )
+            # Of now, as the lines around it are: a log is read in the order of its times.
+            said = {**held.record.__dict__, "msg": text, "args": (), "created": time.time()}
+            self._to.handle(logging.makeLogRecord(said))

@@ -155,7 +155,9 @@ def _wanted(entry: ErrorDetails) -> str:
     kind, bounds = entry["type"], entry.get("ctx", {})
     if kind in _BOUNDS:
         (bound,) = bounds.values()
-        return f"a number {_BOUNDS[kind]} {bound:.12g}"
+        text = f"{bound:.12g}"
+        text = f"{bound:.12f}".rstrip("0") if "e-" in text else text
+        return f"a number {_BOUNDS[kind]} {text}"
     if kind == "literal_error":
         return str(bounds["expected"])
     for beginning, words in _KINDS.items():

@@ -31,6 +31,16 @@ def half_letter(text: str) -> str | None:
     return None if found is None else found.group()
 
 
+def counted(count: int, noun: str) -> str:
+    """Write so many of something: "1 model", "2 models"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def naming(name: str, path: object) -> str:
+    """Return what an error calls a file: its path, too, where the name does not hold it."""
+    return name if str(path) in name else f"{name}: {path}"
+
+
 def label_trouble(text: str) -> str | None:
     """Return why a text cannot be a label; None: it can. A tab may be in one."""
     if half_letter(text) is not None:

@@ -26,8 +26,10 @@ from ..core.errors import AgentError, EngineError, ModelError
 from ..core.files import make_state_folder, replace_file
 from ..core.flight_recorder import call_target, clear_starting, previous_crash, recorder
 from ..core.logs import set_up
+from ..core.text import counted
 from ..core.threads import Stop, Stops, stop_on_dead_threads, stop_on_signals, thread_limit
 from ..core.timeline import Timeline
+from ..inference.engines.label import engine_words
 from ..inference.model import Model, load_model
 from ..inference.prepared.artifact import read
 from ..inference.prepared.fallback import load_prepared
@@ -157,7 +159,7 @@ class Agent:
             )
             connecting.start()
             stack.callback(systemd.notify, "STOPPING=1")
-            systemd.notify("READY=1", f"STATUS={len(runner.pipelines)} pipelines")
+            systemd.notify("READY=1", f"STATUS={counted(len(runner.pipelines), 'pipeline')}")
             stop = self._stops.wait(self._ticker())
             self._asked = stop.asked
         if stop.restart:
@@ -208,7 +210,7 @@ class Agent:
                 arm = Arm(quick.name, quick.version, 1)
                 self._runner.active.put(arm, quick.kind, model)
                 if self._drafted:
-                    told = arm.reference, model.id, model.engine.label
+                    told = arm.reference, model.id, engine_words(model.engine.label)
                     log.info("model %s is live as %s on %s", *told)
         while self._runner.expects() and self._timeline.age < FIRST_RESULT_SECONDS:
             if self._timeline.first.wait(0.1) or self._closing:

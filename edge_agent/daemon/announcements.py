@@ -14,6 +14,7 @@ from ..config.device_profile import unlisted
 from ..config.lint import lint_pipeline
 from ..core.errors import ModelError
 from ..core.listeners import Listeners
+from ..inference.engines.label import engine_words
 from ..inference.engines.registry import installed
 from ..inference.prepared.fallback import is_streaming
 from ..models.packages.blocks import MAX_BLOCK
@@ -247,7 +248,8 @@ class Announcements:
             serving.passed = [*serving.passed, why]
         if before != why:
             self._unlisted[reference] = why
-            log.warning("model %s: on %s, because %s", reference, model.engine.label, why)
+            name = engine_words(model.engine.label)
+            log.warning("model %s: on %s, because %s", reference, name, why)
 
     def _log_doubts(self) -> None:
         """Log once which settings of pipelines can have no effect."""

@@ -15,6 +15,7 @@ from ..config.settings import Settings, keep_until_restart
 from ..core import systemd
 from ..core.errors import UsageError
 from ..core.logs import ANSWER
+from ..core.text import counted
 from ..health.prometheus import MetricsPort
 from ..mqtt.connection import tls_context
 from ..runtime.pipelines.runner import Runner
@@ -89,8 +90,9 @@ class SettingsReload:
         self._metrics.answer_on(settings.health.metrics_port)
         self._arrange(before)
         runner.threads.spawn("loader", self._load)
-        log.info("settings read again: %d pipelines", len(runner.pipelines), extra=ANSWER)
-        systemd.notify("READY=1", f"STATUS={len(runner.pipelines)} pipelines")
+        pipelines = counted(len(runner.pipelines), "pipeline")
+        log.info("settings read again: %s", pipelines, extra=ANSWER)
+        systemd.notify("READY=1", f"STATUS={pipelines}")
 
     def _read(self) -> tuple[Settings, ssl.SSLContext | None]:
         """Read the settings and their TLS files; keep the values that need a restart.

@@ -13,9 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..core.text import counted
 from ..device import pressure
 from ..device.resources import ROOT
 from ..device.thermal import Thermometer
+from ..inference.engines.label import engine_words
 from ..inference.model import Model
 from ..mqtt import payloads
 from ..mqtt.client import Client, Counters
@@ -139,7 +141,7 @@ class Health:
         reasons += self._thermometer.read().problems()
         reasons += pressure.memory_problems(self._root)
         reasons += pressure.disk_problems(self._state_dir)
-        return reasons
+        return [engine_words(reason) for reason in reasons]
 
     def _broken_promises(self, pipeline: Pipeline, now: float) -> list[str]:
         """Return a reason if results with `qos = 1` were dropped within the last minute."""
@@ -154,7 +156,8 @@ class Health:
         self._lost[pipeline.name] = (at, before, lost)
         if lost == before:
             return []
-        return [f"pipeline {pipeline.name}: {lost - before} results with qos = 1 were dropped"]
+        results, were = counted(lost - before, "result"), "was" if lost - before == 1 else "were"
+        return [f"pipeline {pipeline.name}: {results} with qos = 1 {were} dropped"]
 
     def _expected(self) -> dict[str, Account]:
         """Return the accounts of the pipelines that ought to keep up with their source."""
@@ -248,8 +251,10 @@ class Health:
         now = time.monotonic()
         known, before, count = self._last.get(pipeline.name, (None, 0.0, 0))
         if known is not pipeline:
-            # New, or made again by a reload: it counts from 0, since the last look at the latest.
-            before, count = self._gathered, 0
+            # New, or made again by a reload: it counts from 0. Its first result may have been long
+            # before this was made, or have waited for its model.
+            began = pipeline.results.began
+            before, count = (self._gathered, 0) if began is None else (began, 1)
         self._last[pipeline.name] = (pipeline, now, inferred)
         return round((inferred - count) / max(now - before, 1e-3), 2)
 

@@ -446,7 +446,8 @@ def outside(data: Array, region: Region) -> str | None:
     if x1 < width and y1 < height and x2 > 0 and y2 > 0:
         return None
     return (
-        f"roi {list(region)} lies wholly outside the picture, which is {width}x{height}; "
+        f"roi {list(region)} lies wholly outside the picture, which is {width}x{height}"
+        " pixels; "
         "nothing can be found there"
     )
 

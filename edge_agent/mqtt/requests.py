@@ -172,13 +172,15 @@ class Requests:
 
         """
         assert self._set_bare is not None  # noqa: S101 - checked by the caller
+        value = _cut(message.payload.decode(errors="replace"))
+        words = f"set {shown(pipeline)} {shown(key)} to {shown(value)}"
         try:
             done = self._set_bare(pipeline, key, message.payload)
         except AgentError as problem:
-            log.warning("set %s %s: refused: %s", shown(pipeline), shown(key), _cut(str(problem)))
+            log.warning("%s: refused: %s", words, _cut(str(problem)))
             self._answer(None, message, error=str(problem))
             raise MalformedError(str(problem), logged=True) from None
-        log.info("set %s %s: done", shown(pipeline), shown(key))
+        log.info("%s: done", words)
         doubts = done.get("warnings", ())
         if doubts:
             log.warning("set %s %s: %s", shown(pipeline), shown(key), _cut("; ".join(doubts)))
@@ -214,14 +216,14 @@ class Requests:
             repeatable = self._check(request)
         except RequestError as problem:
             self.malformed += 1
-            log.info("command %s: refused: %s", request, problem)
+            log.warning("command %s: refused: %s", request, problem)
             self._answer(request.id, message, error=str(problem))
             return
         if repeatable is not None:
             try:
                 earlier = self._memory.find(repeatable)
             except RequestError as problem:
-                log.info("command %s: refused: %s", request, problem)
+                log.warning("command %s: refused: %s", request, problem)
                 self._answer(request.id, message, error=str(problem))
                 return
             if earlier is not None:
@@ -236,17 +238,16 @@ class Requests:
 
     def _carry_out(self, command: Command[Any], request: _Request) -> tuple[dict[str, Any], bool]:
         """Return the reply, and whether the command was carried out."""
-        level = logging.INFO if command.changes else logging.DEBUG
         # Ignored, so that later versions may send more; a slip is told all the same.
         doubts = unknown(command.parameters, request.body, ("schema", "id", "time"))[:MOST_DOUBTS]
         try:
             result = command.run(parse(command.parameters, request.body))
         except RequestError as problem:
             told = "; ".join([str(problem), *doubts])
-            log.log(level, "command %s: failed: %s", request, told)
+            log.warning("command %s: failed: %s", request, told)
             return _reply(request.id, error=told), False
         except AgentError as problem:
-            log.log(level, "command %s: failed: %s", request, problem)
+            log.warning("command %s: failed: %s", request, problem)
             return _reply(request.id, error=str(problem)), False
         except Exception as problem:
             log.exception("command %s: failed", request)
@@ -257,7 +258,7 @@ class Requests:
             log.warning("command %s: done, but %s", request, _cut("; ".join(doubts)))
             result = {**result, "warnings": doubts}
         else:
-            log.log(level, "command %s: done", request)
+            log.log(logging.INFO if command.changes else logging.DEBUG, "command %s: done", request)
         return _reply(request.id, result=result), True
 
     def _check(self, request: _Request) -> Repeatable | None:

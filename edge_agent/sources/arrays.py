@@ -16,6 +16,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ..core.errors import SampleError, SourceError
+from ..core.text import naming
 from ..core.types import Array
 
 # Rows are read in pieces of at most this many bytes.
@@ -179,4 +180,4 @@ def _open(path: Path, name: str) -> BinaryIO:
         # Each read is large already.
         return path.open("rb", buffering=0)
     except OSError as problem:
-        raise SourceError(f"{name}: {path}: {problem.strerror}") from None
+        raise SourceError(f"{naming(name, path)}: {problem.strerror}") from None

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from ..core.errors import SampleError, SourceError
+from ..core.text import naming
 from ..core.types import Kind, Reading
 from .hw_decode import HARDWARE
 from .opencv import check_size, load, open_clip
@@ -215,6 +216,6 @@ def _check_readable(spec: SourceSpec) -> None:
             f"{spec.redacted}: {spec.local} is a folder; write dir: for a folder of pictures"
         ) from None
     except OSError as problem:
-        raise SourceError(f"{spec.redacted}: {spec.local}: {problem.strerror}") from None
+        raise SourceError(f"{naming(spec.redacted, spec.local)}: {problem.strerror}") from None
     if empty:
-        raise SourceError(f"{spec.redacted}: {spec.local} is empty")
+        raise SourceError(f"{naming(spec.redacted, spec.local)}: is empty")

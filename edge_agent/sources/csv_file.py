@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core.errors import SampleError, SourceError
+from ..core.text import naming
 from ..core.types import Array
 from .csv_block import CHARACTERS, parse_block
 
@@ -84,7 +85,7 @@ class CsvRows:
             encoding = "utf-16" if wide else "utf-8-sig"
             self._file = path.open(encoding=encoding, errors="replace", newline="")
         except OSError as problem:
-            raise SourceError(f"{name}: {path}: {problem.strerror}") from None
+            raise SourceError(f"{naming(name, path)}: {problem.strerror}") from None
         try:
             self._start()
         except SourceError:
@@ -202,7 +203,7 @@ class CsvRows:
         if not any(self._numeric):
             raise SourceError(
                 f"{self._name}: line {line} holds no number, expected rows of numbers"
-                + _other_separator(cells)
+                + _other_separator(cells, self._given)
             )
         if header and len(cells) != len(self.columns):
             raise SourceError(
@@ -395,8 +396,10 @@ def _with_point(cell: str) -> str:
     return cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell
 
 
-def _other_separator(cells: list[str]) -> str:
+def _other_separator(cells: list[str], given: str | None) -> str:
     """Return the mend where the only cell of a line is several numbers, separated otherwise."""
+    if given is not None and len(cells) == 1:
+        return f"; ?separator={given} parts nothing in it: without it the separator is found out"
     for name, separator in (("space", None), ("|", "|")):
         parts = cells[0].split(separator) if len(cells) == 1 else []
         if len(parts) > 1 and any(_number(part) is not None for part in parts):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core.errors import SampleError, SourceError
+from ..core.text import naming
 from ..core.types import Kind, Reading
 from .opencv import MAX_PIXELS, load
 from .pacing import Metronome
@@ -90,7 +91,7 @@ def _list(spec: SourceSpec) -> list[str]:
     if path.is_file():
         return [path.name]
     if not path.exists():
-        raise SourceError(f"{spec.redacted}: {path}: No such file or directory")
+        raise SourceError(f"{naming(spec.redacted, path)}: No such file or directory")
     names = []
     try:
         for folder, _, files in os.walk(path, onerror=_refuse):
@@ -103,7 +104,9 @@ def _list(spec: SourceSpec) -> list[str]:
                 if entry.is_file():
                     names.append(entry.relative_to(path).as_posix())
     except OSError as problem:
-        raise SourceError(f"{spec.redacted}: {problem.filename}: {problem.strerror}") from None
+        raise SourceError(
+            f"{naming(spec.redacted, problem.filename)}: {problem.strerror}"
+        ) from None
     if not names:
         known = ", ".join(sorted(PICTURES))
         raise SourceError(f"{spec.redacted}: {path} holds no pictures ({known})")

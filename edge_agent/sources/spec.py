@@ -251,8 +251,12 @@ def _given_options(query: str, form: Form, shown: str) -> dict[str, str]:
         key, equals, value = part.partition("=")
         if key not in known:
             takes = ", ".join(sorted(known)) or "none"
+            from difflib import get_close_matches
+
+            close = get_close_matches(key, known, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
             raise UsageError(
-                f"source {shown!r}: unknown option {key!r}; {form.scheme}: takes {takes} "
+                f"source {shown!r}: unknown option {key!r}; {hint}{form.scheme}: takes {takes} "
                 "(a '?' in a path is written %3F)"
             )
         if not equals or not value:

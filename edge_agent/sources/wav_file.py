@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import SampleError, SourceError
+from ..core.text import naming
 from ..core.types import Array
 
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
@@ -40,7 +41,7 @@ class WavRows:
         try:
             self._file = path.open("rb", buffering=0)
         except OSError as problem:
-            raise SourceError(f"{name}: {path}: {problem.strerror}") from None
+            raise SourceError(f"{naming(name, path)}: {problem.strerror}") from None
         try:
             self._read_header(path.stat().st_size)
         except (OSError, struct.error):

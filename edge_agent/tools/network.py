@@ -42,11 +42,11 @@ class FloatNetwork:
     """Of the file as it was given."""
 
 
-def make_ready(network: Path, place: Path) -> FloatNetwork:
-    """Check a network and write it, ready to be quantised, into the folder *place*.
+def check_float(network: Path) -> None:
+    """Check that a file holds a float network that can be quantised, as far as it is soon told.
 
     Raises:
-        ModelError: it is not a float .onnx, too large, or of an opset that cannot be raised.
+        ModelError: it is not a float .onnx, or too large.
 
     """
     facts = inspect(network)
@@ -59,6 +59,16 @@ def make_ready(network: Path, place: Path) -> FloatNetwork:
             f"{network}: {facts.weight_bytes / 2**30:.1f} GiB of weights, expected less than 2; "
             "quantize it where it was trained"
         )
+
+
+def make_ready(network: Path, place: Path) -> FloatNetwork:
+    """Check a network and write it, ready to be quantised, into the folder *place*.
+
+    Raises:
+        ModelError: it is not a float .onnx, too large, or of an opset that cannot be raised.
+
+    """
+    check_float(network)
     import onnx
     from onnx import version_converter
     from onnxruntime.quantization.shape_inference import quant_pre_process

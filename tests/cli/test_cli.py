@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -129,12 +130,17 @@ def test_every_help_ends_with_examples_that_can_be_typed(
     ("arguments", "line"),
     [
         ([], "the following arguments are required: COMMAND"),
-        (["rnu"], "invalid choice: 'rnu'"),
-        (["run", "now"], "unrecognized arguments: now"),
+        (["rnu"], "invalid choice: 'rnu'; did you mean 'run'?; see 'edge-agent --help'"),
+        (["xyz"], "invalid choice: 'xyz' (choose from"),
+        (["run", "now"], "unrecognized arguments: now; see 'edge-agent run --help'"),
+        (
+            ["bench", "push", "m", "--now"],
+            "unrecognized arguments: --now; see 'edge-agent bench push --help'",
+        ),
         (["run", "--config"], "argument --config: expected one argument"),
         (["tail", "-n", "0"], "argument -n: expected a whole number above 0, found '0'"),
         (["tail", "-n", "²"], "argument -n: expected a whole number above 0, found '²'"),
-        (["tail", "--kind", "resutl"], "invalid choice: 'resutl'"),
+        (["tail", "--kind", "resutl"], "invalid choice: 'resutl'; did you mean 'result'?"),
         (["tail", "--device", "a/b"], "--device: 'a/b' is not a name"),
         (
             ["tail", "--broker", "broker:1883"],
@@ -332,6 +338,36 @@ def test_check_says_who_is_trusted(tmp_path: Path, shared_broker: Mosquitto) -> 
     assert any("allow_unsigned" in line for line in said("anyone", trust={"allow_unsigned": True}))
 
 
+def test_a_folder_without_models_is_no_library(tmp_path: Path, shared_broker: Mosquitto) -> None:
+    """One that is a model itself fails with the mend, one that holds none is no `ok`."""
+
+    def looked(name: str, other: str) -> list[str]:
+        config = settings(tmp_path / name, shared_broker.url, models_dirs=["library", other])
+        lines = call_cli("check", "--config", config).out.splitlines()
+        return [line for line in lines if line[6:].startswith("models_dirs: ")]
+
+    library = tmp_path / "a" / "library"
+    words = f"{library}/light: is a model itself; name the folder that it is in, {library}"
+    assert looked("a", "library/light") == [
+        f"ok    models_dirs: {library}, 1 model",
+        f"FAIL  models_dirs: {words}",
+    ]
+    _, second = looked("b", "pictures")
+    assert second.startswith(f"note  models_dirs: {tmp_path}/b/pictures has no model")
+
+
+def test_a_port_of_metrics_that_is_taken_is_said(tmp_path: Path, shared_broker: Mosquitto) -> None:
+    """Perhaps by the agent itself, so that it is no failure."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        config = settings(tmp_path, shared_broker.url, health={"metrics_port": port})
+        said = call_cli("check", "--config", config)
+    assert said.code == 0
+    assert f"note  health.metrics_port: {port}: address already in use; " in said.out
+
+
 def test_everything_that_is_wrong_is_said(tmp_path: Path) -> None:
     """`check` goes on behind the first thing that is wrong, and ends with 1."""
     port = free_port()
@@ -361,7 +397,11 @@ def test_everything_that_is_wrong_is_said(tmp_path: Path) -> None:
         "pipeline c source",
         "trust",
     }
-    assert f"127.0.0.1:{port} cannot be reached" in failed["broker"]
+    assert (
+        f"127.0.0.1:{port} cannot be reached: connection refused; start a broker"
+        in failed["broker"]
+    )
+    assert failed["pipeline a model lihgt"].count("lihgt") == 1
     assert "did you mean 'light'?" in failed["pipeline a model lihgt"]
     assert (
         "roi [64, 0, 99, 48] lies wholly outside the picture, which is 64x48"

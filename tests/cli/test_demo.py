@@ -136,7 +136,7 @@ def test_it_leaves_nothing_running(number: int, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("edge-agent*"))
     words = (tmp_path / "out").read_text()
     assert "Traceback" not in words
-    assert re.search(r"^bearing: \d+ results", words, re.MULTILINE)
+    assert re.search(r"^bearing: \d+ results?", words, re.MULTILINE)
 
 
 # The broker

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge_agent.cli.terminal import message_line
+from edge_agent.cli.terminal import brief, message_line, summary
 from tests.helpers.small_models import decode_picture, detector, plain, write_pictures
 from tests.helpers.support import run_cli
 
@@ -80,3 +80,30 @@ def test_a_zone_is_tried_without_a_broker(tmp_path: Path) -> None:
     assert "counted  yard: 1 person" in done.stdout
     picture = decode_picture((tmp_path / "try.jpg").read_bytes())
     assert (picture[100:200, 30:35].max(axis=(0, 1)) > 120).any(), "the zone's left side"
+
+
+def test_what_can_be_set_of_a_pipeline_reads_as_json_has_it() -> None:
+    """What is not set takes no place."""
+    payload = {"schema": 1, "enabled": "ON", "threshold": 0.5, "rate": None, "labels": []}
+    payload |= {"thresholds": {"car": 0.7}, "min_box": [0, 0], "masks": []}
+    line = message_line("edge/box/pipeline/door", "edge", payload)
+    assert line.endswith(': enabled ON, threshold 0.5, thresholds {"car": 0.7}, min_box [0, 0]')
+
+
+def test_the_birth_certificate_is_one_line() -> None:
+    """Who it is and what it runs; the rest is for programs."""
+    facts = {"arch": "aarch64", "cpu": "Cortex-A76", "cpus": 4}
+    payload = {"agent": "1.2", "facts": facts, "profile": {"name": "arm64"}}
+    line = message_line("edge/box/info", "edge", {**payload, "pipelines": [{"name": "door"}]})
+    assert line.endswith(
+        "box info: edge-agent 1.2 on Cortex-A76 (aarch64), profile arm64, pipelines: door"
+    )
+
+
+def test_labels_read_as_a_person_would_say_them() -> None:
+    """Of several names the first, of a number that it is a class; payloads keep them whole."""
+    classes = [{"label": "tabby, tabby cat", "score": 0.5}, {"label": "62", "score": 0.3}]
+    assert summary({"classes": classes}) == "tabby 0.50, class 62 0.30"
+    boxes = [{"label": "62", "score": 0.3, "box": [0, 0, 1, 1]}] * 2
+    assert summary({"detections": boxes}) == "class 62 0.30, class 62 0.30"
+    assert brief({"detections": boxes}) == "class 62 ×2"

@@ -64,3 +64,34 @@ def test_a_push_that_is_interrupted_has_failed(
         "edge-agent: interrupted; the same push again goes on where it stopped"
     )
     assert "Traceback" not in said
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == wanted:
+            os.kill(os.getpid(), signal.SIGINT)
+
+wanted = sys.argv.pop(1)
+sys.meta_path.insert(0, Interrupts())
+from edge_agent.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["argparse", "edge_agent.cli.commands.describe", "edge_agent.models.importing"]
+)
+def test_ctrl_c_while_the_program_is_imported_is_one_line(module: str) -> None:
+    """From its first moment on, before a command is known as while it is fetched."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT, module, "describe", "models/parts-inspection"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "edge-agent: interrupted\n"

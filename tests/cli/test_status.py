@@ -92,6 +92,21 @@ def test_a_device_that_is_well_is_two_lines_and_0(device: Make) -> None:
     ]
 
 
+def test_a_pipeline_that_is_off_says_so_and_no_figures_of_before(device: Make) -> None:
+    """Its source has ended for those who read its topic; a person has switched it off."""
+    one = device("one")
+    one.healthy()
+    one.say("source/door", state="ended", enabled=False, time=iso(1))
+    assert looked(0)[1] == "  door  off      face"
+
+
+def test_a_pipeline_without_a_result_has_no_figures(device: Make) -> None:
+    """0.0 a second at 0 ms would be a measurement."""
+    figures = {"fps": 0.0, "inferred": 0, "latency_ms": {"p99": 0.0}, "source": "running"}
+    device("one").healthy(pipelines={"door": figures})
+    assert looked(0)[1] == "  door  running  no result yet, face"
+
+
 def test_a_degraded_device_says_why_and_1(device: Make) -> None:
     """All reasons of health stand in the line, and one such device makes it 1."""
     device("one").healthy()

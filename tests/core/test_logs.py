@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -28,14 +29,19 @@ from edge_agent.core.logs import (
     handler_for,
 )
 
+LONG_AGO = time.mktime((2026, 5, 4, 3, 2, 1, 0, 0, -1))
+"""When all that is logged here was logged: 03:02:01 of a day in May."""
+
 
 def record(
     text: str, level: int = logging.WARNING, *arguments: object, line: int = 7
 ) -> logging.LogRecord:
     """Make what a logger hands to its handlers."""
-    return logging.LogRecord(
+    made = logging.LogRecord(
         "edge_agent.mqtt.client", level, "link.py", line, text, arguments, None, "run"
     )
+    made.created = LONG_AGO
+    return made
 
 
 def decode_entry(data: bytes) -> dict[str, str]:
@@ -191,9 +197,11 @@ class Kept(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.said: list[str] = []
+        self.times: list[float] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.said.append(record.getMessage())
+        self.times.append(record.created)
 
 
 class Log:
@@ -208,6 +216,10 @@ class Log:
     def said(self) -> list[str]:
         return self._kept.said
 
+    @property
+    def times(self) -> list[float]:
+        return self._kept.times
+
     def say(self, text: str, at: float, *, line: int = 7) -> None:
         self.now = at
         self.handler.handle(record(text, line=line))
@@ -220,7 +232,7 @@ def test_the_same_line_is_said_once_a_minute() -> None:
         log.say("camera: refused", second)
     assert log.said == ["camera: refused"]
     log.say("camera: refused", EVERY_SECONDS)
-    assert log.said[1:] == ["camera: refused (again, 9 times)"]
+    assert log.said[1:] == ["camera: refused (again, 9 times, last at 03:02:01)"]
 
 
 def test_an_answer_is_never_held_back() -> None:
@@ -243,7 +255,7 @@ def test_a_line_that_never_stops_is_said_every_minute() -> None:
     log.handler.close()
     assert len(log.said) == 11 + 1
     counts = [int(line.partition("again, ")[2].split()[0]) for line in log.said[1:-1]]
-    assert log.said[-1] == "camera: refused (again, once)"
+    assert log.said[-1] == "camera: refused (again, once, at 03:02:01)"
     assert 1 + sum(counts) + 1 == 601
 
 
@@ -253,7 +265,22 @@ def test_another_line_brings_out_what_was_held_back() -> None:
     for second in range(5):
         log.say("broker: lost", second)
     log.say("settings read again", EVERY_SECONDS + 1)
-    assert log.said == ["broker: lost", "broker: lost (again, 4 times)", "settings read again"]
+    assert log.said == [
+        "broker: lost",
+        "broker: lost (again, 4 times, last at 03:02:01)",
+        "settings read again",
+    ]
+
+
+def test_a_count_bears_the_time_at_which_it_is_said() -> None:
+    """Lines of a log come in the order of their times; when it was last so stands in the text."""
+    log = Log()
+    begin = time.time()
+    for second in range(2):
+        log.say("broker: lost", second)
+    log.handler.close()
+    assert log.times[0] == LONG_AGO
+    assert log.times[1] >= begin
 
 
 def test_a_line_is_new_after_a_quiet_minute() -> None:
@@ -270,7 +297,7 @@ def test_the_end_accounts_for_everything() -> None:
     for second in range(3):
         log.say("broker: lost", second)
     log.handler.close()
-    assert log.said == ["broker: lost", "broker: lost (again, 2 times)"]
+    assert log.said == ["broker: lost", "broker: lost (again, 2 times, last at 03:02:01)"]
 
 
 def test_different_lines_pass_and_memory_stays_bounded() -> None:
@@ -280,7 +307,7 @@ def test_different_lines_pass_and_memory_stays_bounded() -> None:
     log.say("first", 0)
     for number in range(REMEMBERED):
         log.say(f"line {number}", 1, line=number)
-    assert log.said.count("first (again, once)") == 1
+    assert log.said.count("first (again, once, at 03:02:01)") == 1
     assert len(log.said) == REMEMBERED + 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_agent.core.errors import AgentError, ModelError
-from edge_agent.core.text import one_line, printable, redact, redact_urls
+from edge_agent.core.text import counted, naming, one_line, printable, redact, redact_urls
 
 
 @given(st.text(st.characters(codec=None)))
@@ -121,3 +122,14 @@ def test_every_error_of_ours_is_one_harmless_line() -> None:
     """What an error quotes is harmless in each log, topic and terminal that it goes to."""
     problem: AgentError = ModelError("output 'a\nb\x1b[0m' of rtsp://u:p@cam/s")
     assert str(problem) == r"output 'a\nb\x1b[0m' of rtsp://***@cam/s"
+
+
+def test_a_path_is_named_once() -> None:
+    """A source in its own folder's terms says where that is; one with its whole path does not."""
+    assert naming("file:clip.mp4", Path("/cfg/clip.mp4")) == "file:clip.mp4: /cfg/clip.mp4"
+    assert naming("file:/cfg/clip.mp4?loop=1", Path("/cfg/clip.mp4")) == "file:/cfg/clip.mp4?loop=1"
+
+
+def test_one_of_a_thing_is_one() -> None:
+    """And none are several."""
+    assert [counted(n, "model") for n in (0, 1, 2)] == ["0 models", "1 model", "2 models"]

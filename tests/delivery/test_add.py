@@ -82,6 +82,20 @@ def test_a_folder_is_installed(box: Box) -> None:
     assert not box.store.accepted("light", "3")
 
 
+def test_it_is_said_where_a_model_goes(
+    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into the state folder of the settings; where there are none, into the default one."""
+    folder = brightness(box.folder / "light", "3")
+    into = box.add(folder).out.splitlines()[-2]
+    assert into == f"into {box.store.root}, the state folder of {box.config}"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "default"))
+    into = call_cli("add", str(folder)).out.splitlines()[-2]
+    assert into == f"into {tmp_path / 'default'}, the default; --config FILE names settings"
+
+
 def test_a_package_is_installed(box: Box) -> None:
     """What `pack` writes is what `add` takes."""
     pack(brightness(box.folder / "light", "2"), box.folder / "light.tar")

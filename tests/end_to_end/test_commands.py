@@ -314,7 +314,8 @@ def test_a_rate_that_is_set_holds_at_once(device: Device) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"pipeline": "nobody", "rate": 1}, "there is no 'nobody'; there are live"),
+        ({"pipeline": "nobody", "rate": 1}, "there is no 'nobody'; known: live"),
+        ({"pipeline": "life", "rate": 1}, "there is no 'life'; did you mean 'live'?"),
         ({"rate": 1}, "pipeline: is missing"),
         ({"pipeline": "live"}, "nothing to set: give enabled, threshold, rate"),
         ({"pipeline": "live", "rate": 0}, "rate: expected a number above 0"),

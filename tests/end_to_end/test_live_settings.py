@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from edge_agent.core.parameters import shown
 from tests.helpers.small_models import brightness, decode_picture, detector, plain, write_clip
 from tests.helpers.support import (
     AgentProcess,
@@ -138,6 +139,7 @@ def test_a_value_that_cannot_be_is_one_line_in_the_log_and_counted(
     device.labels("person", "car")
     lines = [line for line in device.agent.words().splitlines() if "refused" in line]
     assert len(lines) == 1
+    assert f"to {shown(value)}: refused: " in lines[0]
     assert words in lines[0]
 
 
@@ -160,6 +162,16 @@ def test_what_was_set_in_vain_is_told_in_the_reply_and_the_log(device: Device) -
     device.heard.publish(f"{D}/in/command/ping", '{"id": "c"}')
     device.heard.wait_state(f"{D}/reply/c", ok=True)
     assert f"set 'door' 'labels': {vain}" in device.agent.words()
+
+
+def test_the_log_says_which_value_was_set(device: Device) -> None:
+    """Bare values as commands: what it was set to stands in the log."""
+    device.labels("person", "car")
+    device.put("threshold", "0.7")
+    device.labels("person")
+    device.heard.wait_state(f"{D}/pipeline/door", threshold=0.7)
+    device.agent.stop()
+    assert "INFO    set 'door' 'threshold' to '0.7': done" in device.agent.words()
 
 
 def test_a_mask_is_black_for_the_model_and_in_the_picture(device: Device) -> None:
@@ -192,6 +204,9 @@ def test_a_pipeline_that_is_switched_off_closes_its_source_and_stays_listed(devi
     account = device.heard.wait_for(still, "two equal accounts")
     check_account(account)
     assert account["source"] == "ended"
+    device.heard.publish(f"{D}/in/command/snapshot", '{"id": "look", "pipeline": "door"}')
+    reply = device.heard.wait_state(f"{D}/reply/look", ok=False)
+    assert "door is switched off" in reply["error"]
     device.put("enabled", "on")
     found = device.wait(lambda _: True)
     assert found["seq"] >= account["captured"]

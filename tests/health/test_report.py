@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,6 +99,15 @@ def test_a_pipeline_that_is_made_again_has_no_rate_below_nought(
     assert device.health.payload()["pipelines"]["kept"]["fps"] > 0
 
 
+def test_the_first_rate_is_that_since_the_first_result(device: Device) -> None:
+    """A start gives results before there is anybody to gather health."""
+    kept = device.pipelines[0]
+    device.board.add(kept.queue)
+    kept.results.began = time.monotonic() - 10
+    kept.queue.account.inferred = 101
+    assert device.health.payload()["pipelines"]["kept"]["fps"] == pytest.approx(10, rel=0.1)
+
+
 def test_heat_and_throttling_are_said(tmp_path: Path, root: Path) -> None:
     """The hottest sensor is in the payload, and what is wrong about it in `why`."""
     zone(root, 0, "cpu-thermal", 83456, passive=80000)
@@ -139,7 +149,7 @@ def test_what_was_promised_and_dropped_is_said_for_a_minute(
     device.now += 1
     assert device.why("pipeline") == []
     kept.channel.lost = 16
-    assert device.why("pipeline") == ["pipeline kept: 1 results with qos = 1 were dropped"]
+    assert device.why("pipeline") == ["pipeline kept: 1 result with qos = 1 was dropped"]
 
 
 def test_a_broker_that_is_away_is_said(device: Device) -> None:

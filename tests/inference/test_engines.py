@@ -17,6 +17,7 @@ import pytest
 from edge_agent.core.errors import EngineError
 from edge_agent.core.types import TensorSpec
 from edge_agent.inference.engines.engine import Engine, EngineChoice
+from edge_agent.inference.engines.label import engine_words
 from edge_agent.inference.engines.registry import EngineName, open_engine
 from edge_agent.inference.model import load_model
 from edge_agent.models.manifest import load as load_manifest
@@ -491,3 +492,10 @@ def test_reference_tensors(load: Open, file: str, tolerance: float) -> None:
     for key, array in expected.items():
         difference = np.abs(results[key].astype(np.float64) - array.astype(np.float64))
         assert difference.max() <= tolerance, key
+
+
+def test_words_for_people_have_the_short_name_of_an_engine() -> None:
+    """Payloads keep the label; a sentence has it as settings and profiles write it."""
+    said = "0.04 ms beside 0.05 ms of onnxruntime:CPUExecutionProvider, openvino:CPU failed"
+    assert engine_words(said) == "0.04 ms beside 0.05 ms of onnxruntime:CPU, openvino:CPU failed"
+    assert engine_words("onnxruntime:CUDAExecutionProvider") == "onnxruntime:CUDA"

@@ -151,6 +151,14 @@ def test_what_is_not_there_is_named_with_the_nearest(library: Library) -> None:
         library.find("face", "3")
 
 
+def test_a_models_dir_that_is_a_model_is_said(library: Library) -> None:
+    """Nothing is found in it; the mend is the folder above."""
+    folder = put(library, "elsewhere", "1")
+    (line,) = Library(library.store, [folder], None).problems()
+    words = f"{folder}: is a model itself; name the folder that it is in, {folder.parent}"
+    assert line == f"models_dirs: {words}"
+
+
 def test_missing_models_dir_is_said(library: Library, tmp_path: Path) -> None:
     """A folder of models_dirs that is not there is a problem, not a crash."""
     other = Library(library.store, [tmp_path / "absent"], None)

@@ -198,3 +198,12 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, pictures: Path) -> None:
     assert process.returncode == 1
     assert "interrupted" in words
     assert list(out.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("drop", ["2", "-0.1", "nan", "much"])
+def test_a_drop_that_is_no_share_is_refused(drop: str, tmp_path: Path) -> None:
+    """2 would allow everything; whoever means percent hears of it before any work."""
+    model, pictures, out = (str(tmp_path / name) for name in ("model", "pictures", "out"))
+    done = call_cli("quantize", model, "--calibration", pictures, "-o", out, "--max-drop", drop)
+    assert done.code == 2
+    assert f"--max-drop: expected a number from 0 to 1, found {drop!r}" in done.error

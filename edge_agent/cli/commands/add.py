@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import ModelError, UsageError
 from ...core.names import is_name, safe_name, version_key
 from ...core.text import printable
+from ...inference.engines.label import engine_words
 from ..options import Options, add_config, load_settings
-from ..terminal import engine_words
 
 if TYPE_CHECKING:
     from ...config.settings import Settings
@@ -53,6 +53,7 @@ def main(options: Options) -> int:
     if not options.path or not path.exists():
         raise UsageError(f"PATH: {options.path!r}: no such file or folder")
     settings = load_settings(options)
+    from ...config.load import find_file
     from ...models.store.install import install_folder
     from ...runtime.serving.loader import (
         match_profile,
@@ -78,6 +79,9 @@ def main(options: Options) -> int:
             _refuse_older(store, name, version)
         _try_out(settings, options.config, folder)
         install_folder(store, folder)
+    file = find_file(options.config)
+    of = f"the state folder of {file}" if file else "the default; --config FILE names settings"
+    print(printable(f"into {store.root}, {of}"))
     if not store.has_agent():
         print(f"{name}@{version} is installed; the agent tries it at its next start")
         return 0

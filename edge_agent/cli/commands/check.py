@@ -7,17 +7,16 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import AgentError, ModelError, SampleError, UsageError
-from ...core.text import printable
+from ...core.errors import AgentError, BrokerError, ModelError, SampleError, UsageError
+from ...core.text import counted, printable
+from ...inference.engines.label import engine_words
 from ...models.manifest import MANIFEST, threshold_trouble
 from ..options import Options, add_config, load_settings
-from ..terminal import engine_words
 
 READINGS = 100
 """Of a source, of which one must be fit to be used."""
@@ -43,7 +42,9 @@ class _Report:
         try:
             self.line("ok", subject, look())
         except AgentError as problem:
-            self.line("FAIL", subject, str(problem))
+            # Where the subject ends with what the error begins with, it is said once.
+            name = subject.rpartition(" ")[2]
+            self.line("FAIL", subject, str(problem).removeprefix(f"{name}: "))
             return False
         return True
 
@@ -97,10 +98,12 @@ def main(options: Options) -> int:
     if settings.health.metrics_port and find_spec("prometheus_client") is None:
         mend = f"needs prometheus-client: {sys.executable} -m pip install prometheus-client"
         report.line("FAIL", "health.metrics_port", mend)
+    elif settings.health.metrics_port and (taken := _taken(settings.health.metrics_port)):
+        report.line("note", "health.metrics_port", taken)
     report.tried("broker", lambda: _broker(settings))
     library = open_library(settings, store)
     for name in settings.models_dirs:
-        report.tried("models_dirs", partial(_models_dir, Path(name)))
+        _models_dir(report, Path(name))
     overrides = Overrides(settings.state / "overrides.json")
     for pipeline in settings.pipelines:
         _pipeline(report, settings, options.config, pipeline, library, loader, overrides)
@@ -168,7 +171,8 @@ def _pipeline(
             if any(pipeline.roi) and (why := outside(reading.data, pipeline.roi)):
                 raise UsageError(why)
             return f"{spec.redacted}, {reading.data.shape[1]}x{reading.data.shape[0]}"
-        return f"{spec.redacted}, rows of {reading.data.shape[1:]}"
+        size = " by ".join(map(str, reading.data.shape[1:])) or "1"
+        return f"{spec.redacted}, readings of {size} value{'' if size == '1' else 's'}"
 
     report.tried(f"{subject} source", source)
     wanted = [(arm, spec.kind, pipeline.threshold) for arm in pipeline.arms]
@@ -207,22 +211,51 @@ def _pipeline(
         report.line("note", subject, line)
 
 
-def _models_dir(folder: Path) -> str:
-    if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder")
+def _models_dir(report: _Report, folder: Path) -> None:
+    from ...models.store.catalog import library_trouble
+
+    trouble = library_trouble(folder)
+    if trouble is not None:
+        report.line("FAIL", "models_dirs", trouble)
+        return
     count = len(list(folder.glob(f"*/{MANIFEST}")))
-    return f"{folder}, {count} model{'' if count == 1 else 's'}"
+    if count:
+        report.line("ok", "models_dirs", f"{folder}, {counted(count, 'model')}")
+    else:
+        text = f"{folder} has no model: each is a folder in it, with a {MANIFEST}"
+        report.line("note", "models_dirs", text)
 
 
 def _broker(settings: Any) -> str:
     from ...mqtt.connection import Hooks, connect
 
-    connection = connect(settings.broker, f"edge-agent-check-{settings.device_id}", hooks=Hooks())
+    name = f"edge-agent-check-{settings.device_id}"
+    try:
+        connection = connect(settings.broker, name, hooks=Hooks())
+    except BrokerError as problem:
+        if not isinstance(problem.__cause__, ConnectionRefusedError):
+            raise
+        mend = "start a broker there, or name another one as broker.url"
+        raise BrokerError(f"{problem}; {mend}") from None
     version = "5" if connection.protocol == 5 else "3.1.1"
     limit = f", packets up to {connection.max_packet} bytes" if connection.max_packet else ""
     connection.close()
     lacks = "".join(f"; it {words}" for words in connection.abilities.limits())
     return f"{settings.broker.address}, MQTT {version}{limit}{lacks}"
+
+
+def _taken(port: int) -> str | None:
+    """Return that a port of loopback is in use; None: it is free."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server of it does
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as problem:
+            why = (problem.strerror or str(problem)).lower()
+            return f"{port}: {why}; well, if by the agent that runs, else name another one"
+    return None
 
 
 def _device(settings: Any) -> list[str]:

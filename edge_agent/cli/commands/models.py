@@ -6,11 +6,11 @@ import argparse
 
 from ...core.errors import AgentError, UsageError
 from ...core.names import NAME_RULE, is_name
-from ...core.text import printable
+from ...core.text import counted, printable
 from ...delivery.protocol import agreement_words
 from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings
-from ..world import World, offline_since
+from ..world import World, absence, offline_since
 
 EXAMPLES = (
     "edge-agent models --device edge-01",
@@ -38,7 +38,7 @@ def main(options: Options) -> int:
         if options.forget:
             return _forget(client, world, root, options.forget)
         if options.device and options.device not in world.status:
-            raise AgentError(f"device {options.device} is unknown")
+            raise AgentError(absence(world, options.device))
     for name in sorted(world.status):
         state = "online" if world.online(name) else offline_since(world, name)
         about = world.info.get(name, {}).get("profile")
@@ -90,5 +90,5 @@ def _forget(client: OneShotClient, world: World, root: str, device: str) -> int:
     if not topics:
         raise AgentError(f"device {device} is unknown: nothing is retained of it")
     client.wait_published([client.publish(topic, b"", retain=True) for topic in topics])
-    print(f"{device}: {len(topics)} retained topics cleared")
+    print(f"{device}: {counted(len(topics), 'retained topic')} cleared")
     return 0

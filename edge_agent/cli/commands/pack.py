@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ModelError, UsageError
+from ...core.text import counted
 from ...models.importing import import_model
 from ...models.manifest import idle_keys
 from ...models.packages.build import pack
@@ -67,7 +68,8 @@ def main(options: Options) -> int:
     signed = (
         "signed" if key is not None else "unsigned: devices take it only with trust.allow_unsigned"
     )
-    say(f"{out}: {header.id}, {header.size} bytes in {header.blocks} blocks, {signed}")
+    blocks = counted(header.blocks, "block")
+    say(f"{out}: {header.id}, {header.size} bytes in {blocks}, {signed}")
     return 0
 
 

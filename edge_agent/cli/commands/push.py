@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ...core.errors import AgentError, BrokerError, UsageError
 from ...core.names import version_key
-from ...core.text import printable
+from ...core.text import counted, printable
 from ...delivery.protocol import agreement_words
 from ...delivery.sender import Progress, Sender
 from ...models.importing import BARE, file_of, import_model, import_tar
@@ -78,7 +78,7 @@ def main(options: Options) -> int:
         sender = Sender(client, root, target, devices, package)
         size = package.header.size
         print(
-            f"{package.header.id}: {size} bytes in {package.header.blocks} blocks"
+            f"{package.header.id}: {size} bytes in {counted(package.header.blocks, 'block')}"
             f" to {', '.join(devices)}"
         )
         try:
@@ -220,11 +220,10 @@ class _Bars:
                 self._progress.update(
                     task, completed=progress.percent, description=f"{device} {progress.state}"
                 )
-            elif self._said.get(device) != progress.state:
+            # A rejection is the outcome, which is printed at the end.
+            elif self._said.get(device) != progress.state and progress.state != "rejected":
                 self._said[device] = progress.state
-                # Of a rejection, the reason is part of the outcome, which is printed at the end.
-                shown = progress.why is not None and progress.state != "rejected"
-                why = f": {progress.why}" if shown else ""
+                why = f": {progress.why}" if progress.why is not None else ""
                 said = printable(f"{device}: {progress.state}{why}")
                 print(said, file=sys.stderr, flush=True)
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import AgentError, SourceError, UsageError
-from ...core.text import printable
+from ...core.text import counted, printable
 from ...core.types import Sample
 from ...models.importing import import_model
 from ...models.manifest import ModelFolder
 from ...sources.spec import SourceSpec, guess_source, parse_source
 from ..lineup import engines_for
-from ..options import Options, not_negative
+from ..options import Options, share
 from ..progress import Progress, say
 from ..samples import Samples
 
@@ -63,7 +63,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-drop",
-        type=not_negative,
+        type=share,
         default=MAX_DROP,
         metavar="D",
         help=f"what may be lost of the accuracy, 0 to 1; default {MAX_DROP}",
@@ -76,6 +76,7 @@ def main(options: Options) -> int:
     """Quantise; 1 where more is lost than may be."""
     from ...device.hardware import read_facts
     from ...tools.folders import new_folder
+    from ...tools.network import check_float
     from ...tools.output import as_json, publish
     from ...tools.quantize import quantize
     from ...tools.targets import own_target, target_of
@@ -88,6 +89,8 @@ def main(options: Options) -> int:
         for assumption in imported.assumptions:
             say(f"assumed  {assumption}")
         folder = imported.folder
+        # Before the samples are read, which may take long.
+        check_float(folder.network)
         progress = Progress()
         samples = _calibration(options.calibration, folder, progress)
         evaluation = None
@@ -254,8 +257,13 @@ def _print(report: Report) -> None:
         f"size     {report.float_bytes / 1e6:.2f} MB before, "
         f"{report.quantized_bytes / 1e6:.2f} MB now"
     )
-    print(f"judged   on {report.judged_on} samples; calibrated on {report.calibrated_on}")
+    same = report.metric is None and not report.held_out
+    calibrated = "the same that it was calibrated on, as there are few"
+    if not same:
+        calibrated = f"calibrated on {counted(report.calibrated_on, 'sample')}"
+    print(f"judged   on {counted(report.judged_on, 'sample')}, {calibrated}")
     for note in report.notes:
         print(printable(f"note     {note}"))
-    for sample, _, _, share in report.worst:
-        print(printable(f"worst    {sample.file or sample.seq}: {share:.0%}"))
+    for sample, _, _, agrees in report.worst:
+        if agrees < 1:
+            print(printable(f"worst    {sample.file or sample.seq}: {agrees:.0%}"))

@@ -12,12 +12,13 @@ from typing import Any
 
 from ...core.errors import AgentError
 from ...core.text import printable
+from ...inference.engines.label import engine_words
 from ...mqtt import payloads
 from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings
-from ..terminal import engine_words, printable_json
+from ..terminal import printable_json, say
 from ..times import moment, span
-from ..world import World, check_target, offline_since
+from ..world import World, check_target, offline_since, unknown
 
 USUAL_INTERVAL = 10.0
 """Seconds between two health messages of a device that does not say."""
@@ -31,6 +32,10 @@ class PipelineLook:
 
     source: str
     """opening, running, lost, ended …"""
+    enabled: bool = True
+    """False: it is switched off, so that its source is closed."""
+    inferred: int | None = None
+    """Frames since it began."""
     model: str | None = None
     """What serves: "face@3 on openvino:CPU"; or, where nothing does, what the settings name."""
     fps: float | None = None
@@ -91,7 +96,7 @@ def main(options: Options) -> int:
             print(printable_json({"schema": 1, **shown}))
         else:
             for line in _lines(look, color=color):
-                print(line)
+                say(line)
     return 0 if all(look.state == "ok" for look in looks) else 1
 
 
@@ -101,7 +106,7 @@ def _nobody(world: World, target: str | None) -> str:
         return "this broker knows of no device; is it the right one, and does an agent run?"
     if target.startswith("@"):
         return f"no device is in group {target}; known devices: {known}"
-    return f"device {target} is unknown; known: {known}"
+    return unknown(world, target)
 
 
 def _look(world: World, device: str) -> DeviceLook:
@@ -149,6 +154,9 @@ def _pipelines(world: World, device: str) -> Iterator[tuple[str, PipelineLook]]:
         name = str(entry["name"])
         figure, source = _table(figures.get(name)), world.sources.get(device, {}).get(name, {})
         look = PipelineLook(str(source.get("state") or figure.get("source") or "opening"))
+        look.enabled = source.get("enabled") is not False
+        inferred = _number(figure.get("inferred"))
+        look.inferred = None if inferred is None else int(inferred)
         model = serving.get(str(entry.get("model")), {})
         look.model = str(entry.get("model"))
         if model.get("serves"):
@@ -170,12 +178,20 @@ def _lines(look: DeviceLook, *, color: bool) -> Iterator[str]:
     width = max(map(len, look.pipelines), default=0)
     was = "was " if look.state == "offline" else ""
     for name, each in look.pipelines.items():
-        parts = [each.error] if each.error else []
-        if not each.error and each.fps is not None:
-            parts += [f"{each.fps:.1f} a second", f"p99 {each.p99_ms or 0:.0f} ms"]
-        if not each.error and each.model:
-            parts += [each.model]
-        yield printable(f"  {name:{width}}  {was}{each.source:7}  {', '.join(parts)}")
+        parts = [each.error] if each.error else _figures(each)
+        state = each.source if each.enabled else "off"
+        yield printable(f"  {name:{width}}  {was}{state:7}  {', '.join(parts)}")
+
+
+def _figures(look: PipelineLook) -> list[str]:
+    """Write how a pipeline without an error does: what it does now, and what serves."""
+    figures = []
+    if look.inferred == 0:
+        figures = ["no result yet"]
+    elif look.enabled and look.fps is not None:
+        # Of one that is off they are of a while ago.
+        figures = [f"{look.fps:.1f} a second", f"p99 {look.p99_ms or 0:.0f} ms"]
+    return [*figures, look.model] if look.model else figures
 
 
 # Payloads may hold anything

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...config.settings import Pipeline
+from ...core.bundled import bundled
 from ...core.errors import (
     AgentError,
     EngineError,
@@ -25,7 +26,10 @@ from ...core.errors import (
     SourceError,
     UsageError,
 )
+from ...core.names import is_name
+from ...core.text import counted
 from ...core.types import Array, Outcome, Request, Sample, State
+from ...inference.engines.label import engine_words
 from ...inference.golden import compare_golden
 from ...inference.model import Model, load_model
 from ...inference.trust import PlainWitness, open_plain, why_wrong
@@ -41,7 +45,7 @@ from ..live import LiveView
 from ..options import Options, broker_settings, positive
 from ..samples import Samples
 from ..saved import new_folder, save
-from ..terminal import engine_words, say
+from ..terminal import say
 from ..times import span
 
 if TYPE_CHECKING:
@@ -103,7 +107,9 @@ def main(options: Options) -> int:
     spec = _source(options.source)
     path = Path(options.model)
     if not options.model or not path.exists():
-        raise UsageError(f"MODEL: {options.model!r}: no such file or folder")
+        raise UsageError(
+            f"MODEL: {options.model!r}: no such file or folder{_bundled(options.model)}"
+        )
     path = file_of(path)
     place = None if options.save is None else new_folder(options.save)
     tried = None if options.config is None else _pipeline(options.config)
@@ -123,7 +129,9 @@ def main(options: Options) -> int:
                 lambda: _compare_engines(attendant, imported, spec, first, seconds)
             )
             try:
-                count, dropped = _watch(options, attendant, best, samples, first, spec, tried)
+                count, dropped, stopped = _watch(
+                    options, attendant, best, samples, first, spec, tried
+                )
             finally:
                 if attendant.left_behind is None:
                     best.close()
@@ -133,6 +141,8 @@ def main(options: Options) -> int:
             say(f"next     edge-agent run --config {settings}")
         elif count:
             say("next     the same with --save DIR: a model folder and settings for edge-agent run")
+    if count == 0 and stopped:
+        raise KeyboardInterrupt
     if count == 0 and dropped:
         raise AgentError("no result: every frame was dropped by an error")
     if count == 0:
@@ -192,13 +202,19 @@ def _source(text: str) -> SourceSpec:
     return spec
 
 
+def _bundled(name: str) -> str:
+    """Return where a bundled model is that is asked for by its name; empty: there is none."""
+    folder = bundled("models") / name
+    return f"; the bundled one is {folder}" if is_name(name) and folder.is_dir() else ""
+
+
 def _print_model(imported: ImportedModel, path: Path) -> None:
     """Print what the model is and what had to be assumed."""
     manifest = imported.folder.manifest
     told = " as the file itself tells" if path.suffix in BARE else ""
     say(
         f"model    {manifest.id}: {manifest.task}, decoder {manifest.decoder}, "
-        f"{len(imported.folder.labels)} labels{told}"
+        f"{counted(len(imported.folder.labels), 'label')}{told}"
     )
     for assumption in imported.assumptions:
         say(f"assumed  {assumption}")
@@ -252,8 +268,9 @@ def _compare_engines(
             continue
         with attendant.doing(f"timing of the inference on {name}"):
             rate, alone_ms = _rate(attendant, model, sample, choice.lanes, seconds)
+        each = "frames" if sample.picture else "windows"
         say(
-            f"engine   {engine_words(model.engine.label)}: {rate:.1f} frames a second "
+            f"engine   {engine_words(model.engine.label)}: {rate:.1f} {each} a second "
             f"({alone_ms:.2f} ms alone, {choice.lanes} at a time)"
         )
         if rate > best_rate:
@@ -326,11 +343,17 @@ def _watch(
     first: Sample,
     spec: SourceSpec,
     tried: Pipeline | None,
-) -> tuple[int, int]:
-    """Show results until the source ends, the time is over or Ctrl-C; count them and errors."""
+) -> tuple[int, int, bool]:
+    """Show results until the source ends, the time is over or Ctrl-C.
+
+    Returns:
+        How many there were, how many errors, and whether it was Ctrl-C.
+
+    """
     trace = None if first.picture else _trace(model, samples, first)
     picture = _picture_file() if trace is None else _plot_file()
     count = dropped = 0
+    stopped = False
     deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
     title = f"edge-agent try · {spec.redacted} · {model.id}"
     view = LiveView(
@@ -381,6 +404,7 @@ def _watch(
                 if time.monotonic() >= deadline:
                     break
         except KeyboardInterrupt:
+            stopped = True
             view.print("stopped")
         except SourceError as problem:
             samples.trouble = str(problem)
@@ -395,7 +419,7 @@ def _watch(
         say(f"left behind: {attendant.left_behind}", sys.stderr)
     if samples.trouble is not None:
         raise SourceError(samples.trouble)
-    return count, dropped
+    return count, dropped, stopped
 
 
 def _is_short(spec: SourceSpec) -> bool:

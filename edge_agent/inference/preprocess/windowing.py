@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import ModelError
+from ...core.text import counted
 from ...core.types import Array, Reading, Sample
 from ...models.manifest import InputSpec
 
@@ -290,8 +291,8 @@ class Windower:
         number = place if self._picked is None else self._picked[place]
         name = repr(self._columns[number]) if number < len(self._columns) else str(number)
         raise ModelError(
-            f"input.channels: column {name} of the source is text, not numbers; "
-            "name the channels to use in input.channels"
+            f"input.channels: column {name} of the source is text, or begins with a cell that is "
+            "no number; mend that cell, or name other channels in input.channels"
         )
 
 
@@ -301,7 +302,8 @@ def _allocate(window: int, channels: int) -> tuple[NDArray[np.float32], NDArray[
         return np.empty((rows, channels), np.float32), np.empty(rows, np.int64)
     except MemoryError:
         raise ModelError(
-            f"input.window: {window} samples of {channels} channels do not fit into memory"
+            f"input.window: {window} samples of {counted(channels, 'channel')} "
+            "do not fit into memory"
         ) from None
 
 

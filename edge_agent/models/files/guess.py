@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.errors import ModelError
+from ...core.text import counted
 from ...core.types import TensorSpec
 from . import infer_layout
 from .facts import NetworkFacts
@@ -339,6 +340,7 @@ def _classifier(picture: _Picture) -> Draft | None:
         return None
     maker = picture.facts.makers[vectors[0].name]
     decoder = "softmax" if maker in _CHANCES else "logits"
+    how = " (scores as they come)" if decoder == "softmax" else ""
     output: dict[str, Any] = {"decoder": decoder}
     left = [_LABELS, _COLORS, _RESIZE]
     if "int" in vectors[0].dtype:
@@ -346,7 +348,7 @@ def _classifier(picture: _Picture) -> Draft | None:
     return Draft(
         f"a classifier of {_length(vectors[0])} classes, or as many numbers",
         {"task": "classification", "input": picture.said, "output": output},
-        (f"decoder: {decoder}, as the network ends in {maker or 'its input'}",),
+        (f"decoder: {decoder}{how}, as the network ends in {maker or 'its input'}",),
         tuple(left),
     )
 
@@ -411,8 +413,8 @@ def _window(facts: NetworkFacts) -> tuple[dict[str, Any], tuple[str, ...]]:
     channels, window = (1, sizes[0]) if len(sizes) == 1 else (min(sizes), max(sizes))
     layout = "flat-ct" if len(sizes) == 1 else "ct" if channels == sizes[0] else "tc"
     said = {"channels": list(range(channels)), "window": window, "layout": layout}
-    words = f"window: {window} samples of {channels} channels ({layout}), by the shape of the input"
-    return said, (words,)
+    size = f"{counted(window, 'sample')} of {counted(channels, 'channel')}"
+    return said, (f"window: {size} ({layout}), by the shape of the input",)
 
 
 def _outputs(facts: NetworkFacts) -> str:

@@ -269,8 +269,8 @@ def verify_header(
         if allow_unsigned:
             return None
         raise ModelError(
-            f"the package is unsigned; to trust a signer {trusted.mend} and pack with --key,"
-            " or set trust.allow_unsigned = true"
+            f"the package is unsigned; to trust a signer {trusted.mend} and push or pack with"
+            " --key, or set trust.allow_unsigned = true"
         )
     if len(signature) != SIGNATURE_BYTES:
         raise ModelError(

@@ -195,11 +195,8 @@ class Library:
     def problems(self) -> tuple[str, ...]:
         """List what is wrong in any of the places, one line each."""
         lines = [entry.error for entry in self._all() if entry.error]
-        lines.extend(
-            f"models_dirs: {folder}: no such folder"
-            for folder in self.models_dirs
-            if not folder.is_dir()
-        )
+        troubles = map(library_trouble, self.models_dirs)
+        lines.extend(f"models_dirs: {trouble}" for trouble in troubles if trouble is not None)
         for name in self.store.names():
             pointers = self.store.pointers(name)
             if pointers.damage:
@@ -291,6 +288,15 @@ def _plain(parent: Path, place: Place) -> Iterator[Entry]:
             yield Entry(name, None, place, path, None, str(problem))
         else:
             yield Entry(folder.manifest.name, folder.manifest.version, place, path, folder)
+
+
+def library_trouble(folder: Path) -> str | None:
+    """Return why nothing can be found in a folder of `models_dirs`; None: it may hold models."""
+    if not folder.is_dir():
+        return f"{folder}: no such folder"
+    if _has_manifest(folder):
+        return f"{folder}: is a model itself; name the folder that it is in, {folder.parent}"
+    return None
 
 
 def _has_manifest(path: Path) -> bool:

@@ -119,7 +119,7 @@ class Store:
         if highest is not None and version_key(version) < version_key(highest):
             raise ModelError(
                 f"{name}@{version} is older than {highest}, which was accepted before;"
-                " give it a higher version, or use rollback"
+                " give it a higher version, or use rollback or activate"
             )
 
     def transfer(self, name: str, version: str) -> str | None:

@@ -124,6 +124,10 @@ class PipelineCommands:
             raise RequestError(
                 f"pipeline: {pipeline.name} reads a signal, there is no picture of it"
             )
+        if not pipeline.settings.enabled:
+            raise RequestError(
+                f"pipeline: {pipeline.name} is switched off, no picture comes; set its `enabled`"
+            )
         if pipeline.state == "ended":
             raise RequestError(
                 f"pipeline: the source of {pipeline.name} has ended, no picture comes"
@@ -149,9 +153,9 @@ def find_pipeline(runner: Runner, name: str) -> Pipeline:
     """
     pipelines = runner.pipelines
     if name not in pipelines:
-        raise RequestError(
-            f"pipeline: there is no {name!r}; there are {', '.join(pipelines) or 'none'}"
-        )
+        from ...core.schema import nearest  # seldom needed
+
+        raise RequestError(f"pipeline: there is no {name!r}{nearest(name, pipelines)}")
     return pipelines[name]
 
 

@@ -81,12 +81,16 @@ class MqttSink:
         )
         self.latency_ms: deque[float] = deque(maxlen=1000)
         """From capture to publication, of the latest results."""
+        self.began: float | None = None
+        """When it took its first result, monotonic seconds."""
         self._identity = identity
         self._client = client
         self._topic = identity.topics.result(settings.name)
 
     def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
         """Queue the result for the broker; it is encoded when it goes."""
+        if self.began is None:
+            self.began = time.monotonic()
         encode = partial(self._encode, pipeline, sample, outcome)
         sent = partial(self._sent, sample.since)
         self._client.publish_message(Message(self.channel, self._topic, encode, sent))

@@ -19,6 +19,7 @@ from ...core.listeners import Listeners
 from ...core.names import version_key
 from ...core.types import Kind
 from ...device.allocator import trim_memory
+from ...inference.engines.label import engine_words
 from ...inference.model import Model
 from ...models.manifest import ModelFolder
 from ..scheduler.board import Board
@@ -192,9 +193,11 @@ class ActiveModels:
                 serving.broken = not isinstance(problem, BarredError) and (
                     folder is not None or not self._absent(serving)
                 )
-                if serving.problem != str(problem):
-                    log.error("model %s: %s", serving.reference, problem)  # noqa: TRY400 - one line, no traceback
-                serving.problem = str(problem)
+                # It stands beside the reference wherever it is said.
+                why = str(problem).removeprefix(f"{serving.reference}: ")
+                if serving.problem != why:
+                    log.error("model %s: %s", serving.reference, why)  # noqa: TRY400 - one line, no traceback
+                serving.problem = why
             else:
                 with self._board.boundary():
                     # A rollback or a push may have put another version there meanwhile.
@@ -211,9 +214,8 @@ class ActiveModels:
                     log.warning("model %s", stands_in)
                 for reason in passed:
                     log.warning("model %s: passed over %s", serving.reference, reason)
-                log.info(
-                    "model %s is live as %s on %s", serving.reference, model.id, model.engine.label
-                )
+                told = serving.reference, model.id, engine_words(model.engine.label)
+                log.info("model %s is live as %s on %s", *told)
         self.on_change()
 
     def exchange(self, models: Mapping[Kind, Model], name: str) -> Exchange:

@@ -19,6 +19,7 @@ from ...core.containment import contained
 from ...core.errors import AgentError
 from ...core.types import Tensors
 from ...inference.compare import race
+from ...inference.engines.label import engine_words
 from ...inference.model import Model
 from ...inference.trust import compare_models
 from ..serving.active import ActiveModels, Serving
@@ -175,7 +176,8 @@ class Challenge:
         else:
             with contained(model.id):
                 old_ms, new_ms = _race(incumbent, model, self._inputs)
-            why = f"{new_ms:.2f} ms beside {old_ms:.2f} ms of {incumbent.engine.label}"
+            quickly = ", as it was loaded first" if incumbent.provisional else ""
+            why = f"{new_ms:.2f} ms beside {old_ms:.2f} ms of {incumbent.engine.label}{quickly}"
             if new_ms > old_ms * (1 - MARGIN):
                 return self._against(f"not faster: {why}", old_ms, new_ms)
         if not self._incumbent.replace(incumbent, model):
@@ -273,12 +275,13 @@ class Challenger:
 
 def log_decision(model: Model, who: str, decision: Decision) -> None:
     """Log the decision about a challenger of a model."""
+    who, why = engine_words(who), engine_words(decision.why)
     if decision.takes_over:
-        log.info("model %s: %s takes over: %s", model.id, who, decision.why)
+        log.info("model %s: %s takes over: %s", model.id, who, why)
         return
-    stays = model.engine.label
+    stays = engine_words(model.engine.label)
     level = logging.WARNING if decision.why.startswith(_DISAGREES) else logging.INFO
-    log.log(level, "model %s stays on %s; %s was tried: %s", model.id, stays, who, decision.why)
+    log.log(level, "model %s stays on %s; %s was tried: %s", model.id, stays, who, why)
 
 
 class ServingIncumbent:

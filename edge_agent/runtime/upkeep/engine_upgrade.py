@@ -78,7 +78,9 @@ class EngineUpgrade:
         decision = self._challenger.compare()
         if decision is None:
             return POLL_SECONDS
-        log_decision(model, decision.engine, decision)
+        # The same engine, too: what serves is optimised lightly, to be there soon.
+        fully = ", fully optimised," if decision.engine == model.engine.label else ""
+        log_decision(model, f"{decision.engine}{fully}", decision)
         left.pop(0)
         return 0.0 if left and not decision.takes_over else None
 

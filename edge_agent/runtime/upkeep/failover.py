@@ -19,6 +19,7 @@ import numpy as np
 from ...core.errors import AgentError, EngineError
 from ...core.types import Sample
 from ...inference.engines.engine import EngineChoice
+from ...inference.engines.label import engine_words
 from ...inference.model import Model, Region, load_model
 from ..serving.active import ActiveModels, Serving
 from ..serving.loader import ModelLoader
@@ -161,10 +162,11 @@ class Failover:
             better = self._better(serving, model, choice, failure)
             if better is not None:
                 breaker = self._trip(model, here, error, failure)
+                name = engine_words(better.engine.label)
                 log.warning(
                     "model %s: %s serves instead of %s, which failed on %d frames in a row: %s; "
                     "that is tried again in %.0f s",
-                    *(model.id, better.engine.label, here, model.failing, error, breaker.wait),
+                    *(model.id, name, here, model.failing, error, breaker.wait),
                 )
                 passed = [f"{here}: {error}", *_without(serving.passed, here)]
                 self._exchange(model, better, passed)
@@ -235,7 +237,8 @@ class Failover:
                 breaker.trip(breaker.why)
                 continue
             breaker.close()
-            log.info("model %s: %s works again and serves", model.id, better.engine.label)
+            words = engine_words(better.engine.label)
+            log.info("model %s: %s works again and serves", model.id, words)
             self._exchange(model, better, _without(serving.passed, key[1]))
             return
 
