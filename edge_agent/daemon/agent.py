@@ -22,7 +22,7 @@ from ..config.settings import Arm, Settings
 from ..core import systemd
 from ..core.codec import unpack
 from ..core.containment import contained
-from ..core.errors import AgentError, EngineError, ModelError
+from ..core.errors import AgentError, EngineError, ModelError, UsageError
 from ..core.files import make_state_folder, replace_file
 from ..core.flight_recorder import call_target, clear_starting, previous_crash, recorder
 from ..core.logs import set_up
@@ -36,6 +36,7 @@ from ..inference.prepared.fallback import load_prepared
 from ..models.store.agent_lock import hold_agent_lock
 from ..runtime.pipelines.runner import Runner
 from .fast_start import readahead
+from .fast_start.fingerprint import digest
 from .fast_start.plan import forget
 from .fast_start.reexec import hold_signals, restart
 from .following import Following
@@ -265,7 +266,15 @@ class Agent:
             UsageError: the settings are wrong.
 
         """
-        settings = self._reread()
+        try:
+            settings = self._reread()
+        except UsageError as problem:
+            config, origins = self._origins
+            if digest(config) == origins:
+                raise
+            # Changed since this start has read them: as at a reload, what is wrong changes nothing.
+            log.error("the settings stay as they were: %s", problem)  # noqa: TRY400 - as at a reload
+            return True
         inventory = self._take_inventory(settings)
         if settings != self._runner.settings or inventory.loader.lanes != plan.lanes:
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -216,3 +217,20 @@ def test_the_most_urgent_model_comes_first(own: Box) -> None:
         said = start.words()
         places = [said.index(f"model numbers@{seed} is live as") for seed in (4, 3, 2)]
         assert places == sorted(places)
+
+
+def test_settings_that_go_wrong_right_after_they_were_read(own: Box) -> None:
+    """A start without a plan reads them twice: what is wrong by then changes nothing either."""
+    right = "the settings stay as they were"
+    agent = own.launch()
+    try:
+        # Before the log's first line there is nothing to tell by when they have been read.
+        wait_until(lambda: "is live as" in own.words(), "the model to be loaded")
+        agent.config.write_text("pipelins = []\n")
+        agent.signal(signal.SIGHUP)
+        wait_until(lambda: right in own.words(), "a word about it")
+        assert "did you mean 'pipelines'?" in own.words()
+        assert agent.stop() == 0
+    finally:
+        agent.process.kill()
+        agent.process.wait()
