@@ -136,8 +136,13 @@ def _mind_signals() -> None:
             fork.close()
         restart()
 
-    # Not `sys.exit`: where the signal falls into a destructor, Python drops that.
+    def end(*_: object) -> None:
+        for fork in _forks:
+            fork.close()
+        # Not `sys.exit`: where the signal falls into a destructor, Python drops that.
+        os._exit(0)
+
     for number in ENDING:
-        signal.signal(number, lambda *_: os._exit(0))
+        signal.signal(number, end)
     signal.signal(signal.SIGHUP, anew)
     release_signals()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from edge_agent.core.bundled import bundled
 from tests.helpers.start_box import numbers
+from tests.helpers.support import wait_until
 
 SCRIPT = """
 import json, sys
@@ -104,3 +106,52 @@ def test_no_library_is_needed_for_a_draft(tmp_path: Path) -> None:
     command = [sys.executable, "-c", script, str(folder / "model.onnx")]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=dict(os.environ))
     assert output.stdout.split() == []
+
+
+def test_a_fork_that_hangs(tmp_path: Path) -> None:
+    """As on a network disk that is gone: after a while it is given up, and killed."""
+    numbers(tmp_path / "models" / "numbers")
+    fork = 'drafting = Drafting(sys.argv[1], "origins")\n'
+    stop = "import os, signal\nos.kill(drafting._child, signal.SIGSTOP)\n"
+    short = "from edge_agent.daemon.fast_start import drafting as module\nmodule.PATIENCE = 0.2\n"
+    assert draft(tmp_path, SCRIPT.replace(fork, short + fork + stop)) == {"plan": None}
+
+
+def test_a_plan_that_ends_in_the_middle(tmp_path: Path) -> None:
+    """Half a plan is none."""
+    numbers(tmp_path / "models" / "numbers")
+    fork = 'drafting = Drafting(sys.argv[1], "origins")\n'
+    half = (
+        "import os\n"
+        "read, write = os.pipe()\n"
+        "os.write(write, b'{\"state\": ')\n"
+        "os.close(write)\n"
+        "os.dup2(read, drafting._answers)\n"
+    )
+    assert draft(tmp_path, SCRIPT.replace(fork, fork + half)) == {"plan": None}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])
+def test_the_fork_ends_with_its_parent(number: int, tmp_path: Path) -> None:
+    """Whoever ends the agent in the middle of a start ends all of it."""
+    numbers(tmp_path / "models" / "numbers")
+    script = (
+        "import os, sys\n"
+        "from edge_agent.daemon import planned_start\n"
+        "from edge_agent.daemon.fast_start import draft\n"
+        "from edge_agent.daemon.fast_start.drafting import Drafting\n"
+        "planned_start._mind_signals()\n"
+        "draft.draft = lambda *_: os.read(os.open(sys.argv[2], os.O_RDONLY), 1)\n"
+        "planned_start._forks.append(Drafting(sys.argv[1], 'origins'))\n"
+        "print(planned_start._forks[0]._child, flush=True)\n"
+        "planned_start._forks[0].plan()\n"
+    )
+    never = tmp_path / "never"
+    os.mkfifo(never)
+    command = [sys.executable, "-c", script, "edge-agent.toml", str(never)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.send_signal(number)
+        parent.wait()
+    wait_until(lambda: not Path(f"/proc/{child}").exists(), "the fork to end")

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from mmap import ALLOCATIONGRANULARITY, PROT_READ, mmap
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from ...core import errors
 from ...core.codec import unpack
@@ -24,6 +26,10 @@ from ...inference.engines.checked_network import CheckedNetwork
 from ...runtime.serving.planned_model import PlannedModel
 from .plan import Plan
 
+PATIENCE = 30.0
+"""Seconds to wait for an answer: a disk may be slow, or never come back."""
+KILLED_SECONDS = 1.0
+"""To wait for a fork that was killed: one that sits in a driver is left to the kernel."""
 _PIECE = 2**26
 
 
@@ -43,14 +49,18 @@ class Drafting:
         """
         memory = os.memfd_create("networks")
         read, write = os.pipe()
+        ended, alive = os.pipe()
         # Neither ends by flushing what the other has in its buffers: the fork leaves by `_exit`.
         self._child = os.fork()
         if self._child == 0:
             os.close(read)
+            os.close(alive)
+            threading.Thread(target=_end_with, args=(ended,), daemon=True).start()
             _draft(config, origins, memory, write)
         os.close(write)
-        self._memory = memory
-        self._answers: IO[bytes] = os.fdopen(read, "rb")
+        os.close(ended)
+        self._memory, self._answers, self._alive = memory, read, alive
+        self._heard = b""
         self._reading = threading.Lock()
         self._said: dict[int, Any] = {}
 
@@ -92,8 +102,16 @@ class Drafting:
 
     def _hear(self) -> Any:
         """Wait for what the fork says next; None: nothing more, or nothing that it meant to."""
+        until = time.monotonic() + PATIENCE
+        while b"\n" not in self._heard:
+            ready = select.select([self._answers], [], [], max(0.0, until - time.monotonic()))[0]
+            piece = os.read(self._answers, 2**16) if ready else b""
+            if not piece:
+                return None
+            self._heard += piece
+        line, _, self._heard = self._heard.partition(b"\n")
         try:
-            return json.loads(self._answers.readline())
+            return json.loads(line)
         except ValueError:
             return None
 
@@ -104,9 +122,17 @@ class Drafting:
             return
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        self._answers.close()
-        os.close(self._memory)  # what is mapped of it stays
+            until = time.monotonic() + KILLED_SECONDS
+            while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < until:
+                time.sleep(0.002)
+        for descriptor in (self._answers, self._alive, self._memory):
+            os.close(descriptor)  # what is mapped of the memory stays
+
+
+def _end_with(ended: int) -> None:
+    """End the fork with the process that wants its answers."""
+    os.read(ended, 1)
+    os._exit(0)
 
 
 def _draft(config: str, origins: str, memory: int, answers: int) -> NoReturn:
@@ -114,10 +140,8 @@ def _draft(config: str, origins: str, memory: int, answers: int) -> NoReturn:
     try:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        from ...core.child import die_with_parent
         from .draft import draft
 
-        die_with_parent()
         plan = draft(config, origins)
         _tell(answers, plan and {**plan._asdict(), "models": [list(each) for each in plan.models]})
         for index, planned in enumerate(() if plan is None else plan.models):
