@@ -22,6 +22,7 @@ from ...mqtt.loopback import Loopback, broker
 from ...mqtt.one_shot import OneShotClient
 from ..live import LiveView
 from ..options import Options, positive
+from ..picture_file import PictureFile
 from ..terminal import printable_json, say
 
 DEVICE = "demo"
@@ -39,7 +40,9 @@ UNASKED = ("conveyor", "vibration")
 MESSAGES = 10
 """A second, of the sensor."""
 PICTURED = "conveyor"
-"""The pipeline whose frames are shown, with their boxes, where the terminal can."""
+"""The pipeline whose frames are shown, with their boxes: in the terminal or, where it cannot, in a
+file."""
+PICTURE = Path("demo.jpg")
 PICTURE_WIDTH = 640
 PICTURE_SECONDS = 0.5
 START_SECONDS = 60.0
@@ -71,17 +74,21 @@ def main(options: Options) -> int:
             )
         names = [options.pipeline]
     with scratch_folder("demo") as folder, broker(folder) as loopback:
+        pictures = PICTURED in names and not options.json
         view = LiveView(
             "edge-agent demo",
             _notes(loopback, names),
             pipelines=names,
             quiet=options.json,
-            pictures=PICTURED in names,
+            pictures=pictures,
         )
+        file = None
+        if pictures and not view.shows_pictures:
+            file = PictureFile(PICTURE, "frames with their boxes", bytes)
+            view.notes.append(file.note())
         settings = folder / "edge-agent.toml"
-        words = _settings(folder, loopback, names, pictures=view.shows_pictures)
-        settings.write_text(words, encoding="utf-8")
-        return _watch(options, folder, loopback, settings, names, view)
+        settings.write_text(_settings(folder, loopback, names, pictures=pictures), encoding="utf-8")
+        return _watch(options, folder, loopback, settings, names, view, file)
 
 
 def _notes(loopback: Loopback, names: list[str]) -> list[str]:
@@ -148,6 +155,7 @@ def _watch(
     settings: Path,
     names: list[str],
     view: LiveView,
+    file: PictureFile | None,
 ) -> int:
     """Run the agent beside the view."""
     log = folder / "agent.log"
@@ -176,7 +184,7 @@ def _watch(
             sensor.start()
         try:
             with view:
-                _show(options, client, agent, view, names)
+                _show(options, client, agent, view, names, file)
         except KeyboardInterrupt:
             pass
         finally:
@@ -190,6 +198,8 @@ def _watch(
     for line in view.summary_lines():
         say(line, sys.stderr if options.json else sys.stdout)
     if view.rows and not options.json:
+        if file is not None and file.written:
+            say(f"picture  {file.path}: the last frame with its boxes")
         say("next     edge-agent try SOURCE MODEL: your own camera and model; see README.md")
     if not view.rows:
         words = log.read_text(errors="replace").strip().splitlines()
@@ -215,6 +225,7 @@ def _show(
     agent: subprocess.Popen[bytes],
     view: LiveView,
     names: list[str],
+    file: PictureFile | None,
 ) -> None:
     """Take in results until the time is over; it counts once each pipeline has given one."""
     deadline = time.monotonic() + START_SECONDS
@@ -231,7 +242,7 @@ def _show(
             view.tick()
             continue
         if "/snapshot/" in heard.topic:
-            _picture(view, heard.payload)
+            _picture(view, file, heard.payload)
             continue
         payload = json.loads(heard.payload)
         if waiting:
@@ -243,8 +254,12 @@ def _show(
         view.result(payload)
 
 
-def _picture(view: LiveView, snapshot: bytes) -> None:
+def _picture(view: LiveView, file: PictureFile | None, snapshot: bytes) -> None:
     """Show a frame with its boxes, as the agent has published it."""
+    if file is not None:
+        file.take(lambda: snapshot)
+        file.write()
+        return
     import numpy as np
 
     from ...sources.opencv import load

@@ -1,0 +1,98 @@
+"""A picture beside what runs in the terminal: kept fresh in the working directory."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .terminal import say
+
+if TYPE_CHECKING:
+    from .live import LiveView
+
+MARK = b"edge-agent try\n"
+"""Behind the picture in a file, where viewers do not look: tells ours from a person's own."""
+MOST_NAMES = 100
+"""That are tried where files of somebody's own have the names of a picture."""
+PICTURE_SECONDS = 0.5
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a picture may be written to a path: nothing is there, or one of an earlier run."""
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return False
+        with path.open("rb") as file:
+            file.seek(-len(MARK), os.SEEK_END)
+            return file.read() == MARK
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+class PictureFile:
+    """Keeps a picture fresh; replaced in one step, for viewers that watch the file."""
+
+    def __init__(self, path: Path, what: str, encode: Callable[[Any], bytes]) -> None:
+        self.path = path
+        self.trouble = ""
+        """Why it cannot be written; the results are worth seeing all the same."""
+        self.written = False
+        self._usual = path
+        self._what = what
+        self._encode = encode
+        self._drawn = 0.0
+        self._draw: Callable[[], Any] | None = None
+        names = [path, *(path.with_stem(f"{path.stem}-{n}") for n in range(2, MOST_NAMES))]
+        free = [name for name in names if _is_ours(name)]
+        if not free:
+            self.trouble = f"it and {names[1]} to {names[-1]} are files of your own"
+        else:
+            self.path = free[0]
+        self._part = Path(f".{self.path}.part")
+        try:
+            self._part.write_bytes(b"")
+            self._part.unlink()
+        except OSError as problem:
+            self.trouble = problem.strerror or str(problem)
+
+    def note(self) -> str:
+        """Say where it is, or why it is not."""
+        if self.trouble:
+            return f"no {self._what}: {self.path} cannot be written here: {self.trouble}"
+        own = f"; {self._usual} is a file of your own, and stays" * (self.path != self._usual)
+        return f"{self._what}: {self.path}, kept fresh{own}"
+
+    def take(self, draw: Callable[[], Any]) -> None:
+        """Take what draws the latest result."""
+        self._draw = draw
+
+    def show(self, view: LiveView) -> None:
+        """Draw the latest, into the file and the terminal, if it is time to."""
+        if time.monotonic() - self._drawn < PICTURE_SECONDS:
+            return
+        self._drawn = time.monotonic()
+        drawn = self.write()
+        if drawn is not None and view.shows_pictures:
+            view.picture(drawn)
+
+    def write(self) -> Any:
+        """Draw the latest into the file; return it. None: there is none."""
+        if self._draw is None:
+            return None
+        drawn = self._draw()
+        if self.trouble:
+            return drawn
+        try:
+            self._part.write_bytes(self._encode(drawn) + MARK)
+            self._part.replace(self.path)
+            self.written = True
+        except OSError as problem:
+            self.trouble = problem.strerror or str(problem)
+            say(f"no further pictures: {self.path}: {self.trouble}")
+        return drawn
