@@ -61,6 +61,7 @@ from make_common import (
 )
 from torch import Tensor, nn
 
+BATCH = 24
 STRIDE = 8  # input pixels a cell of the model's output stands for
 NAMES = ("images", "output0")
 
@@ -142,16 +143,25 @@ class Detector(nn.Module):
     and what the part is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, labels: int = len(LABELS), width: float = 1.0) -> None:
+        """Have no training yet.
+
+        Args:
+            labels: how many there are.
+            width: channels of each layer, as a factor of those of the bundled model.
+
+        """
         super().__init__()
+        self.labels = labels
+        a, b, c, d = (round(width * channels) for channels in (24, 32, 64, 96))
         self.fine = nn.Sequential(
-            _conv(3, 24, 2), _conv(24, 32, 2), _Residual(32), _conv(32, 64, 2),
-            _Residual(64), _Residual(64),
+            _conv(3, a, 2), _conv(a, b, 2), _Residual(b), _conv(b, c, 2),
+            _Residual(c), _Residual(c),
         )  # fmt: skip
-        self.coarse = nn.Sequential(_conv(64, 96, 2), _Residual(96), _conv(96, 64, size=1))
-        self.head = _conv(64, 64)
-        self.out = nn.Conv2d(64, 1 + 4 + len(LABELS), 1)
-        bias = torch.zeros(1 + 4 + len(LABELS))
+        self.coarse = nn.Sequential(_conv(c, d, 2), _Residual(d), _conv(d, c, size=1))
+        self.head = _conv(c, c)
+        self.out = nn.Conv2d(c, 1 + 4 + labels, 1)
+        bias = torch.zeros(1 + 4 + labels)
         bias[0], bias[1:5] = -4.0, 3.0  # at first: no part anywhere, edges 24 pixels away
         self.out.bias = nn.Parameter(bias)
 
@@ -191,7 +201,7 @@ class Exported(nn.Module):
         box = corners(raw[:, 1:5])
         low, high = box[:, :2], box[:, 2:]
         out = torch.cat([(low + high) * 0.5, high - low, scores], 1)
-        return out.reshape(1, 4 + len(LABELS), -1)
+        return out.reshape(1, 4 + self.net.labels, -1)
 
 
 @dataclass(frozen=True)
@@ -296,11 +306,18 @@ class _Samples(torch.utils.data.Dataset[tuple[Floats, Targets]]):
         return _augmented(d.images[index], d.boxes[index], d.labels[index], rng)
 
 
-def train(data: Pictures, epochs: int, report: Callable[[Detector, int], None]) -> Detector:
-    """Train from scratch; the weights returned are a running mean of the last steps' weights."""
+def new_detector(labels: int = len(LABELS), width: float = 1.0) -> Detector:
+    """Make a detector of seeded random weights."""
     seed_everything(7)
-    net = Detector().to(memory_format=torch.channels_last)
-    batch = 24
+    return Detector(labels, width)
+
+
+def train(
+    net: Detector, data: Pictures, epochs: int, report: Callable[[Detector, int], None]
+) -> Detector:
+    """Train; the weights returned are a running mean of the last steps' weights."""
+    net = net.to(memory_format=torch.channels_last)
+    batch = BATCH
     steps = epochs * (len(data) // batch)
     keep = torch.optim.swa_utils.AveragedModel(
         net,
@@ -480,7 +497,7 @@ def read_clip(path: Path, every: int) -> Pictures:
 # ---------------------------------------------------------------------------
 
 MANIFEST = """\
-name    = "parts-inspection"
+name    = "{name}"
 version = "1"
 task    = "detection"
 file    = "model.onnx"
@@ -665,7 +682,7 @@ def write_files(net: Detector, sets: dict[str, Pictures], options: Namespace, ep
     cases = np.stack([model_ready(test.images[i]) for i in busy])
     write_golden(folder, cases, np.stack([runners[shipped](case) for case in cases]), NAMES)
     (folder / "labels.txt").write_text("\n".join(LABELS) + "\n")
-    (folder / "model.toml").write_text(MANIFEST.format(threshold=threshold))
+    (folder / "model.toml").write_text(MANIFEST.format(name=folder.name, threshold=threshold))
     times = ",\n".join(f"{milliseconds(r, cases[0]):.1f} ms ({n})" for n, r in runners.items())
     card = CARD.format(
         rows=4 + len(LABELS),
@@ -721,7 +738,7 @@ def main() -> None:
             got = measure([decode(out, 0.01) for out in outs], sets["validation"])
             print(f"  validation mAP@0.5 {got.map50:.3f}, @0.5:0.95 {got.map5095:.3f}", flush=True)
 
-    net = train(sets["train"], epochs, report)
+    net = train(new_detector(), sets["train"], epochs, report)
     write_files(net, sets, options, epochs)
 
 
