@@ -83,11 +83,12 @@ def main(options: Options) -> int:
             pictures=pictures,
         )
         file = None
-        if pictures and not view.shows_pictures:
+        if pictures and not view.shows_pictures and sys.stdout.isatty():
             file = PictureFile(PICTURE, "frames with their boxes", bytes)
             view.notes.append(file.note())
         settings = folder / "edge-agent.toml"
-        settings.write_text(_settings(folder, loopback, names, pictures=pictures), encoding="utf-8")
+        shown = view.shows_pictures or file is not None
+        settings.write_text(_settings(folder, loopback, names, pictures=shown), encoding="utf-8")
         return _watch(options, folder, loopback, settings, names, view, file)
 
 
