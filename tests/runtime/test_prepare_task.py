@@ -58,7 +58,9 @@ def test_a_form_that_turns_out_damaged_while_it_is_measured_is_made_again(
 ) -> None:
     """The measurement comes to nothing, which says nothing of the form that is made next."""
     active: Any = SimpleNamespace(all=lambda: [serving])
-    loader: Any = SimpleNamespace(profile=SimpleNamespace(memory_budget_mb=0))
+    loader: Any = SimpleNamespace(
+        unproven=lambda *_: False, profile=SimpleNamespace(memory_budget_mb=0)
+    )
     task = PrepareTask(
         Store(tmp_path / "state"), active, loader, lambda: 0, lambda: None, threading.Event()
     )

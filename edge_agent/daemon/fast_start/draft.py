@@ -80,8 +80,14 @@ def _planned(inventory: Inventory, catalog: Library, arm: Arm, kind: Kind) -> Pl
         # Without any forms nothing is read of the model for the key of one.
         if any((inventory.store.root / FOLDER).glob("*/")):
             form = loader.prepared_form(folder, kind)
-            if form is not None:
-                choice, place = loader.prepared_choice(folder), form.folder
+            formed = None if form is None else loader.prepared_choice(folder)
+            # One that nothing was compared with needs a witness, which the quick way does not.
+            if (
+                form is not None
+                and formed is not None
+                and not (choice is not None and loader.unproven(folder, formed))
+            ):
+                choice, place = formed, form.folder
     except (AgentError, OSError):
         return None  # what is wrong is reported when it is loaded
     if choice is None:

@@ -297,8 +297,19 @@ class PrepareTask:
                 form = self._forms.get(serving.model.folder.path)
                 if form is None:
                     return "preparing"
-                return "ready" if isinstance(form, Artifact) else f"no: {form}"
+                if not isinstance(form, Artifact):
+                    return f"no: {form}"
+                return self._readiness(serving.model)
         return None
+
+    def _readiness(self, model: Model) -> str:
+        """Return what is known of a form that is made: no start takes one that is unproven."""
+        choice = self._choice(model)
+        if choice is None or not self._loader.unproven(model.folder, choice):
+            return "ready"
+        doubts = self._loader.doubts
+        why = None if doubts is None else doubts.why(model.folder.path, choice)
+        return "preparing" if why is None else f"no: {why}"
 
     def planned(self) -> list[PlannedModel]:
         """List what serves, as the next start can load it at once."""
@@ -311,6 +322,10 @@ class PrepareTask:
             choice, folder, quick = model.choice, "", None
             if isinstance(form, Artifact):
                 choice, folder = self._choice(model) or choice, form.folder
+                if self._loader.unproven(model.folder, choice):
+                    # Killed too soon to know: the quick way needs no witness.
+                    quick = self._loader.quick_choice(model.folder)
+                    choice, folder = (choice, folder) if quick is None else (quick, "")
             elif form is None and prepared is not None and Path(prepared.folder).is_dir():
                 # Loaded from it, and not yet checked here: as at a stop right after the start.
                 folder = prepared.folder

@@ -79,11 +79,11 @@ class Upkeep:
                 # for another engine may take a minute.
                 (
                     self._prepare,
+                    form_check,
                     EngineUpgrade(active, loader, challenger, closing),
                     BatchSetup(active, loader, board),
                     FormUpgrade(active, loader, challenger, watched),
                     MeasureTask(self._prepare),
-                    form_check,
                 ),
             ),
             tasks=(challenger, engine_check, self._prepare, plan, integrity),
