@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import codecs
-import difflib
 import os
 import re
 import shutil
@@ -26,7 +25,7 @@ from typing import Any, NamedTuple, NoReturn, TextIO
 from .. import __version__
 from ..core.errors import AgentError, print_error
 from ..core.logs import set_up
-from ..core.text import encodable, one_line
+from ..core.text import closest, encodable, one_line
 from ..core.threads import thread_limit
 from ..core.timeline import Timeline
 
@@ -145,9 +144,9 @@ class CommandParser(argparse.ArgumentParser):
         found = re.search(r"invalid choice: '(.+)' \(choose from (.+)\)$", message)
         if found is not None:
             known = [word.strip(" '") for word in found[2].split(",")]
-            if close := difflib.get_close_matches(found[1], known, n=1):
+            if close := closest(found[1], known):
                 message = f"{message[: found.start()]}invalid choice: {found[1]!r}; "
-                message += f"did you mean {close[0]!r}?"
+                message += f"did you mean {close!r}?"
         print(f"{self.prog}: {one_line(message)}; see '{self.prog} --help'", file=sys.stderr)
         raise SystemExit(2)
 

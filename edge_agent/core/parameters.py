@@ -19,7 +19,7 @@ from typing import Annotated, Any, Protocol, TypeVar, get_args, get_type_hints
 from .errors import RequestError
 from .frozen import record
 from .names import is_name, is_version
-from .text import label_trouble
+from .text import closest, label_trouble
 
 R = TypeVar("R")
 
@@ -245,12 +245,10 @@ def unknown(kind: type, body: Mapping[str, Any], besides: Collection[str] = ()) 
     found = [key for key in body if key not in known and key not in besides]
     if not found:
         return []
-    from difflib import get_close_matches
-
     lines = []
     for key in found:
-        close = get_close_matches(key, known, n=1, cutoff=0.7)
-        meant = f"; did you mean {close[0]!r}?" if close else ""
+        close = closest(key, known, cutoff=0.7)
+        meant = f"; did you mean {close!r}?" if close else ""
         lines.append(f"{shown(key)} is not known, and ignored{meant}")
     return lines
 

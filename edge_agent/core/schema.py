@@ -6,7 +6,6 @@ and checked here, so that reading a record back never needs pydantic.
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 import types
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get
 from .errors import AgentError
 from .files import read_plain_file
 from .plain_record import DoubtError, is_key, read_plain
+from .text import closest
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -145,8 +145,8 @@ def _trouble(entries: list[ErrorDetails], kind: type | None) -> str:
         return text
     text += f", found {shown if len(shown) <= 80 else shown[:77] + '…'}"
     if entry["type"] == "literal_error" and isinstance(found, str):
-        close = difflib.get_close_matches(found, re.findall("'([^']*)'", wanted[0]), n=1)
-        text += f"; did you mean '{close[0]}'?" if close else ""
+        close = closest(found, re.findall("'([^']*)'", wanted[0]))
+        text += f"; did you mean '{close}'?" if close else ""
     return text
 
 
@@ -220,9 +220,9 @@ def _is_variant(part: object) -> bool:
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return "; did you mean …?" with the known word closest to *word*, or the known words."""
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    close = closest(word, names, cutoff=0.5)
     if close:
-        return f"; did you mean '{close[0]}'?"
+        return f"; did you mean '{close}'?"
     return f"; known: {', '.join(names)}" if names else ""
 
 

@@ -8,6 +8,7 @@ line, error and line of a terminal goes through `printable`, every URL through `
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from urllib.parse import unquote
 
 HIDDEN = "***"
@@ -34,6 +35,20 @@ def half_letter(text: str) -> str | None:
 def counted(count: int, noun: str) -> str:
     """Write so many of something: "1 model", "2 models"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known word that a mistyped one is most like; None: there is none like it.
+
+    Args:
+        word: as somebody wrote it.
+        known: words that are right.
+        cutoff: the least similarity, of 0 to 1.
+
+    """
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
 
 
 def naming(name: str, path: object) -> str:

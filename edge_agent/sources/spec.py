@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from ..core.errors import UsageError
 from ..core.frozen import record
+from ..core.text import closest
 from ..core.text import redact as redact_url
 from ..core.types import Kind
 from .schemes import DEFAULT, FORMS, Form, Options
@@ -186,10 +187,8 @@ def _unknown(scheme: str, text: str, shown: str) -> str:
         rest = shown[found.end() :]
         return f"lacks a colon; write '{found.group()}:{rest}'"
     if scheme and not scheme.startswith((".", "/")):
-        from difflib import get_close_matches
-
-        close = get_close_matches(scheme.lower(), FORMS, n=1, cutoff=0.7)
-        hint = f"did you mean '{close[0]}:'? Known" if close else "known"
+        close = closest(scheme.lower(), FORMS, cutoff=0.7)
+        hint = f"did you mean '{close}:'? Known" if close else "known"
         return f"unknown form '{scheme}:'; {hint}: {_known()}"
     scheme = "dir" if text.endswith("/") else _scheme_of(Path(text.partition("?")[0]))
     return f"has no form; did you mean '{scheme}:{shown}'? Known: {_known()}"
@@ -251,10 +250,8 @@ def _given_options(query: str, form: Form, shown: str) -> dict[str, str]:
         key, equals, value = part.partition("=")
         if key not in known:
             takes = ", ".join(sorted(known)) or "none"
-            from difflib import get_close_matches
-
-            close = get_close_matches(key, known, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            close = closest(key, known)
+            hint = f"did you mean {close!r}? " if close else ""
             raise UsageError(
                 f"source {shown!r}: unknown option {key!r}; {hint}{form.scheme}: takes {takes} "
                 "(a '?' in a path is written %3F)"
