@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..core.bundled import bundled
 from ..core.constraints import Ge, Le, MinLength, Plain
 from ..core.errors import UsageError
+from ..core.frozen import record
 from ..core.names import NAME_RULE, is_name
 from ..core.schema import build, nearest, read_toml
 from ..device.hardware import Facts
@@ -35,7 +36,7 @@ Threads = Annotated[int, Plain(), Ge(0), Le(1024)]
 Lanes = Annotated[int, Plain(), Ge(0), Le(64)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class MatchRule:
     """Conditions under which a profile matches a machine; what is not given is not checked."""
 
@@ -54,7 +55,7 @@ class MatchRule:
     """A regular expression, found anywhere in the board's name, in any case."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class EngineLine:
     """One `[[engines]]`: an engine, where it runs, and how."""
 
@@ -68,7 +69,7 @@ class EngineLine:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class DeviceProfile:
     """The whole of a profile's file; its name is the file's."""
 
@@ -94,7 +95,7 @@ class DeviceProfile:
     """Whether the old model serves until the new one does, or is unloaded first to make room."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Match:
     """The profile chosen and why."""
 
@@ -105,7 +106,7 @@ class Match:
     """Name and reason, of all the others."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Lineup:
     """The engines to try, first to last, and those that cannot work here."""
 

@@ -16,12 +16,13 @@ import os
 import types
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..core.errors import UsageError
 from ..core.files import FAULT_VARIABLE
+from ..core.frozen import record
 from ..core.json_text import HalfLetterError, read_json
 from ..core.names import NAME_RULE, is_name
 from ..core.plain_record import DoubtError, is_key, read_plain
@@ -75,7 +76,7 @@ def load(file: Path | None, environ: Mapping[str, str] | None = None) -> Setting
     return settings
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Layer:
     """Settings of one source, and by key its variable or credential; empty for the file."""
 
@@ -90,7 +91,7 @@ class _Layer:
         self.names[path] = name
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Origins:
     """The sources of settings, for errors."""
 

@@ -38,6 +38,9 @@ def modules() -> list[Path]:
     return sorted(Path(str(sys.modules[name].__file__)) for name in names)
 
 
+_PLAIN = {str, int, float, bool, type(None)}
+
+
 def pack(value: Any) -> Any:
     """Return a record as JSON: classes by name, tuples and paths marked as such.
 
@@ -45,6 +48,8 @@ def pack(value: Any) -> Any:
         TypeError: of a value that could not be read back.
 
     """
+    if type(value) in _PLAIN:  # most of what there is: labels
+        return value
     if is_dataclass(value) and _classes.get(type(value).__name__) is type(value):
         packed = {item.name: pack(getattr(value, item.name)) for item in fields(value)}
         return {_CLASS: type(value).__name__, **packed}

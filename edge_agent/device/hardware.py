@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import platform
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..core.frozen import record
 from .resources import ROOT, read, text, usable_cpus, usable_memory
 
 Gpu = Literal["intel", "nvidia", "amd"]
@@ -20,7 +20,7 @@ Gpu = Literal["intel", "nvidia", "amd"]
 _MIB = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Facts:
     """Hardware of one machine, as far as the choice of an engine depends on it."""
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.frozen import record
 
-@dataclass(frozen=True, slots=True)
+
+@record(quick=True)
 class Placement:
     """A picture's place in the network's input: input = source * scale + offset, on each axis.
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ...core.containment import contained
 from ...core.errors import ModelError
 from ...core.files import subfolders
+from ...core.frozen import record
 from ...core.names import is_name, version_key
 from ...core.schema import nearest
 from ..manifest import MANIFEST, ModelFolder, load
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 Place = Literal["store", "models_dirs", "bundled"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Entry:
     """One version of a model, in one place."""
 
@@ -43,7 +43,7 @@ class Entry:
     """Whether it may run without a trial: of the store, only what has been live once."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Library:
     """All models. Reads the folders at every call, as others change them; for many, use `now`."""
 
@@ -249,7 +249,7 @@ class Library:
         return f"no model of that name{nearest(name, self.names())}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Snapshot(Library):
     """The models as they were read once; which version is live is still read from the store."""
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
 from ...core.files import replace_file
+from ...core.frozen import record
 from ...core.names import is_version, version_key
 
 FILE = "pointers.json"
@@ -26,7 +27,7 @@ def same_version(one: str, other: str) -> bool:
     return version_key(one) == version_key(other)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Trial:
     """A candidate on its way to being live, or live on probation."""
 
@@ -39,7 +40,7 @@ class Trial:
     """How often the agent has started while this was so: a crash in between counts."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pointers:
     """What is known of a model's versions beyond their files."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ...core.frozen import record
 from ...core.state_file import StateFile
 from ...inference.engines.engine import EngineChoice
 from ...inference.engines.registry import installed
@@ -15,7 +16,7 @@ _CHALLENGER_MS = "understudy_ms"
 """As the file has it: challengers were once called so."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Decision:
     """The outcome of a challenge."""
 

@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 from ... import __version__
 from ...config.device_profile import DeviceProfile
 from ...core.files import replace_file
+from ...core.frozen import record
 from ...device.hardware import Facts
 from ...inference.engines.engine import EngineChoice
 from ...inference.engines.registry import ENGINES, installed
@@ -44,7 +45,7 @@ _MOST_THREADS = 1024
 _MOST_BATCH = 256
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Way:
     """One way of running a model, and its throughput."""
 
@@ -67,7 +68,7 @@ class Way:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tune:
     """What was measured of one model, in the profile's order."""
 
