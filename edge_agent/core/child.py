@@ -25,6 +25,9 @@ POLL_SECONDS = 0.1
 """How often it is asked whether the answer is still wanted."""
 KILLED_SECONDS = 1.0
 """To wait for a child that was killed: one that sits in a driver is left to the kernel."""
+PAUSE_SECONDS = 0.07
+"""For which a child that yields is stopped, after each `POLL_SECONDS`. Where all cores are in use
+it takes a sixth of the rate of what else runs, whatever its niceness (measured)."""
 PR_SET_PDEATHSIG = 1
 """prctl(2)."""
 
@@ -84,12 +87,14 @@ class Child:
         self,
         timeout_s: float | None = None,
         stopped: Callable[[], str | None] = lambda: None,
+        yields: Callable[[], bool] = lambda: False,
     ) -> Any:
         """Wait for the answer; the child has ended then.
 
         Args:
             timeout_s: after which the child counts as hung and is killed; None: never.
             stopped: returns why the answer is not wanted any more, or None; called often.
+            yields: returns whether the child is to pause for others; called often.
 
         Raises:
             ChildStoppedError: *stopped* gave a reason, which is the text.
@@ -98,7 +103,7 @@ class Child:
 
         """
         try:
-            output, words = self._talk(timeout_s, stopped)
+            output, words = self._talk(timeout_s, stopped, yields)
         except BaseException:
             self._kill()
             raise
@@ -114,7 +119,10 @@ class Child:
         return said["answer"]
 
     def _talk(
-        self, timeout_s: float | None, stopped: Callable[[], str | None]
+        self,
+        timeout_s: float | None,
+        stopped: Callable[[], str | None],
+        yields: Callable[[], bool],
     ) -> tuple[bytes, bytes | None]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -128,6 +136,16 @@ class Child:
                 raise ChildError(
                     f"{self._name} gave no answer within {timeout_s:g} s and was killed"
                 )
+            if yields():
+                self._pause()
+
+    def _pause(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGSTOP)
+            try:
+                time.sleep(PAUSE_SECONDS)
+            finally:
+                os.killpg(self._process.pid, signal.SIGCONT)
 
     def _kill(self) -> None:
         kill_group(self._process.pid)
@@ -145,10 +163,11 @@ def ask(
     *,
     timeout_s: float | None = None,
     stopped: Callable[[], str | None] = lambda: None,
+    yields: Callable[[], bool] = lambda: False,
     stderr: int | None = subprocess.PIPE,
 ) -> Any:
     """Return the answer of a child to one question; arguments and errors are `Child`'s."""
-    return Child(module, question, name, stderr=stderr).answer(timeout_s, stopped)
+    return Child(module, question, name, stderr=stderr).answer(timeout_s, stopped, yields)
 
 
 def kill_group(leader: int) -> None:

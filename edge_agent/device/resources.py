@@ -27,6 +27,17 @@ def usable_cpus(root: Path = ROOT) -> int:
     return max(1, min([allowed, *quotas]))
 
 
+def running() -> int:
+    """Count the threads of this machine that run or could, without the one that asks."""
+    found, _, _ = (text(ROOT / "proc/loadavg").split(" ") + [""] * 4)[3].partition("/")
+    return max(0, int(found) - 1) if found.isdigit() else 0
+
+
+def crowded() -> bool:
+    """Whether more threads want to run than there are cores, at this moment."""
+    return running() > usable_cpus()
+
+
 def usable_memory(root: Path = ROOT) -> int:
     """Return the memory this process may use, bytes; 0: unknown."""
     match = re.search(r"^MemTotal:\s*(\d+) kB", text(root / "proc/meminfo"), re.MULTILINE)

@@ -21,7 +21,7 @@ from typing import Any
 
 from xxhash import xxh3_64_hexdigest
 
-from ...device.resources import ROOT, text, usable_cpus
+from ...device.resources import running, usable_cpus
 from ..engines.ort_options import FATAL_ONLY, NAME
 from ..engines.ort_stages import Stage, open_session
 from .artifact import GRAPH, WEIGHTS, Artifact, ArtifactError, need_version, read
@@ -72,11 +72,8 @@ def choose(strategies: Mapping[str, Mapping[str, Figures]], spare: str) -> str:
 
 def spare_core() -> str:
     """Return "idle" where a core is free for a loader thread, else "busy"."""
-    cpus = usable_cpus()
-    running, _, _ = text(ROOT / "proc/loadavg").split(" ")[3].partition("/")
-    # Ourselves and the thread that imports the rest of the program are counted by the kernel too.
-    others = int(running) - 2 if running.isdigit() else 0
-    return "idle" if cpus - max(0, others) >= 2 else "busy"
+    others = running() - 1  # the thread that imports the rest of the program
+    return "idle" if usable_cpus() - max(0, others) >= 2 else "busy"
 
 
 def prefetch(folder: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ....core.errors import AgentError
 from ....core.files import copy_owner, disk_errors, sync_folder, sync_tree
-from ....device.resources import usable_cpus
+from ....device.resources import crowded, usable_cpus
 from ....models.manifest import ModelFolder
 from ....models.store.store import Store
 from ...engines.engine import EngineChoice
@@ -112,7 +112,7 @@ def prepare(
             if why is not None:
                 raise StoppedError(f"{model.manifest.id}: cannot be prepared: {why}")
             question = _question("make", model, choice, kind, made, budget_mb)
-            _work({**question, "key": key}, "prepared", model, timeout_s, stopped)
+            _work({**question, "key": key}, "prepared", model, timeout_s, stopped, crowded)
             return read(str(_commit(store, made, key)))
     except ArtifactError:
         raise
@@ -178,6 +178,7 @@ def _work(
     model: ModelFolder,
     timeout_s: float,
     stopped: Callable[[], str | None],
+    yields: Callable[[], bool] = lambda: False,
 ) -> None:
     """Have a child do a task.
 
@@ -195,6 +196,7 @@ def _work(
             "its preparation",
             timeout_s=timeout_s,
             stopped=stopped,
+            yields=yields,
         )
     except ChildStoppedError as problem:
         raise StoppedError(f"{model.manifest.id}: cannot be {doing}: {problem}") from None
