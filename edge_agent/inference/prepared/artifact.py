@@ -72,7 +72,7 @@ class Artifact:
 
     @property
     def measured(self) -> bool:
-        """Whether it is known how it is loaded soonest; until then it is loaded whole."""
+        """Whether it is known how it is loaded soonest; until then in one piece."""
         return "ways" not in self.table
 
     @property

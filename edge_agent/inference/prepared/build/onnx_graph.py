@@ -97,8 +97,11 @@ def make_artifact(
     if resident:
         chosen = min(artifacts)
         original.reference.check_identical(artifacts[chosen], "whole")
+        first = "parallel" if usable_cpus() > 1 and words["threads"] > 1 else "whole"
+        if first != "whole":
+            original.reference.check_identical(artifacts[chosen], first)
         table["ways"] = {count: each.table["stages"] for count, each in artifacts.items()}
-        table["decision"] = table["only"] = "whole"
+        table["decision"] = table["only"] = first
         table["why"] = "nothing has been measured yet"
     else:
         chosen = choose_streaming(artifacts, original.reference, table, written.layout, budget_mb)
