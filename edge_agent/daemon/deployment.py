@@ -6,6 +6,7 @@ import gc
 import logging
 
 from ..core.errors import ModelError, UsageError
+from ..core.state_file import StateFile
 from ..core.threads import Stop, Stops
 from ..delivery.local_requests import LocalRequests
 from ..delivery.rollout.deployer import Deployer
@@ -16,6 +17,9 @@ from ..runtime.pipelines.runner import Runner
 from ..runtime.serving.active import unusable
 
 log = logging.getLogger(__name__)
+
+FILE = "served.json"
+"""The last inputs of a start with which a model has been loaded, as a digest."""
 
 
 class Deployment:
@@ -30,12 +34,26 @@ class Deployment:
         deployer: Deployer,
         local_requests: LocalRequests,
         stops: Stops,
+        origins: str,
     ) -> None:
+        """Load nothing yet.
+
+        Args:
+            runner: whose models are loaded.
+            store: where versions are.
+            deployer: runs in this service's thread.
+            local_requests: what `edge-agent add` and others have left to do.
+            stops: takes the reason to end.
+            origins: digest of the inputs of this start.
+
+        """
         self._runner = runner
         self._store = store
         self._deployer = deployer
         self._local_requests = local_requests
         self._stops = stops
+        self._origins = origins
+        self._served = StateFile(store.root / FILE)
         self._problems: list[str] = []
 
     def run(self) -> None:
@@ -61,7 +79,14 @@ class Deployment:
         self._runner.check_thresholds()
         active.on_change()
         problem = unusable(active.all())
-        if problem is not None:
+        served = self._served.read(str) == self._origins
+        if problem is None:
+            if not served and any(each.model is not None for each in active.all()):
+                self._served.save(self._origins)
+        elif served:
+            # Not the settings are wrong: the disk is. Nobody may come to see, but may push.
+            log.error("nothing can run, as it has before; the agent waits for another version")
+        else:
             # Nothing of this can run, and all of it came with the settings, not over the air.
             self._stops.put(Stop(str(problem), UsageError(str(problem))))
 

@@ -148,7 +148,7 @@ def compose(
     services: list[Service] = [
         metrics,
         following,
-        Deployment(runner, store, deployer, local_requests, stops),
+        Deployment(runner, store, deployer, local_requests, stops, origins[1]),
         RequestLoop(runner.inbox, requests, transfers, local_requests, deployer, catalog),
         *upkeep.threads,
     ]
