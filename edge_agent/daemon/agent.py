@@ -151,9 +151,11 @@ class Agent:
                 # Before any model is loaded: a version that has crashed us must not do so again.
                 self._begin_control()
                 runner.board.settled.set()
+                runner.start()
             else:
+                first = self._planned[0].models[0]
+                runner.start(Arm(first.name, first.version, 1).reference)
                 runner.threads.spawn("first", partial(self._begin_quick, *self._planned))
-            runner.start()
             # Not of the group: it publishes until the last of them is done.
             connecting = threading.Thread(
                 target=self._guarded, args=("client", runner.client.run), daemon=True
@@ -213,6 +215,7 @@ class Agent:
                 if self._drafted:
                     told = arm.reference, model.id, engine_words(model.engine.label)
                     log.info("model %s is live as %s on %s", *told)
+            self._runner.start_others()
         while self._runner.expects() and self._timeline.age < FIRST_RESULT_SECONDS:
             if self._timeline.first.wait(0.1) or self._closing:
                 break

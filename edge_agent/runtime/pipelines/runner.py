@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -111,6 +111,8 @@ class Runner:
         self._stages = stages
         self._counted: dict[str, int] = {}
         """Of pipelines that are gone: how far they had counted."""
+        self._waiting: list[Pipeline] = []
+        """Whose sources are yet to be opened."""
         self._cold: tuple[str, ...] = ()
         """Models that served when the first result went out."""
         for pipeline in settings.pipelines:
@@ -120,16 +122,35 @@ class Runner:
         """Whether there is a reason to end the agent: nothing that takes long is begun then."""
         return self._stops.begun
 
-    def start(self) -> None:
-        """Start the sources and the lanes."""
-        for pipeline in self.pipelines.values():
-            if self.stopping():
-                return
-            pipeline.start(self.threads)
+    def start(self, urgent: str | None = None) -> None:
+        """Start the sources and the lanes.
+
+        Args:
+            urgent: reference of a model: sources of other models wait for `start_others`, as
+                opening them would take the processor from its first result. None: all start.
+
+        """
+        self._waiting = [
+            pipeline
+            for pipeline in self.pipelines.values()
+            if urgent is not None and all(each.reference != urgent for each in pipeline.servings)
+        ]
+        self._start([each for each in self.pipelines.values() if each not in self._waiting])
         for number in range(self._lane_count):
             lane = Lane(self.board)
             self._lanes.append(lane)
             self.threads.spawn(f"lane-{number}", partial(self._run_lane, lane, first=number == 0))
+
+    def start_others(self) -> None:
+        """Start the sources that were left out; does nothing where there are none."""
+        waiting, self._waiting = self._waiting, []
+        self._start(waiting)
+
+    def _start(self, pipelines: Iterable[Pipeline]) -> None:
+        for pipeline in pipelines:
+            if self.stopping():
+                return
+            pipeline.start(self.threads)
 
     def _run_lane(self, lane: Lane, *, first: bool) -> None:
         if not first:
