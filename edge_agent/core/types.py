@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .frozen import record
 
+Kind = Literal["picture", "signal"]
+"""Kind of data that a source delivers."""
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Kind = Literal["picture", "signal"]
-"""Kind of data that a source delivers."""
-if TYPE_CHECKING:
     Array = NDArray[Any]
 else:  # settings and models are read without NumPy
     Array = Any

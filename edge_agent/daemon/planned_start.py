@@ -127,18 +127,20 @@ def _may_start_quickly(state: str) -> bool:
 def _mind_signals() -> None:
     """Install handlers for signals that arrive before the agent exists: to stop is no failure."""
 
+    def end_forks() -> None:
+        for fork in _forks:
+            fork.close()
+
     def anew(*_: object) -> None:
         # What has been read of the settings is out of date. Until they are read again there is
         # nothing that another SIGHUP could mean; that it is ignored outlasts `execv`.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         hold_signals()
-        for fork in _forks:
-            fork.close()
+        end_forks()
         restart()
 
     def end(*_: object) -> None:
-        for fork in _forks:
-            fork.close()
+        end_forks()
         # Not `sys.exit`: where the signal falls into a destructor, Python drops that.
         os._exit(0)
 

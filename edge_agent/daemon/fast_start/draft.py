@@ -79,14 +79,9 @@ def _planned(inventory: Inventory, catalog: Library, arm: Arm, kind: Kind) -> Pl
         choice, place = loader.quick_choice(folder), ""
         # Without any forms nothing is read of the model for the key of one.
         if any((inventory.store.root / FOLDER).glob("*/")):
-            form = loader.prepared_form(folder, kind)
-            formed = None if form is None else loader.prepared_choice(folder)
+            form, formed = loader.prepared_form(folder, kind), loader.prepared_choice(folder)
             # One that nothing was compared with needs a witness, which the quick way does not.
-            if (
-                form is not None
-                and formed is not None
-                and not (choice is not None and loader.unproven(folder, formed))
-            ):
+            if form and formed and (choice is None or not loader.unproven(folder, formed)):
                 choice, place = formed, form.folder
     except (AgentError, OSError):
         return None  # what is wrong is reported when it is loaded

@@ -30,6 +30,8 @@ PATIENCE = 30.0
 """Seconds to wait for an answer: a disk may be slow, or never come back."""
 KILLED_SECONDS = 1.0
 """To wait for a fork that was killed: one that sits in a driver is left to the kernel."""
+BEHIND = 5
+"""Niceness of what checks the other models while the first one is loaded."""
 _PIECE = 2**26
 
 
@@ -130,7 +132,11 @@ class Drafting:
 
 
 def _end_with(ended: int) -> None:
-    """End the fork with the process that wants its answers."""
+    """End the fork with the process that wants its answers.
+
+    By the pipe that only that one holds: to ask the kernel (`core.child.die_with_parent`) takes an
+    import of 10 ms, which the first result would wait for.
+    """
     os.read(ended, 1)
     os._exit(0)
 
@@ -147,14 +153,19 @@ def _draft(config: str, origins: str, memory: int, answers: int) -> NoReturn:
         for index, planned in enumerate(() if plan is None else plan.models):
             if planned.quick:
                 _tell(answers, {"index": index, **_checked(planned, memory)})
+                os.setpriority(os.PRIO_PROCESS, 0, BEHIND)  # the model that is loaded now first
     finally:
         os._exit(0)
 
 
 def _tell(answers: int, said: Any) -> None:
-    line = memoryview(json.dumps(said).encode() + b"\n")
-    while line:
-        line = line[os.write(answers, line) :]
+    _write(answers, json.dumps(said).encode() + b"\n")
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
 
 
 def _checked(planned: PlannedModel, memory: int) -> Mapping[str, Any]:
@@ -175,9 +186,7 @@ def _checked(planned: PlannedModel, memory: int) -> Mapping[str, Any]:
         checked = check_quick(unpack(planned.choice), unpack(planned.folder).network, read)
     except AgentError as problem:
         return {"problem": str(problem), "kind": type(problem).__name__}
-    graph = memoryview(checked.graph)
-    while graph:
-        graph = graph[os.write(memory, graph) :]
+    _write(memory, checked.graph)
     return {
         "path": str(checked.path),
         "at": at,

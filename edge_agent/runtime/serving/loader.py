@@ -287,7 +287,7 @@ class ModelLoader:
         plain = plain_choice(folder.network.suffix)
         if plain is None or (plain.engine, plain.options) == (choice.engine, choice.options):
             return False
-        return self._profile.swap != "replace" and not self.exceeds_budget(folder)
+        return self.may_stand_beside(folder)
 
     def _load(self, folder: ModelFolder, kind: Kind, *, checked: bool) -> tuple[Model, list[str]]:
         from ...inference.model import load_model  # a start chooses models without it
@@ -388,6 +388,10 @@ class ModelLoader:
         budget = self._profile.memory_budget_mb * 2**20
         return 0 < budget < size_of(folder.path)
 
+    def may_stand_beside(self, folder: ModelFolder) -> bool:
+        """Whether a model may be in memory twice, as profile and budget have it."""
+        return self._profile.swap != "replace" and not self.exceeds_budget(folder)
+
     def prepared_choice(self, folder: ModelFolder) -> EngineChoice | None:
         """Return how a start runs a model; None: nothing can be prepared for it.
 
@@ -410,7 +414,7 @@ class ModelLoader:
         Not where memory holds no second copy of a model, nor with an engine that the settings or
         the profile rule out, or that has crashed on it.
         """
-        if self._profile.swap == "replace" or self.exceeds_budget(folder):
+        if not self.may_stand_beside(folder):
             return None
         listed = {line.engine for line in self._profile.engines}
         for engine in quick_engines(folder.network):

@@ -139,8 +139,8 @@ class EngineCheck:
 
     def _fits(self, model: Model) -> bool:
         """Whether there is memory for the model a second time."""
-        alone = self._loader.profile.swap == "replace" or self._loader.exceeds_budget(model.folder)
-        return not alone and has_room(size_of(model.folder.path))
+        folder = model.folder
+        return self._loader.may_stand_beside(folder) and has_room(size_of(folder.path))
 
     def _conclude(
         self, doubts: EngineDoubts, serving: Serving, model: Model, why: str | None
