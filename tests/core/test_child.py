@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -112,6 +114,40 @@ def test_in_the_background(module: str, tmp_path: Path) -> None:
     )
     text = (tmp_path / "asked.py").read_text(encoding="utf-8")
     assert ask(module, None, "the work") == [min(19, nice + 10), "1000"]
+
+
+@pytest.mark.parametrize("module", ["time.sleep(0.6); return 'done'"], indirect=True)
+def test_one_that_yields_is_stopped_meanwhile(module: str) -> None:
+    """It pauses where others want its core, answers all the same, and can be killed so."""
+    before = psutil.Process().children()
+    child = Child(module, None, "the work")
+    (own,) = (each for each in psutil.Process().children() if each not in before)
+    seen = set()
+    asked = threading.Event()
+    ended = threading.Event()
+
+    def yields() -> bool:
+        asked.set()
+        return True
+
+    def look() -> None:
+        asked.wait()
+        while not ended.is_set():
+            with suppress(psutil.NoSuchProcess):
+                seen.add(own.status())
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        assert child.answer(yields=yields) == "done"
+    finally:
+        ended.set()
+        asked.set()
+        looking.join()
+    assert psutil.STATUS_STOPPED in seen
+    assert len(seen) > 1
+    with pytest.raises(ChildError, match="gave no answer within"):
+        ask(module, None, "the work", timeout_s=0.3, yields=lambda: True)
 
 
 @pytest.mark.parametrize(

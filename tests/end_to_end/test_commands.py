@@ -294,7 +294,10 @@ def test_settings_whose_threshold_nothing_reaches_are_said(
     listen(broker.port).wait_why(
         "pipeline live: threshold for finder@1: expected a number from 0 to 1"
     )
-    assert running.words().count("pipeline live: threshold for finder@1") == 1
+    # Health may say it before the log does.
+    wait_until(
+        lambda: running.words().count("pipeline live: threshold for finder@1") == 1, "it in the log"
+    )
     said = call_cli("check", "--config", str(running.config))
     assert said.code == 1
     assert "FAIL  pipeline live model finder: threshold: expected a number from 0 to 1" in said.out
