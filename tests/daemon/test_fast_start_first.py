@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tomli_w
 
-from tests.helpers.small_models import brightness
+from tests.helpers.small_models import brightness, write_clip
 from tests.helpers.start_box import (
     GREYS,
     SIDE,
@@ -27,7 +27,14 @@ from tests.helpers.start_box import (
     own,
     weights,
 )
-from tests.helpers.support import PATIENCE, wait_until
+from tests.helpers.support import (
+    PATIENCE,
+    AgentProcess,
+    Listener,
+    Mosquitto,
+    agent_settings,
+    wait_until,
+)
 
 __all__ = ["own"]
 
@@ -234,3 +241,32 @@ def test_settings_that_go_wrong_right_after_they_were_read(own: Box) -> None:
     finally:
         agent.process.kill()
         agent.process.wait()
+
+
+def test_sources_of_other_models_wait_for_the_most_urgent_one(
+    shared_broker: Mosquitto,
+    listen: Callable[..., Listener],
+    agent: Callable[..., AgentProcess],
+    tmp_path: Path,
+) -> None:
+    """Opening them takes the processor from its first result; theirs come after it."""
+    models = tmp_path / "models"
+    pipelines: list[dict[str, Any]] = []
+    clip = write_clip(tmp_path / "grey.avi", [np.full((16, 16, 3), 90, np.uint8)] * 5)
+    for number, name in enumerate(("low", "high", "middle")):
+        brightness(models / name)
+        source = f"file:{clip}?loop=1&pace=real"
+        priority = number % 2 * 9 + number
+        pipelines.append(
+            {"name": f"p-{name}", "source": source, "model": name, "priority": priority}
+        )
+    heard = listen(shared_broker.port, "edge/many/result/#")
+    running = agent(agent_settings("many", shared_broker.url, pipelines, models_dirs=[str(models)]))
+    for name in ("low", "high", "middle"):
+        wait_until(lambda topic=f"edge/many/result/p-{name}": heard.on(topic) != [], name)
+    words = running.words()
+    live = words.index("model high is live")
+    assert words.index("source of p-high: running") < words.index("source of p-low: running")
+    assert live < words.index("source of p-low: running")
+    assert live < words.index("source of p-middle: running")
+    assert live < words.index("model middle is live") < words.index("model low is live")

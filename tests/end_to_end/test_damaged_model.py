@@ -34,9 +34,7 @@ def test_one_that_has_run_keeps_the_agent_up(
     pipeline = {"name": "eye", "source": f"file:{clip}?loop=1&pace=real", "model": "light"}
     heard = listen(broker.port, f"edge/{device}/#")
     running = agent(
-        agent_settings(
-            device, broker.url, [pipeline], models_dirs=[str(tmp_path / "models")]
-        )
+        agent_settings(device, broker.url, [pipeline], models_dirs=[str(tmp_path / "models")])
     )
     wait_until(lambda: heard.on(f"edge/{device}/result/eye") != [], "a result")
     served = running.folder / "state" / "served.json"
