@@ -153,8 +153,8 @@ class Agent:
                 runner.board.settled.set()
                 runner.start()
             else:
-                first = self._planned[0].models[0]
-                runner.start(Arm(first.name, first.version, 1).reference)
+                first = next(iter(self._planned[0].models), None)
+                runner.start(first and Arm(first.name, first.version, 1).reference)
                 runner.threads.spawn("first", partial(self._begin_quick, *self._planned))
             # Not of the group: it publishes until the last of them is done.
             connecting = threading.Thread(
@@ -269,15 +269,19 @@ class Agent:
             UsageError: the settings are wrong.
 
         """
+        config, origins = self._origins
         try:
             settings = self._reread()
         except UsageError as problem:
-            config, origins = self._origins
             if digest(config) == origins:
                 raise
             # Changed since this start has read them: as at a reload, what is wrong changes nothing.
             log.error("the settings stay as they were: %s", problem)  # noqa: TRY400 - as at a reload
             return True
+        if settings != self._runner.settings and digest(config) != origins:
+            # Changed since then: applied as at a reload, which lets go on what it can.
+            self._reload_missed = True
+            settings = self._runner.settings
         inventory = self._take_inventory(settings)
         if settings != self._runner.settings or inventory.loader.lanes != plan.lanes:
             return False

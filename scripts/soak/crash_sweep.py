@@ -78,6 +78,7 @@ BELONGS = frozenset({"store.lock", "agent.lock", "deployments.json", "announced.
     "flight",
     "crashes.json",
     "doubts.json",
+    "served.json",
     "drift.json",
     "pages.json",
 }

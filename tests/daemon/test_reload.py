@@ -117,6 +117,28 @@ def test_a_start_is_measured_once(
 # The broker
 
 
+def test_a_reload_right_after_the_first_result_lets_the_rest_go_on(
+    broker: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    tmp_path: Path,
+) -> None:
+    """The start is not over yet, and does not begin anew for what a reload can do."""
+    pictures = write_pictures(tmp_path / "in", [plain(i % 200) for i in range(60)])
+    stays = {"name": "p", "source": f"{pictures}?rate=60", "model": "light"}
+    comes = stays | {"name": "q"}
+    heard = listen(broker.port)
+    running = agent(agent_settings("box", broker.url, [stays], models_dirs=models))
+    heard.wait_for(lambda _: heard.on(f"{D}/result/p"), "the first result")
+    reload(running, pipelines=[stays, comes])
+    for name in ("p", "q"):
+        heard.wait_state(f"{D}/source/{name}", state="ended")
+        assert [each["seq"] for each in heard.on(f"{D}/result/{name}")] == list(range(60))
+    assert "settings read again: 2 pipelines" in running.words()
+    assert "restarting" not in running.words()
+
+
 def test_another_broker_is_moved_to_and_nothing_promised_is_lost(
     broker: Mosquitto,
     other: Mosquitto,
@@ -138,8 +160,8 @@ def test_another_broker_is_moved_to_and_nothing_promised_is_lost(
     second.wait_state(f"{D}/status", state="online")
     first.wait_state(f"{D}/status", state="offline", reason="stopped")
     second.wait_state(f"{D}/source/p", state="ended")
-    assert second.last(f"{D}/info") is not None
-    assert second.last(f"{D}/model/light") is not None
+    for topic in ("info", "model/light"):
+        second.wait_for(lambda _, topic=topic: second.last(f"{D}/{topic}") is not None, topic)
     second.publish(f"{D}/in/command/ping", b'{"id": "hello"}')
     second.wait_state(f"{D}/reply/hello", ok=True)
 
