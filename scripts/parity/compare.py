@@ -479,6 +479,7 @@ def tried(folder: Path, case: Mapping[str, Any]) -> Count:
 def read_findings(text: str, labels: set[str]) -> Iterator[Finding]:
     """Read label and score of each finding off a line that `try` has printed."""
     while text:
+        text = re.sub(r"^class (?=\d+ )", "", text)  # so that a number is not taken for a count
         known = sorted((one for one in labels if text.startswith(f"{one} ")), key=len)
         label = known[-1] if known else text.partition(" ")[0]
         score = re.match(r" (\d\.\d\d)(?!\d)", text[len(label) :])

@@ -262,8 +262,10 @@ def test_sources_of_other_models_wait_for_the_most_urgent_one(
         )
     heard = listen(shared_broker.port, "edge/many/result/#")
     running = agent(agent_settings("many", shared_broker.url, pipelines, models_dirs=[str(models)]))
-    for name in ("low", "high", "middle"):
-        wait_until(lambda topic=f"edge/many/result/p-{name}": heard.on(topic) != [], name)
+    wait_until(
+        lambda: all(heard.on(f"edge/many/result/p-{name}") for name in ("low", "high", "middle")),
+        "a result of each",
+    )
     words = running.words()
     live = words.index("model high is live")
     assert words.index("source of p-high: running") < words.index("source of p-low: running")

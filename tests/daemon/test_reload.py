@@ -160,8 +160,8 @@ def test_another_broker_is_moved_to_and_nothing_promised_is_lost(
     second.wait_state(f"{D}/status", state="online")
     first.wait_state(f"{D}/status", state="offline", reason="stopped")
     second.wait_state(f"{D}/source/p", state="ended")
-    for topic in ("info", "model/light"):
-        second.wait_for(lambda _, topic=topic: second.last(f"{D}/{topic}") is not None, topic)
+    second.wait_for(lambda _: second.last(f"{D}/info"), "what the device is")
+    second.wait_for(lambda _: second.last(f"{D}/model/light"), "what its model is")
     second.publish(f"{D}/in/command/ping", b'{"id": "hello"}')
     second.wait_state(f"{D}/reply/hello", ok=True)
 
