@@ -43,7 +43,9 @@ def _said(payload: Mapping[str, Any], who: str, there: str, into: str, out: str)
         case "class":
             what = f"it is {who}"
         case "anomaly":
-            what = f"anomalous, {payload.get('anomaly', {}).get('score', 0):.4g}"
+            what = "anomalous"
+            if payload["state"] != "end":  # whose score is that of a good one
+                what += f", {payload.get('anomaly', {}).get('score', 0):.4g}"
         case "value":
             what = f"{payload.get('value', 0):.6g}"
         case "drift":

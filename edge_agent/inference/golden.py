@@ -43,7 +43,7 @@ def read_golden(model: Model) -> list[Case]:
 
 def _part(stacked: Mapping[str, Array], prefix: str, index: int) -> dict[str, Array]:
     return {
-        name.removeprefix(prefix): np.ascontiguousarray(array[index])
+        name.removeprefix(prefix): np.asarray(array[index], order="C")
         for name, array in stacked.items()
         if name.startswith(prefix)
     }

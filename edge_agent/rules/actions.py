@@ -39,6 +39,10 @@ class _Post:
     body: bytes
     rule: str
 
+    @property
+    def server(self) -> str:
+        return urlsplit(self.url).netloc
+
 
 class Actions:
     """Carries out actions. `run` by one thread; others may call the rest."""
@@ -61,10 +65,11 @@ class Actions:
         self._publish = publish
         self._root = root
         self._posts: deque[_Post] = deque()
+        self._busy: set[str] = set()
+        """Servers that are being posted to."""
         self._messages: deque[tuple[float, str, bytes, Action]] = deque()
         self._changed = threading.Condition()
         self._closing = threading.Event()
-        self._running = False
         self._failing: dict[str, Latch] = {}
         self.problem: str | None = None
         """Why an action was given up last, while none has been carried out since."""
@@ -95,8 +100,7 @@ class Actions:
         while self._messages:
             since, topic, data, action = self._messages[0]
             if self._publish(topic, data, action.qos, action.retain):
-                self.done += 1
-                self._recovered("room")
+                self._succeed("room")
             elif action.qos and time.monotonic() - since < MESSAGE_SECONDS:
                 return
             else:
@@ -111,17 +115,36 @@ class Actions:
             self._posts.append(post)
             self._changed.notify()
 
-    # The thread
+    # The thread, and those of single posts
 
     def run(self) -> None:
-        """Post what waits, until closed."""
-        while not self._closing.is_set():
+        """Post what waits, one at a time to each server, until closed."""
+        while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._posts or self._closing.is_set())
-                if self._closing.is_set():
+                self._changed.wait_for(lambda: self._closing.is_set() or self._next() is not None)
+                post = self._next()
+                if self._closing.is_set() or post is None:
                     return
-                post = self._posts.popleft()
+                self._posts.remove(post)
+                self._busy.add(post.server)
+            # A server that hangs must not keep the others waiting.
+            posting = threading.Thread(target=self._put_through, args=(post,), daemon=True)
+            try:
+                posting.start()
+            except RuntimeError:  # there is no room for another thread
+                self._put_through(post)
+
+    def _next(self) -> _Post | None:
+        """Return the oldest post to a server that has time for it."""
+        return next((post for post in self._posts if post.server not in self._busy), None)
+
+    def _put_through(self, post: _Post) -> None:
+        try:
             self._try(post)
+        finally:
+            with self._changed:
+                self._busy.discard(post.server)
+                self._changed.notify()
 
     def _try(self, post: _Post) -> None:
         why: str | None = None
@@ -130,30 +153,33 @@ class Actions:
                 return
             why, again = _posted(post)
             if why is None:
-                self.done += 1
-                self._recovered(post.url)
+                self._succeed(post.url)
                 return
             if not again:
                 break
         self._give_up(f"rule {post.rule}: {redact(post.url)}: {why}", post.url)
 
     def close(self) -> None:
-        """End the thread; what waits is given up."""
+        """End the threads; what waits is given up."""
         self._closing.set()
         with self._changed:
             self._changed.notify_all()
 
     def _give_up(self, why: str, what: str) -> None:
-        self.failed += 1
-        self.problem = why
-        # Once in a row: a server that is away is away for every event.
-        if self._failing.setdefault(what, Latch()).begins(True):
+        with self._changed:
+            self.failed += 1
+            self.problem = why
+            # Once in a row: a server that is away is away for every event.
+            begins = self._failing.setdefault(what, Latch()).begins(True)
+        if begins:
             log.warning("action: %s", why)
 
-    def _recovered(self, what: str) -> None:
-        self.problem = None
-        if what in self._failing:
-            self._failing[what].begins(False)
+    def _succeed(self, what: str) -> None:
+        with self._changed:
+            self.done += 1
+            self.problem = None
+            if what in self._failing:
+                self._failing[what].begins(False)
 
 
 def _posted(post: _Post) -> tuple[str | None, bool]:

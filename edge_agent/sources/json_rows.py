@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -20,6 +21,7 @@ MAX_BYTES = 1024 * 1024
 """Of a message."""
 LATEST_NS = 2**63
 """Nanoseconds since 1970 that a clock of 64 bits tells: until 2262."""
+_PLACE = re.compile("[0-9]{1,9}")
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -70,7 +72,8 @@ class Payload:
         times = None if self.time is None else _times(_at(value, self.time), self.time)
         rows = np.stack(columns, axis=1)
         if times is not None and len(times) not in {1, len(rows)}:
-            raise SampleError(f"{self.time}: expected 1 or {len(rows)} times, found {len(times)}")
+            wanted = "1 time" if len(rows) == 1 else f"1 or {len(rows)} times"
+            raise SampleError(f"{self.time}: expected {wanted}, found {len(times)}")
         return rows, names, times
 
     def _floats(self, payload: bytes) -> Array:
@@ -121,14 +124,17 @@ def _column(value: Any, name: str) -> NDArray[np.float32]:
 
 
 def _at(value: Mapping[str, Any], path: str) -> Any:
-    """Find a value by its path; a key may hold the dots itself."""
+    """Find a value by its path; a key may hold the dots itself, places in a list count from 0."""
     if path in value:
         return value[path]
     found: Any = value
     for level in path.split("."):
-        if not isinstance(found, dict) or level not in found:
+        if isinstance(found, list) and _PLACE.fullmatch(level) and int(level) < len(found):
+            found = found[int(level)]
+        elif isinstance(found, dict) and level in found:
+            found = found[level]
+        else:
             raise SampleError(f"expected a field {path}, found {_shown(value)}")
-        found = found[level]
     return found
 
 

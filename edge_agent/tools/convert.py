@@ -214,7 +214,7 @@ def _distance(network: Path, golden: Path, choice: EngineChoice) -> tuple[float,
                 (relative_distance(outputs[name][case], found), name)
                 for case in range(len(next(iter(inputs.values()))))
                 for name, found in engine.infer(
-                    {key: np.ascontiguousarray(each[case]) for key, each in inputs.items()}
+                    {key: np.asarray(each[case], order="C") for key, each in inputs.items()}
                 ).items()
             )
         finally:

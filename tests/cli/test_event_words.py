@@ -40,6 +40,14 @@ EVENT: dict[str, Any] = {
         ({"when": "absent", "score": None, "label": None}, "r: nobody in yard"),
         ({"when": "value", "value": 81.5, "score": None, "replayed": True}, "r: 81.5 (replayed)"),
         (
+            {"when": "anomaly", "anomaly": {"score": 147.246}, "score": None},
+            "r: anomalous, 147.2",
+        ),
+        (
+            {"when": "anomaly", "state": "end", "seconds": 3.21, "anomaly": {"score": 9.9}},
+            "r: anomalous: over after 3.2 s",
+        ),
+        (
             {"when": "drift", "channel": "ax", "value": 0.3125, "score": None},
             "r: drift of ax, 0.312",
         ),

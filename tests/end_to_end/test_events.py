@@ -16,6 +16,7 @@ import pytest
 
 from tests.helpers.small_models import brightness, decode_picture, detector, plain, write_clip
 from tests.helpers.support import (
+    PATIENCE,
     AgentProcess,
     Listener,
     Mosquitto,
@@ -439,6 +440,44 @@ def test_a_hanging_server_is_given_up_after_its_tries() -> None:
         thread.join()
         door.close()
         module.HTTP_SECONDS, module.PAUSE_SECONDS = limits
+
+
+def test_a_hanging_server_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Posts to a server go one after the other, those to different ones side by side."""
+    import socket
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    from edge_agent.config.settings import Action
+    from edge_agent.rules.actions import Actions
+
+    monkeypatch.setattr("edge_agent.rules.actions.HTTP_SECONDS", PATIENCE)
+    heard: list[bytes] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            heard.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(204)
+            self.end_headers()
+
+    acting = Actions(lambda *_: True, lambda: "edge")
+    threads = [threading.Thread(target=acting.run)]
+    with socket.create_server(("127.0.0.1", 0)) as deaf, HTTPServer(("127.0.0.1", 0), Hook) as hook:
+        threads.append(threading.Thread(target=hook.serve_forever))
+        for thread in threads:
+            thread.start()
+        try:
+            for number in range(5):
+                for server in (deaf.getsockname(), hook.server_address):
+                    url = f"http://127.0.0.1:{server[1]}/"
+                    acting.act(Action(http=url), {"rule": "r", "seq": number})
+            wait_until(lambda: acting.done == 5, "the posts to the one that answers")
+            assert acting.failed == 0, "the other one still has time"
+            assert [json.loads(body)["seq"] for body in heard] == list(range(5))
+        finally:
+            acting.close()
+            hook.shutdown()
+            for thread in threads:
+                thread.join()
 
 
 def test_what_waits_too_long_is_named_without_its_secrets() -> None:

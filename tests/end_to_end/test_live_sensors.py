@@ -396,6 +396,14 @@ def test_a_line_that_is_pulled_out_is_lost_and_comes_back(
     link.unlink()
     link.symlink_to(name)
     started.listener.wait_state("edge/box/source/press", state="running")
-    send(ours, b"\n9\n9\n9\n9\n")
+    send(ours, b"\n9\n9\n9\n9\n8\n")
     assert started.results("press", 3)[2]["anomaly"]["score"] == 9.0
+    samples = health["pipelines"]["press"]["signal"]["samples"]
+    press = started.health(
+        lambda h: h["pipelines"]["press"]["signal"]["samples"] == samples + 5, "one more reading"
+    )["pipelines"]["press"]
     os.close(ours)
+    lost = press["dropped"]["gap"] + 1
+    started.health(
+        lambda h: h["pipelines"]["press"]["dropped"]["gap"] == lost, "its window given up"
+    )

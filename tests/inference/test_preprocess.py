@@ -475,6 +475,14 @@ def test_other_inputs_get_their_constants() -> None:
     assert_array_equal(tensor, [[640, 480]])
 
 
+def test_a_constant_without_dimensions_stays_one() -> None:
+    """As the rate of Silero's voice detector: the engines refuse an array of one instead."""
+    inputs = (TensorSpec("images", (1, 3, 8, 8), "uint8"), TensorSpec("sr", (), "int64"))
+    for rate in (16000, [16000]):
+        made = build_preprocessor(InputSpec(fixed={"sr": rate}), inputs, "picture")
+        assert made(picture(8, 8))[0]["sr"].shape == ()
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

@@ -138,6 +138,16 @@ def test_voice_is_found_by_a_model_with_a_state(engine: str) -> None:
     model.close()
 
 
+def test_a_rate_without_dimensions_reaches_the_network() -> None:
+    """Silero's own file takes its rate as a number, no array, and finds the same as the other."""
+    spec = {**VOICE["input"], "tensor": "input", "fixed": {"sr": 16000}}
+    model = load("vad_silero_16k.onnx", "onnxruntime", **{**VOICE, "input": spec})
+    found = speech(model, samples(model, "wav:yes_1000ms.wav"), State())
+    assert (len(found), sum(score > 0.5 for score in found)) == (31, 12)
+    assert found[:4] == pytest.approx([0.02613, 0.01579, 0.01349, 0.01297], abs=1e-3)
+    model.close()
+
+
 def test_each_pipeline_has_its_own_state() -> None:
     """Windows of two signals through one model do not change each other's state."""
     model = load("vad_silero_16k_openvino.onnx", "onnxruntime", **VOICE)

@@ -45,3 +45,19 @@ def test_a_time_is_read_in_each_unit(when: str) -> None:
     assert (rows.tolist(), names) == ([[1.5]], ("v",))
     assert times is not None
     assert times.tolist() == [0 if when == "0" else 1795377600 * 10**9]
+
+
+def test_a_field_is_one_of_the_values_of_an_array() -> None:
+    """`v.2` is the third, so that a reading in one array has its channels; beyond it is none."""
+    message = b'{"v": [1, 2, 3], "w": [{"x": 4}]}'
+    rows, names, _ = Payload(("v.2", "v.0", "w.0.x")).read(message)
+    assert (rows.tolist(), names) == ([[3, 1, 4]], ("v.2", "v.0", "w.0.x"))
+    for path in ("v.3", "v.-1", "v.x", "v.0.0", "v." + "1" * 5000):
+        with pytest.raises(SampleError, match=f"expected a field {path}, found"):
+            Payload((path,)).read(message)
+
+
+def test_a_reading_has_one_time() -> None:
+    """None, or two, are as many too few or too many, and say so."""
+    with pytest.raises(SampleError, match="t: expected 1 time, found 0"):
+        Payload(("v",), "t").read(b'{"v": 1, "t": []}')

@@ -204,12 +204,12 @@ def _constant(tensor: TensorSpec, given: Any) -> Array:
     if not np.issubdtype(wanted, np.floating) and not np.array_equal(cast, value):
         raise ModelError(f"input.fixed: {tensor.name}: {given!r} does not fit {tensor.dtype}")
     if value.ndim == 0:
-        return np.ascontiguousarray(np.broadcast_to(cast, sizes))
+        return np.full(sizes, cast)
     if value.size != int(np.prod(sizes)):
         raise ModelError(
             f"input.fixed: {tensor.name}: expected {tensor}, found an array {list(value.shape)}"
         )
-    return np.ascontiguousarray(cast.reshape(sizes))
+    return np.asarray(cast.reshape(sizes), order="C")
 
 
 def _numbers(tensor: TensorSpec, given: Any) -> Array:

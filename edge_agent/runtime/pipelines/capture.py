@@ -227,8 +227,16 @@ class Capture:
                 attempt.beat = time.monotonic()
 
     def _read(self, source: Source, attempt: Attempt) -> None:
-        lossless = self.spec.lossless
         windows = Windows(self) if source.kind == "signal" else None
+        try:
+            self._read_into(source, attempt, windows)
+        except Exception:
+            if windows is not None:
+                windows.end("gap" if self.spec.live else "partial")  # what was begun is given up
+            raise
+
+    def _read_into(self, source: Source, attempt: Attempt, windows: Windows | None) -> None:
+        lossless = self.spec.lossless
         # A signal is slowed down window by window.
         recorded = lossless and windows is None
         while not attempt.closing.is_set():
