@@ -391,10 +391,10 @@ def run(
 
 
 def resume(
-    plan: Plan, early: Preload, config: str, timeline: Timeline, *, drafted: bool = False
+    plan: Plan, early: Preload, config: str, timeline: Timeline, *, drafted: bool, verbose: bool
 ) -> int:
     """Run the daemon from a plan, or from a draft; the exit status of `edge-agent run`."""
-    set_up(verbose=False, steady=True)
+    set_up(verbose=verbose, steady=True)
     settings: Settings = unpack(plan.settings)
 
     def reread() -> Settings:

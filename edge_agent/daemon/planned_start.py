@@ -39,9 +39,8 @@ def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
     if words[:1] != ["run"]:
         return None
     _mind_signals()
-    if arguments[0] != "run":
-        return None
-    match list(arguments[1:]):
+    options = arguments[: arguments.index("run")]
+    match list(arguments[len(options) + 1 :]):
         case []:
             given = None
         case ["--config", given]:
@@ -80,7 +79,7 @@ def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
 
     timeline.record("imports", time.monotonic() - start)
     try:
-        return resume(plan, early, config, timeline, drafted=drafted)
+        return resume(plan, early, config, timeline, drafted=drafted, verbose=bool(options))
     except AgentError as problem:
         status = print_error(problem)
         clear_starting(plan.state)

@@ -48,6 +48,7 @@ def engines(results: list[dict[str, object]]) -> set[object]:
 def test_the_first_start_ever(own: Box) -> None:
     """The first result is of the quick engine, says so, and all of them are right."""
     own.more |= {"engine": "auto", "profile": "intel-cpu"}
+    own.verbose = True
     with own.start() as start:
         assert start.drafted()
         assert start.all_right()
@@ -125,6 +126,7 @@ def swap(path: Path) -> None:
 def test_a_file_that_changes_before_the_exchange(harm: Callable[[Path], None], own: Box) -> None:
     """What was read goes on serving: nothing else takes its place that does not agree with it."""
     own.more |= {"engine": "auto", "profile": "intel-cpu"}
+    own.verbose = True
     agent = own.models / "numbers" / "model.onnx"
     with own.start() as start:
         start.listener.wait_for(lambda _: start.results(), "a first result")

@@ -105,12 +105,16 @@ class Program(AgentProcess):
     def __init__(self, box: Box) -> None:
         self._root = box.root
         self._given = box.given or box.config
+        self._options = ["--verbose"] if box.verbose else []
         super().__init__(box.folder / "agent", box.settings(), box.environ)
 
     def _start(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", "edge_agent", "run", "--config", str(self._given)],
+                [
+                    *(sys.executable, "-m", "edge_agent", *self._options),
+                    *("run", "--config", str(self._given)),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -222,6 +226,8 @@ class Box:
             "trial": {"shadow_frames": 2, "probation_s": 0.3},
         }
         self.environ: dict[str, str] = {}
+        self.verbose = False
+        """Whether the agent says more."""
         self.root = CHECKOUT
         """Where the program is."""
         self.given: Path | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from edge_agent.runtime.serving.challenger_results import (
     read_decision,
     reversed_decision,
 )
-from edge_agent.runtime.upkeep.challenger import Challenge
+from edge_agent.runtime.upkeep.challenger import Challenge, log_decision
 from tests.helpers.prepared_models import noise, raw_manifest
 from tests.helpers.tiny_networks import node, save_onnx
 
@@ -200,6 +201,18 @@ def test_a_challenge_can_be_given_up(slow: Model, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="closed"):
         quick.raw({"x0": noise(0, SIZE, SIZE)})
     assert read_decision(tmp_path, "other") is None
+
+
+def test_that_nothing_changes_is_no_news(
+    slow: Model, tried: Tried, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a challenger that is slower only `--verbose` tells; of one that takes over, the log."""
+    caplog.set_level(logging.DEBUG)
+    slower, quick = (opened(products(tmp_path / f"{count}", count)) for count in (80, 2))
+    for name, other in (("slower", slower), ("quick", quick)):
+        log_decision(slow, name, tried(Stage(slow), lambda other=other: other, name))
+    said = [record.levelname for record in caplog.records if slow.id in record.message]
+    assert said == ["DEBUG", "INFO"]
 
 
 def test_a_decision_can_be_reversed(slow: Model, tried: Tried, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ def box(shared_broker: Mosquitto, tmp_path_factory: pytest.TempPathFactory) -> B
     """Make a device whose profile prefers OpenVINO; preparing its model takes seconds."""
     box = Box(tmp_path_factory.mktemp("steady"), shared_broker)
     box.more |= {"engine": "auto", "profile": "intel-cpu"}
+    box.verbose = True
     return box
 
 
@@ -169,6 +170,7 @@ def test_a_form_may_take_over_from_what_was_loaded_whole(own: Box) -> None:
     """What had no form yet gets the better of the two ways, and the next start knows which."""
     no_quick_way(own)
     own.more |= {"engine": "auto", "profile": "intel-cpu"}
+    own.verbose = True
     with own.start() as start:
         taken = settled(start)
         assert "its prepared form on onnxruntime:CPU " in start.words()

@@ -12,6 +12,8 @@ from ...inference.engines.engine import EngineChoice
 from ...inference.engines.registry import installed
 
 FILE = "understudies.json"
+NOT_FASTER = "not faster"
+"""How the reason of a decision begins, where the challenger agreed but was no quicker."""
 _CHALLENGER_MS = "understudy_ms"
 """As the file has it: challengers were once called so."""
 
@@ -53,7 +55,7 @@ def reversed_decision(decision: Decision, engine: str) -> Decision | None:
     """
     if decision.incumbent_ms is None or decision.challenger_ms is None:
         return None
-    lost = "not faster: " if decision.takes_over else ""
+    lost = f"{NOT_FASTER}: " if decision.takes_over else ""
     return Decision(
         engine=engine,
         takes_over=not decision.takes_over,

@@ -23,7 +23,7 @@ from ...inference.engines.label import engine_words
 from ...inference.model import Model
 from ...inference.trust import compare_models
 from ..serving.active import ActiveModels, Serving
-from ..serving.challenger_results import Decision, read_decision, write_decision
+from ..serving.challenger_results import NOT_FASTER, Decision, read_decision, write_decision
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ class Challenge:
             quickly = ", as it was loaded first" if incumbent.provisional else ""
             why = f"{new_ms:.2f} ms beside {old_ms:.2f} ms of {incumbent.engine.label}{quickly}"
             if new_ms > old_ms * (1 - MARGIN):
-                return self._against(f"not faster: {why}", old_ms, new_ms)
+                return self._against(f"{NOT_FASTER}: {why}", old_ms, new_ms)
         if not self._incumbent.replace(incumbent, model):
             self._compared_with = None
             return self.stopped()
@@ -280,7 +280,11 @@ def log_decision(model: Model, who: str, decision: Decision) -> None:
         log.info("model %s: %s takes over: %s", model.id, who, why)
         return
     stays = engine_words(model.engine.label)
-    level = logging.WARNING if decision.why.startswith(_DISAGREES) else logging.INFO
+    level = logging.INFO
+    if decision.why.startswith(_DISAGREES):
+        level = logging.WARNING
+    elif decision.why.startswith(NOT_FASTER):
+        level = logging.DEBUG  # nothing changes, and there is nothing to do about it
     log.log(level, "model %s stays on %s; %s was tried: %s", model.id, stays, who, why)
 
 
