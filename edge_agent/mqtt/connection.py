@@ -362,12 +362,13 @@ def _connect(
     try:
         try:
             client.connect(address.host, address.port, KEEPALIVE, **options)
+            client.loop_start()  # opens a pair of sockets of its own
         except (OSError, ValueError) as problem:
+            connection.close()  # its sockets may be the last files that can be open
             from .diagnose import explain_unreachable
 
             why = explain_unreachable(problem, broker)
             raise BrokerError(f"{address} cannot be reached: {why}") from problem
-        client.loop_start()
         _await_answer(connection, broker, stopping, will)
     except BaseException:
         connection.close()

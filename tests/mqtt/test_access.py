@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import getpass
 import importlib.util
 import ipaddress
+import os
+import resource
 import shutil
 import signal
 import socket
@@ -163,6 +166,24 @@ def test_commands_too_try_a_silent_broker_with_3_1_1(broker: Mosquitto, listen: 
     finally:
         relay.shut()
         relay.cut()
+
+
+def test_no_file_left_to_open_is_no_crash(broker: Mosquitto) -> None:
+    """Where only the connection's own socket can be opened, the broker cannot be reached."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        os.close(taken.pop())
+        with pytest.raises(BrokerError, match="too many open files"):
+            connect(Broker(url=broker.url), "many", hooks=Hooks())
+    finally:
+        for each in taken:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_silence_may_be_a_broker_that_is_slow(broker: Mosquitto) -> None:

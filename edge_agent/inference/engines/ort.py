@@ -193,7 +193,10 @@ def open_network(
             providers = [(provider, options)] if provider != _CPU else []
             providers += [(name, {}) for name in (*fallbacks, _CPU)]
             # By path: from bytes it would hold the GIL while it parses.
-            whole = ort.InferenceSession(str(network), session_options(words), providers=providers)
+            # What a provider fails with is for the error, not for a banner on stdout.
+            whole = ort.InferenceSession(
+                str(network), session_options(words), providers=providers, enable_fallback=0
+            )
         return whole, None
 
     try:
