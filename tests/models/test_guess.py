@@ -159,6 +159,14 @@ def test_what_no_shape_tells(tmp_path: Path) -> None:
     assert "output.decoder" in draft(network(tmp_path, sets)).left[0]
 
 
+def test_a_name_with_a_line_of_its_own_stays_a_comment(tmp_path: Path) -> None:
+    """The names of tensors come from outside, and the draft is there to be pasted."""
+    made = draft(network(tmp_path, {'points\ntask = "raw"\x1b[31m': (1, 1, 17, 3)}))
+    table = tomllib.loads(draft_text(made, "net", "1", "net.onnx"))
+    assert table.keys() == {"name", "version", "file", "task"} | made.said.keys()
+    assert r'points\ntask = "raw"\x1b[31m' in draft_text(made, "net", "1", "net.onnx")
+
+
 def test_a_signal(tmp_path: Path) -> None:
     """What comes out as it goes in is an autoencoder, of which the threshold is not known."""
     path = save_onnx(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.errors import ModelError
-from ...core.text import counted
+from ...core.text import counted, printable
 from ...core.types import TensorSpec
 from . import infer_layout
 from .facts import NetworkFacts
@@ -307,8 +307,9 @@ def _queries(picture: _Picture) -> Draft | None:
         "a set of boxes with scores (DETR and its like, or UltraFace's and SSD's)",
         {},
         {"threshold": 0.5},
-        f"output.decoder: detr where {boxes[0].name} are middles and sizes and {others[0].name} "
-        "logits; ultraface or ssd where they are corners and scores",
+        f"output.decoder: detr where {printable(boxes[0].name)} are middles and "
+        f"sizes and {printable(others[0].name)} logits; "
+        "ultraface or ssd where they are corners and scores",
         _LABELS,
         _COLORS,
         _RESIZE,
@@ -418,4 +419,4 @@ def _window(facts: NetworkFacts) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def _outputs(facts: NetworkFacts) -> str:
-    return f"its outputs are {', '.join(map(str, facts.outputs))}"
+    return f"its outputs are {', '.join(printable(str(each)) for each in facts.outputs)}"
