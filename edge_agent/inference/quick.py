@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 from ..core.containment import contained
 from ..core.errors import AgentError, ModelError
 from .engines.registry import capabilities
-from .model import Model, assemble
-from .preprocess.inputs import fixed_shapes
 from .quick_check import check_quick
 
 if TYPE_CHECKING:
@@ -17,6 +15,7 @@ if TYPE_CHECKING:
     from ..models.manifest import ModelFolder
     from .engines.checked_network import CheckedNetwork
     from .engines.engine import EngineChoice
+    from .model import Model
 
 
 def begin_quick(checked: CheckedNetwork) -> Any:
@@ -47,6 +46,10 @@ def load_quick(folder: ModelFolder, choice: EngineChoice, kind: Kind, begun: Any
         EngineError: it has to be loaded in another way.
 
     """
+    # Not needed to begin, and imported meanwhile.
+    from .model import assemble
+    from .preprocess.inputs import fixed_shapes
+
     if begun is None:
         checked = check_quick(choice, folder.network)
         begun = begin_quick(checked)

@@ -25,9 +25,8 @@ from edge_agent.core.types import Detections, RawTensors, Sample, TensorSpec
 from edge_agent.delivery.trial.worker import judge
 from edge_agent.device.resources import adds_bytes_exactly
 from edge_agent.inference.engines.engine import EngineChoice
-from edge_agent.inference.engines.ort import session_config
 from edge_agent.inference.engines.ort_fold import fitting
-from edge_agent.inference.engines.ort_options import session_options
+from edge_agent.inference.engines.ort_options import session_config, session_options
 from edge_agent.inference.engines.ov import compile_network
 from edge_agent.inference.engines.registry import EngineName, open_engine
 from edge_agent.inference.folding.find import cut_for, find

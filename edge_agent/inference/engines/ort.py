@@ -18,12 +18,19 @@ import onnxruntime as ort
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
-from ...device.resources import adds_bytes_exactly, usable_cpus
 from .compiled_cache import compiled_cache
 from .engine import EngineChoice, FixShapes, check_inputs, fix_inputs
 from .native_error import native_reason
 from .ort_fold import fitting, folded_session
-from .ort_options import EXACT_BYTES, FATAL_ONLY, NAME, Words, open_exact, session_options
+from .ort_options import (
+    CPU,
+    FATAL_ONLY,
+    NAME,
+    Words,
+    open_exact,
+    session_config,
+    session_options,
+)
 
 if TYPE_CHECKING:
     from ..folding.cut import InputCut
@@ -33,36 +40,10 @@ if TYPE_CHECKING:
 # are also inputs warns once for each of its hundreds of weights.
 ort.set_default_logger_severity(FATAL_ONLY)
 
-# ONNX Runtime takes any key of the form "session.…" without a word; these are the ones that mean
-# something to 1.31 and that may matter on a small device.
-_SESSION_ENTRIES = frozenset(
-    {
-        "session.disable_prepacking",
-        "session.dynamic_block_base",
-        "session.enable_gemm_fastmath_arm64_bfloat16",
-        "session.force_spinning_stop",
-        "session.inter_op.allow_spinning",
-        "session.intra_op.allow_spinning",
-        "session.intra_op_thread_affinities",
-        "session.prepack.enable_parallel",
-        "session.qdqisint8allowed",
-        "session.set_denormal_as_zero",
-        "session.use_env_allocators",
-        EXACT_BYTES,
-        "mlas.disable_kleidiai",
-        "mlas.enable_gemm_fastmath_arm64_bfloat16",
-    }
-)
-_SESSION_SWITCHES = frozenset({"enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse"})
-_LEVELS = ("none", "basic", "extended", "all")
 # What runs the nodes that the first provider does not take, before the CPU does.
 _HELPERS: Mapping[str, tuple[str, ...]] = {
     "TensorrtExecutionProvider": ("CUDAExecutionProvider",),
     "NvTensorRTRTXExecutionProvider": ("CUDAExecutionProvider",),
-}
-_PRECISIONS: Mapping[tuple[str, str], Mapping[str, str]] = {
-    ("TensorrtExecutionProvider", "f16"): {"trt_fp16_enable": "True"},
-    ("TensorrtExecutionProvider", "i8"): {"trt_fp16_enable": "True", "trt_int8_enable": "True"},
 }
 _KEPT: Mapping[str, Mapping[str, str]] = {
     "TensorrtExecutionProvider": {
@@ -73,10 +54,9 @@ _KEPT: Mapping[str, Mapping[str, str]] = {
     },
 }
 """By provider: the options by which it keeps what it compiles."""
-_CPU = "CPUExecutionProvider"
 
 
-def label_of(provider: str = _CPU) -> str:
+def label_of(provider: str = CPU) -> str:
     """Return the label of an engine that runs on a provider."""
     return f"{NAME}:{provider}"
 
@@ -90,6 +70,8 @@ class OrtEngine:
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
         fold: Fold | None = None,
+        *,
+        data: object = None,
     ) -> None:
         """Make an engine of a session, which it owns from now on.
 
@@ -98,8 +80,10 @@ class OrtEngine:
             inputs: of the network itself.
             outputs: likewise.
             fold: how the session's network differs.
+            data: what the session uses, and does not keep alive itself.
 
         """
+        self._data = data
         self.label = label_of(session.get_providers()[0])
         self.inputs = inputs
         self.outputs = outputs
@@ -182,7 +166,7 @@ def open_network(
     fallbacks = [name for name in _HELPERS.get(provider, ()) if name in available]
 
     def opened(words: Words) -> tuple[ort.InferenceSession, Fold | None]:
-        fit = None if cut is None or provider != _CPU else fitting(cut, words)
+        fit = None if cut is None or provider != CPU else fitting(cut, words)
         session = None if fit is None else folded_session(fit, words)
         if fit is not None and session is not None:
             return session, fit.fold
@@ -190,8 +174,8 @@ def open_network(
             options = dict(provider_options)
             if cache is not None:
                 options |= {key: text.format(folder=cache) for key, text in _KEPT[provider].items()}
-            providers = [(provider, options)] if provider != _CPU else []
-            providers += [(name, {}) for name in (*fallbacks, _CPU)]
+            providers = [(provider, options)] if provider != CPU else []
+            providers += [(name, {}) for name in (*fallbacks, CPU)]
             # By path: from bytes it would hold the GIL while it parses.
             # What a provider fails with is for the error, not for a banner on stdout.
             whole = ort.InferenceSession(
@@ -232,53 +216,6 @@ def _provider(device: str) -> str:
     raise EngineError(
         f"{NAME}:{device}: this build of onnxruntime has no such provider; it has {short}"
     )
-
-
-def session_config(choice: EngineChoice, provider: str = _CPU) -> tuple[Words, dict[str, str]]:
-    """Turn a line of a profile into options of a session, in words, and options of the provider.
-
-    Raises:
-        EngineError: an option that is not known, or a precision that cannot be set.
-
-    """
-    cpus = usable_cpus()
-    threads = choice.threads or max(1, cpus // choice.lanes)
-    level = "all"
-    entries = {} if provider != _CPU or adds_bytes_exactly() else {EXACT_BYTES: "1"}
-    switches: dict[str, bool] = {}
-    given: dict[str, str] = {}
-    for key, value in choice.options.items():
-        if key in _SESSION_ENTRIES:
-            entries[key] = _text(value)
-        elif key == "graph_optimization_level" and value in _LEVELS:
-            level = value
-        elif key in _SESSION_SWITCHES and isinstance(value, bool):
-            switches[key] = value
-        elif provider != _CPU and not key.startswith(("session.", "mlas.")):
-            given[key] = _text(value)
-        else:
-            raise EngineError(f"{NAME}:{choice.device}: option {key} = {value!r} is not known")
-    if choice.precision not in {None, "f32"}:
-        try:
-            given = {**_PRECISIONS[provider, str(choice.precision)], **given}
-        except KeyError:
-            raise EngineError(
-                f"{NAME}:{choice.device}: precision {choice.precision!r} cannot be set here; "
-                "the model's own is what runs"
-            ) from None
-    words = {
-        "threads": threads,
-        # Waiting threads spin for a millisecond or so; free only where cores are left over.
-        "spins": choice.lanes == 1 and threads < cpus,
-        "level": level,
-        "entries": entries,
-        "switches": switches,
-    }
-    return words, given
-
-
-def _text(value: object) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def specs(values: Sequence[Any], network: Path) -> tuple[TensorSpec, ...]:

@@ -6,7 +6,13 @@ Light: ONNX Runtime is imported when the first options are made.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ...core.errors import EngineError
+from ...device.resources import adds_bytes_exactly, usable_cpus
+
+if TYPE_CHECKING:
+    from .engine import EngineChoice
 
 NAME = "onnxruntime"
 """Of the engine in settings and profiles, and of the package that brings it."""
@@ -22,8 +28,84 @@ EXACT_BYTES = "session.x64quantprecision"
 may saturate (beyond 64). 5 to 25 % slower than wrong numbers."""
 _AS_FLOATS = "session.disable_quant_qdq"
 
+CPU = "CPUExecutionProvider"
+
+# ONNX Runtime takes any key of the form "session.…" without a word; these are the ones that mean
+# something to 1.31 and that may matter on a small device.
+_SESSION_ENTRIES = frozenset(
+    {
+        "session.disable_prepacking",
+        "session.dynamic_block_base",
+        "session.enable_gemm_fastmath_arm64_bfloat16",
+        "session.force_spinning_stop",
+        "session.inter_op.allow_spinning",
+        "session.intra_op.allow_spinning",
+        "session.intra_op_thread_affinities",
+        "session.prepack.enable_parallel",
+        "session.qdqisint8allowed",
+        "session.set_denormal_as_zero",
+        "session.use_env_allocators",
+        EXACT_BYTES,
+        "mlas.disable_kleidiai",
+        "mlas.enable_gemm_fastmath_arm64_bfloat16",
+    }
+)
+_SESSION_SWITCHES = frozenset({"enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse"})
+_LEVELS = ("none", "basic", "extended", "all")
+_PRECISIONS: Mapping[tuple[str, str], Mapping[str, str]] = {
+    ("TensorrtExecutionProvider", "f16"): {"trt_fp16_enable": "True"},
+    ("TensorrtExecutionProvider", "i8"): {"trt_fp16_enable": "True", "trt_int8_enable": "True"},
+}
+
 FATAL_ONLY = 4
 """Problems come as exceptions; on stderr they would be said twice."""
+
+
+def session_config(choice: EngineChoice, provider: str = CPU) -> tuple[Words, dict[str, str]]:
+    """Turn a line of a profile into options of a session, in words, and options of the provider.
+
+    Raises:
+        EngineError: an option that is not known, or a precision that cannot be set.
+
+    """
+    cpus = usable_cpus()
+    threads = choice.threads or max(1, cpus // choice.lanes)
+    level = "all"
+    entries = {} if provider != CPU or adds_bytes_exactly() else {EXACT_BYTES: "1"}
+    switches: dict[str, bool] = {}
+    given: dict[str, str] = {}
+    for key, value in choice.options.items():
+        if key in _SESSION_ENTRIES:
+            entries[key] = _text(value)
+        elif key == "graph_optimization_level" and value in _LEVELS:
+            level = value
+        elif key in _SESSION_SWITCHES and isinstance(value, bool):
+            switches[key] = value
+        elif provider != CPU and not key.startswith(("session.", "mlas.")):
+            given[key] = _text(value)
+        else:
+            raise EngineError(f"{NAME}:{choice.device}: option {key} = {value!r} is not known")
+    if choice.precision not in {None, "f32"}:
+        try:
+            given = {**_PRECISIONS[provider, str(choice.precision)], **given}
+        except KeyError:
+            raise EngineError(
+                f"{NAME}:{choice.device}: precision {choice.precision!r} cannot be set here; "
+                "the model's own is what runs"
+            ) from None
+    words = {
+        "threads": threads,
+        # Waiting threads spin for a millisecond or so; free only where cores are left over.
+        "spins": choice.lanes == 1 and threads < cpus,
+        "level": level,
+        "entries": entries,
+        "switches": switches,
+    }
+    return words, given
+
+
+def _text(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def open_exact(words: Words, make: Callable[[Words], T]) -> tuple[T, Words]:

@@ -2,39 +2,21 @@
 
 A full optimisation takes longer than the first inference gains by it, and any other engine longer
 to import. The file is read once (`ort_quick_check`): what has been checked is what is run, and what
-becomes of the file while the session serves changes nothing.
+becomes of the file while the session serves changes nothing. Light: a session is opened while much
+else is being imported.
 """
 
 from __future__ import annotations
 
-from mmap import mmap
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from .checked_network import CheckedNetwork
-from .engine import FixShapes, fix_inputs
-from .ort import OrtEngine, session_config, specs
-from .ort_options import EXACT_BYTES
+from .ort_options import EXACT_BYTES, FATAL_ONLY, session_config
 from .ort_stages import open_session
 
-
-class OrtQuickEngine(OrtEngine):
-    """A session whose weights lie in a file that has been read."""
-
-    def __init__(
-        self, session: Any, network: Path, fix_shapes: FixShapes, data: bytes | mmap
-    ) -> None:
-        """Make an engine of a session.
-
-        Raises:
-            EngineError: an input stays open.
-            ModelError: the inputs are larger than this device has memory for.
-
-        """
-        inputs = fix_inputs(specs(session.get_inputs(), network), fix_shapes, network)
-        super().__init__(session, inputs, specs(session.get_outputs(), network))
-        self._data = data
-        """Lives as long as the engine: the session, and a call that is under way, use it."""
+if TYPE_CHECKING:
+    from .checked_network import CheckedNetwork
+    from .engine import FixShapes
+    from .ort import OrtEngine
 
 
 class QuickLoad:
@@ -47,6 +29,9 @@ class QuickLoad:
             EngineError: it has to be loaded in another way.
 
         """
+        import onnxruntime as ort
+
+        ort.set_default_logger_severity(FATAL_ONLY)
         self._checked = checked
         words, _ = session_config(checked.choice)
         # Which takes long to open, and is seen to in other ways here.
@@ -62,6 +47,18 @@ class QuickLoad:
             weights={name: checked.data},
         )
 
-    def engine(self, fix_shapes: FixShapes) -> OrtQuickEngine:
-        """Return the engine; see `OrtQuickEngine`."""
-        return OrtQuickEngine(self._session, self._checked.path, fix_shapes, self._checked.data)
+    def engine(self, fix_shapes: FixShapes) -> OrtEngine:
+        """Make an engine of the session; its weights lie in what has been read of the file.
+
+        Raises:
+            EngineError: an input stays open.
+            ModelError: the inputs are larger than this device has memory for.
+
+        """
+        from .engine import fix_inputs
+        from .ort import OrtEngine, specs
+
+        session, network = self._session, self._checked.path
+        inputs = fix_inputs(specs(session.get_inputs(), network), fix_shapes, network)
+        outputs = specs(session.get_outputs(), network)
+        return OrtEngine(session, inputs, outputs, data=self._checked.data)

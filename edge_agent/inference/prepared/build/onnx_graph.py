@@ -16,8 +16,8 @@ from ....device.allocator import return_freed_memory
 from ....device.resources import usable_cpus
 from ....models.manifest import ModelFolder
 from ...engines.engine import EngineChoice, fix_inputs
-from ...engines.ort import OrtEngine, session_config, specs
-from ...engines.ort_options import NAME, Words, open_exact
+from ...engines.ort import OrtEngine, specs
+from ...engines.ort_options import NAME, Words, open_exact, session_config
 from ...engines.ort_stages import open_session
 from ...folding.find import cut_for
 from ...folding.fold import Fold, note
