@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Self
 
 from ..core.backoff import Backoff
@@ -44,6 +44,7 @@ class Samples:
         shape: InputSpec,
         closing: threading.Event,
         topics: Topics | None = None,
+        tell: Callable[[str], None] = print,
     ) -> None:
         """Open the source.
 
@@ -52,6 +53,7 @@ class Samples:
             shape: how a model wants its windows.
             closing: ends all reading.
             topics: where messages of others come from; None: nowhere.
+            tell: takes a line about each reading that is skipped.
 
         Raises:
             SourceError: it cannot be opened.
@@ -60,6 +62,7 @@ class Samples:
         self._spec = spec
         self._shape = shape
         self._closing = closing
+        self._tell = tell
         self.trouble: str | None = None
         """Why the source is lost at the moment; None: it is not."""
         self.latest = time.monotonic()
@@ -185,7 +188,7 @@ class Samples:
             if isinstance(reading, SampleError):
                 skipped += 1
                 if skipped <= MOST_SKIPPED:
-                    print(printable(f"skipped  {reading}"))
+                    self._tell(printable(f"skipped  {reading}"))
                 continue
             if self._source.kind == "picture":
                 yield Sample(
@@ -202,15 +205,15 @@ class Samples:
                 if not self._spec.live:
                     raise
                 # Others may fit.
-                print(printable(f"skipped  {problem}"))
+                self._tell(printable(f"skipped  {problem}"))
                 windower.reset()
                 continue
             for window in windows:
                 yield window.sample(self._next_seq())
         if skipped > MOST_SKIPPED:
-            print(f"skipped  {skipped - MOST_SKIPPED} more")
+            self._tell(f"skipped  {skipped - MOST_SKIPPED} more")
         if self._seq == 0 and self._spec.kind == "signal" and not self._closing.is_set():
-            print(printable(f"skipped  {self._spec.redacted} holds less than one window"))
+            self._tell(printable(f"skipped  {self._spec.redacted} holds less than one window"))
 
     def _next_seq(self) -> int:
         self._seq += 1

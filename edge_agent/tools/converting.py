@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
 
     """
     path, folder = Path(question["path"]), Path(question["folder"])
+    # PyTorch's compiler makes its cache when it is imported, else in /tmp, where it stays.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.parent / "cache")
     inputs = [TensorSpec("", tuple(shape), dtype) for shape, dtype in question["inputs"]]
     original = _step(f"{path}: cannot be loaded", lambda: _load(path, question["kind"], inputs))
     try:

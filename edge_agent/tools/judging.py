@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -12,10 +12,12 @@ import numpy as np
 from ..core.errors import AgentError, ModelError, SampleError
 from ..core.frozen import record
 from ..core.types import Detections, Findings, Kind, Request, Sample, Tensors
+from ..inference.drift import usual_of
 from ..inference.engines.engine import EngineChoice
 from ..inference.engines.ort_options import NAME
 from ..inference.model import Model, default_threshold, load_model
-from ..models.manifest import ModelFolder, load
+from ..models.drift import Usual
+from ..models.manifest import SCORED, ModelFolder, load
 from .metrics import Truth, agreement, auc, mean_average_precision, top1
 
 Metric = Literal["top-1", "mAP", "AUC"]
@@ -157,6 +159,31 @@ def network_inputs(
     finally:
         model.close()
     return made
+
+
+def usual_findings(folder: Path, kind: Kind, samples: Sequence[Sample], advance: Advance) -> Usual:
+    """Return what is usual of samples and of what a network finds in them, computed exactly.
+
+    Raises:
+        ModelError: the network cannot be run on a sample.
+
+    """
+    made = load(folder)
+    manifest = made.manifest
+    model, _ = load_model(made, [EXACT], kind, checked=True)
+
+    def results() -> Iterator[tuple[Sample, Findings]]:
+        for number, sample in enumerate(samples, 1):
+            yield sample, model.infer(sample).findings
+            advance(number)
+
+    try:
+        floor = default_threshold(made) if manifest.task in SCORED else 0.0
+        return usual_of(results(), manifest.input.channels, floor)
+    except SampleError as problem:
+        raise ModelError(f"{manifest.id}: {problem}") from None
+    finally:
+        model.close()
 
 
 def outputs_of(folder: Path, kind: Kind, inputs: Sequence[Tensors]) -> list[Tensors]:

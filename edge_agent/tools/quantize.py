@@ -7,10 +7,12 @@ from pathlib import Path
 
 from ..core.errors import ModelError, UsageError
 from ..core.frozen import record
+from ..core.text import counted
 from ..core.types import Findings, Kind, Sample, Tensors
 from ..inference.engines.engine import EngineChoice
+from ..models.drift import Usual
 from ..models.manifest import ModelFolder
-from .judging import EXACT, Jury, Metric, Verdict, network_inputs
+from .judging import EXACT, Jury, Metric, Verdict, network_inputs, usual_findings
 from .measure import Cost
 from .metrics import Truth
 from .network import make_ready
@@ -63,6 +65,9 @@ class Report:
     """Sample, what the float network finds, what the other does, how far they agree."""
     golden: list[Tensors]
     """Inputs."""
+    usual: Usual | None
+    """Of the calibration samples and what the chosen network finds in them; None: it did not
+    pass."""
 
 
 def quantize(
@@ -103,8 +108,8 @@ def quantize(
         raise ModelError(f"{manifest.id}: input.state: a network with a state is not quantized")
     if len(samples) < LEAST_SAMPLES:
         raise UsageError(
-            f"--calibration: {len(samples)} samples, expected at least {LEAST_SAMPLES} (some "
-            "hundred are better) of what the model will see"
+            f"--calibration: {counted(len(samples), 'sample')}, expected at least {LEAST_SAMPLES} "
+            "(some hundred are better) of what the model will see"
         )
     held_out = evaluation is None and len(samples) >= HELD_OUT_FROM
     calibration = [each for n, each in enumerate(samples) if n % 4 != 3] if held_out else samples
@@ -119,9 +124,9 @@ def quantize(
     )
     jury = Jury(folder, kind, judged, truths)
     foreign = target != own
-    counted = [EXACT] if foreign else [*engines, EXACT]
+    deciding = [EXACT] if foreign else [*engines, EXACT]
     search = Search(
-        folder, network, jury, inputs, target, counted, engines, max_drop, place, progress
+        folder, network, jury, inputs, target, deciding, engines, max_drop, place, progress
     )
     found = search.run()
     chosen = found or min(search.candidates, key=lambda each: each.drop)
@@ -141,6 +146,12 @@ def quantize(
         (row for row in quantized if not foreign or row.engine == label(EXACT)),
         key=lambda row: row.verdict.agreement,
     )
+    usual = None
+    if found is not None:
+        words, most = "learning what is usual", len(samples)
+        usual = usual_findings(
+            found.folder, kind, samples, lambda done: progress(words, done, most)
+        )
     order = sorted(range(len(judged)), key=lambda place: worst_row.verdict.by_sample[place])
     step = max(1, len(inputs) // 4)
     return Report(
@@ -171,6 +182,7 @@ def quantize(
             for place in order[:WORST]
         ],
         list(inputs[::step][:4]),
+        usual,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -84,8 +85,24 @@ class Candidate:
     def fastest_ms(self) -> float:
         return min((cost.infer_ms for cost in self.costs.values()), default=float("inf"))
 
+    @property
+    def product_ms(self) -> float:
+        """Over all engines: of two, the lower one has the lower geometric mean."""
+        return prod(cost.infer_ms for cost in self.costs.values())
+
 
 ONNX_RUNTIME, NNCF = "ONNX Runtime", "NNCF"
+
+
+def best_of(good: Sequence[Candidate]) -> Candidate | None:
+    """Return the one to take of networks that lose little enough; None: there are none.
+
+    Of those that are about as fast as the fastest, the one that loses least; of those that lose
+    the same, the fastest over all engines: a box may have the other one.
+    """
+    fastest = min((each.fastest_ms for each in good), default=0.0)
+    near = [each for each in good if each.fastest_ms <= fastest * SAME_SPEED]
+    return min(near, key=lambda each: (each.drop, each.product_ms), default=None)
 
 
 class Search:
@@ -154,9 +171,7 @@ class Search:
             self._restore(min(self.candidates, key=lambda each: each.drop))
             good = self._good()
         self._time(good or [min(self.candidates, key=lambda each: each.drop)])
-        fastest = min((each.fastest_ms for each in good), default=0.0)
-        near = [each for each in good if each.fastest_ms <= fastest * SAME_SPEED]
-        return min(near, key=lambda each: (each.drop, each.fastest_ms), default=None)
+        return best_of(good)
 
     def _time(self, candidates: Sequence[Candidate]) -> None:
         """Time networks beside the float one."""

@@ -145,13 +145,18 @@ def test_from_pytorch_to_a_device_in_eight_bits(
 
 @needs_torch
 @pytest.mark.slow
-def test_what_is_left(tmp_path: Path, network: Any, program: Path) -> None:
+def test_what_is_left(
+    tmp_path: Path, network: Any, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The golden outputs are PyTorch's own, every engine gives them, and nothing else is left."""
     import torch
 
-    out = tmp_path / "out" / "color"
+    out, temporary = tmp_path / "out" / "color", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     said = convert(program, out)
     assert said.code == 0, said.err
+    assert list(temporary.iterdir()) == []
     assert sorted(path.name for path in out.iterdir()) == ["golden.npz", "model.onnx", "model.toml"]
     assert [path.name for path in out.parent.iterdir()] == ["color"]
     for engine in ENGINES:

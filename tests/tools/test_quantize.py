@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 
+from edge_agent.inference.drift import distribution, values
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import ENGINES
 from edge_agent.inference.golden import check_golden
@@ -46,6 +48,15 @@ def test_a_model_in_eight_bits(tmp_path: Path, pictures: Path) -> None:
     assert folder.manifest.id == "color@3.1"
     assert inspect(folder.network).quantized
     assert "Calibrated on 12 samples" in (out / "README.md").read_text()
+    usual = folder.usual
+    assert usual is not None
+    assert usual.results == 12
+    assert list(usual.inputs) == ["blue", "green", "red"]
+    read = [cv2.imread(str(path)) for path in sorted(pictures.iterdir())]
+    captured = np.concatenate([values(one, picture=True) for one in read if one is not None])
+    for column, given in zip(captured.T, usual.inputs.values(), strict=True):
+        assert given == distribution(column)
+    assert usual.score is not None
     for engine in ENGINES:
         loaded, _ = load_model(folder, [EngineChoice(engine)], "picture")
         agreement = check_golden(loaded)
@@ -100,6 +111,9 @@ def test_labels_are_judged_by(tmp_path: Path, pictures: Path) -> None:
     report = json.loads(said.out)
     assert report["metric"] == "top-1"
     assert report["engines"]["exact"]["float"]["metric"] == 1.0
+    usual = load(tmp_path / "out").usual
+    assert usual is not None
+    assert usual.results == report["calibrated_on"]  # not of what it was judged on
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -120,8 +134,12 @@ def test_calibration_must_be_enough(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "empty" in refused(model, tmp_path / "empty", out)
     one = color_pictures(tmp_path / "one", 1)
-    assert "1 samples, expected at least 8" in refused(model, one, out)
+    assert "1 sample, expected at least 8" in refused(model, one, out)
     assert "no such file" in refused(model, tmp_path / "nowhere", out)
+    (one / "cut.png").write_bytes((one / "00.png").read_bytes()[:40])
+    said = call_cli(*("quantize", str(model), "--calibration", str(one), "-o", str(out), "--json"))
+    assert said.out == ""  # of results alone
+    assert "cut.png: cannot be decoded" in said.err
     (tmp_path / "data.csv").write_text("a,b\n1,2\n")
     assert "is a signal, but color@3 takes a picture" in refused(model, tmp_path / "data.csv", out)
 

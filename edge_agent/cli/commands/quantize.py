@@ -217,7 +217,7 @@ def _read(spec: SourceSpec, folder: ModelFolder) -> Iterator[Sample]:
         )
     closing = threading.Event()
     end = time.monotonic() + LIVE_SECONDS if spec.live else float("inf")
-    with Samples(spec, folder.manifest.input, closing) as samples:
+    with Samples(spec, folder.manifest.input, closing, tell=say) as samples:
         for sample in samples.follow():
             yield sample
             if time.monotonic() > end:
