@@ -108,6 +108,24 @@ def test_no_library_is_needed_for_a_draft(tmp_path: Path) -> None:
     assert output.stdout.split() == []
 
 
+def test_a_session_is_opened_before_the_rest_is_imported(tmp_path: Path) -> None:
+    """What a model is made of besides is imported meanwhile, not before."""
+    folder = shutil.copytree(bundled("models") / "parts-inspection", tmp_path / "numbers")
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from edge_agent.inference.engines.engine import EngineChoice\n"
+        "from edge_agent.inference.quick import begin_quick\n"
+        "from edge_agent.inference.quick_check import check_quick\n"
+        "begin_quick(check_quick(EngineChoice('onnxruntime'), Path(sys.argv[1])))\n"
+        "late = ('inference.model', 'inference.engines.ort', 'models.manifest')\n"
+        "print(*({f'edge_agent.{name}' for name in late} & {*sys.modules}))\n"
+    )
+    command = [sys.executable, "-c", script, str(folder / "model.onnx")]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=dict(os.environ))
+    assert output.stdout.split() == []
+
+
 def test_a_fork_that_hangs(tmp_path: Path) -> None:
     """As on a network disk that is gone: after a while it is given up, and killed."""
     numbers(tmp_path / "models" / "numbers")
