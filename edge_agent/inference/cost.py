@@ -27,11 +27,6 @@ class Cost:
         self.seconds = 0.0
         self._seen = 0
 
-    @property
-    def known(self) -> bool:
-        """Whether a frame has come back yet."""
-        return self._seen > 0
-
     def learn(self, seconds: float) -> None:
         """Add one more frame to the average; one that was held up must not count for many."""
         self._seen += 1
