@@ -91,9 +91,16 @@ def test_a_fork_that_is_killed(after: str, tmp_path: Path) -> None:
     assert said["plan"] is None or said.get("same") or "could not be checked" in said["problem"][1]
 
 
+def printed(script: str, tmp_path: Path) -> list[str]:
+    """Run a script on the network of a bundled model; return the words that it prints."""
+    folder = shutil.copytree(bundled("models") / "parts-inspection", tmp_path / "numbers")
+    command = [sys.executable, "-c", script, str(folder / "model.onnx")]
+    output = subprocess.run(command, check=True, capture_output=True, text=True)
+    return output.stdout.split()
+
+
 def test_no_library_is_needed_for_a_draft(tmp_path: Path) -> None:
     """NumPy alone takes as long to import as all of the draft and its checks."""
-    folder = shutil.copytree(bundled("models") / "parts-inspection", tmp_path / "numbers")
     script = (
         "import sys\n"
         "from pathlib import Path\n"
@@ -103,14 +110,11 @@ def test_no_library_is_needed_for_a_draft(tmp_path: Path) -> None:
         "check_quick(EngineChoice('onnxruntime'), Path(sys.argv[1]))\n"
         "print(*({'numpy', 'onnxruntime', 'onnx', 'cv2', 'paho'} & {*sys.modules}))\n"
     )
-    command = [sys.executable, "-c", script, str(folder / "model.onnx")]
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=dict(os.environ))
-    assert output.stdout.split() == []
+    assert printed(script, tmp_path) == []
 
 
 def test_a_session_is_opened_before_the_rest_is_imported(tmp_path: Path) -> None:
     """What a model is made of besides is imported meanwhile, not before."""
-    folder = shutil.copytree(bundled("models") / "parts-inspection", tmp_path / "numbers")
     script = (
         "import sys\n"
         "from pathlib import Path\n"
@@ -121,9 +125,7 @@ def test_a_session_is_opened_before_the_rest_is_imported(tmp_path: Path) -> None
         "late = ('inference.model', 'inference.engines.ort', 'models.manifest')\n"
         "print(*({f'edge_agent.{name}' for name in late} & {*sys.modules}))\n"
     )
-    command = [sys.executable, "-c", script, str(folder / "model.onnx")]
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=dict(os.environ))
-    assert output.stdout.split() == []
+    assert printed(script, tmp_path) == []
 
 
 def test_a_fork_that_hangs(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .ort_options import EXACT_BYTES, FATAL_ONLY, session_config
+from .ort_options import EXACT_BYTES, session_config
 from .ort_stages import open_session
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ class QuickLoad:
             EngineError: it has to be loaded in another way.
 
         """
-        import onnxruntime as ort
-
-        ort.set_default_logger_severity(FATAL_ONLY)
         self._checked = checked
         words, _ = session_config(checked.choice)
         # Which takes long to open, and is seen to in other ways here.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import EngineError
-from .ort_options import Words, session_options
+from .ort_options import FATAL_ONLY, Words, session_options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +46,7 @@ def open_session(
     try:
         import onnxruntime as ort
 
+        ort.set_default_logger_severity(FATAL_ONLY)
         settings = session_options(words, **options)
         for key, value in (attributes or {}).items():
             setattr(settings, key, value)

@@ -22,7 +22,7 @@ from typing import Any
 from xxhash import xxh3_64_hexdigest
 
 from ...device.resources import running, usable_cpus
-from ..engines.ort_options import FATAL_ONLY, NAME
+from ..engines.ort_options import NAME
 from ..engines.ort_stages import Stage, open_session
 from .artifact import GRAPH, WEIGHTS, Artifact, ArtifactError, need_version, read
 from .mapped import MappedWeights, WeightCheck
@@ -129,7 +129,6 @@ class Load:
             self.check = WeightCheck(self.weights, ranges)
         import onnxruntime as ort
 
-        ort.set_default_logger_severity(FATAL_ONLY)
         need_version(artifact, ENGINE, ort.__version__)
         if strategy in {"staged", "streaming"}:
             stages = [
