@@ -204,6 +204,18 @@ class Inflight:
             self.on_work()
             if not self.unreadable:
                 return None
+        return self._take_waiting()
+
+    def take_unsent(self) -> InflightMessage | None:
+        """Remove and return the oldest in memory if it is no copy and may go ahead of copies.
+
+        `sent` or `drop` must follow.
+        """
+        if not self._waiting or self._waiting[0].message.replayed:
+            return None
+        return self._take_waiting()
+
+    def _take_waiting(self) -> InflightMessage | None:
         if not self._waiting:
             return None
         entry = self._waiting.popleft()

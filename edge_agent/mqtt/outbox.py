@@ -163,6 +163,10 @@ class Outbox:
 
     def _publish_spooled(self, message: Message) -> None:
         entry = self.inflight.add(message)
+        if self.connection is not None:
+            # What waits for room alone goes first; copies of an earlier connection are overtaken.
+            while self._has_room() and (older := self.inflight.take_unsent()) is not None:
+                self._publish_message(self.connection, older.message, older)
         if self.connection is not None and self._has_room():
             self.inflight.mark_overtaken()
             self._publish_message(self.connection, message, entry)

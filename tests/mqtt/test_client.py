@@ -239,6 +239,27 @@ def test_a_frozen_broker_leaves_what_is_sure_in_the_spool(
     assert not any("replayed" in result for result in arrived(listener, "sure"))
 
 
+def test_new_results_do_not_overtake_those_that_a_frozen_broker_held_up(
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient
+) -> None:
+    """A result that waited for room alone goes before newer ones, and is no copy."""
+    listener = listen(broker.port)
+    sure = relayed.client.open_channel("sure", qos=1, lossless=False)
+    relayed.start()
+    relayed.up()
+    total = OUTSTANDING + 300
+    assert broker.process is not None
+    broker.process.send_signal(signal.SIGSTOP)
+    try:
+        relayed.send(sure, *range(total))
+    finally:
+        broker.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: sure.published > OUTSTANDING, "room for one that waits")
+    relayed.send(sure, total)
+    assert wait_arrived(listener, "sure", total + 1) == list(range(total + 1))
+    assert not any("replayed" in result for result in arrived(listener, "sure"))
+
+
 def test_it_is_told_when_a_result_goes_out(
     broker: Mosquitto, listen: Listeners, relayed: RelayedClient
 ) -> None:
