@@ -26,13 +26,14 @@ NOTHING = np.zeros(1, np.float32)
 
 @dataclass
 class Served:
-    """Stands where a model stands."""
+    """Stands where a model stands: one that has had a frame, if not said otherwise."""
 
     name: str = "m"
     users: int = 0
     together: int = 1
     in_order: bool = False
     cost: Cost = field(default_factory=Cost)
+    first_at: float | None = 0.0
 
 
 @dataclass
@@ -231,6 +232,27 @@ def test_priority_goes_before_age(bench: Bench) -> None:
     bench.put(old, since=1.0)
     bench.put(urgent, since=2.0)
     assert [bench.take().queue.name, bench.take().queue.name] == ["urgent", "old"]
+
+
+def test_a_model_that_has_not_come_back_yet_takes_one_lane(bench: Bench) -> None:
+    """One that computes for ever leaves the other lane to others, whatever uses it."""
+    north, south, other = bench.queue("north"), bench.queue("south"), bench.queue("other")
+    hangs = Served("hangs", first_at=None)
+    north.route, south.route = FixedRoute(hangs), FixedRoute(hangs)
+    bench.put(north, since=1.0)
+    first = bench.take()
+    assert first.model is hangs
+    bench.put(north, since=2.0)
+    bench.put(south, since=3.0)
+    bench.put(other, since=4.0)
+    assert bench.take().queue is other
+    taken: list[str] = []
+    lane = in_thread(lambda: taken.append(bench.take().queue.name))
+    hangs.first_at = 5.0
+    bench.board.finish(first, None)
+    lane.join(PATIENCE)
+    assert taken == ["north"]
+    assert bench.take().queue is south
 
 
 def test_what_is_older_than_the_deadline_is_dropped(bench: Bench) -> None:

@@ -40,6 +40,7 @@ class Instant:
     id = "instant@1"
     threshold = 0.0
     cost = Cost()
+    first_at = 0.0
 
     def answer(self, _request: Request) -> Outcome:
         """Return what was found."""

@@ -50,6 +50,7 @@ class _Nothing:
         self.threshold = 0.5
         self.manifest = Manifest(name="bench", version="1", task="detection", file="model.onnx")
         self.cost = Cost()
+        self.first_at: float | None = 0.0
         self._outcome = Outcome("bench@1", "none", found, Timing(0.0, 0.0, 0.0))
 
     def answer(self, _request: Request) -> Outcome:

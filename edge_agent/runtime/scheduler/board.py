@@ -60,6 +60,8 @@ class Board(Generic[M]):
         self._shares = FairShare()
         self._gathering: list[M] = []
         """Models that a lane waits for more frames for: no other lane takes theirs."""
+        self._untried: list[M] = []
+        """Models whose first frame is in a lane: one that computes for ever takes no other lane."""
         self._ahead = lanes * read_ahead.AHEAD
         self._waiting = 0
         """Recordings that wait for a grant."""
@@ -233,12 +235,17 @@ class Board(Generic[M]):
             new = [queue for queue in waiting if queue.is_new]
             queue = self._shares.choose(new or waiting, now)
             model = queue.route.choose()
-            others = model is not only if only is not None else model in self._gathering
+            if only is not None:
+                others = model is not only
+            else:
+                others = model in self._gathering or model in self._untried
             if model is None or others or (model.in_order and queue.busy):
                 waiting.remove(queue)
                 continue
             charged = (queue.cost or model.cost).seconds
             self._shares.charge(queue.share, waiting, now, charged)
+            if model.first_at is None and only is None:
+                self._untried.append(model)
             job = queue.pop(model, now, charged)
             if queue.lossless and not queue.pacing.paced and queue.half_empty:
                 queue.notify()
@@ -285,6 +292,9 @@ class Board(Generic[M]):
             queue.complete(job, (self._clock() - job.began) / job.batched, deliver)
             if job.model.users == 0:
                 self._changed.notify_all()
+            if job.model in self._untried:
+                self._untried.remove(job.model)
+                self._work.notify_all()
             if job.model.in_order and queue.frames:
                 self._work.notify()
             ready = queue.next_delivery()
