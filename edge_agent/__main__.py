@@ -9,6 +9,19 @@ import sys
 def main() -> int:
     """Run the command line; gives the exit status."""
     _mind_signals(sys.argv[1:])
+    # Before the limit on open files may be reached, which keeps anything from being imported.
+    from .core.errors import print_error, system_limit
+
+    try:
+        return _run()
+    except (OSError, ImportError) as problem:
+        told = system_limit(problem)
+        if told is None:
+            raise
+        return print_error(told)
+
+
+def _run() -> int:
     from .core.timeline import Timeline
 
     timeline = Timeline()

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -16,7 +17,7 @@ from ..core.types import Array
 from ..inference.engines.label import engine_words
 from ..mqtt.payloads import percentiles
 from .inline_picture import InlinePicture, cell_pixels, protocol_of
-from .terminal import brief, summary, verdict
+from .terminal import brief, silent_keys, summary, verdict
 
 if TYPE_CHECKING:
     from .signal_trace import SignalTrace
@@ -117,6 +118,8 @@ class LiveView:
         self.rows: dict[str, Row] = {}
         self._names = list(pipelines)
         self._live: Any = None
+        self._kept = ExitStack()
+        """What the terminal is given back."""
         self._recent: deque[str] = deque(maxlen=RECENT)
         self._drawn = 0.0
         self._inline: InlinePicture | None = None
@@ -143,6 +146,7 @@ class LiveView:
 
             self._live = Live(auto_refresh=False)
             self._reserve()
+            self._kept.enter_context(silent_keys(sys.stdout))
             self._live.__enter__()
             self._refresh()
         else:
@@ -164,6 +168,7 @@ class LiveView:
                 self._inline = None
             self._refresh()
             self._live.__exit__(kind, error, trace)
+            self._kept.close()
 
     def result(self, payload: Mapping[str, Any]) -> None:
         """Take in a result."""

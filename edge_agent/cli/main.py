@@ -23,10 +23,9 @@ from io import TextIOWrapper
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 from .. import __version__
-from ..core.errors import AgentError, print_error
+from ..core.errors import AgentError, print_error, system_limit
 from ..core.logs import set_up
 from ..core.text import closest, encodable, one_line
-from ..core.threads import thread_limit
 from ..core.timeline import Timeline
 
 
@@ -173,8 +172,8 @@ def main(arguments: Sequence[str], timeline: Timeline | None = None) -> int:
             return status
     except AgentError as problem:
         return print_error(problem)
-    except RuntimeError as problem:
-        told = thread_limit(problem)
+    except (RuntimeError, ImportError) as problem:
+        told = system_limit(problem)
         if told is None:
             raise
         return print_error(told)

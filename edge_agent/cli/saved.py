@@ -6,6 +6,9 @@ Both are for their owner only: a camera's password stands in its source.
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -19,6 +22,7 @@ from ..models.manifest import load as load_manifest
 from ..sources.spec import SourceSpec
 
 SETTINGS = "edge-agent.toml"
+MODELS = "models"
 _TEMPLATE = """\
 # Settings of edge-agent, made by `edge-agent try`. docs/settings.md describes every key.
 #
@@ -54,14 +58,18 @@ _PICTURE = """\
 """
 
 
-def new_folder(name: str) -> Path:
+@contextmanager
+def new_folder(name: str) -> Iterator[Path]:
     """Make the folder to save to, before any time is spent on what goes into it.
+
+    Where the context ends with an error, nothing of it is left.
 
     Raises:
         UsageError: it cannot be made, or holds something.
 
     """
     folder = Path(name)
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -69,7 +77,15 @@ def new_folder(name: str) -> Path:
         folder.chmod(0o700)
     except OSError as problem:
         raise UsageError(f"--save: {folder}: {problem.strerror}; name a new folder") from None
-    return folder
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder / MODELS, ignore_errors=True)
+        with suppress(OSError):
+            (folder / SETTINGS).unlink(missing_ok=True)
+            for each in made:
+                each.rmdir()  # if nobody else has put anything there
+        raise
 
 
 def save(place: Path, imported: ImportedModel, spec: SourceSpec) -> Path:
@@ -81,7 +97,7 @@ def save(place: Path, imported: ImportedModel, spec: SourceSpec) -> Path:
 
     """
     manifest = imported.folder.manifest
-    folder, settings = place / "models" / manifest.name, place / SETTINGS
+    folder, settings = place / MODELS / manifest.name, place / SETTINGS
     copy_folder(imported.folder.path, folder)
     write_new(settings, _text(settings, manifest.name, spec).encode(), 0o600)
     try:

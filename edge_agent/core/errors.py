@@ -16,6 +16,7 @@ AgentError
 
 from __future__ import annotations
 
+import errno
 import sys
 
 from .text import one_line
@@ -79,6 +80,47 @@ class MalformedError(AgentError):
         super().__init__(words)
         self.logged = logged
         """Whether the log has it already."""
+
+
+def system_limit(problem: BaseException | None) -> AgentError | None:
+    """Return the error that an operator can mend, where the system allows no more of something."""
+    return thread_limit(problem) or _file_limit(problem)
+
+
+def thread_limit(problem: BaseException | None) -> AgentError | None:
+    """Return that error where the system allows no further thread."""
+    # CPython has no class of its own for it; and on the way out, others may have tripped over it.
+    while problem is not None and str(problem) != "can't start new thread":
+        problem = problem.__context__
+    if not isinstance(problem, RuntimeError):
+        return None
+    return AgentError(
+        "the system allows no further thread; raise the limit of processes (ulimit -u, TasksMax= "
+        "of the service, pids.max of the container) or of memory, or use fewer pipelines"
+    )
+
+
+def _file_limit(problem: BaseException | None) -> AgentError | None:
+    """Return that error where the system allows no further open file.
+
+    None also where an error of ours has said already which file could not be opened.
+    """
+    while problem is not None and not isinstance(problem, AgentError):
+        if _too_many_files(problem):
+            return AgentError(
+                "the system allows no further open file; raise the limit (ulimit -n, LimitNOFILE= "
+                "of the service), or use fewer pipelines"
+            )
+        problem = problem.__context__
+    return None
+
+
+def _too_many_files(problem: BaseException) -> bool:
+    """Whether a limit on open files was reached, of the process or of the system."""
+    if isinstance(problem, ImportError):
+        # Of a shared library the loader has only a text, and none where it lacks the catalogue.
+        return str(problem).endswith(("Too many open files", "Error 24", "Error 23"))
+    return isinstance(problem, OSError) and problem.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def print_error(problem: AgentError) -> int:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Self
 
-from .errors import AgentError
 from .frozen import record
 
 log = logging.getLogger(__name__)
@@ -118,19 +117,6 @@ class ThreadGroup:
             # No failure: the load of a model cannot be interrupted.
             names = ", ".join(left[:NAMED]) + (", …" if len(left) > NAMED else "")
             log.info("left behind, as they have not ended: %d threads (%s)", len(left), names)
-
-
-def thread_limit(problem: BaseException | None) -> AgentError | None:
-    """Return the error that an operator can mend, where the system allows no further thread."""
-    # CPython has no class of its own for it; and on the way out, others may have tripped over it.
-    while problem is not None and str(problem) != "can't start new thread":
-        problem = problem.__context__
-    if not isinstance(problem, RuntimeError):
-        return None
-    return AgentError(
-        "the system allows no further thread; raise the limit of processes (ulimit -u, TasksMax= "
-        "of the service, pids.max of the container) or of memory, or use fewer pipelines"
-    )
 
 
 def stop_on_signals(stops: Stops, reload: Callable[[], None]) -> None:

@@ -22,12 +22,12 @@ from ..config.settings import Arm, Settings
 from ..core import systemd
 from ..core.codec import unpack
 from ..core.containment import contained
-from ..core.errors import AgentError, EngineError, ModelError, UsageError
+from ..core.errors import AgentError, EngineError, ModelError, UsageError, system_limit
 from ..core.files import make_state_folder, replace_file
 from ..core.flight_recorder import call_target, clear_starting, previous_crash, recorder
 from ..core.logs import set_up
 from ..core.text import counted
-from ..core.threads import Stop, Stops, stop_on_dead_threads, stop_on_signals, thread_limit
+from ..core.threads import Stop, Stops, stop_on_dead_threads, stop_on_signals
 from ..core.timeline import Timeline
 from ..inference.engines.label import engine_words
 from ..inference.model import Model, load_model
@@ -416,9 +416,9 @@ def _run(make: Callable[[], Agent]) -> int:
     except Restart:
         log.info("restarting")
         restart()
-    except RuntimeError as problem:
+    except (RuntimeError, OSError, ImportError) as problem:
         # From a thread that has just been started it comes as the error of the stop.
-        raise (thread_limit(problem) or problem) from None
+        raise (system_limit(problem) or problem) from None
     if stop.asked:
         log.info("stopped: %s", stop.reason)
         if agent.left_behind:
@@ -431,7 +431,7 @@ def _run(make: Callable[[], Agent]) -> int:
         log.error("stopped: %s", stop.reason)
         logging.shutdown()
         os._exit(1)
-    told = thread_limit(stop.error) or stop.error
+    told = system_limit(stop.error) or stop.error
     if isinstance(told, AgentError):
         raise told
     log.error("stopped: %s", stop.reason, exc_info=stop.error)

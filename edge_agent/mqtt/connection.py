@@ -148,10 +148,12 @@ class Hooks:
 class RefusesProtocol(BrokerError):
     """The broker refuses this version of MQTT, or closed the connection, or did not answer."""
 
-    def __init__(self, text: str, *, explicit: bool) -> None:
+    def __init__(self, text: str, *, explicit: bool, silent: bool = False) -> None:
         super().__init__(text)
         self.explicit = explicit
         """Whether CONNACK said so; else the broker may only have been restarting."""
+        self.silent = silent
+        """Whether it said nothing, and kept the connection."""
 
 
 class RefusesWill(BrokerError):
@@ -320,6 +322,9 @@ def connect(
     except RefusesProtocol as refusal:
         if wanted == 4:
             raise
+        if refusal.silent:
+            # The next attempt may take twice as long, and nobody is to wait for both in the dark.
+            log.warning("broker: %s; trying MQTT 3.1.1", refusal)
         connection = attempt(4)
         connection.protocol_confirmed = refusal.explicit
         log.warning("broker: %s: speaking MQTT 3.1.1", refusal)
@@ -397,8 +402,9 @@ def _await_answer(
             raise BrokerError(f"{address} does not answer")
         if left <= 0:
             if newest:
-                raise RefusesProtocol(f"{address} does not answer to MQTT 5", explicit=False)
-            raise BrokerError(f"{address} does not answer")
+                words = f"{address} does not answer to MQTT 5"
+                raise RefusesProtocol(words, explicit=False, silent=True)
+            raise BrokerError(f"{address} does not answer; is it an MQTT broker, and at work?")
     if not connection._answered.is_set():  # noqa: SLF001
         if newest:
             # Old brokers close the connection without a CONNACK.

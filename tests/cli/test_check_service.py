@@ -38,12 +38,17 @@ class Box:
         text = (CHECKOUT / "systemd" / UNIT.name).read_text()
         text = text.replace("User=edge-agent", "User=nobody").replace("Group=edge-agent\n", "")
         text = text.replace("/etc/edge-agent/config.toml", "/srv/config.toml")
+        text = text.replace("[Install]", "ReadWritePaths=/srv/state\n\n[Install]")
         (place / UNIT.name).write_text(text)
         brightness(place / "models" / "light")
         write_pictures(place / "x", [plain(9)])
         for name in ("ca.pem", "door.pub"):
             (place / name).write_text("not looked into")
         self.settings(source="dir:x")
+        self.state = place / "state"
+        self.state.mkdir()
+        if os.getuid() == 0:
+            shutil.chown(self.state, "nobody")
 
     def settings(self, *, config: str = "config.toml", source: str) -> None:
         """Write settings that name a file of each kind."""
@@ -109,6 +114,28 @@ def test_what_the_service_may_not_read_fails(box: Box, path: str, mode: int, lin
     said = box.check()
     assert len(said) == 1
     assert said[0].startswith(line)
+
+
+def test_a_state_that_the_service_may_not_write_fails(box: Box) -> None:
+    """Root may write it, and `check` says that the service may not, and what is in the way."""
+    mend = "the service's user nobody may not write it; chown -R nobody: /srv/state"
+    book = box.state / "flight"
+    book.touch(0o600)
+    assert box.check()[0] == f"FAIL  state_dir: /srv/state/flight: {mend}"
+    book.unlink()
+    if os.getuid() == 0:
+        shutil.chown(box.state, "root")
+    assert box.check()[0] == f"FAIL  state_dir: /srv/state: {mend}"
+
+
+def test_a_state_that_the_unit_makes_read_only_fails(box: Box) -> None:
+    """Rights are not all: the unit names the folders that the service may write to."""
+    unit = box.place / UNIT.name
+    unit.write_text(unit.read_text().replace("ReadWritePaths=", "# "))
+    assert box.check()[0] == (
+        "FAIL  state_dir: /srv/state: the service may only read it (ProtectSystem= of its unit); "
+        "leave state_dir out, or: systemctl edit edge-agent, [Service] ReadWritePaths=/srv/state"
+    )
 
 
 def test_the_folder_in_the_way_is_named(box: Box) -> None:

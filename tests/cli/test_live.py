@@ -45,6 +45,8 @@ def test_a_pipeline_is_one_line_and_the_screen_stands_still(
             assert seen[4].strip("│ ") == ""
         terminal.press("\x03")
         assert terminal.wait() == 0
+        assert len([line for line in terminal.text.splitlines() if line.startswith("╭")]) == 1
+        assert "^C" not in terminal.text
         assert "ExecutionProvider" not in terminal.text
         summed = "\n".join(line.rstrip() for line in terminal.display)
         for name in ("conveyor", "vibration"):

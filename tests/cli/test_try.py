@@ -26,7 +26,7 @@ from edge_agent.config.load import load
 from edge_agent.core.bundled import bundled
 from edge_agent.runtime.pipelines.draw import color_of
 from edge_agent.sources.spec import parse_source
-from tests.helpers.cameras import MjpegServer
+from tests.helpers.cameras import MjpegServer, free_port
 from tests.helpers.push import endless, model_folder
 from tests.helpers.small_models import (
     brightness,
@@ -249,6 +249,22 @@ def test_what_is_saved_is_readable_by_its_owner_only(here: Path) -> None:
     assert "me:geheim@" in settings.read_text()
     assert settings.stat().st_mode & 0o777 == 0o600
     assert settings.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_try_that_fails_leaves_no_folder_to_save_to(here: Path, *, there: bool) -> None:
+    """What was made for --save goes again; an empty folder of the user's own stays."""
+    brightness(here / "light")
+    folder = here / "new" / "saved"
+    if there:
+        folder.mkdir(parents=True)
+    nobody = f"http://127.0.0.1:{free_port()}/stream.mjpg"
+    said = call_cli("try", nobody, str(here / "light"), "--save", "new/saved", "--seconds", "0.2")
+    assert said.code == 1
+    assert "Connection refused" in said.err
+    assert folder.is_dir() == there
+    assert (here / "new").is_dir() == there
+    assert not there or not list(folder.iterdir())
 
 
 def test_saved_settings_can_be_gone_on_from(here: Path) -> None:

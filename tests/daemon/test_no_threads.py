@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.core.threads import thread_limit
+from edge_agent.core.errors import thread_limit
 from tests.helpers.small_models import brightness, plain, write_clip
 from tests.helpers.support import PATIENCE, AgentProcess, Listener, Mosquitto, agent_settings
 

@@ -168,6 +168,22 @@ def test_commands_too_try_a_silent_broker_with_3_1_1(broker: Mosquitto, listen: 
         relay.cut()
 
 
+def test_a_broker_that_never_answers_is_said_before_3_1_1_is_tried(
+    agent: Agents, models: list[str], pipeline: dict[str, object]
+) -> None:
+    """Whoever looks at the log is told while the second attempt waits, and by its end why."""
+    mute = socket.create_server(("127.0.0.1", 0))
+    url = f"mqtt://127.0.0.1:{mute.getsockname()[1]}"
+    running = agent(agent_settings("box", url, [pipeline], models_dirs=models))
+    said = f"broker: {url} does not answer to MQTT 5; trying MQTT 3.1.1"
+    wait_until(lambda: said in running.words(), "a word of the first attempt")
+    assert "is it an MQTT broker" not in running.words()
+    why = f"{url} does not answer; is it an MQTT broker, and at work?"
+    wait_until(lambda: why in running.words(), "a word of the second attempt")
+    assert running.stop() == 0
+    mute.close()
+
+
 def test_no_file_left_to_open_is_no_crash(broker: Mosquitto) -> None:
     """Where only the connection's own socket can be opened, the broker cannot be reached."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -89,7 +89,7 @@ def main(options: Options) -> int:
     for choice in loader.lineup.choices:
         report.line("ok", "engine", f"{choice.engine}:{choice.device}")
     store = open_store(settings)
-    report.line("ok", "state_dir", f"{settings.state}, writable")
+    _state_dir(report, settings, file)
     for line in tuned(tuning, loader.lineup.choices):
         report.line("note" if tuning.problem else "ok", "tune", line)
     for why in _device(settings):
@@ -280,6 +280,21 @@ def _trust(report: _Report, trust: Any) -> None:
         report.line("note", "trust", f"no key is trusted, so no model can be pushed: {mend}")
     if trust.allow_unsigned:
         report.line("note", "trust", "allow_unsigned: whoever may publish here may push a model")
+
+
+def _state_dir(report: _Report, settings: Any, file: Path | None) -> None:
+    """Check that it can be written, also by the installed service's user: we may be root."""
+    from .service_user import service_user
+
+    text = f"{settings.state}, writable"
+    user = service_user() if os.geteuid() == 0 else None
+    if user is None:
+        report.line("ok", "state_dir", text)
+    elif (trouble := user.trouble_writing(settings.state)) is None:
+        report.line("ok", "state_dir", f"{text} by {user.name}, too")
+    else:
+        own = file is not None and user.runs(file)
+        report.line("FAIL" if own else "note", "state_dir", trouble)
 
 
 def _service(report: _Report, settings: Any, file: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""What the installed service's user may read: `check` is often run by root, who may read anything.
+"""What the installed service's user may read and write: `check` is often run by root, who may all.
 
 Knows the unit by its files, so that it also works where systemd does not run.
 """
@@ -17,9 +17,12 @@ from pathlib import Path
 
 UNIT = Path("/etc/systemd/system/edge-agent.service")
 _HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
+_STATES = Path("/var/lib")
 _TEMPORARY = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - what the unit hides
 _YES = frozenset({"1", "yes", "true", "on"})
-_LISTS = frozenset({"BindPaths", "BindReadOnlyPaths", "SupplementaryGroups"})
+_LISTS = frozenset(
+    {"BindPaths", "BindReadOnlyPaths", "SupplementaryGroups", "StateDirectory", "ReadWritePaths"}
+)
 _MOST = 1000
 """Files of a folder that are looked at."""
 
@@ -37,6 +40,10 @@ class ServiceUser:
     """Folders that it sees empty, with the key of the unit that says so."""
     bound: tuple[Path, ...]
     """Places that it sees nevertheless."""
+    made: tuple[Path, ...]
+    """Folders that systemd gives it at the start, whoever has owned them."""
+    writable: tuple[Path, ...]
+    """Where the unit lets it write, if it has the rights."""
 
     def runs(self, settings: Path) -> bool:
         """Whether these are the service's own settings."""
@@ -49,18 +56,51 @@ class ServiceUser:
         """
         if not path.exists():
             return None
-        place = path.resolve()
-        hiding = [each for each in self.hidden if place.is_relative_to(each)]
-        if hiding and not any(place.is_relative_to(each) for each in self.bound):
-            return (
-                f"{path}: the service does not see {hiding[0]} ({self.hidden[hiding[0]]}); move it"
-            )
+        if (hiding := self._hiding(path)) is not None:
+            return hiding
         inside = (each for each in path.rglob("*") if each.exists()) if path.is_dir() else ()
         wanted = [path, *islice(inside, _MOST)]
         with self._acting():
             for each in wanted:
                 if (why := _refused(each)) is not None:
                     return f"{each}: the service's user {self.name} {why}"
+        return None
+
+    def trouble_writing(self, folder: Path) -> str | None:
+        """Return what keeps the user from writing to a folder, or to what is in it; None: nothing.
+
+        The folder is there.
+        """
+        if (hiding := self._hiding(folder)) is not None:
+            return hiding
+        place = folder.resolve()
+        if not any(place.is_relative_to(each) for each in self.writable):
+            return (
+                f"{folder}: the service may only read it (ProtectSystem= of its unit); leave "
+                f"state_dir out, or: systemctl edit edge-agent, [Service] ReadWritePaths={folder}"
+            )
+        for each in self.made:
+            if place.is_relative_to(each) and each.stat().st_uid != self.uid:
+                return None  # with all that is in it, it is going to be the user's
+        inside = [each for each in islice(folder.rglob("*"), _MOST) if not each.is_symlink()]
+        with self._acting():
+            if not _may(folder.parent, os.X_OK):
+                return f"{folder}: the service's user {self.name} {_refused(folder)}"
+            for each in (folder, *inside):
+                if not _may(each, os.W_OK):
+                    return (
+                        f"{each}: the service's user {self.name} may not write it; "
+                        f"chown -R {self.name}: {folder}"
+                    )
+        return None
+
+    def _hiding(self, path: Path) -> str | None:
+        place = path.resolve()
+        hiding = [each for each in self.hidden if place.is_relative_to(each)]
+        if hiding and not any(place.is_relative_to(each) for each in self.bound):
+            return (
+                f"{path}: the service does not see {hiding[0]} ({self.hidden[hiding[0]]}); move it"
+            )
         return None
 
     @contextmanager
@@ -95,6 +135,11 @@ def service_user(unit: Path = UNIT) -> ServiceUser | None:
     if keys.get("PrivateTmp") in _YES | {"disconnected"}:
         hidden |= dict.fromkeys(_TEMPORARY, "PrivateTmp= of its unit")
     bound = " ".join(keys.get(key, "") for key in ("BindPaths", "BindReadOnlyPaths")).split()
+    made = tuple(_STATES / name.split(":")[0] for name in keys.get("StateDirectory", "").split())
+    writable: tuple[Path, ...] = (Path("/"),)
+    if keys.get("ProtectSystem") == "strict":
+        paths = keys.get("ReadWritePaths", "").split() + keys.get("BindPaths", "").split()
+        writable = (*made, *(Path(path.lstrip("-+").split(":")[-1]) for path in paths))
     return ServiceUser(
         user.pw_name,
         user.pw_uid,
@@ -103,6 +148,8 @@ def service_user(unit: Path = UNIT) -> ServiceUser | None:
         keys.get("ExecStart", ""),
         hidden,
         tuple(Path(each.split(":")[0]) for each in bound),
+        made,
+        writable,
     )
 
 

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,10 +105,10 @@ def main(options: Options) -> int:
             f"MODEL: {options.model!r}: no such file or folder{_bundled(options.model)}"
         )
     path = file_of(path)
-    place = None if options.save is None else new_folder(options.save)
     tried = None if options.config is None else _pipeline(options.config)
     attendant = Attendant(None if options.seconds is None else options.seconds + HANG_SECONDS)
-    with import_model(path) as imported:
+    saving = nullcontext() if options.save is None else new_folder(options.save)
+    with saving as place, import_model(path) as imported:
         _print_model(imported, path)
         with (
             _topics(options, spec) as topics,

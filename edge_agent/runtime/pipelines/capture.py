@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 from ...config.settings import Pipeline as PipelineSettings
 from ...core.backoff import Backoff
 from ...core.containment import converted
-from ...core.errors import AgentError, ModelError, SampleError, SourceError
-from ...core.threads import ThreadGroup, thread_limit
+from ...core.errors import AgentError, ModelError, SampleError, SourceError, thread_limit
+from ...core.threads import ThreadGroup
 from ...core.types import Array, Reading, Sample
 from ...inference.model import Model, PreparedSample, Region, cut, outside
 from ...sources.source import Source, SourceContext, open_source
