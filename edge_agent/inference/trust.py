@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 
 from ..core.containment import contained
 from ..core.errors import AgentError, EngineError
+from ..core.frozen import record
 from ..core.types import Array, Classes, Detections, Findings, Kind, Tensors
 from ..models.manifest import ModelFolder
 from .compare import Agreement, compare_findings, cosine, matched
@@ -121,7 +123,8 @@ class PlainWitness:
             return numbers, model.engine.label
         label = self._plain.engine.label
         believed = outputs, expected
-        agreement = _judge(self._plain, model, given, believed, (numbers, found))
+        again = partial(_again, self._plain, given)
+        agreement = _judge(again, model, believed, (numbers, found))
         if not agreement.passed:
             self.why = f"beside {label} without optimisation: {agreement.why}"
             return outputs, label
@@ -182,17 +185,19 @@ def _compare(
     """Compare what a model finds with what is expected; *outputs* are those it was found in."""
     numbers = model.raw(tensors)
     given = numbers, model.decode(numbers, tensors)
-    return _judge(reference, model, tensors, (outputs, expected), given)
+    return _judge(partial(_again, reference, tensors), model, (outputs, expected), given)
 
 
 def _judge(
-    reference: Model,
+    again: Callable[[], Findings],
     model: Model,
-    tensors: Tensors,
     believed: tuple[Tensors, Findings],
     given: tuple[Tensors, Findings],
 ) -> Agreement:
-    """Compare what two engines give for an input: outputs, and what is found in them."""
+    """Compare what two engines give for an input: outputs, and what is found in them.
+
+    *again* returns what the one that is believed finds in the input with noise.
+    """
     (outputs, expected), (numbers, found) = believed, given
     doubt = default_threshold(model.folder) + DOUBT
     tolerance = model.manifest.trial.tolerance
@@ -201,11 +206,69 @@ def _judge(
         return Agreement(True, f"{agreement.why}, as good as equal")
     if not agreement.passed and isinstance(expected, Detections) and isinstance(found, Detections):
         share = matched(expected, found, doubt)
-        if _in_a_crowd(reference, tensors, expected, share):
+        if _in_a_crowd(again, expected, share, doubt):
             return Agreement(True, f"{agreement.why}; no fewer than in hardly another picture")
     if agreement.passed and _nothing(expected) and _nothing(found):
-        return _alike(outputs, numbers)
+        return alike(outputs, numbers)
     return agreement
+
+
+@record(eq=False)
+class Statement:
+    """What a session without optimisation has found in an input; outlives the session."""
+
+    tensors: Tensors
+    """Of the network, unfolded."""
+    outputs: Tensors
+    found: Findings
+    shaken: Findings
+    """In the same input with noise of one grey level."""
+    label: str
+    """Of the session's engine."""
+
+    def again(self) -> Findings:
+        return self.shaken
+
+
+def state(plain: Model, tensors: Tensors) -> Statement:
+    """Have a session say what is in an input, for an engine that is loaded when it is gone.
+
+    Args:
+        plain: see `open_plain`.
+        tensors: inputs of the network, unfolded.
+
+    Raises:
+        AgentError: it fails.
+
+    """
+    with contained(plain.id):
+        kept = {name: np.array(array) for name, array in tensors.items()}
+        outputs = plain.raw(kept)
+        return Statement(
+            kept, outputs, plain.decode(outputs, kept), _again(plain, kept), plain.engine.label
+        )
+
+
+def why_unlike(statements: Sequence[Statement], model: Model) -> str | None:
+    """Return why an engine must not serve a model; None: it agrees with what was stated.
+
+    Args:
+        statements: by a session without optimisation.
+        model: on the engine in question.
+
+    """
+    for said in statements:
+        try:
+            with contained(model.id):
+                numbers = model.raw(said.tensors)
+                given = numbers, model.decode(numbers, said.tensors)
+        except AgentError as problem:
+            return str(problem)
+        believed = said.outputs, said.found
+        agreement = _judge(said.again, model, believed, given)
+        if not agreement.passed:
+            return f"beside {said.label} without optimisation: {agreement.why}"
+    return None
 
 
 def why_wrong(reference: Model, model: Model, inputs: Iterable[Tensors]) -> str | None:
@@ -245,7 +308,7 @@ def compare_numbers(reference: Model, model: Model, tensors: Tensors) -> Agreeme
         AgentError: one of them fails.
 
     """
-    agreement = _alike(reference.raw(tensors), model.raw(tensors))
+    agreement = alike(reference.raw(tensors), model.raw(tensors))
     if agreement.passed:
         return agreement
     pair = f"{model.engine.label} and {reference.engine.label} without optimisation disagree"
@@ -269,7 +332,9 @@ def _unordered(array: Array) -> Array:
     return np.sort(array, axis=1) if listed else array
 
 
-def _in_a_crowd(reference: Model, tensors: Tensors, expected: Detections, share: float) -> bool:
+def _in_a_crowd(
+    again: Callable[[], Findings], expected: Detections, share: float, doubt: float
+) -> bool:
     """Whether an engine finds as many boxes again as the reference does in hardly another picture.
 
     In a crowd of boxes that are as good as each other, or a full list, the last digits decide which
@@ -279,10 +344,14 @@ def _in_a_crowd(reference: Model, tensors: Tensors, expected: Detections, share:
     """
     if share < LEAST:
         return False
+    found = again()
+    return isinstance(found, Detections) and share >= matched(expected, found, doubt)
+
+
+def _again(reference: Model, tensors: Tensors) -> Findings:
+    """Return what a reference finds in an input with noise."""
     shaken = _shaken(tensors)
-    again = reference.decode(reference.raw(shaken), shaken)
-    doubt = default_threshold(reference.folder) + DOUBT
-    return isinstance(again, Detections) and share >= matched(expected, again, doubt)
+    return reference.decode(reference.raw(shaken), shaken)
 
 
 def _shaken(tensors: Tensors) -> dict[str, Array]:
@@ -306,7 +375,8 @@ def _nothing(findings: Findings) -> bool:
     return isinstance(findings, Detections) and not len(findings)
 
 
-def _alike(expected: Tensors, found: Tensors) -> Agreement:
+def alike(expected: Tensors, found: Tensors) -> Agreement:
+    """Compare all outputs of two engines as numbers, whatever they mean."""
     for name, one in expected.items():
         other = found.get(name)
         if other is None or not np.issubdtype(one.dtype, np.number):

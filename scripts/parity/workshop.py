@@ -13,6 +13,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import onnxruntime
 import openvino
 
 SIZES = ((640, 389), (320, 240), (500, 500), (389, 640), (1280, 720), (97, 203))
@@ -36,11 +37,25 @@ def compute_in_f32() -> None:
     openvino.Core.compile_model = exactly
 
 
+def keep_padding() -> None:
+    """Have ONNX Runtime compute zeros before a MaxPool as such, as the agent does.
+
+    It fuses them into the padding of the MaxPool, which is no number at all (onnxruntime#24737).
+    """
+
+    class Session(onnxruntime.InferenceSession):
+        def __init__(self, *given: Any, **more: Any) -> None:
+            super().__init__(*given, **{"disabled_optimizers": ["Pad_Fusion"], **more})
+
+    onnxruntime.InferenceSession = Session
+
+
 class Workshop:
     """One folder with the pictures and all cases."""
 
     def __init__(self, folder: Path) -> None:
         compute_in_f32()
+        keep_padding()
         self.folder = folder
         self.pictures = draw_pictures(folder / "pictures")
         self.scrap = folder / "scrap"

@@ -74,6 +74,29 @@ def test_convolution_gives_the_numbers(load: Open, tmp_path: Path) -> None:
     np.testing.assert_allclose(engine.infer({"x": x})["y"], expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("shown", [(), ("padded",)], ids=["alone", "beside its padding"])
+def test_zeros_before_a_pooling_are_numbers(
+    load: Open, tmp_path: Path, shown: tuple[str, ...]
+) -> None:
+    """As YOLOv3-tiny has them; the padding of a MaxPool itself is less than any number."""
+    path = save_onnx(
+        tmp_path / "n.onnx",
+        [
+            node("Pad", ["x", "sides", "nought"], ["padded"]),
+            node("MaxPool", ["padded"], ["y"], kernel_shape=[2, 2], strides=[1, 1]),
+        ],
+        [("x", "float32", (1, 1, 3, 3))],
+        [("y", "float32", (1, 1, 3, 3)), *((name, "float32", (1, 1, 4, 4)) for name in shown)],
+        {
+            "sides": np.array([0, 0, 0, 0, 0, 0, 1, 1], np.int64),
+            "nought": np.array(0, np.float32),
+        },
+    )
+    below = np.full((1, 1, 3, 3), -1, np.float32)
+    expected = [[-1, -1, 0], [-1, -1, 0], [0, 0, 0]]
+    np.testing.assert_array_equal(load(path).infer({"x": below})["y"][0, 0], expected)
+
+
 def test_external_data(load: Open, tmp_path: Path) -> None:
     """Weights in a file beside the network are found by the path it was loaded from."""
     plain, _, _ = convolution(tmp_path / "plain.onnx")

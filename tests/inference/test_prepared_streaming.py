@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,17 @@ import numpy as np
 import pytest
 
 from edge_agent.core.errors import EngineError
+from edge_agent.inference.engines.registry import open_engine
+from edge_agent.inference.model import assemble
 from edge_agent.inference.prepared.artifact import WEIGHTS, Artifact, ArtifactError
 from edge_agent.inference.prepared.build.cache import prepare
+from edge_agent.inference.prepared.build.verify import Reference
 from edge_agent.inference.prepared.engine import OrtPreparedEngine
 from edge_agent.inference.prepared.load import load_artifact
 from edge_agent.models.manifest import load
 from edge_agent.models.store.store import Store
 from tests.helpers.prepared_models import CPU, chain, damage, noise
+from tests.helpers.start_box import numbers
 from tests.helpers.streaming_case import GROUPS
 from tests.helpers.support import CHECKOUT
 
@@ -40,6 +45,20 @@ def form(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     model = chain(folder / "large", LAYERS, width=WIDTH)
     store = Store(folder / "state")
     return prepare(store, load(model), CPU, "signal", budget_mb=BUDGET_MB)
+
+
+def test_it_is_compared_with_a_session_without_optimisation(tmp_path: Path) -> None:
+    """While it is prepared: when it serves, memory holds no other."""
+    plain = replace(CPU, options={"graph_optimization_level": "none"})
+    made, same, other = (
+        open_engine(choice, numbers(tmp_path / name, seed) / "model.onnx", lambda _: {})
+        for choice, name, seed in ((CPU, "made", 1), (plain, "same", 1), (plain, "other", 2))
+    )
+    reference = Reference(made, assemble(load(tmp_path / "made"), CPU, made, "picture"))
+    made.close()
+    reference.check_like(same)
+    with pytest.raises(ArtifactError, match=r"computes it wrongly: unlike .* cosine"):
+        reference.check_like(other)
 
 
 Open = Callable[..., OrtPreparedEngine]

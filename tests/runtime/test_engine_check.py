@@ -14,8 +14,9 @@ from edge_agent.config.settings import Arm
 from edge_agent.core.errors import EngineError
 from edge_agent.core.types import Sample, Values
 from edge_agent.device.hardware import read_facts
+from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import WantedEngine
-from edge_agent.inference.model import Model
+from edge_agent.inference.model import Model, load_model
 from edge_agent.inference.trust import INPUTS
 from edge_agent.models.store.catalog import Library
 from edge_agent.models.store.store import Store
@@ -32,9 +33,11 @@ BRIGHT, DARK = 200, 20
 class Desk:
     """A model that serves, and what checks its engine: all of it real."""
 
-    def __init__(self, folder: Path, engines: tuple[str, ...], wanted: WantedEngine) -> None:
+    def __init__(
+        self, folder: Path, engines: tuple[str, ...], wanted: WantedEngine, **more: Any
+    ) -> None:
         lines: list[Any] = [EngineLine(engine=name) for name in engines]
-        profile = DeviceProfile(description="a test's own", engines=tuple(lines))
+        profile = DeviceProfile(description="a test's own", engines=tuple(lines), **more)
         store = Store(folder / "state")
         self.loader = ModelLoader(profile, read_facts(), wanted, store)
         library = Library(store, [folder / "models"], None)
@@ -74,8 +77,8 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Desk]]:
     wrapping(tmp_path / "models" / "wrapping")
     made: list[Desk] = []
 
-    def desk(*engines: str, wanted: WantedEngine = "auto") -> Desk:
-        made.append(Desk(tmp_path, engines, wanted))
+    def desk(*engines: str, wanted: WantedEngine = "auto", **more: Any) -> Desk:
+        made.append(Desk(tmp_path, engines, wanted, **more))
         return made[-1]
 
     yield desk
@@ -176,6 +179,79 @@ def test_an_engine_that_fails_is_not_found_wrong(make: Callable[..., Desk]) -> N
     desk.check.run(desk.serving, desk.model)
     assert desk.model.choice.engine == "openvino"
     assert not desk.known
+
+
+ALONE: dict[str, Any] = {"swap": "replace"}
+"""Memory holds a model only once."""
+PLAIN = {"graph_optimization_level": "none"}
+
+
+def test_where_memory_holds_a_model_once_both_are_loaded_in_turns(
+    make: Callable[..., Desk], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A session without optimisation serves first; then the first engine that says the same."""
+    desk = make("openvino", "onnxruntime", **ALONE)
+    assert desk.model.stands_in
+    for number in range(INPUTS):
+        assert desk.model.choice.options == PLAIN
+        assert desk.show(BRIGHT + number) == 44 + number
+    desk.check.run(desk.serving, desk.model)
+    assert (desk.model.choice.engine, desk.model.choice.options) == ("onnxruntime", {})
+    assert desk.model.inferred == INPUTS
+    assert desk.show(BRIGHT) == 44
+    assert desk.known
+    (said,) = [r.message for r in caplog.records if "computes it wrongly" in r.message]
+    assert said.startswith("model wrapping@1: openvino:CPU computes it wrongly: beside onnxruntime")
+    assert said.endswith("; now on onnxruntime:CPUExecutionProvider")
+    assert said.partition(";")[0] in desk.check.problems()[0]
+    later = make("openvino", "onnxruntime", **ALONE)
+    assert not later.model.stands_in
+    assert later.model.choice.engine == "onnxruntime"
+
+
+def test_where_all_are_wrong_alone_the_session_that_stands_in_stays(
+    make: Callable[..., Desk],
+) -> None:
+    """And is not compared with anything any more."""
+    desk = make("openvino", **ALONE)
+    for number in range(INPUTS):
+        desk.show(BRIGHT + number)
+    desk.check.run(desk.serving, desk.model)
+    assert (desk.model.choice.options, desk.model.stands_in) == (PLAIN, False)
+    assert desk.show(BRIGHT) == 44
+    assert not make("openvino", **ALONE).model.stands_in
+
+
+def test_the_engine_that_is_insisted_on_is_refused_alone(make: Callable[..., Desk]) -> None:
+    """Until then what stands in has answered."""
+    desk = make("openvino", wanted="openvino", **ALONE)
+    for number in range(INPUTS):
+        assert desk.show(BRIGHT + number) == 44 + number
+    desk.check.run(desk.serving, desk.model)
+    assert desk.serving.model is None
+    assert "is not loaded: computes it wrongly here: beside" in str(desk.serving.problem)
+
+
+def test_golden_outputs_decide_alone_without_a_frame(make: Callable[..., Desk]) -> None:
+    """The engine is loaded for them when what stands in is gone."""
+    desk = make("openvino", "onnxruntime", **ALONE)
+    arrays: dict[str, Any] = {
+        "input/picture": np.full((1, 3, 16, 16), BRIGHT, np.float32),
+        "output/light": np.array([44], np.float32),
+    }
+    np.savez(desk.model.folder.path / "golden.npz", **arrays)
+    assert desk.check.run(desk.serving, desk.model) is None
+    assert (desk.model.choice.engine, desk.model.choice.options) == ("onnxruntime", {})
+    assert "golden: " in desk.check.problems()[0]
+
+
+def test_an_engine_that_came_in_uncompared_is_compared_alone(make: Callable[..., Desk]) -> None:
+    """As the one that another gives way to when it fails."""
+    desk = make("onnxruntime", **ALONE)
+    desk.model.stands_in = False
+    desk.serving.model = load_model(desk.model.folder, [EngineChoice("openvino")], "picture")[0]
+    desk.show(DARK)
+    assert desk.model.stands_in
 
 
 def test_the_form_that_the_next_start_begins_with_is_checked_too(

@@ -44,6 +44,7 @@ def planned_form(tmp_path: Path, serving: Serving) -> str:
         profile=SimpleNamespace(memory_budget_mb=0),
         quick_choice=lambda _: CPU,
         unproven=lambda *_: False,
+        unheard_alone=lambda *_: False,
     )
     task = PrepareTask(
         Store(tmp_path / "state"), active, loader, lambda: 0, lambda: None, threading.Event()

@@ -82,6 +82,8 @@ def _planned(inventory: Inventory, catalog: Library, arm: Arm, kind: Kind) -> Pl
             form, formed = loader.prepared_form(folder, kind), loader.prepared_choice(folder)
             # One that nothing was compared with needs a witness, which the quick way does not.
             if form and formed and (choice is None or not loader.unproven(folder, formed)):
+                if loader.unheard_alone(folder, formed):
+                    return None  # it is compared first
                 choice, place = formed, form.folder
     except (AgentError, OSError):
         return None  # what is wrong is reported when it is loaded

@@ -31,6 +31,10 @@ def digest(config: str | None) -> str:
 
     add(__version__, sys.version, sys.executable, __file__, working_folder())
     add(config or "", _bytes(config))
+    for place in sys.path:
+        # Where engines are installed: what was found of one says nothing about another version.
+        if place.endswith("-packages"):
+            add(place, str(stamp(place)))
     for name, value in sorted(os.environ.items()):
         if f"{name}=".startswith(_VARIABLES):
             add(name, value)

@@ -69,9 +69,12 @@ class Trials:
                 )
             candidate.close_early_trial()
             for number, why in verdict.wrong:
-                log.warning("%s: does not run on %s: %s", candidate.id, choices[number], why)
+                wrong = choices[number]
+                log.warning(
+                    "%s: does not run on %s:%s: %s", candidate.id, wrong.engine, wrong.device, why
+                )
                 if loader.doubts is not None:
-                    loader.doubts.add(folder.path, choices[number], why)
+                    loader.doubts.add(folder.path, wrong, why)
             if verdict.passed and verdict.proven is not None and loader.doubts is not None:
                 # Else a witness would answer for it again.
                 loader.doubts.clear(folder.path, choices[verdict.proven])

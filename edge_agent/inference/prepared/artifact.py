@@ -24,7 +24,7 @@ from ...device.resources import instructions
 if TYPE_CHECKING:
     from ..folding.fold import Fold
 
-FORMAT = 5
+FORMAT = 6
 """Of artifacts: raised with every change of what is written or how it is read."""
 FOLDER = "prepared"
 FILE = "form.json"

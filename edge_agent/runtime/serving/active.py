@@ -258,6 +258,41 @@ class ActiveModels:
             self.retire(old)
         return bool(servings)
 
+    def renew(self, old: Model, load: Callable[[], Model | None]) -> bool:
+        """Unload a model, then serve with another one of the same files: memory has not both.
+
+        Meanwhile frames wait or are superseded.
+
+        Args:
+            old: to unload.
+            load: loads the other one; None: there is none.
+
+        Returns:
+            False, and nothing is done, where the old one does not serve any more.
+
+        """
+        with self._loading:
+            with self._board.boundary():
+                servings = [serving for serving in self._all.values() if serving.model is old]
+                for serving in servings:
+                    serving.model = None
+            if not servings:
+                return False
+            self.retire(old)
+            new = load()
+            with self._board.boundary():
+                # A rollback or a push may have put another version there meanwhile.
+                empty = [serving for serving in servings if serving.model is None]
+                for serving in empty:
+                    serving.model = new
+            if new is not None and empty:
+                # It is the same version, and goes on counting.
+                new.inferred, new.errors = old.inferred + new.inferred, old.errors + new.errors
+            elif new is not None:
+                new.close()
+        self.on_change()
+        return True
+
     def unload(self, chosen: Callable[[Serving, Model], bool]) -> list[Model]:
         """Take the models away from the servings that are chosen: their frames wait.
 

@@ -282,12 +282,30 @@ class ModelLoader:
             choice: of the engine.
 
         """
+        return self.may_stand_beside(folder) and self._unheard(folder, choice)
+
+    def unheard_alone(self, folder: ModelFolder, choice: EngineChoice) -> bool:
+        """Whether an engine has yet to be compared on a model that memory holds only once.
+
+        A session without optimisation serves then until both have been, one after the other. Not
+        of what exceeds the budget: no session could load it.
+
+        Args:
+            folder: of the model.
+            choice: of the engine.
+
+        """
+        alone = self._profile.swap == "replace" and not self.exceeds_budget(folder)
+        return alone and self._unheard(folder, choice)
+
+    def _unheard(self, folder: ModelFolder, choice: EngineChoice) -> bool:
+        """Whether nothing is known of an engine that could be compared with another session."""
         if self.doubts is None or self.doubts.sound(folder.path, choice):
             return False
         plain = plain_choice(folder.network.suffix)
-        if plain is None or (plain.engine, plain.options) == (choice.engine, choice.options):
+        if plain is None:
             return False
-        return self.may_stand_beside(folder)
+        return (plain.engine, plain.options) != (choice.engine, choice.options)
 
     def _load(self, folder: ModelFolder, kind: Kind, *, checked: bool) -> tuple[Model, list[str]]:
         from ...inference.model import load_model  # a start chooses models without it
@@ -300,7 +318,25 @@ class ModelLoader:
         passed: list[str] = []
         if model is None:
             model, passed = load_model(folder, choices, kind, checked=checked)
+        if self.unheard_alone(folder, model.choice):
+            model = self._stand_in(model, kind)
         return model, self.passed_over(folder) + passed
+
+    def _stand_in(self, model: Model, kind: Kind) -> Model:
+        """Unload a model, and load it in a session without optimisation; where that runs, too."""
+        from ...inference.model import load_model
+
+        plain = plain_choice(model.folder.network.suffix)
+        if plain is None:
+            return model
+        model.close()
+        try:
+            found = load_model(model.folder, [self._within_budget(plain)], kind, checked=True)[0]
+        except EngineError as problem:
+            log.info("model %s: nothing to compare engines with: %s", model.id, problem)
+            return load_model(model.folder, [model.choice], kind, checked=True)[0]
+        found.stands_in = True
+        return found
 
     def _known_better(
         self, folder: ModelFolder, kind: Kind, choices: list[EngineChoice], *, checked: bool

@@ -3,6 +3,8 @@
 Once for each model, engine, version of the engine and processor: what was found is kept. An engine
 that is wrong gives way to the next one, between two frames; where all are wrong, a session without
 optimisation serves. Until an engine has been compared, its model's witness answers, if it has one.
+Where memory holds a model only once, a session without optimisation serves first, and the engine is
+loaded when that is gone.
 """
 
 from __future__ import annotations
@@ -11,14 +13,16 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from weakref import WeakKeyDictionary
 
 from ...core.errors import AgentError
 from ...core.files import size_of
-from ...core.types import Tensors
+from ...core.types import Kind, Tensors
 from ...device.headroom import has_room
 from ...inference.golden import compare_golden
-from ...inference.model import Model, Witness
-from ...inference.trust import INPUTS, open_plain, why_wrong
+from ...inference.model import Model, Witness, load_model
+from ...inference.trust import INPUTS, Statement, open_plain, state, why_unlike, why_wrong
 from ..serving.active import ActiveModels, Serving
 from ..serving.engine_doubts import EngineDoubts
 from ..serving.loader import ModelLoader
@@ -39,6 +43,15 @@ class _Check:
     """What it is compared with."""
     inputs: list[Tensors] = field(default_factory=list)
     """It has been compared on."""
+
+
+@dataclass(slots=True)
+class _Turns:
+    """What a session without optimisation has said of a model that memory holds only once."""
+
+    said: list[Statement] = field(default_factory=list)
+    last: Tensors | None = None
+    """The input of the latest."""
 
 
 class EngineCheck:
@@ -62,6 +75,7 @@ class EngineCheck:
         self._loader = loader
         self._found = found
         self._check: _Check | None = None
+        self._turns: WeakKeyDictionary[Model, _Turns] = WeakKeyDictionary()
         self._degraded: dict[str, str] = {}
         """By name of a model: why it does not run on the engine that it should."""
 
@@ -70,6 +84,8 @@ class EngineCheck:
         doubts = self._loader.doubts
         if model.provisional:
             return None  # computes what the network says, and is what others are compared with
+        if doubts is not None and model.stands_in:
+            return self._take_turns(doubts, serving, model)
         if doubts is None or doubts.sound(model.folder.path, model.choice):
             _dismiss(model)
             return None
@@ -112,6 +128,68 @@ class EngineCheck:
             _dismiss(model)  # it could compute nothing, and has said so
         return None
 
+    def _take_turns(self, doubts: EngineDoubts, serving: Serving, plain: Model) -> float | None:
+        """Have the session that serves say what is in live inputs, then load the engine for it."""
+        turns = self._turns.setdefault(plain, _Turns())
+        if len(turns.said) < INPUTS and not plain.folder.golden.is_file():
+            last = plain.last
+            if last is None:
+                return IDLE_SECONDS
+            if last is not turns.last:
+                turns.last = last
+                with suppress(AgentError):  # what fails is counted where it serves
+                    turns.said.append(state(plain, plain.unfolded(last)))
+            return POLL_SECONDS
+        wrong: list[str] = []
+        after = partial(self._after, doubts, serving.kind, plain, turns.said, wrong)
+        if not self._active.renew(plain, after):
+            return None
+        now, words = serving.model, "; ".join(wrong)
+        if now is None:
+            log.error("%s; nothing else runs it", words or f"model {plain.id} cannot be loaded")
+            self._active.load(serving)  # as at the next start: refused with the reason
+        elif wrong:
+            log.warning("%s; now on %s", words, now.engine.label)
+            self._degraded[now.manifest.name] = f"{words}; runs on {now.engine.label}"
+        else:
+            label = plain.engine.label
+            log.info("model %s: on %s: as on %s unoptimised", now.id, now.engine.label, label)
+        return None
+
+    def _after(
+        self,
+        doubts: EngineDoubts,
+        kind: Kind,
+        plain: Model,
+        said: list[Statement],
+        wrong: list[str],
+    ) -> Model | None:
+        """Load the first engine that agrees with what was said; None: none may serve.
+
+        Adds what there is to say of those that do not to *wrong*.
+        """
+        folder = plain.folder
+        while True:
+            try:
+                model, _ = load_model(folder, self._loader.choices_for(folder), kind, checked=True)
+            except AgentError as problem:
+                log.debug("model %s: %s", plain.id, problem)  # said where it is loaded again
+                return None
+            if not self._loader.unheard_alone(folder, model.choice):
+                return model
+            if folder.golden.is_file():
+                agreement = compare_golden(model)
+                why = None if agreement is None or agreement.passed else f"golden: {agreement.why}"
+            else:
+                why = why_unlike(said, model)
+            if why is None:
+                doubts.clear(folder.path, model.choice)
+                self._found()
+                return model
+            doubts.add(folder.path, model.choice, why)
+            wrong.append(f"model {model.id}: {model.engine.label} computes it wrongly: {why}")
+            model.close()
+
     def _look(self, doubts: EngineDoubts, serving: Serving, model: Model) -> float | None:
         """Compare on the latest input; decide when there were enough."""
         check = self._check
@@ -120,6 +198,9 @@ class EngineCheck:
         if model.last is None:
             return IDLE_SECONDS
         if check is None:
+            if self._loader.unheard_alone(model.folder, model.choice):
+                self._load_again(serving, model)  # it came in another way: another one had failed
+                return None
             if not self._fits(model):
                 return None
             plain = open_plain(model.folder, serving.kind)
@@ -158,9 +239,7 @@ class EngineCheck:
         except AgentError as problem:
             log.error("%s; nothing else runs it: %s", words, problem)  # noqa: TRY400 - one line
             # As at the next start: refused with the reason, in what the device says of itself.
-            for old in self._active.unload(lambda _serving, one: one is model):
-                self._active.retire(old)
-            self._active.load(serving)
+            self._load_again(serving, model)
             return
         if not self._active.replace(model, other):
             with suppress(AgentError):
@@ -168,6 +247,12 @@ class EngineCheck:
             return
         log.warning("%s; now on %s", words, other.engine.label)
         self._degraded[model.manifest.name] = f"{words}; runs on {other.engine.label}"
+
+    def _load_again(self, serving: Serving, model: Model) -> None:
+        """Unload a model, and load it as a start would."""
+        for old in self._active.unload(lambda _serving, one: one is model):
+            self._active.retire(old)
+        self._active.load(serving)
 
 
 def _dismiss(model: Model) -> None:

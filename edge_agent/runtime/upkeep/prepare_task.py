@@ -333,6 +333,8 @@ class PrepareTask:
                 choice = quick
             elif serving.passed:
                 continue  # the next start shall try whether the engine that it prefers is back
+            if model.stands_in or self._loader.unheard_alone(model.folder, choice):
+                continue  # the next start shall have it compared first
             found.append(
                 PlannedModel(
                     serving.arm.name,

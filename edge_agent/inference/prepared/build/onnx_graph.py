@@ -6,11 +6,13 @@ takes ten times as long, and seldom finds anything better.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ....core.errors import EngineError
 from ....core.types import Kind, TensorSpec
 from ....device.allocator import return_freed_memory
 from ....device.resources import usable_cpus
@@ -23,7 +25,7 @@ from ...folding.find import cut_for
 from ...folding.fold import Fold, note
 from ...model import assemble
 from ...preprocess.inputs import fixed_shapes
-from ..artifact import FORMAT, WEIGHTS, Artifact, processor
+from ..artifact import FORMAT, WEIGHTS, Artifact, ArtifactError, processor
 from ..engine import OrtPreparedEngine
 from ..load import load_artifact
 from .choose_strategy import choose_resident, choose_streaming
@@ -36,6 +38,8 @@ from .weight_layout import ALIGNED, align
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+
+log = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
 WAYS = (2, 3, 4, 6)
@@ -183,6 +187,16 @@ def _run_original(
     engine = OrtEngine(session, inputs, outputs)
     reference = Reference(engine, assemble(model, choice, engine, kind))
     engine.close()
+    if thrifty is not None and words["level"] != "none":
+        # While it serves nothing can be loaded beside it.
+        as_written = {**words, "switches": _THRIFTY, "level": "none"}
+        try:
+            session = network.session(as_written, thrifty, NO_PREPACKING)
+            reference.check_like(OrtEngine(session, inputs, outputs))
+        except ArtifactError:
+            raise
+        except EngineError as problem:
+            log.info("model %s: nothing to compare engines with: %s", model.manifest.id, problem)
     return _Original(engine.label, declared, inputs, outputs, reference)
 
 

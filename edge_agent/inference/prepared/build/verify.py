@@ -12,6 +12,7 @@ from ...compare import probe_inputs, strict_distance
 from ...engines.engine import Engine
 from ...golden import read_golden
 from ...model import Model
+from ...trust import alike
 from ..artifact import Artifact, ArtifactError
 from ..engine import OrtPreparedEngine
 from ..load import load_artifact
@@ -71,6 +72,28 @@ class Reference:
             distance_of(expected, engine.infer(tensors))
             for tensors, expected in zip(self.samples, self._expected, strict=True)
         )
+
+    def check_like(self, plain: Engine) -> None:
+        """Check that the network's numbers are what a session without optimisation gives.
+
+        Args:
+            plain: that session; it is closed.
+
+        Raises:
+            ArtifactError: they are not.
+            EngineError: it cannot run the network.
+
+        """
+        try:
+            for tensors, expected in zip(self.samples, self._expected, strict=True):
+                agreement = alike(plain.infer(tensors), expected)
+                if not agreement.passed:
+                    raise ArtifactError(
+                        f"{plain.label} computes it wrongly: unlike without optimisation: "
+                        f"{agreement.why}"
+                    )
+        finally:
+            plain.close()
 
     def check_identical(self, artifact: Artifact, strategy: str) -> None:
         """Check that an artifact gives the network's numbers bit for bit.
