@@ -89,7 +89,7 @@ def test_biases_corrected_stepwise_bring_the_network_nearer(tmp_path: Path) -> N
     depth, layers = 8, 6
     weights = {"w0": rng.normal(size=(depth, 3, 3, 3)).astype(np.float32)}
     weights |= {
-        f"w{n}": rng.standard_t(2, size=(depth, depth, 3, 3)).astype(np.float32) / depth
+        f"w{n}": (rng.standard_t(2, (depth, depth, 3, 3)) / depth).astype(np.float32)
         for n in range(1, layers)
     }
     weights |= {f"b{n}": rng.normal(size=depth).astype(np.float32) for n in range(layers)}
