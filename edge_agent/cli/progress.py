@@ -3,30 +3,83 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 
 from ..core.text import printable
 
+_LIVE_SECONDS = 1.0
+_SECONDS = 10.0
+"""Of silence, after which a step is said to go on: on a terminal, and where no line can change."""
+
 
 class Progress:
-    """Shows on stderr what is being done: a line that changes, or one a step where none can."""
+    """Shows on stderr what is being done: a line that changes, or one a step where none can.
 
-    def __init__(self) -> None:
+    A step that tells nothing of itself, such as a library's, is said to go on by a thread.
+    """
+
+    def __init__(self, every: float | None = None) -> None:
+        """Say nothing yet.
+
+        Args:
+            every: seconds after which a step is said to go on; None: as suits where it is read.
+
+        """
         self._live = sys.stderr.isatty()
+        self._every = every or (_LIVE_SECONDS if self._live else _SECONDS)
         self._what = ""
+        self._count = ""
+        self._since = self._told = 0.0
+        """Monotonic clock of the step's start, and of the latest line."""
         self._open = False
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Say what is being done, how much of it is done, and of how much; 0: not known."""
-        if self._live:
-            count = f" {done}" + (f" of {total}" if total else "")
-            print(f"\r\x1b[K{printable(what)}{count}", end="", file=sys.stderr, flush=True)
-            self._open = True
-        elif what != self._what:
-            print(printable(what), file=sys.stderr, flush=True)
-        self._what = what
+        count = f" {done}" if done or total else ""
+        with self._lock:
+            new = what != self._what
+            if new:
+                self._what = what
+                self._since = self._told = time.monotonic()
+            self._count = count + (f" of {total}" if total else "")
+            if self._live:
+                self._redraw(self._count)
+            elif new:
+                say(what)
+        if self._thread is None:
+            self._closed.clear()
+            self._thread = threading.Thread(target=self._go_on, name="progress", daemon=True)
+            self._thread.start()
+
+    def _go_on(self) -> None:
+        rest = self._every
+        while not self._closed.wait(rest):
+            with self._lock:
+                now = time.monotonic()
+                rest = self._told + self._every - now
+                if rest > 0:
+                    continue
+                text = f"{self._count}, {now - self._since:.0f} s"
+                if self._live:
+                    self._redraw(text)
+                else:
+                    say(f"{self._what}{text}")
+                self._told, rest = now, self._every
+
+    def _redraw(self, text: str) -> None:
+        print(f"\r\x1b[K{printable(self._what)}{text}", end="", file=sys.stderr, flush=True)
+        self._open = True
 
     def close(self) -> None:
         """Take the line away."""
+        if self._thread is not None:
+            self._closed.set()
+            self._thread.join()
+            self._thread = None
         if self._open:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
             self._open = False

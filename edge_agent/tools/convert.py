@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,8 +23,8 @@ from ..models.files.check_onnx import check_network, inspect
 from ..models.files.facts import NetworkFacts
 from ..models.importing import PYTORCH, hint_of
 from ..models.manifest import GOLDEN, load
+from .comparison import Progress
 from .pytorch_file import recognise
-from .search import Progress
 
 TOLERANCE = 1e-3
 """Relative L2 distance that an output may have from the original's: other kernels sum in another
@@ -165,21 +164,14 @@ def _make(
     path: Path, kind: str, inputs: Sequence[TensorSpec], folder: Path, progress: Progress
 ) -> dict[str, Any]:
     """Have the folder made by a child: a damaged file may take it down."""
-    start = time.monotonic()
-
-    def tick() -> None:
-        progress(f"converting {path.name}, seconds", int(time.monotonic() - start), 0)
-
-    tick()
+    progress(f"converting {path.name}", 0, 0)
     question = {
         "path": str(path),
         "kind": kind,
         "inputs": [(list(each.shape), each.dtype) for each in inputs],
         "folder": str(folder),
     }
-    said: dict[str, Any] = ask(
-        "edge_agent.tools.converting", question, f"converting {path}", stopped=tick
-    )
+    said: dict[str, Any] = ask("edge_agent.tools.converting", question, f"converting {path}")
     return said
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,7 +13,9 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.types import Tensors
-from ..models.manifest import GOLDEN
+from ..models.files.check_onnx import inspect
+from ..models.importing import write_manifest
+from ..models.manifest import GOLDEN, MANIFEST, ModelFolder, load
 
 
 @contextmanager
@@ -33,6 +36,30 @@ def new_folder(place: Path) -> Iterator[Path]:
         raise UsageError(f"-o: {place}: {problem.strerror}; name a new folder") from None
 
 
+def copy_rest(source: ModelFolder, folder: Path) -> None:
+    """Copy what belongs to a model but its network, its golden outputs and what tells of it."""
+    left = {path.resolve() for path in inspect(source.network).files}
+    for path in source.path.rglob("*"):
+        name = path.relative_to(source.path)
+        if not path.is_file() or path.resolve() in left:
+            continue
+        if path.name in {GOLDEN, MANIFEST} or path.suffix == ".md":
+            continue
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, folder / name)
+    manifest = source.manifest
+    about = f"eight bits, from {manifest.id}"
+    write_manifest(
+        replace(
+            manifest,
+            version=f"{manifest.version}.1",
+            file="model.onnx",
+            description=f"{manifest.description} ({about})" if manifest.description else about,
+        ),
+        folder,
+    )
+
+
 def write_golden(folder: Path, inputs: Sequence[Tensors], outputs: Sequence[Tensors]) -> None:
     """Write golden inputs and what they give, one case each, into a model folder."""
     arrays = {
@@ -41,6 +68,23 @@ def write_golden(folder: Path, inputs: Sequence[Tensors], outputs: Sequence[Tens
         for name in tensors[0]
     }
     np.savez_compressed(folder / GOLDEN, **arrays)  # type: ignore[arg-type]
+
+
+def stand_in(network: Path, source: ModelFolder, place: Path) -> ModelFolder:
+    """Make a folder of another network with the same tensors, read as *source* is.
+
+    Args:
+        network: .onnx.
+        source: whose manifest and labels it takes.
+        place: an empty folder.
+
+    """
+    copy_rest(source, place)
+    for part in inspect(network).files:
+        copy = place / ("model.onnx" if part == network else part.relative_to(network.parent))
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(part, copy)
+    return load(place)
 
 
 def move_to(folder: Path, place: Path) -> None:

@@ -148,6 +148,8 @@ def quiet() -> Iterator[None]:
     import onnxruntime as ort
 
     ort.set_default_logger_severity(4)  # its own, of what is native
+    # NNCF imports PyTorch where that is installed, which warns of a missing GPU.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     root = logging.getLogger()
     before = root.level
     root.setLevel(logging.ERROR)

@@ -26,6 +26,7 @@ def quantize_nncf(
     target: Target,
     *,
     exclude: Collection[str] = (),
+    stepwise: bool = False,
 ) -> None:
     """Write a network in eight bits, in the QDQ format.
 
@@ -35,6 +36,8 @@ def quantize_nncf(
         samples: inputs of the network.
         target: says how eight bits are used.
         exclude: names of operators that stay float.
+        stepwise: correct biases one after the other, each by what the network gives with those
+            before it corrected: longer, and nearer to the float network.
 
     """
     import logging
@@ -52,6 +55,7 @@ def quantize_nncf(
             nncf.Dataset(list(map(dict, samples))),
             preset=nncf.QuantizationPreset.MIXED,
             subset_size=len(samples),
+            fast_bias_correction=not stepwise,
             ignored_scope=scope,
             advanced_parameters=AdvancedQuantizationParameters(overflow_fix=fix),
         )

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from ..core.errors import AgentError, ModelError
-from ..core.frozen import record
 from ..core.types import Kind, Tensors
 from ..inference.compare import relative_distance
-from ..inference.engines.engine import EngineChoice
-from ..models.files.check_onnx import inspect
-from ..models.importing import write_manifest
-from ..models.manifest import GOLDEN, MANIFEST, ModelFolder
 from . import nncf_quantization
-from .judging import EXACT, Jury, Verdict, outputs_of
-from .measure import Cost, costs_of
+from .comparison import Candidate, Comparison, Way
+from .folders import copy_rest
+from .judging import outputs_of
 from .network import HEAVY, FloatNetwork
 from .static_quantization import METHODS, Method, calibrate, quantize_onnx
 from .targets import Target
@@ -42,55 +37,6 @@ MOST_FLOAT = 0.5
 SAME_SPEED = 1.1
 """Networks of which none is slower than the other by more than this count as equally fast."""
 
-Progress = Callable[[str, int, int], None]
-"""Takes what is being done, how much of it is done, and of how much."""
-
-
-@record(kw_only=True)
-class Way:
-    """One way to quantise."""
-
-    tool: str
-    method: Method | None = None
-    around: bool = True
-    """Whether what lies between the heavy operators is quantised too."""
-    float_nodes: tuple[str, ...] = ()
-    """Heavy operators that stay float."""
-
-    def __str__(self) -> str:
-        words = [self.tool]
-        if self.method is not None:
-            words.append(self.method)
-        if not self.around:
-            words.append("heavy operators only")
-        if self.float_nodes:
-            words.append(f"{len(self.float_nodes)} left float")
-        return ", ".join(words)
-
-
-@record(quick=True, eq=False)
-class Candidate:
-    """A network that came out of one way."""
-
-    way: Way
-    folder: Path
-    verdicts: dict[str, Verdict]
-    """By engine."""
-    drop: float
-    """What it loses, on the engine where it loses most."""
-    costs: dict[str, Cost]
-    """By engine, where it was measured."""
-
-    @property
-    def fastest_ms(self) -> float:
-        return min((cost.infer_ms for cost in self.costs.values()), default=float("inf"))
-
-    @property
-    def product_ms(self) -> float:
-        """Over all engines: of two, the lower one has the lower geometric mean."""
-        return prod(cost.infer_ms for cost in self.costs.values())
-
-
 ONNX_RUNTIME, NNCF = "ONNX Runtime", "NNCF"
 
 
@@ -110,58 +56,42 @@ class Search:
 
     def __init__(
         self,
-        folder: ModelFolder,
+        comparison: Comparison,
         network: FloatNetwork,
-        jury: Jury,
         inputs: Sequence[Tensors],
         target: Target,
-        engines: Sequence[EngineChoice],
-        timed: Sequence[EngineChoice],
         max_drop: float,
         place: Path,
-        progress: Progress,
     ) -> None:
         """Have nothing tried yet.
 
         Args:
-            folder: of the float model.
+            comparison: with the float model.
             network: its network, ready.
-            jury: judges what comes out.
             inputs: of the network, to calibrate with.
             target: says how eight bits are used.
-            engines: that the network is judged on.
-            timed: that it is timed on.
             max_drop: what it may lose.
             place: a folder for networks and ranges.
-            progress: is told of each step.
 
         """
-        self._folder = folder
+        self._comparison = comparison
+        self._folder = comparison.folder
         self._network = network
-        self._jury = jury
         self._inputs = inputs
         self._target = target
-        self._engines = engines
-        self._timed = timed
         self._max_drop = max_drop
         self._place = place
-        self._progress = progress
-        self.floats: dict[str, Verdict] = {}
-        """The float network itself, by engine …"""
-        self.float_costs: dict[str, Cost] = {}
-        """… and what it takes."""
+        self._progress = comparison.progress
         self.candidates: list[Candidate] = []
         self.failed: list[str] = []
         """Ways that came to nothing, and why."""
 
     @property
     def kind(self) -> Kind:
-        return self._jury.kind
+        return self._comparison.jury.kind
 
     def run(self) -> Candidate | None:
         """Return the best network that loses no more than it may; None: there is none."""
-        for choice in self._engines:
-            self.floats[label(choice)] = self._jury.judge(self._folder.path, choice)
         for way in self._ways():
             self._try(way)
         if not self.candidates:
@@ -170,17 +100,8 @@ class Search:
         if not good:
             self._restore(min(self.candidates, key=lambda each: each.drop))
             good = self._good()
-        self._time(good or [min(self.candidates, key=lambda each: each.drop)])
+        self._comparison.time(good or [min(self.candidates, key=lambda each: each.drop)])
         return best_of(good)
-
-    def _time(self, candidates: Sequence[Candidate]) -> None:
-        """Time networks beside the float one."""
-        folders = [self._folder.path, *(each.folder for each in candidates)]
-        for number, choice in enumerate(self._timed):
-            self._progress("timing", number, len(self._timed))
-            self.float_costs[label(choice)], *costs = costs_of(folders, choice, self.kind)
-            for each, cost in zip(candidates, costs, strict=True):
-                each.costs[label(choice)] = cost
 
     def _good(self) -> list[Candidate]:
         return [each for each in self.candidates if each.drop <= self._max_drop]
@@ -189,7 +110,7 @@ class Search:
         ways = [Way(tool=ONNX_RUNTIME, method=method) for method in METHODS]
         ways.append(Way(tool=ONNX_RUNTIME, method="minmax", around=False))
         if nncf_quantization.is_installed():
-            ways.append(Way(tool=NNCF))
+            ways += [Way(tool=NNCF), Way(tool=NNCF, stepwise=True)]
         else:
             self.failed.append(f"{NNCF}: is not installed (pip install nncf); not tried")
         return ways
@@ -197,9 +118,9 @@ class Search:
     def _try(self, way: Way) -> Candidate | None:
         """Quantise in one way and judge what comes out."""
         number = len(self.candidates) + len(self.failed)
-        self._progress(f"trying {way}", 0, len(self._jury.samples))
+        self._progress(f"trying {way}", 0, 0)
         try:
-            candidate = self._judge(way, self._made(way, f"candidate-{number}"))
+            candidate = self._comparison.judge(way, self._made(way, f"candidate-{number}"))
         except AgentError as problem:
             self.failed.append(f"{way}: {problem}")
             return None
@@ -211,13 +132,6 @@ class Search:
         self.candidates.append(candidate)
         return candidate
 
-    def _judge(self, way: Way, folder: Path) -> Candidate:
-        verdicts = {}
-        for choice in self._engines:
-            verdicts[label(choice)] = self._jury.judge(folder, choice)
-        drop = max(lost(self.floats[name], each) for name, each in verdicts.items())
-        return Candidate(way, folder, verdicts, drop, {})
-
     def _made(self, way: Way, name: str) -> Path:
         folder = self._place / name
         shutil.rmtree(folder, ignore_errors=True)
@@ -227,8 +141,14 @@ class Search:
         behind = (name for node in way.float_nodes for name in followers[node])
         exclude = (*self._network.tail, *way.float_nodes, *behind)
         if way.method is None:
-            quantize = nncf_quantization.quantize_nncf
-            quantize(self._network.path, out, self._inputs, self._target, exclude=exclude)
+            nncf_quantization.quantize_nncf(
+                self._network.path,
+                out,
+                self._inputs,
+                self._target,
+                exclude=exclude,
+                stepwise=way.stepwise,
+            )
         else:
             quantize_onnx(
                 self._network.path,
@@ -289,7 +209,9 @@ class Search:
         copy_rest(self._folder, float_folder)
         wanted = outputs_of(float_folder, self.kind, inputs)
         # One way for all, as NNCF would take a calibration for each.
-        probe = replace(way, tool=ONNX_RUNTIME, method=way.method or "minmax", around=False)
+        probe = replace(
+            way, tool=ONNX_RUNTIME, method=way.method or "minmax", around=False, stepwise=False
+        )
         errors = []
         for number, group in enumerate(groups):
             self._progress("measuring sensitivity", number, len(groups))
@@ -313,39 +235,3 @@ class Search:
 
 def _with_float(way: Way, groups: Sequence[tuple[str, ...]]) -> Way:
     return replace(way, float_nodes=tuple(name for group in groups for name in group))
-
-
-def lost(before: Verdict, after: Verdict) -> float:
-    """Return what is lost: of the metric where the truth is known, else of the agreement."""
-    if before.metric is not None and after.metric is not None:
-        return before.metric - after.metric
-    return 1 - after.agreement
-
-
-def label(choice: EngineChoice) -> str:
-    """Name an engine in the report; the exact computation is none of a box's."""
-    return "exact" if choice == EXACT else f"{choice.engine}:{choice.device}"
-
-
-def copy_rest(source: ModelFolder, folder: Path) -> None:
-    """Copy what belongs to a model but its network, its golden outputs and what tells of it."""
-    left = {path.resolve() for path in inspect(source.network).files}
-    for path in source.path.rglob("*"):
-        name = path.relative_to(source.path)
-        if not path.is_file() or path.resolve() in left:
-            continue
-        if path.name in {GOLDEN, MANIFEST} or path.suffix == ".md":
-            continue
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, folder / name)
-    manifest = source.manifest
-    about = f"eight bits, from {manifest.id}"
-    write_manifest(
-        replace(
-            manifest,
-            version=f"{manifest.version}.1",
-            file="model.onnx",
-            description=f"{manifest.description} ({about})" if manifest.description else about,
-        ),
-        folder,
-    )

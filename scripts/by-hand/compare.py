@@ -17,9 +17,9 @@ from edge_agent.core.types import Sample, Tensors
 from edge_agent.models.importing import import_model
 from edge_agent.models.manifest import ModelFolder, load
 from edge_agent.sources.spec import parse_source
+from edge_agent.tools.folders import copy_rest
 from edge_agent.tools.judging import EXACT, Jury, network_inputs
 from edge_agent.tools.measure import costs_of
-from edge_agent.tools.search import copy_rest
 
 
 def read(pictures: Path, folder: ModelFolder) -> list[Sample]:
@@ -101,10 +101,12 @@ def compare(pictures: Path, model: Path, work: Path) -> None:
             costs = costs_of([made[name] for name in able], choice, "picture")
             taken = dict(zip(able, costs, strict=True))
             for name in made:
-                rows[name].append(f"{taken[name].infer_ms:.2f}" if name in taken else "")
+                cost = taken.get(name)
+                share = "" if cost is None else f"{cost.infer_ms / taken['float'].infer_ms:.2f}"
+                rows[name].append(share)
         names = [choice.engine for choice in engines]
         print("| model | way |", *(f"{name} |" for name in (*names, "exact")), end=" ")
-        print(*(f"{name}, ms |" for name in names))
+        print(*(f"time on {name}, to float's |" for name in names))
         for name, cells in rows.items():
             print(f"| {folder.manifest.name} | {name} | {' | '.join(cells)} |", flush=True)
 

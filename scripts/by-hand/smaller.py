@@ -34,7 +34,7 @@ from edge_agent.inference.compare import probe_inputs, race, relative_distance
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import load_model
 from edge_agent.models.manifest import load
-from edge_agent.tools.search import copy_rest
+from edge_agent.tools.folders import copy_rest
 
 ROUNDS = 12
 TIMES = 3

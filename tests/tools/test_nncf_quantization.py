@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from numpy.typing import NDArray
 
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import ENGINES, open_engine
-from edge_agent.tools.nncf_quantization import make_unsigned
+from edge_agent.tools.nncf_quantization import is_installed, make_unsigned, quantize_nncf
+from edge_agent.tools.targets import TARGETS
 from tests.helpers.tiny_networks import node, save_onnx
 
 PICTURE = (1, 3, 8, 8)
@@ -78,3 +80,47 @@ def test_unsigned_activations_are_the_same_network(tmp_path: Path, engine: str) 
         opened.close()
     np.testing.assert_array_equal(results[1], results[0])
     np.testing.assert_allclose(results[2], results[0], atol=0.05)
+
+
+@pytest.mark.skipif(not is_installed(), reason="NNCF is not installed")
+def test_biases_corrected_stepwise_bring_the_network_nearer(tmp_path: Path) -> None:
+    """What eight bits shift in one layer is made up for in the next: the mean error is smaller."""
+    rng = np.random.default_rng(5)
+    depth, layers = 8, 6
+    weights = {"w0": rng.normal(size=(depth, 3, 3, 3)).astype(np.float32)}
+    weights |= {
+        f"w{n}": (rng.standard_t(2, (depth, depth, 3, 3)) / depth).astype(np.float32)
+        for n in range(1, layers)
+    }
+    weights |= {f"b{n}": rng.normal(size=depth).astype(np.float32) for n in range(layers)}
+    nodes = [
+        step
+        for n in range(layers)
+        for step in (
+            node("Conv", [f"x{n}", f"w{n}", f"b{n}"], [f"c{n}"], name=f"c{n}", pads=[1, 1, 1, 1]),
+            node("Relu", [f"c{n}"], [f"x{n + 1}"], name=f"r{n}"),
+        )
+    ]
+    network = save_onnx(
+        tmp_path / "float.onnx",
+        nodes,
+        [("x0", "float32", PICTURE)],
+        [(f"x{layers}", "float32", (1, depth, 8, 8))],
+        weights,
+    )
+    samples = [{"x0": rng.random(PICTURE, np.float32)} for _ in range(40)]
+
+    def results(path: Path) -> NDArray[np.float32]:
+        exact = EngineChoice("onnxruntime", options={"graph_optimization_level": "none"})
+        opened = open_engine(exact, path, lambda _: {})
+        found = [opened.infer(each)[f"x{layers}"].copy() for each in samples]
+        opened.close()
+        return np.concatenate(found)
+
+    errors = []
+    for stepwise in (False, True):
+        out = tmp_path / f"{stepwise}.onnx"
+        quantize_nncf(network, out, samples, TARGETS["x86-vnni"], stepwise=stepwise)
+        shift = (results(out) - results(network)).mean(axis=(0, 2, 3))
+        errors.append(float(np.abs(shift).mean()))
+    assert errors[1] < errors[0]

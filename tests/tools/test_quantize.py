@@ -19,7 +19,7 @@ from edge_agent.inference.golden import check_golden
 from edge_agent.inference.model import load_model
 from edge_agent.models.files.check_onnx import inspect
 from edge_agent.models.manifest import load
-from tests.helpers.support import CHECKOUT, PATIENCE, call_cli
+from tests.helpers.support import CHECKOUT, PATIENCE, Called, call_cli
 from tests.helpers.tiny_networks import to_ir
 from tests.tools.color_model import color_model, color_pictures
 
@@ -115,6 +115,88 @@ def test_labels_are_judged_by(tmp_path: Path, pictures: Path) -> None:
     assert usual is not None
     assert usual.results == report["calibrated_on"]  # not of what it was judged on
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_several_sources(tmp_path: Path, pictures: Path) -> None:
+    """Samples of all sources are calibrated with; of each, as of one alone."""
+    model = color_model(tmp_path / "color")
+    more = color_pictures(tmp_path / "more", 9)
+    said = call_cli(
+        *("quantize", str(model), "--calibration", str(pictures), "--calibration", str(more)),
+        *("-o", str(tmp_path / "out"), "--json"),
+    )
+    assert said.code == 0, said.err
+    assert json.loads(said.out)["calibrated_on"] == 21
+
+
+def judged(model: Path, other: Path, *how: str) -> Called:
+    """Judge a model beside the float one."""
+    return call_cli("quantize", str(model), "--judge", str(other), *how)
+
+
+def test_a_model_that_is_there_is_judged(tmp_path: Path, pictures: Path) -> None:
+    """A bare network is read as the float one is; a bad one ends with 1 and a line that says so."""
+    model = color_model(tmp_path / "color")
+    on = ("--calibration", str(pictures))
+    bad = color_model(tmp_path / "other")
+    break_weights(bad / "model.onnx")
+    said = judged(model, bad / "model.onnx", *on, "--json", "--picture", str(tmp_path / "r.png"))
+    assert said.code == 1
+    report = json.loads(said.out)
+    assert not report["passed"]
+    assert report["judged_on"] == 12
+    assert report["calibrated_on"] == 0
+    assert report["tried"] == []
+    for engine in report["engines"].values():
+        assert engine["float"]["agreement"] == 1.0
+        assert engine["int8"]["agreement"] == pytest.approx(1 / 3, abs=0.001)
+    line = said.err.splitlines()[-1]
+    assert f"{bad / 'model.onnx'} is bad: 66.7% is lost where 2.0% may be" in line
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    said = judged(model, bad, *on, "--max-drop", "0.7")
+    assert said.code == 0
+    assert "is good: 66.7% is lost where 70.0% may be" in said.err
+    assert "judged   on 12 samples\n" in said.out
+    truth = color_pictures(tmp_path / "truth", apart=True)
+    said = judged(model, bad, "--eval", str(truth), "--json")
+    assert said.code == 1
+    assert json.loads(said.out)["metric"] == "top-1"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["color", "other", "r.png", "truth"]
+
+
+def break_weights(network: Path) -> None:
+    """Have a network of colors find the first in every picture."""
+    import onnx
+    from onnx import numpy_helper
+
+    model = onnx.load(network)
+    (scores,) = (each for each in model.graph.initializer if each.name == "scores")
+    wrong = numpy_helper.to_array(scores).copy()
+    wrong[:, 0] += 100
+    scores.CopyFrom(numpy_helper.from_array(wrong, "scores"))
+    onnx.save(model, network)
+
+
+def test_what_cannot_be_judged(tmp_path: Path, pictures: Path) -> None:
+    """Wrong options, and a model of another kind, are one line each."""
+    model, on = color_model(tmp_path / "color"), ("--calibration", str(pictures))
+    out = str(tmp_path / "out")
+    for how, code, words in (
+        ((*on, "-o", out), 2, "-o: with --judge nothing is made"),
+        ((), 2, "required: --calibration or --eval"),
+        ((*on, "--eval", str(pictures)), 2, "of --calibration or of --eval, not of both"),
+    ):
+        said = judged(model, model, *how)
+        assert (said.code, words in said.error) == (code, True), said.err
+    said = judged(model, CHECKOUT / "models" / "parts-inspection", *on)
+    assert said.code == 1
+    assert "its task is detection of a picture, that of color@3 classification" in said.error
+    said = judged(CHECKOUT / "models" / "parts-inspection", model, *on)
+    assert "is quantized already; give the float model" in said.error
+    for given, words in ((on, "required: -o"), (("-o", out), "required: --calibration")):
+        said = call_cli("quantize", str(model), *given)
+        assert (said.code, words in said.error) == (2, True), said.err
 
 
 def refused(model: Path, calibration: Path | str, out: Path, *more: str) -> str:

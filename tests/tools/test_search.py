@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edge_agent.tools.comparison import Candidate, Way
 from edge_agent.tools.measure import Cost
-from edge_agent.tools.search import Candidate, Way, best_of
+from edge_agent.tools.search import best_of
 
 
 def candidate(tool: str, drop: float, *ms: float) -> Candidate:

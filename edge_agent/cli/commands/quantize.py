@@ -7,14 +7,17 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...core.errors import AgentError, SourceError, UsageError
+from ...core.scratch import scratch_folder
 from ...core.text import counted, printable
 from ...core.types import Sample
+from ...models.files.check_onnx import inspect
 from ...models.importing import import_model
 from ...models.manifest import ModelFolder
 from ...sources.spec import SourceSpec, guess_source, parse_source
@@ -24,7 +27,10 @@ from ..progress import Progress, say
 from ..samples import Samples
 
 if TYPE_CHECKING:
+    from ...tools.metrics import Truth
     from ...tools.quantize import Report
+
+    Labelled = tuple[Sequence[Sample], Sequence[Truth]]
 
 MOST_PICTURES = 160
 MOST_WINDOWS = 1000
@@ -36,6 +42,7 @@ MAX_DROP = 0.02
 EXAMPLES = (
     "edge-agent quantize face/ --calibration pictures/ -o face-int8",
     "edge-agent quantize face/ --calibration clip.mp4 -o int8/ --picture face.png",
+    "edge-agent quantize face/ --judge face-int8/ --calibration other-day.mp4",
 )
 
 
@@ -44,12 +51,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="float model: a folder, .tar or .onnx")
     parser.add_argument(
         "--calibration",
-        required=True,
+        action="append",
+        default=[],
         metavar="SOURCE",
         help="what the model will see: a folder of pictures or recordings, a clip, a recording, a "
-        "camera (for a minute)",
+        "camera (for a minute); once for each source",
     )
-    parser.add_argument("-o", dest="output", required=True, metavar="DIR", help="a new folder")
+    parser.add_argument("-o", dest="output", metavar="DIR", help="a new folder")
+    parser.add_argument(
+        "--judge",
+        metavar="INT8",
+        help="make nothing, but judge this eight-bit model beside MODEL; --calibration (or --eval) "
+        "says on what",
+    )
     parser.add_argument(
         "--eval",
         metavar="DIR",
@@ -73,53 +87,51 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Quantise; 1 where more is lost than may be."""
+    """Quantise, or judge; 1 where more is lost than may be."""
+    needed = {"--calibration": options.calibration, "-o": options.output}
+    if options.judge is not None:
+        if options.output is not None:
+            raise UsageError("-o: with --judge nothing is made; leave it out")
+        if options.calibration and options.eval:
+            raise UsageError("--judge: on the samples of --calibration or of --eval, not of both")
+        needed = {"--calibration or --eval": options.calibration or options.eval}
+    missing = [name for name, given in needed.items() if not given]
+    if missing:
+        raise UsageError(f"the following arguments are required: {', '.join(missing)}")
+    picture = _picture(options.picture)
+    progress = Progress()
+    try:
+        return (_make if options.judge is None else _judge)(options, picture, progress)
+    finally:
+        progress.close()
+
+
+def _make(options: Options, picture: Path | None, progress: Progress) -> int:
     from ...device.hardware import read_facts
     from ...tools.folders import new_folder
-    from ...tools.network import check_float
-    from ...tools.output import as_json, publish
+    from ...tools.output import publish
     from ...tools.quantize import quantize
     from ...tools.targets import own_target, target_of
 
     facts = read_facts()
     target, own = target_of(options.target, facts), own_target(facts)
-    picture = _picture(options.picture)
     out = Path(options.output)
-    with import_model(Path(options.model)) as imported, new_folder(out) as place:
-        for assumption in imported.assumptions:
-            say(f"assumed  {assumption}")
-        folder = imported.folder
-        # Before the samples are read, which may take long.
-        check_float(folder.network)
-        progress = Progress()
+    with _floating(options.model) as folder, new_folder(out) as place:
         samples = _calibration(options.calibration, folder, progress)
-        evaluation = None
-        if options.eval is not None:
-            evaluation = _labelled(Path(options.eval), folder)
-        try:
-            report = quantize(
-                folder,
-                folder.manifest.input.kind,
-                samples,
-                evaluation,
-                engines=engines_for(folder.network),
-                target=target,
-                own=own,
-                max_drop=options.max_drop,
-                place=place,
-                progress=progress,
-            )
-        finally:
-            progress.close()
-        if options.json:
-            print(json.dumps(as_json(report)))
-        else:
-            _print(report)
-        if picture is not None:
-            from ...tools.picture import draw
-
-            draw(report, picture)
-            say(f"{picture}: written")
+        report = quantize(
+            folder,
+            folder.manifest.input.kind,
+            samples,
+            _labelled(options.eval, folder),
+            engines=engines_for(folder.network),
+            target=target,
+            own=own,
+            max_drop=options.max_drop,
+            place=place,
+            progress=progress,
+        )
+        progress.close()
+        _show(report, options, picture)
         if not report.passed:
             raise AgentError(
                 f"{report.drop:.1%} is lost where {report.max_drop:.1%} may be (--max-drop), also "
@@ -129,6 +141,90 @@ def main(options: Options) -> int:
         publish(report, folder.manifest.input.kind, out)
     say(f"{out}: written; edge-agent push {out} --device ID sends it")
     return 0
+
+
+def _judge(options: Options, picture: Path | None, progress: Progress) -> int:
+    from ...device.hardware import read_facts
+    from ...tools.quantize import check_comparable, judge
+    from ...tools.targets import own_target, target_of
+
+    facts = read_facts()
+    name = options.judge
+    with _floating(options.model) as folder, _judged(Path(name), folder) as other:
+        check_comparable(folder, other, name)
+        labelled = _labelled(options.eval, folder)
+        samples, truths = labelled or (_calibration(options.calibration, folder, progress), None)
+        report = judge(
+            folder,
+            other,
+            name,
+            folder.manifest.input.kind,
+            samples,
+            truths,
+            engines=engines_for(other.network),
+            target=target_of(options.target, facts),
+            own=own_target(facts),
+            max_drop=options.max_drop,
+            progress=progress,
+        )
+        progress.close()
+        _show(report, options, picture)
+        verdict = (
+            f"{report.drop:.1%} is lost where {report.max_drop:.1%} may be (--max-drop), on "
+            f"{counted(report.judged_on, 'sample')}"
+        )
+        if not report.passed:
+            raise AgentError(f"{name} is bad: {verdict}")
+    say(f"{name} is good: {verdict}")
+    return 0
+
+
+@contextmanager
+def _imported(name: str) -> Iterator[ModelFolder]:
+    with import_model(Path(name)) as imported:
+        for assumption in imported.assumptions:
+            say(f"assumed  {assumption}")
+        yield imported.folder
+
+
+@contextmanager
+def _floating(name: str) -> Iterator[ModelFolder]:
+    """Import the float model, checked before the samples are read, which may take long."""
+    from ...tools.network import check_float
+
+    with _imported(name) as folder:
+        check_float(folder.network)
+        yield folder
+
+
+@contextmanager
+def _judged(path: Path, folder: ModelFolder) -> Iterator[ModelFolder]:
+    """Import the model to judge; a bare .onnx with the float one's tensors by its manifest."""
+    from ...tools.folders import stand_in
+
+    if path.suffix == ".onnx" and path.is_file():
+        facts, given = inspect(path), inspect(folder.network)
+        if (facts.inputs, facts.outputs) == (given.inputs, given.outputs):
+            with scratch_folder("judge") as place:
+                yield stand_in(path, folder, place)
+            return
+    with _imported(str(path)) as other:
+        yield other
+
+
+def _show(report: Report, options: Options, picture: Path | None) -> None:
+    """Print the report, and draw it."""
+    if options.json:
+        from ...tools.output import as_json
+
+        print(json.dumps(as_json(report)))
+    else:
+        _print(report)
+    if picture is not None:
+        from ...tools.picture import draw
+
+        draw(report, picture)
+        say(f"{picture}: written")
 
 
 def _picture(name: str | None) -> Path | None:
@@ -151,10 +247,14 @@ def _picture(name: str | None) -> Path | None:
     return picture
 
 
-def _calibration(text: str, folder: ModelFolder, progress: Progress) -> list[Sample]:
-    """Read samples of a source, evenly over its length, as many as are of use."""
-    if not text.strip():
+def _calibration(texts: Sequence[str], folder: ModelFolder, progress: Progress) -> list[Sample]:
+    """Read samples of sources, of each evenly over its length, as many as are of use."""
+    if not all(text.strip() for text in texts):
         raise UsageError("--calibration: is empty; name a folder, a clip, a recording or a camera")
+    return [sample for text in texts for sample in _samples(text, folder, progress)]
+
+
+def _samples(text: str, folder: ModelFolder, progress: Progress) -> list[Sample]:
     most = MOST_WINDOWS if folder.manifest.input.kind == "signal" else MOST_PICTURES
     plain = Path(text)
     kept: list[Sample] = []
@@ -169,7 +269,9 @@ def _calibration(text: str, folder: ModelFolder, progress: Progress) -> list[Sam
     return kept[:: -(-len(kept) // most)] if kept else kept
 
 
-def _labelled(place: Path, folder: ModelFolder) -> Any:
+def _labelled(name: str | None, folder: ModelFolder) -> Labelled | None:
+    if name is None:
+        return None
     from ...tools.judging import metric_of
     from ...tools.labelled import labelled
 
@@ -177,7 +279,7 @@ def _labelled(place: Path, folder: ModelFolder) -> Any:
     if metric is None:
         task = folder.manifest.task
         raise UsageError(f"--eval: what task {task} finds has no labels to be compared with")
-    return labelled(place, metric, folder.labels, lambda path: _files(path, folder))
+    return labelled(Path(name), metric, folder.labels, lambda path: _files(path, folder))
 
 
 def _files(place: Path, folder: ModelFolder) -> Iterable[Sample]:
@@ -240,7 +342,8 @@ def _print(report: Report) -> None:
         fastest = f"{each.fastest_ms:.2f}" if each.costs else ""
         mark = " ← chosen" if each is report.chosen and report.passed else ""
         tried.add_row(f"{each.way}{mark}", f"{each.drop:.1%}", fastest)
-    console.print(tried)
+    if report.candidates:
+        console.print(tried)
     metric = [] if report.metric is None else [report.metric]
     table = Table("engine", "network", "agreement", *metric, "ms", "memory, MB")
     for row, network in rows(report):
@@ -258,10 +361,10 @@ def _print(report: Report) -> None:
         f"{report.quantized_bytes / 1e6:.2f} MB now"
     )
     same = report.metric is None and not report.held_out
-    calibrated = "the same that it was calibrated on, as there are few"
-    if not same:
-        calibrated = f"calibrated on {counted(report.calibrated_on, 'sample')}"
-    print(f"judged   on {counted(report.judged_on, 'sample')}, {calibrated}")
+    calibrated = ", the same that it was calibrated on, as there are few" if same else ""
+    if not same and report.calibrated_on:
+        calibrated = f", calibrated on {counted(report.calibrated_on, 'sample')}"
+    print(f"judged   on {counted(report.judged_on, 'sample')}{calibrated}")
     for note in report.notes:
         print(printable(f"note     {note}"))
     for sample, _, _, agrees in report.worst:
