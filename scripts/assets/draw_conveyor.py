@@ -183,14 +183,15 @@ def draw_part(rng: Rng, light: float, label: int) -> Sprite:
         height -= soft * bevel * 0.4
     elif LABELS[label] == "dent":
         radius = rng.uniform(0.15, 0.24) * scale
-        room = np.argwhere(depth > min(radius * 0.6, depth.max() * 0.8))
+        # On the face, as wide as the part has one: cut by a rim or a hole it is taken for a chip.
+        room = np.argwhere(depth > min(radius, depth.max() * 0.85))
         cy, cx = room[int(rng.integers(len(room)))]
         ys, xs = np.ogrid[:side, :side]
         squash = rng.uniform(0.75, 1.3)
         away = ((xs - cx) / squash) ** 2 + ((ys - cy) * squash) ** 2
         bowl = np.exp(-away / (2 * (radius * 0.5) ** 2)).astype(np.float32)
-        height -= bowl * radius * rng.uniform(0.65, 1.0)
-        dark *= 1 - rng.uniform(0.05, 0.3) * bowl
+        height -= bowl * radius * rng.uniform(0.8, 1.1)
+        dark *= 1 - rng.uniform(0.12, 0.3) * bowl
         defect = ((away < radius**2) & (mask > 127)).astype(np.uint8) * 255
 
     height = cv2.GaussianBlur(height, (0, 0), 1.5)
