@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..core.containment import contained
 from ..core.errors import AgentError, ModelError
 from ..core.types import Kind, Tensors
 from ..inference.compare import relative_distance
@@ -120,14 +121,11 @@ class Search:
         number = len(self.candidates) + len(self.failed)
         self._progress(f"trying {way}", 0, 0)
         try:
-            candidate = self._comparison.judge(way, self._made(way, f"candidate-{number}"))
+            # The quantisers raise whatever their code meets in a graph that it does not know.
+            with contained(way.tool):
+                candidate = self._comparison.judge(way, self._made(way, f"candidate-{number}"))
         except AgentError as problem:
             self.failed.append(f"{way}: {problem}")
-            return None
-        except (ValueError, RuntimeError, KeyError, TypeError, AttributeError) as problem:
-            # The quantisers raise whatever their code meets in a graph that it does not know.
-            first = (str(problem).strip().splitlines() or [""])[0]
-            self.failed.append(f"{way}: {type(problem).__name__}: {first[:200]}")
             return None
         self.candidates.append(candidate)
         return candidate

@@ -118,6 +118,29 @@ def test_labels_are_judged_by(tmp_path: Path, pictures: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_quantiser_that_fails_is_told_and_the_others_go_on(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it raises: ONNX Runtime's errors, which NNCF passes on, have no class of Python."""
+    package = tmp_path / "packages" / "nncf"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "class Fail(Exception): pass\nraise Fail('Duplicate definition-site for (695).')\n"
+    )
+    monkeypatch.syspath_prepend(package.parent)
+    model = color_model(tmp_path / "color")
+    said = call_cli(
+        *("quantize", str(model), "--calibration", str(pictures), "-o", str(tmp_path / "out")),
+        "--json",
+    )
+    assert said.code == 0, said.err
+    report = json.loads(said.out)
+    told = [note for note in report["notes"] if "Fail: Duplicate definition-site" in note]
+    assert len(told) == 2, report["notes"]
+    assert all(each["way"].startswith("ONNX Runtime") for each in report["tried"])
+
+
+@pytest.mark.slow
 def test_several_sources(tmp_path: Path, pictures: Path) -> None:
     """Samples of all sources are calibrated with; of each, as of one alone."""
     model = color_model(tmp_path / "color")
