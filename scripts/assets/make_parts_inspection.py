@@ -547,7 +547,8 @@ Calibration: {calibration}. The threshold ({threshold}) is the one with the best
 validation pictures. Figures below: {test} test pictures. The four sets share neither parts nor
 belts. {share}
 Lamps, blur and noise in them are harsher than in most plants; the defects are large (a chip takes
-at least a fortieth of a round part, a dent lies on the face and not on a rim). A part of which less than 60 % can be seen counts neither
+at least a fortieth of a round part, a dent lies on the face and not on a rim). A part of which
+less than 60 % can be seen counts neither
 way; a defect counts when 60 % of it can be seen.
 
 ## Figures
