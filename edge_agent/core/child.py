@@ -232,10 +232,18 @@ def answer_question(work: Callable[[Any], Any], *, background: bool = False) -> 
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the thread that started it ends."""
+    """Ask the kernel to kill this process when the thread that started it ends.
+
+    Where it has ended already, nobody reads our stdout any more, and we end here.
+    """
     import ctypes
+    import select
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    pipe = select.poll()
+    pipe.register(1, 0)
+    if any(event & select.POLLERR for _, event in pipe.poll(0)):
+        os._exit(1)
 
 
 def run_in_background() -> None:

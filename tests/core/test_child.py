@@ -160,9 +160,10 @@ def test_it_shares_the_session_and_has_a_group_of_its_own(module: str) -> None:
     assert group == own
 
 
+@pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("module", ["time.sleep(600)"], indirect=True)
-def test_it_does_not_outlive_who_asks(module: str) -> None:
-    """A parent that is killed takes its child with it."""
+def test_it_does_not_outlive_who_asks(module: str, *, asked: bool) -> None:
+    """A parent that is killed takes its child with it, also one that has only just been started."""
     program = (
         f"from edge_agent.core.child import Child; c = Child({module!r}, None, 'x');"
         "print(c._process.pid, flush=True); c.answer()"
@@ -170,8 +171,13 @@ def test_it_does_not_outlive_who_asks(module: str) -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
-        time.sleep(1.0)  # until it has asked the kernel
+        if asked:
+            time.sleep(1.0)  # until it has asked the kernel
+        else:
+            child.suspend()
         parent.kill()
+    if not asked:
+        child.resume()
     child.wait(10)
 
 
