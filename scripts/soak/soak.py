@@ -68,6 +68,10 @@ class Ears(Listener):
         return self.latest.get(topic)
 
 
+CHILD_SECONDS = 30.0
+"""How long a reading waits for the agent's children to end."""
+
+
 @dataclass
 class Body:
     """What an agent takes, read from outside, and what is wrong with it."""
@@ -93,6 +97,12 @@ class Body:
             RuntimeError: it is dead.
 
         """
+        # A child that prepares a form has a thread and pipes of the agent's while it works.
+        idle = time.monotonic() + CHILD_SECONDS
+        while self._process.is_running() and self._process.children():
+            if time.monotonic() > idle:
+                break
+            time.sleep(0.05)
         if self.agent.process.poll() is not None:
             raise RuntimeError(f"the agent ended with {self.agent.process.returncode}")
         with self._process.oneshot():
