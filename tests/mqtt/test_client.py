@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,17 @@ def relayed(broker: Mosquitto) -> Iterator[RelayedClient]:
     relayed.close()
     relayed.relay.shut()
     relayed.relay.cut()
+
+
+@contextmanager
+def frozen(broker: Mosquitto) -> Iterator[None]:
+    """Stop a broker, which keeps its connections, for as long as the context lasts."""
+    assert broker.process is not None
+    broker.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        broker.process.send_signal(signal.SIGCONT)
 
 
 def test_what_is_lossless_is_confirmed_without_acknowledgements(
@@ -66,15 +78,11 @@ def test_a_lossless_pipeline_waits_for_a_broker_that_is_frozen(
 
     relayed.start()
     relayed.up()
-    assert broker.process is not None
-    broker.process.send_signal(signal.SIGSTOP)
-    try:
+    with frozen(broker):
         pumping = threading.Thread(target=pump, daemon=True)
         pumping.start()
         assert held_up.wait(PATIENCE)
         assert channel.published == CREDIT
-    finally:
-        broker.process.send_signal(signal.SIGCONT)
     pumping.join(PATIENCE)
     assert wait_arrived(listener, "p", total) == list(range(total))
 
@@ -196,9 +204,7 @@ def test_a_broker_that_is_frozen_does_not_fill_memory(
     relayed.up()
     total = OUTSTANDING * 5
     payload = json.dumps({"n": 0, "filler": "x" * 20_000}).encode()
-    assert broker.process is not None
-    broker.process.send_signal(signal.SIGSTOP)
-    try:
+    with frozen(broker):
         for _ in range(total):
             relayed.client.publish_message(Message(live, "edge/box/result/live", lambda _: payload))
         relayed.send(sure, *range(50))
@@ -208,8 +214,6 @@ def test_a_broker_that_is_frozen_does_not_fill_memory(
         # What the kernel took is no longer outstanding; it takes a few MB at most.
         assert live.published < OUTSTANDING * 2
         assert counters.connected
-    finally:
-        broker.process.send_signal(signal.SIGCONT)
     assert wait_arrived(listener, "sure", 50) == list(range(50))
     relayed.send(live, 1)
     wait_until(lambda: len(arrived(listener, "live")) == live.published, "all that was published")
@@ -226,14 +230,10 @@ def test_a_frozen_broker_leaves_what_is_sure_in_the_spool(
     relayed.start()
     relayed.up()
     total = OUTSTANDING + 300
-    assert broker.process is not None
-    broker.process.send_signal(signal.SIGSTOP)
-    try:
+    with frozen(broker):
         relayed.send(sure, *range(total))
         assert OUTSTANDING - 10 <= sure.published <= OUTSTANDING
         assert relayed.client.counters().waiting == total - sure.published
-    finally:
-        broker.process.send_signal(signal.SIGCONT)
     assert wait_arrived(listener, "sure", total) == list(range(total))
     assert sure.lost == 0
     assert not any("replayed" in result for result in arrived(listener, "sure"))
@@ -248,12 +248,8 @@ def test_new_results_do_not_overtake_those_that_a_frozen_broker_held_up(
     relayed.start()
     relayed.up()
     total = OUTSTANDING + 300
-    assert broker.process is not None
-    broker.process.send_signal(signal.SIGSTOP)
-    try:
+    with frozen(broker):
         relayed.send(sure, *range(total))
-    finally:
-        broker.process.send_signal(signal.SIGCONT)
     wait_until(lambda: sure.published > OUTSTANDING, "room for one that waits")
     relayed.send(sure, total)
     assert wait_arrived(listener, "sure", total + 1) == list(range(total + 1))

@@ -90,10 +90,7 @@ class EngineCheck:
             _dismiss(model)
             return None
         if model.folder.golden.is_file():
-            agreement = compare_golden(model)
-            passed = agreement is None or agreement.passed
-            why = None if agreement is None or passed else f"golden: {agreement.why}"
-            self._conclude(doubts, serving, model, why)
+            self._conclude(doubts, serving, model, _why_not_golden(model))
             return None
         if model.witness is not None:
             return self._hear(doubts, serving, model, model.witness)
@@ -177,11 +174,8 @@ class EngineCheck:
                 return None
             if not self._loader.unheard_alone(folder, model.choice):
                 return model
-            if folder.golden.is_file():
-                agreement = compare_golden(model)
-                why = None if agreement is None or agreement.passed else f"golden: {agreement.why}"
-            else:
-                why = why_unlike(said, model)
+            golden = folder.golden.is_file()
+            why = _why_not_golden(model) if golden else why_unlike(said, model)
             if why is None:
                 doubts.clear(folder.path, model.choice)
                 self._found()
@@ -253,6 +247,12 @@ class EngineCheck:
         for old in self._active.unload(lambda _serving, one: one is model):
             self._active.retire(old)
         self._active.load(serving)
+
+
+def _why_not_golden(model: Model) -> str | None:
+    """Return how a model differs from its golden outputs; None: it does not."""
+    agreement = compare_golden(model)
+    return None if agreement is None or agreement.passed else f"golden: {agreement.why}"
 
 
 def _dismiss(model: Model) -> None:
