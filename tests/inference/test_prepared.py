@@ -430,6 +430,39 @@ def test_making_it_can_be_stopped(tmp_path: Path) -> None:
     assert list(store.staging.iterdir()) == []
 
 
+def test_making_it_again_after_it_was_cut_off_does_not_yield(tmp_path: Path) -> None:
+    """On a busy box that is restarted again and again there would never be a form."""
+    model, store = chain(tmp_path / "chain"), Store(tmp_path / "state")
+    asked: list[int] = []
+
+    def made(*, stops: bool = False) -> int:
+        """Make it, and say how often it was asked whether to pause."""
+        asked.clear()
+
+        def yields() -> bool:
+            asked.append(1)
+            return False
+
+        prepare(
+            store,
+            load(model),
+            CPU,
+            "signal",
+            stopped=lambda: "the box goes down" if stops and asked else None,
+            yields=yields,
+        )
+        return len(asked)
+
+    with pytest.raises(StoppedError):
+        made(stops=True)
+    assert asked
+    assert made() == 0
+    assert made() > 0
+    with pytest.raises(ArtifactError):
+        prepare(store, load(model), CPU, "signal", timeout_s=0.0)
+    assert made() > 0
+
+
 def test_no_form_without_room(made: Made, tmp_path: Path) -> None:
     """Where the quota leaves no room for a form, none is made, and it is said."""
     with pytest.raises(ArtifactError, match=r"does not fit.*quota_mb"):

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ....core.errors import AgentError
 from ....core.files import copy_owner, disk_errors, sync_folder, sync_tree
+from ....core.state_file import StateFile
 from ....device.resources import crowded, usable_cpus
 from ....models.manifest import ModelFolder
 from ....models.store.store import Store
@@ -24,6 +26,14 @@ from ...engines.registry import installed
 from ..artifact import FOLDER, FORMAT, Artifact, ArtifactError, processor, read
 from ..digests import digests
 from .collect import need_room
+
+UNFINISHED = "unfinished.json"
+"""In the folder of all artifacts: the key of the one whose making has begun and not ended."""
+
+
+def never() -> bool:
+    """Say that others do not need the processor more."""
+    return False
 
 
 class StoppedError(ArtifactError):
@@ -83,8 +93,12 @@ def prepare(
     quota: int = 0,
     timeout_s: float = 600.0,
     stopped: Callable[[], str | None] = lambda: None,
+    yields: Callable[[], bool] = crowded,
 ) -> Artifact:
     """Make the artifact of a model and move it to its place. Takes seconds.
+
+    It pauses for others where *yields* says so; but not where its making was cut off before: an
+    agent that is stopped or killed again and again would never have one.
 
     Args:
         store: in whose state folder it is kept.
@@ -95,6 +109,7 @@ def prepare(
         quota: bytes that the store may take, artifacts included; 0: no bound.
         timeout_s: after which making it counts as hung.
         stopped: returns why it need not go on; None: it shall.
+        yields: returns whether others need the processor more.
 
     Raises:
         StoppedError: *stopped* gave a reason; nothing has changed.
@@ -112,8 +127,13 @@ def prepare(
             if why is not None:
                 raise StoppedError(f"{model.manifest.id}: cannot be prepared: {why}")
             question = _question("make", model, choice, kind, made, budget_mb)
-            _work({**question, "key": key}, "prepared", model, timeout_s, stopped, crowded)
-            return read(str(_commit(store, made, key)))
+            question["key"] = key
+            with _noted(store, key) as again:
+                if again:
+                    yields = never
+                _work(question, "prepared", model, timeout_s, stopped, yields)
+                place = _commit(store, made, key)
+            return read(str(place))
     except ArtifactError:
         raise
     except AgentError as problem:
@@ -178,7 +198,7 @@ def _work(
     model: ModelFolder,
     timeout_s: float,
     stopped: Callable[[], str | None],
-    yields: Callable[[], bool] = lambda: False,
+    yields: Callable[[], bool] = never,
 ) -> None:
     """Have a child do a task.
 
@@ -217,6 +237,35 @@ def discard(artifact: str, store: Store) -> None:
             store.delete_folder(folder)
 
 
+@contextmanager
+def _noted(store: Store, key: str) -> Iterator[bool]:
+    """Note which artifact is being made until that ends; say whether it was cut off before."""
+    _make_folder(store)
+    file = StateFile(store.root / FOLDER / UNFINISHED)
+    again = file.read(lambda content: content["key"]) == key
+    if not again:
+        file.save({"key": key})
+    cut_off = False
+    try:
+        yield again
+    except StoppedError:
+        cut_off = True
+        raise
+    finally:
+        if not cut_off:
+            file.path.unlink(missing_ok=True)
+
+
+def _make_folder(store: Store) -> None:
+    """Make the folder of all artifacts, if it is not there."""
+    folder = store.root / FOLDER
+    with disk_errors(f"{folder}: making it"):
+        if not folder.is_dir():
+            folder.mkdir()
+            copy_owner(folder, store.root)
+            sync_folder(store.root)
+
+
 def _commit(store: Store, made: Path, key: str) -> Path:
     """Move an artifact to its place, in one step; it replaces one of the same key."""
     place = store.root / FOLDER / key
@@ -224,10 +273,6 @@ def _commit(store: Store, made: Path, key: str) -> Path:
         sync_tree(made)
         copy_owner(made, store.root)
         with store.locked():
-            if not place.parent.is_dir():
-                place.parent.mkdir()
-                copy_owner(place.parent, store.root)
-                sync_folder(store.root)
             if place.exists():
                 store.delete_folder(place)
             made.rename(place)
