@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 from ..config.settings import Action
 from ..config.templates import fill, topic_trouble
 from ..core.frozen import record
-from ..core.logs import Latch
 from ..core.text import redact
 from ..mqtt import payloads
 
@@ -29,6 +28,8 @@ TRIES = 3
 HTTP_SECONDS = 5.0
 PAUSE_SECONDS = 1.0
 """Between two tries."""
+MESSAGES = "messages"
+"""What all that is published counts as, where each URL is a kind of its own."""
 MESSAGE_SECONDS = 60.0
 """How long a message waits for a connection."""
 
@@ -70,9 +71,18 @@ class Actions:
         self._messages: deque[tuple[float, str, bytes, Action]] = deque()
         self._changed = threading.Condition()
         self._closing = threading.Event()
-        self._failing: dict[str, Latch] = {}
-        self.problem: str | None = None
-        """Why an action was given up last, while none has been carried out since."""
+        self._failing: dict[str, str] = {}
+        """By URL, or `MESSAGES`: why the last one was given up, until one succeeds; latest last."""
+
+    def problem(self, to: Container[str]) -> str | None:
+        """Return why an action was given up last, of those that none like it has followed since.
+
+        Args:
+            to: URLs that are posted to, and `MESSAGES`: what no rule does any more is no problem.
+
+        """
+        with self._changed:
+            return next((why for what, why in reversed(self._failing.items()) if what in to), None)
 
     # What the events' thread calls
 
@@ -86,12 +96,12 @@ class Actions:
         topic = fill(action.publish or "", values)
         why = topic_trouble(topic, self._root())
         if why is not None:
-            self._give_up(f"rule {payload['rule']}: publish: {why}", "topic")
+            self._give_up(f"rule {payload['rule']}: publish: {why}", MESSAGES)
             return
         text = fill(action.payload, told).encode() if action.payload else payloads.encode(payload)
         if len(self._messages) >= MOST:
             self._messages.popleft()
-            self._give_up("publish: too many messages wait for the broker", "room")
+            self._give_up("publish: too many messages wait for the broker", MESSAGES)
         self._messages.append((time.monotonic(), topic, text, action))
         self.flush()
 
@@ -100,11 +110,11 @@ class Actions:
         while self._messages:
             since, topic, data, action = self._messages[0]
             if self._publish(topic, data, action.qos, action.retain):
-                self._succeed("room")
+                self._succeed(MESSAGES)
             elif action.qos and time.monotonic() - since < MESSAGE_SECONDS:
                 return
             else:
-                self._give_up(f"publish {topic}: the broker was away", "room")
+                self._give_up(f"publish {topic}: the broker was away", MESSAGES)
             self._messages.popleft()
 
     def _put_post(self, post: _Post) -> None:
@@ -168,18 +178,16 @@ class Actions:
     def _give_up(self, why: str, what: str) -> None:
         with self._changed:
             self.failed += 1
-            self.problem = why
             # Once in a row: a server that is away is away for every event.
-            begins = self._failing.setdefault(what, Latch()).begins(True)
+            begins = self._failing.pop(what, None) is None
+            self._failing[what] = why  # behind the others
         if begins:
             log.warning("action: %s", why)
 
     def _succeed(self, what: str) -> None:
         with self._changed:
             self.done += 1
-            self.problem = None
-            if what in self._failing:
-                self._failing[what].begins(False)
+            self._failing.pop(what, None)
 
 
 def _posted(post: _Post) -> tuple[str | None, bool]:

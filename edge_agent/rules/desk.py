@@ -21,7 +21,7 @@ from ..core.errors import SampleError
 from ..mqtt import payloads
 from ..mqtt.client import Client, Message
 from ..mqtt.topics import Topics
-from .actions import Actions
+from .actions import MESSAGES, Actions
 from .event import Event, Why, payload
 from .journal import Journal, Payload
 from .pictures import Evidence, render
@@ -250,7 +250,14 @@ class Desk:
 
     def problems(self) -> list[str]:
         """Return why the device is degraded."""
-        found = [f"action: {self.actions.problem}"] if self.actions.problem else []
+        to = {
+            action.http or MESSAGES
+            for _, settings in list(self._scenes.values())
+            for rule in settings.rules
+            for action in rule.do
+        }
+        why = self.actions.problem(to)
+        found = [f"action: {why}"] if why else []
         return [*found, f"events: {self.lost} were lost for want of room"] if self.lost else found
 
     def health(self) -> dict[str, Any]:

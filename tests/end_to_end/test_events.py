@@ -433,7 +433,7 @@ def test_a_hanging_server_is_given_up_after_its_tries() -> None:
         url = f"http://127.0.0.1:{door.getsockname()[1]}/"
         acting.act(Action(http=url), {"rule": "r"})
         wait_until(lambda: acting.failed == 1, "the post to be given up")
-        assert "no answer within" in (acting.problem or "")
+        assert "no answer within" in (acting.problem({url}) or "")
     finally:
         stopping.set()
         acting.close()
@@ -473,6 +473,16 @@ def test_a_hanging_server_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch
             wait_until(lambda: acting.done == 5, "the posts to the one that answers")
             assert acting.failed == 0, "the other one still has time"
             assert [json.loads(body)["seq"] for body in heard] == list(range(5))
+            # A server that is away: the others' successes are none of its own.
+            with socket.create_server(("127.0.0.1", 0)) as gone:
+                away = f"http://127.0.0.1:{gone.getsockname()[1]}/"
+            acting.act(Action(http=away), {"rule": "r"})
+            wait_until(lambda: acting.failed == 1, "the post to the one that is away")
+            acting.act(Action(http=url), {"rule": "r", "seq": 5})
+            acting.act(Action(publish="x"), {"rule": "r"})
+            wait_until(lambda: acting.done == 7, "two more")
+            assert "refused" in (acting.problem({away, url}) or "")
+            assert acting.problem({url}) is None, "no rule posts there any more"
         finally:
             acting.close()
             hook.shutdown()
@@ -486,14 +496,12 @@ def test_what_waits_too_long_is_named_without_its_secrets() -> None:
     from edge_agent.rules.actions import MOST, Actions
 
     acting = Actions(lambda *_: True, lambda: "edge")
-    acting.act(
-        Action(http="https://user:word@hooks.example/T024BE7LD/x8Zq3LmN0pRt5vWy?key=q"),
-        {"rule": "r"},
-    )
+    url = "https://user:word@hooks.example/T024BE7LD/x8Zq3LmN0pRt5vWy?key=q"
+    acting.act(Action(http=url), {"rule": "r"})
     for _ in range(MOST):
         acting.act(Action(http="http://other.example/"), {"rule": "r"})
     assert acting.failed == 1
-    told = acting.problem or ""
+    told = acting.problem({url}) or ""
     assert "hooks.example" in told
     assert not [word for word in ("user", "word", "pRt5vWy", "key=q") if word in told]
 
