@@ -585,6 +585,8 @@ class Scene:
             for _, _, condition in self._conditions:
                 condition.reset()
             self._forget(self._tracker.alive)
+            # Of these the rules may not have been told yet.
+            self._forget(self._tracker.ended)
             self._tracker.reset()
             self._seq = -1
             self._view = None

@@ -79,9 +79,8 @@ class Tracker:
 
     def reset(self) -> None:
         """End all tracks: nothing is known of what has happened meanwhile. Numbers go on."""
-        self._release(self.alive)
+        self._release(np.concatenate([self.alive, self.ended]))
         self.alive = self.begun = NONE
-        self.ended = NONE
 
     def label_of(self, slots: Slots) -> Slots:
         """Return the label that each track was seen with most, as an index of `labels`."""

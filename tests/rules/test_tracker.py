@@ -88,6 +88,19 @@ def test_a_source_that_was_lost_begins_new_tracks() -> None:
     assert numbers(stage, box(20, 50)) == [2]
 
 
+def test_a_source_that_is_lost_often_takes_no_more_room() -> None:
+    """What has just ended when the source is lost gives its place back, too."""
+    stage = Stage(rate=10)
+    tracker = stage.scene._tracker
+    for _ in range(3 * tracker.room):
+        stage.show(box(20, 50))
+        stage.show(box(21, 50))
+        while not tracker.ended.size:
+            stage.show()
+        stage.scene.gone(switched_off=False)
+    assert tracker.room == Stage().scene._tracker.room
+
+
 def test_two_labels_on_one_object_are_one_track() -> None:
     """A detector that is not sure what it sees finds an object twice; it is still one."""
     stage = Stage()
