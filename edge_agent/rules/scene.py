@@ -8,6 +8,7 @@ with many.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -124,6 +125,8 @@ class Scene:
         self._updated = 0.0
         self._closed = False
         """Lanes may still have results for it, which count no more."""
+        self._gone_at = -math.inf
+        """When the source was gone last: of what was captured before, lanes may have some yet."""
 
         # Columns: the zones themselves, then the rules on objects.
         zones = [zone.name for zone in settings.zones]
@@ -201,11 +204,12 @@ class Scene:
 
         """
         found = outcome.findings
-        if not isinstance(found, Detections):
-            with self._lock:
-                self._seq, self._since = sample.seq, sample.since
-            return outcome
         with self._lock:
+            if sample.since <= self._gone_at:
+                return outcome
+            if not isinstance(found, Detections):
+                self._seq, self._since = sample.seq, sample.since
+                return outcome
             height, width = sample.data.shape[:2]
             return replace(outcome, findings=self._follow(sample, found, weak, (width, height)))
 
@@ -305,7 +309,7 @@ class Scene:
         """Look at the rules, given a result that `process` has seen."""
         del pipeline
         with self._lock:
-            if self._closed:
+            if self._closed or sample.since <= self._gone_at:
                 return
             now = sample.since
             view, self._view = self._view, None
@@ -566,17 +570,23 @@ class Scene:
             shapes.append(Shape(line.points, False, text))
         return shapes
 
-    def gone(self, *, switched_off: bool) -> None:
-        """End what lasts, and forget all objects: the source is lost, or was switched off."""
-        self._finish("stopped" if switched_off else "lost")
+    def gone(self, *, switched_off: bool, at: float) -> None:
+        """End what lasts, and forget all objects: the source is lost, or was switched off.
+
+        Args:
+            switched_off: it was.
+            at: monotonic seconds; what was captured before counts no more.
+
+        """
+        self._finish("stopped" if switched_off else "lost", at=at)
 
     def close(self, why: Why) -> None:
         """End what lasts, for good: the pipeline stops, or goes on with other settings."""
         self._finish(why, closed=True)
 
-    def _finish(self, why: Why, *, closed: bool = False) -> None:
+    def _finish(self, why: Why, *, closed: bool = False, at: float = -math.inf) -> None:
         with self._lock:
-            self._closed = closed
+            self._closed, self._gone_at = closed, at
             for column, slot in list(self._dwelling):
                 self._end_dwell(column, slot, why, None)
             for rule, lasting in list(self._ongoing()):

@@ -172,7 +172,7 @@ def test_what_lasts_is_ended_with_the_reason(why: Any) -> None:
     begun = {event.id for event in stage.events if event.state == "begin"}
     assert len(begun) == 3
     if why == "lost":
-        stage.scene.gone(switched_off=False)
+        stage.scene.gone(switched_off=False, at=stage.now)
     else:
         stage.scene.close(why)
     ends = [event for event in stage.events if event.state == "end"]
@@ -183,6 +183,27 @@ def test_what_lasts_is_ended_with_the_reason(why: Any) -> None:
         for _ in range(20):
             stage.show(box(60, 60))
         assert len(stage.events) == before
+
+
+def test_what_was_captured_before_the_source_was_lost_counts_no_more() -> None:
+    """Results that lanes still had begin nothing, which nobody would end; later ones do."""
+    rules = [rule("count", zone="yard"), {**rule("class", frames="1/1"), "name": "c"}]
+    stage = Stage(zones=YARD, rules=rules)
+    for _ in range(5):
+        stage.show(box(60, 60))
+    before, stage.now = stage.now, stage.now + 1
+    stage.scene.gone(switched_off=True, at=stage.now)
+    stage.now = before
+    for _ in range(5):
+        assert stage.show(box(60, 60)).tracks is None
+    stage.give(Classes(("a",), (0.9,)))
+    assert stage.told() == [("r", "begin"), ("r", "end")]
+    assert stage.scene.counts() == {"yard": {}}
+    stage.now += 1
+    for _ in range(5):
+        stage.show(box(60, 60))
+    assert stage.told()[2:] == [("r", "begin")]
+    assert stage.scene.counts() == {"yard": {"a": 1}}
 
 
 def test_labels_of_a_rule_are_those_of_the_track() -> None:

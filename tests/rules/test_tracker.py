@@ -83,7 +83,7 @@ def test_a_source_that_was_lost_begins_new_tracks() -> None:
     stage = Stage()
     for _ in range(3):
         numbers(stage, box(20, 50))
-    stage.scene.gone(switched_off=False)
+    stage.scene.gone(switched_off=False, at=stage.now)
     assert numbers(stage, box(20, 50)) == [0]
     assert numbers(stage, box(20, 50)) == [2]
 
@@ -97,7 +97,7 @@ def test_a_source_that_is_lost_often_takes_no_more_room() -> None:
         stage.show(box(21, 50))
         while not tracker.ended.size:
             stage.show()
-        stage.scene.gone(switched_off=False)
+        stage.scene.gone(switched_off=False, at=stage.now)
     assert tracker.room == Stage().scene._tracker.room
 
 

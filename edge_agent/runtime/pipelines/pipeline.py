@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -181,7 +182,7 @@ class Pipeline:
         """End what is followed from result to result."""
         stage = self._route.stage
         if stage is not None:
-            stage.gone(switched_off=switched_off)
+            stage.gone(switched_off=switched_off, at=time.monotonic())
 
     def _shapes(self) -> Sequence[Shape]:
         stage = self._route.stage

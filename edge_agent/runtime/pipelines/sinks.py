@@ -66,8 +66,14 @@ class ResultStage(Protocol):
     def shapes(self) -> Sequence[Shape]:
         """Return what is drawn over pictures beside the findings."""
 
-    def gone(self, *, switched_off: bool) -> None:
-        """Forget what was: the source is lost, has ended, or was switched off."""
+    def gone(self, *, switched_off: bool, at: float) -> None:
+        """Forget what was: the source is lost, has ended, or was switched off.
+
+        Args:
+            switched_off: it was.
+            at: monotonic seconds; lanes may yet have results of what was captured before.
+
+        """
 
 
 class MqttSink:
