@@ -31,6 +31,8 @@ from .tracker import NONE, WEAK, Tracker
 
 USUAL = (2, 3)
 """Results in which an object must be in a zone, or beyond a line, to be counted there."""
+KNOWN = 2
+"""Results in which an object is seen before it has a number, and is counted."""
 UPDATE_SECONDS = 1.0
 BETTER = 0.05
 """An update tells of a score that is so much better."""
@@ -123,6 +125,8 @@ class Scene:
         self._quiet: dict[tuple[str, str], float] = {}
         """Until when a rule is silent about a label."""
         self._updated = 0.0
+        self._results = 0
+        """With objects, since the source has been there."""
         self._closed = False
         """Lanes may still have results for it, which count no more."""
         self._gone_at = -math.inf
@@ -314,6 +318,7 @@ class Scene:
             now = sample.since
             view, self._view = self._view, None
             if view is not None:
+                self._results += 1
                 self._tell_crossings(view, sample)
                 self._tell_moves(view, sample)
                 self._tell_gone(sample)
@@ -324,6 +329,9 @@ class Scene:
             for column, rule, condition in self._conditions:
                 if column >= 0:
                     if not isinstance(outcome.findings, Detections):
+                        continue
+                    if self._results < max(KNOWN, rule.needed[0]):
+                        # Who is there cannot have been counted yet.
                         continue
                     count = counts[column]
                     absent = rule.when == "absent"
@@ -599,6 +607,7 @@ class Scene:
             self._forget(self._tracker.ended)
             self._tracker.reset()
             self._seq = -1
+            self._results = 0
             self._view = None
             self.changed = True
 

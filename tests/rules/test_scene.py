@@ -103,6 +103,21 @@ def test_absence_begins_when_nobody_has_been_there_for_long() -> None:
     assert stage.told() == [("r", "begin"), ("r", "end")]
 
 
+@pytest.mark.parametrize("frames", ["1/1", "2/3", "4/6"])
+def test_nobody_is_missed_before_there_was_time_to_count_him(frames: str) -> None:
+    """Neither at the start nor after a lost source: who is there is counted after some results."""
+    few = {**rule("count", zone="yard", below=1, frames=frames), "name": "few"}
+    stage = Stage(zones=YARD, rules=[rule("absent", zone="yard", frames=frames), few])
+    for _ in range(2):
+        for _ in range(10):
+            stage.show(box(60, 60))
+        stage.scene.gone(switched_off=False, at=stage.now)
+    assert stage.told() == []
+    for _ in range(10):
+        stage.show(box(10, 10))
+    assert stage.told() == [("r", "begin"), ("few", "begin")]
+
+
 def test_a_rule_on_classes_is_true_in_k_of_n() -> None:
     """A single window of another class neither begins an event nor ends it."""
     stage = Stage(rules=[rule("class", labels=("bad",), frames="3/5")])
