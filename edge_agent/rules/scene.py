@@ -116,7 +116,7 @@ class Scene:
         self._lock = threading.Lock()
         self._tracker = Tracker()
         self._seq = -1
-        self._since = 0.0
+        self._since, self._time_ns = 0.0, 0
         self._zones = Zones(settings.zones) if settings.zones else None
         self._names: dict[int, tuple[str, ...]] = {}
         """By who is in which zones, a bit for each: the names of those zones."""
@@ -212,7 +212,7 @@ class Scene:
             if sample.since <= self._gone_at:
                 return outcome
             if not isinstance(found, Detections):
-                self._seq, self._since = sample.seq, sample.since
+                self._note(sample)
                 return outcome
             height, width = sample.data.shape[:2]
             return replace(outcome, findings=self._follow(sample, found, weak, (width, height)))
@@ -245,10 +245,14 @@ class Scene:
         self._view = _View(slots, at, found, rose, fell, crossed)
         return replace(found, tracks=numbers, zones=names)
 
+    def _note(self, sample: Sample) -> None:
+        """Remember which capture was the latest."""
+        self._seq, self._since, self._time_ns = sample.seq, sample.since, sample.time_ns
+
     def _elapsed(self, sample: Sample) -> float:
         """Return the seconds from the result before, as what moves has spent them."""
         seq, since = self._seq, self._since
-        self._seq, self._since = sample.seq, sample.since
+        self._note(sample)
         if seq < 0:
             return 1 / 30
         return (sample.seq - seq) / 30 if self._lossless else sample.since - since
@@ -353,11 +357,19 @@ class Scene:
                 self._updated = now
                 self._update_dwells(sample)
 
-    def _tell_crossings(self, view: _View, sample: Sample) -> None:
+    def _tell_crossings(self, view: _View, sample: Sample | None) -> None:
         for row, gate in where(view.crossed):
             self._cross(int(view.slots[row]), gate, int(view.crossed[row, gate]), sample)
 
-    def _cross(self, slot: int, gate: int, sign: int, sample: Sample) -> None:
+    def _tell_last_crossings(self, gone: Slots, sample: Sample | None) -> None:
+        """Count what objects had crossed when they were seen last."""
+        if self._gates is None:
+            return
+        pending = self._gates.last(gone)
+        for row, gate in where(pending):
+            self._cross(int(gone[row]), gate, int(pending[row, gate]), sample)
+
+    def _cross(self, slot: int, gate: int, sign: int, sample: Sample | None) -> None:
         way = "in" if sign > 0 else "out"
         label = self._label(slot)
         lines = self._settings.lines
@@ -388,10 +400,7 @@ class Scene:
         gone = self._tracker.ended
         if not gone.size:
             return
-        if self._gates is not None:
-            pending = self._gates.last(gone)
-            for row, gate in where(pending):
-                self._cross(int(gone[row]), gate, int(pending[row, gate]), sample)
+        self._tell_last_crossings(gone, sample)
         held = self._held[gone]
         for row, place in where(held[:, self._leaves]):
             self._tell_moved(int(self._leaves[place]), int(gone[row]), sample)
@@ -464,11 +473,12 @@ class Scene:
 
     # Events
 
-    def _once(self, rule: Rule, facts: dict[str, Any], sample: Sample) -> None:
-        if self._is_quiet(rule, facts, sample.since):
+    def _once(self, rule: Rule, facts: dict[str, Any], sample: Sample | None) -> None:
+        now = self._since
+        if self._is_quiet(rule, facts, now):
             return
-        self._silence(rule, facts, sample.since)
-        moment = _Lasting(self._name_event(), sample.since, sample.time_ns, facts)
+        self._silence(rule, facts, now)
+        moment = _Lasting(self._name_event(), now, self._time_ns, facts)
         self._send(rule, "once", moment, facts, sample)
 
     def _begin(self, rule: Rule, facts: dict[str, Any], sample: Sample) -> _Lasting:
@@ -599,6 +609,10 @@ class Scene:
                 self._end_dwell(column, slot, why, None)
             for rule, lasting in list(self._ongoing()):
                 self._end(rule, lasting, {}, why, None)
+            # They are other tracks hereafter, which begin where these were last seen.
+            if self._view is not None:
+                self._tell_crossings(self._view, None)
+            self._tell_last_crossings(self._tracker.alive, None)
             self._lasting.clear()
             for _, _, condition in self._conditions:
                 condition.reset()

@@ -67,6 +67,29 @@ def test_an_object_that_is_last_seen_beyond_has_crossed() -> None:
     assert walked([40, 43, 46, 49, 54]) == {"in": 1}
 
 
+@pytest.mark.parametrize("how", ["lost", "reloaded"])
+def test_an_object_that_is_last_seen_beyond_has_crossed_before_a_lost_source_and_a_reload(
+    how: str,
+) -> None:
+    """Afterwards it is another track, which begins beyond the line."""
+    crossed = {"name": "r", "when": "cross", "line": "gate"}
+    stage = Stage(lines={"gate": [(0.2, 0.5), (0.8, 0.5)]}, rules=[crossed])
+    for y in (40, 43, 46, 49, 54):
+        stage.show(box(50, y))
+    assert not stage.events
+    if how == "lost":
+        stage.scene.gone(switched_off=False, at=stage.now)
+    else:
+        stage.scene.close("reloaded")
+    assert sum(stage.crossed.values()) == 1
+    [event] = stage.events
+    assert (event.state, event.seq) == ("once", stage.seq)
+    assert event.time_ns == event.began_ns == int(stage.now * 1e9)
+    for y in (57, 60, 63):
+        stage.show(box(50, y))
+    assert sum(stage.crossed.values()) == len(stage.events) == 1
+
+
 @pytest.mark.parametrize(("rate", "dropped"), [(25.0, 0.0), (5.0, 0.0), (25.0, 0.2), (5.0, 0.2)])
 def test_a_belt_of_parts_is_counted_exactly(rate: float, dropped: float) -> None:
     """Two minutes of parts on a belt: each crosses once, under the label it mostly has.
