@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -456,6 +456,8 @@ class Scene:
         if rule.zone is not None:
             facts["zone"] = rule.zone
         lasting = self._lasting.get(rule.name)
+        if lasting is not None and facts.get("label") != lasting.facts.get("label"):
+            facts = {}  # of another label than the event
         if change == "end" and lasting is not None:
             del self._lasting[rule.name]
             self._end(rule, lasting, facts, "over", sample)
@@ -541,7 +543,7 @@ class Scene:
     def _facts(self, slot: int, rule: Rule | None = None) -> dict[str, Any]:
         """Return what an event tells of an object."""
         facts: dict[str, Any] = {
-            "label": self._label(slot),
+            "label": self._label(slot, () if rule is None else rule.labels),
             "score": round(float(self._scores[slot]), 4),
             "track": int(self._tracker.number[slot]),
             "box": [round(float(side), 1) for side in self._boxes[slot]],
@@ -550,9 +552,11 @@ class Scene:
             facts["zone"] = rule.zone
         return facts
 
-    def _label(self, slot: int) -> str:
-        tracker = self._tracker
-        return tracker.labels[int(tracker.votes[slot].argmax())]
+    def _label(self, slot: int, wanted: Sequence[str] = ()) -> str:
+        """Return the label that a track was seen with most; of those that are wanted."""
+        labels, votes = self._tracker.labels, self._tracker.votes[slot]
+        among = [kind for kind, label in enumerate(labels) if label in wanted]
+        return labels[max(among, key=votes.__getitem__) if among else int(votes.argmax())]
 
     # What others call
 

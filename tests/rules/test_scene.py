@@ -134,6 +134,19 @@ def test_a_rule_on_classes_is_true_in_k_of_n() -> None:
     assert stage.told() == [("r", "begin"), ("r", "end")]
 
 
+def test_an_event_ends_with_the_label_that_it_began_with() -> None:
+    """Whatever the best of the rule's labels is by then: an action may have it in its topic."""
+    stage = Stage(rules=[rule("class", labels=("siren", "alarm"), above=0.8, frames="1/1")])
+    for labels, scores in (
+        (("siren", "alarm"), (0.85, 0.1)),
+        (("alarm", "siren"), (0.95, 0.1)),
+        (("alarm", "siren"), (0.2, 0.1)),
+    ):
+        stage.give(Classes(labels, scores), wait=2.0)
+    assert stage.told() == [("r", "begin"), ("r", "end")]
+    assert [(each.label, each.facts["score"]) for each in stage.events] == [("siren", 0.85)] * 2
+
+
 def test_anomaly_and_values_have_rules_too() -> None:
     """An anomaly that lasts, and a value beyond its bound until it is back below the other."""
     stage = Stage(rules=[rule("anomaly", frames="1/1", for_s=0.1)])
@@ -227,3 +240,13 @@ def test_labels_of_a_rule_are_those_of_the_track() -> None:
     for i in range(30):
         stage.show(box(20 + i, 60, 20, label="person" if i % 5 == 4 else "car"))
     assert stage.told() == []
+
+
+def test_what_is_taken_for_something_else_leaves_under_a_label_of_the_rule() -> None:
+    """An event of a rule about persons is never one about a dog."""
+    stage = Stage(zones=YARD, rules=[rule("leave", zone="yard", labels=("person", "child"))])
+    for _ in range(3):
+        stage.show(box(60, 60, label="person", score=0.5))
+    for _ in range(8):
+        stage.show(box(60, 60, label="dog", score=0.9))
+    assert [event.label for event in stage.events] == ["person"]
