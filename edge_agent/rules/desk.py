@@ -169,7 +169,7 @@ class Desk:
 
     @property
     def _delivered(self) -> bool:
-        return self._channels[1].pending == 0
+        return not self._left and self._channels[1].pending == 0
 
     def _publish_left(self) -> None:
         """Publish what an agent that was killed has left: possible copies."""

@@ -7,9 +7,9 @@ published again at the next start, as possible copies, and what had begun is end
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,36 +31,34 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._file = StateFile(path, "events that had begun")
         left = self._file.read(_parse)
-        self._left = left if left is not None else ([], [], None)
+        self._left = left if left is not None else ([], [])
         self._fresh: list[tuple[float, Payload]] = []
         """Published or about to be, with when."""
-        self._open: dict[str, Payload] = {}
-        """By event: the latest message of those that last."""
+        self._open: dict[str, tuple[float, Payload]] = {}
+        """By event that lasts: since when, and its latest message."""
         self._written = 0.0
         self._outdated = bool(left and (left[0] or left[1]))
 
     def left(self) -> list[Payload]:
         """Return what an agent that was killed has left, its events ended: to be published."""
-        fresh, lasting, alive = self._left
-        self._left = ([], [], None)
+        fresh, lasting = self._left
+        self._left = ([], [])
         ended = {payload["event"] for payload in fresh if payload["state"] == "end"}
         found = [dict(payload) for payload in fresh]
         for payload in lasting:
             if payload["event"] in ended:
                 continue
-            began = _seconds(payload.get("began"))
-            until = max(_seconds(alive), _seconds(payload.get("time")))
             found.append(
                 {
+                    "seconds": 0.0,
                     **payload,
                     "state": "end",
                     "time": payloads.iso(time.time_ns()),
-                    "seconds": round(max(0.0, until - began), 3),
                     "why": "stopped",
                 }
             )
-        # Not forgotten before they are published.
-        self._fresh += [(time.monotonic(), payload) for payload in found]
+        # Not forgotten before they are delivered, however long the broker is away.
+        self._fresh += [(math.inf, payload) for payload in found]
         return found
 
     def add(self, events: Sequence[tuple[Payload, int]]) -> None:
@@ -70,7 +68,7 @@ class Journal:
         for payload, qos in events:
             state, name = payload["state"], payload["event"]
             if state in {"begin", "update"}:
-                self._open[name] = payload
+                self._open[name] = (self._open.get(name, (now,))[0], payload)
                 durable = True
             elif state == "end":
                 durable = self._open.pop(name, None) is not None or durable
@@ -102,27 +100,23 @@ class Journal:
         self._write()
 
     def _write(self) -> None:
-        self._written, self._outdated = time.monotonic(), False
+        now = self._written = time.monotonic()
+        self._outdated = False
         self._file.save(
             {
                 "fresh": [payload for _, payload in self._fresh],
-                "open": list(self._open.values()),
-                "alive": payloads.iso(time.time_ns()),
+                # As long as they are known to last: the clock may be set meanwhile.
+                "open": [
+                    {**payload, "seconds": round(now - since, 3)}
+                    for since, payload in self._open.values()
+                ],
             }
         )
 
 
-def _parse(content: Mapping[str, Any]) -> tuple[list[Payload], list[Payload], str | None]:
+def _parse(content: Mapping[str, Any]) -> tuple[list[Payload], list[Payload]]:
     both = [[dict(each) for each in content[key]] for key in ("fresh", "open")]
     for payload in (*both[0], *both[1]):
         if not all(isinstance(payload[key], str) for key in ("event", "state", "pipeline")):
             raise ValueError("no event")
-    return both[0], both[1], content.get("alive")
-
-
-def _seconds(text: Any) -> float:
-    """Return a time of a payload as seconds since 1970; 0 where there is none."""
-    try:
-        return datetime.fromisoformat(str(text)).timestamp()
-    except ValueError:
-        return 0.0
+    return both[0], both[1]

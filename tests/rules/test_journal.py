@@ -1,0 +1,59 @@
+"""The journal: what a killed agent has left is published and ended, whenever that becomes possible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from edge_agent.config.settings import Broker, Settings
+from edge_agent.mqtt.client import Client
+from edge_agent.mqtt.topics import Topics
+from edge_agent.rules.desk import Desk
+from edge_agent.rules.journal import Journal
+
+
+def desk_without_broker(state: Path) -> Desk:
+    """Make the desk of an agent whose broker is away."""
+    settings = Settings(device_id="box", state_dir=str(state))
+    client = Client(
+        Broker(),
+        "edge-agent-box",
+        status_topic="edge/box/status",
+        status=lambda _state, _reason: b"{}",
+        filters=list,
+        inbox=SimpleQueue(),
+    )
+    return Desk(client, Topics("edge", "box"), "session", lambda: settings, lambda _time: True)
+
+
+def begun(**more: Any) -> dict[str, Any]:
+    """Make the first message of an event that lasts."""
+    return {
+        **{"schema": 1, "device": "box", "session": "s", "pipeline": "p", "seq": 1},
+        **{"event": "s-1", "rule": "r", "when": "dwell", "state": "begin"},
+        **{"time": "2026-11-21T03:26:50.123Z", "began": "2026-11-21T03:26:50.123Z"},
+        **more,
+    }
+
+
+def test_what_was_left_is_kept_through_runs_that_meet_no_broker(tmp_path: Path) -> None:
+    """Killed while the broker is away, then stopped before it is back: begin and end are there."""
+    Journal(tmp_path / "events.json").add([(begun(), 1)])
+    for _ in range(3):
+        desk = desk_without_broker(tmp_path)
+        desk.close()
+        desk.run()
+    left = Journal(tmp_path / "events.json").left()
+    assert [each["state"] for each in left] == ["begin", "end"]
+    assert left[1]["why"] == "stopped"
+
+
+def test_how_long_an_event_has_lasted_does_not_go_by_a_clock_that_is_set_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """It began before the clock of a box without a battery was set, and the power went after."""
+    Journal(tmp_path / "events.json").add([(begun(began="1970-01-01T00:00:09.000Z"), 0)])
+    [end] = Journal(tmp_path / "events.json").left()
+    assert end["state"] == "end"
+    assert 0 <= end["seconds"] < 60
