@@ -78,6 +78,8 @@ class Desk:
         self._left = self._journal.left()
         self._totals = TotalsFile(state / "counts.json")
         self.evidence = Evidence(state / "evidence")
+        self._keep_mb: int | None = None
+        """Up to how much pictures were kept when they were last looked through."""
         self._numbers = itertools.count(1)
         self._stem = session.replace("-", "")[:12]
         self._channels = [client.open_channel("events", qos=q, lossless=False) for q in (0, 1)]
@@ -147,6 +149,7 @@ class Desk:
                 self._pictures = 0
                 closing = self._closing
             self._publish_left()
+            self._limit_evidence()
             self._publish(events)
             self._count()
             self.actions.flush()
@@ -216,6 +219,13 @@ class Desk:
         if keep_mb:
             self.evidence.keep(event.pipeline, event.id, data, keep_mb)
         self._client.publish(self._topics.picture(event.pipeline, event.id), data)
+
+    def _limit_evidence(self) -> None:
+        """Remove the pictures that the settings allow no more, at the start and after a reload."""
+        keep_mb = self._settings().evidence.keep_mb
+        if keep_mb != self._keep_mb:
+            self._keep_mb = keep_mb
+            self.evidence.prune(keep_mb)
 
     def _count(self) -> None:
         """Publish what is in the zones and has crossed the lines, once a second at most."""

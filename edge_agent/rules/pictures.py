@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 AROUND = 0.5
 """Of a box's larger side, what a crop shows around it, at most."""
 QUALITY = 85
+PART = ".part"
+"""Ending of what is half written."""
 
 
 def render(event: Event) -> bytes:
@@ -47,7 +49,7 @@ def crop(picture: Array, box: tuple[float, float, float, float]) -> Array:
 
 
 class Evidence:
-    """Pictures of events in a folder. Any thread may call it."""
+    """Pictures of events in a folder. Kept by one thread; any may call `find`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -55,37 +57,41 @@ class Evidence:
 
     def keep(self, pipeline: str, event: str, data: bytes, keep_mb: int) -> None:
         """Keep a picture; the oldest go first."""
+        folder = self._folder / pipeline
         try:
-            folder = self._folder / pipeline
             folder.mkdir(parents=True, exist_ok=True)
-            part = folder / f".{event}.part"
+            part = folder / f".{event}{PART}"
             part.write_bytes(data)
             part.replace(folder / f"{event}.jpg")
             self._failing.begins(False)
         except OSError as problem:
-            if self._failing.begins(True):
-                log.warning(
-                    "%s: cannot be written: %s; pictures are not kept",
-                    self._folder,
-                    problem.strerror or problem,
-                )
+            self._report("written", problem)
         self.prune(keep_mb)
 
     def prune(self, keep_mb: int) -> None:
-        """Remove the oldest pictures until the rest takes no more than so much."""
+        """Remove half-written pictures, and the oldest until no more than so much is left."""
         found = []
-        for path in self._folder.glob("*/*.jpg"):
-            try:
-                state = path.stat()
-            except FileNotFoundError:
-                continue
-            found.append((state.st_mtime_ns, state.st_size, path))
-        left = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found):
-            if left <= keep_mb * 2**20:
-                return
-            path.unlink(missing_ok=True)
-            left -= size
+        try:
+            for path in self._folder.glob("*/*"):
+                if path.suffix == PART:
+                    path.unlink(missing_ok=True)
+                elif path.suffix == ".jpg":
+                    state = path.stat()
+                    found.append((state.st_mtime_ns, state.st_size, path))
+            left = sum(size for _, size, _ in found)
+            for _, size, path in sorted(found):
+                if left <= keep_mb * 2**20:
+                    return
+                path.unlink(missing_ok=True)
+                left -= size
+        except OSError as problem:
+            self._report("cleared", problem)
+
+    def _report(self, what: str, problem: OSError) -> None:
+        """Log the first failure of a row."""
+        if self._failing.begins(True):
+            why = problem.strerror or problem
+            log.warning("%s: cannot be %s: %s; pictures are not kept", self._folder, what, why)
 
     def find(self, event: str) -> tuple[str, bytes] | None:
         """Return the pipeline and the picture of an event; None: there is none."""

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
-from edge_agent.config.settings import Line, Pipeline, Rule, Zone
+from edge_agent.config.settings import Broker, Line, Pipeline, Rule, Settings, Zone
 from edge_agent.core.types import Detections, Findings, Outcome, Sample, Timing
+from edge_agent.mqtt.client import Client
+from edge_agent.mqtt.topics import Topics
+from edge_agent.rules.desk import Desk
 from edge_agent.rules.event import Event
 from edge_agent.rules.scene import Scene
 
@@ -113,3 +118,17 @@ class Stage:
     def told(self) -> list[tuple[str, str]]:
         """Give rule and state of all events so far."""
         return [(event.rule.name, event.state) for event in self.events]
+
+
+def desk_without_broker(state: Path, **keys: Any) -> Desk:
+    """Make the desk of an agent with these settings whose broker is away."""
+    settings = Settings(device_id="box", state_dir=str(state), **keys)
+    client = Client(
+        Broker(),
+        "edge-agent-box",
+        status_topic="edge/box/status",
+        status=lambda _state, _reason: b"{}",
+        filters=list,
+        inbox=SimpleQueue(),
+    )
+    return Desk(client, Topics("edge", "box"), "session", lambda: settings, lambda _time: True)

@@ -1,38 +1,28 @@
-"""The journal: what a killed agent has left is published and ended, whenever that becomes possible."""
+"""The journal: what a killed agent has left is published, whenever that becomes possible."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
-from edge_agent.config.settings import Broker, Settings
-from edge_agent.mqtt.client import Client
-from edge_agent.mqtt.topics import Topics
-from edge_agent.rules.desk import Desk
 from edge_agent.rules.journal import Journal
-
-
-def desk_without_broker(state: Path) -> Desk:
-    """Make the desk of an agent whose broker is away."""
-    settings = Settings(device_id="box", state_dir=str(state))
-    client = Client(
-        Broker(),
-        "edge-agent-box",
-        status_topic="edge/box/status",
-        status=lambda _state, _reason: b"{}",
-        filters=list,
-        inbox=SimpleQueue(),
-    )
-    return Desk(client, Topics("edge", "box"), "session", lambda: settings, lambda _time: True)
+from tests.helpers.scenes import desk_without_broker
 
 
 def begun(**more: Any) -> dict[str, Any]:
     """Make the first message of an event that lasts."""
     return {
-        **{"schema": 1, "device": "box", "session": "s", "pipeline": "p", "seq": 1},
-        **{"event": "s-1", "rule": "r", "when": "dwell", "state": "begin"},
-        **{"time": "2026-11-21T03:26:50.123Z", "began": "2026-11-21T03:26:50.123Z"},
+        "schema": 1,
+        "device": "box",
+        "session": "s",
+        "pipeline": "p",
+        "seq": 1,
+        "time": "2026-11-21T03:26:50.123Z",
+        "event": "s-1",
+        "rule": "r",
+        "when": "dwell",
+        "state": "begin",
+        "began": "2026-11-21T03:26:50.123Z",
         **more,
     }
 

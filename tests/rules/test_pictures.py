@@ -1,0 +1,64 @@
+"""Evidence: no more of it than the settings say, whatever happens to the disk or the settings."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_agent.config.settings import Evidence as EvidenceSettings
+from edge_agent.rules.pictures import Evidence
+from tests.helpers.scenes import desk_without_broker
+
+PICTURE = bytes(200_000)
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """Have every file end before a picture does, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def files(folder: Path) -> list[str]:
+    """Name what is there."""
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_picture_that_finds_no_room_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The begun file would stay for ever, and take the last of the disk with others."""
+    evidence = Evidence(tmp_path)
+    for number in range(3):
+        evidence.keep("p", f"e-{number}", PICTURE, 1)
+    assert files(tmp_path) == []
+
+
+def test_what_a_kill_has_left_half_written_goes_and_a_lower_limit_holds(tmp_path: Path) -> None:
+    """Also without another picture: none are kept is what 0 means."""
+    evidence = Evidence(tmp_path)
+    for number in range(6):
+        evidence.keep("p", f"e-{number}", PICTURE, 2)
+    (tmp_path / "p" / ".e-9.part").write_bytes(PICTURE[:1000])
+    evidence = Evidence(tmp_path)
+    evidence.prune(1)
+    assert files(tmp_path) == [f"e-{number}.jpg" for number in range(1, 6)]
+    evidence.prune(0)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize(("keep_mb", "left"), [(1, 5), (0, 0)])
+def test_a_limit_that_was_lowered_holds_from_the_start_on(
+    tmp_path: Path, keep_mb: int, left: int
+) -> None:
+    """And not only once there is another picture."""
+    for number in range(6):
+        Evidence(tmp_path / "evidence").keep("p", f"e-{number}", PICTURE, 2)
+    desk = desk_without_broker(tmp_path, evidence=EvidenceSettings(keep_mb=keep_mb))
+    desk.close()
+    desk.run()
+    assert len(files(tmp_path / "evidence")) == left
