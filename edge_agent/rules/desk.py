@@ -89,7 +89,9 @@ class Desk:
         self._changed = threading.Condition()
         self._closing = False
         self._counted = 0.0
-        self._reset: set[str] = set()
+        self._publishing = threading.Lock()
+        """Held while counts are published, and while the scene goes whose they are: the topic of
+        one that is gone is cleared once."""
         client.retained.register(topics.count(""), self._count_topics)
 
     # Scenes
@@ -108,7 +110,8 @@ class Desk:
 
     def close_scene(self, name: str, why: Why) -> None:
         """End what lasts in a pipeline that goes, or goes on with other settings."""
-        scene, _ = self._scenes.pop(name, (None, None))
+        with self._publishing:
+            scene, _ = self._scenes.pop(name, (None, None))
         if scene is not None:
             scene.close(why)
 
@@ -247,7 +250,9 @@ class Desk:
                 "zones": scene.counts(),
                 **self._totals.of(settings.name).of([line.name for line in settings.lines]),
             }
-            self._client.retained.publish(self._topics.count(settings.name), made)
+            with self._publishing:
+                if self._scenes.get(settings.name, (None,))[0] is scene:
+                    self._client.retained.publish(self._topics.count(settings.name), made)
 
     def _count_topics(self) -> list[str]:
         return [

@@ -61,9 +61,9 @@ class LineTotals:
 
     def content(self) -> dict[str, Any]:
         """Return all totals, to be kept."""
-        content = self.of(list(self._lines))
+        # First: what is counted from here on is another change, be it in the content or not.
         self.changed = False
-        return content
+        return self.of(list(self._lines))
 
 
 class TotalsFile:
@@ -81,8 +81,9 @@ class TotalsFile:
 
     def save(self) -> None:
         """Write what has changed, durably."""
-        if any(totals.changed for totals in self._totals.values()):
-            self._file.save({name: totals.content() for name, totals in self._totals.items()})
+        everything = list(self._totals.items())  # a pipeline may come meanwhile
+        if any(totals.changed for _, totals in everything):
+            self._file.save({name: totals.content() for name, totals in everything})
 
 
 def _parse(content: Any) -> dict[str, LineTotals]:

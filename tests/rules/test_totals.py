@@ -1,0 +1,79 @@
+"""Totals of lines and counts, while others count, come and go."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edge_agent.config.settings import Line, Pipeline
+from edge_agent.rules.totals import LineTotals, TotalsFile
+from tests.helpers.scenes import desk_without_broker
+
+
+class BusyLock:
+    """A lock for which another thread waits: it goes on as soon as the lock is free."""
+
+    def __init__(self, other: Callable[[], object]) -> None:
+        self._lock = threading.RLock()
+        self._others = [other]
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        while self._others:
+            thread = threading.Thread(target=self._others.pop())
+            thread.start()
+            thread.join()
+
+
+def keep_busy(totals: LineTotals, other: Callable[[], object]) -> None:
+    """Have something done by another thread when *totals* are used next."""
+    lock: Any = BusyLock(other)
+    totals._lock = lock
+
+
+def test_what_crosses_while_the_totals_are_written_is_written_next(tmp_path: Path) -> None:
+    """A crossing between the copy and its end is one that has changed them."""
+    file = TotalsFile(tmp_path / "counts.json")
+    totals = file.of("p")
+    totals.add("gate", "in", "a")
+    keep_busy(totals, lambda: totals.add("gate", "in", "a"))
+    file.save()
+    file.save()
+    kept = TotalsFile(tmp_path / "counts.json").of("p").of(["gate"])
+    assert kept["lines"] == {"gate": {"in": {"a": 2}, "out": {}}}
+
+
+def test_a_pipeline_that_comes_while_the_totals_are_written(tmp_path: Path) -> None:
+    """A reload may add one at any moment."""
+    file = TotalsFile(tmp_path / "counts.json")
+    keep_busy(file.of("p"), lambda: file.of("q"))
+    file.save()
+    assert file.of("q").changed
+
+
+def test_counts_of_a_pipeline_that_goes_while_they_are_written_are_not_published(
+    tmp_path: Path,
+) -> None:
+    """They are retained: nobody would clear them once more."""
+    desk = desk_without_broker(tmp_path)
+    gate = Line(name="gate", points=((0.0, 0.0), (1.0, 1.0)))
+    settings = Pipeline(name="p", source="dir:.", model="m", lines=(gate,))
+    desk.open(settings, lossless=False)
+    retained = desk._client.retained
+
+    def reload() -> None:
+        desk.close_scene("p", "reloaded")
+        retained.clear_gone()
+
+    keep_busy(desk._totals.of("p"), reload)
+    desk._count()
+    assert "edge/box/count/p" not in retained._published
+    desk.open(settings, lossless=False)
+    desk._counted = 0.0
+    desk._count()
+    assert "edge/box/count/p" in retained._published
