@@ -46,6 +46,9 @@ class Announcer:
             self._prefix = wanted.prefix
             retained.register(f"{wanted.prefix}/device/", self._topics)
             retained.clear_gone()
+        if any(_loads(pipeline) for pipeline in list(self._runner.pipelines.values())):
+            # What it finds names entities. Home Assistant keeps those of before until then.
+            return
         made = self._payload()
         components = made["components"]
         now = {key: each["platform"] for key, each in components.items()}
@@ -78,6 +81,11 @@ class Announcer:
             sorted({serving.arm.name for serving in runner.active.all()}),
             temperature=Thermometer().read().celsius is not None,
         )
+
+
+def _loads(pipeline: Pipeline) -> bool:
+    """Whether a model of a pipeline is still being loaded."""
+    return any(serving.model is None and serving.problem is None for serving in pipeline.servings)
 
 
 def _shown(pipeline: Pipeline) -> Shown:

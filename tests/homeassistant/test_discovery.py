@@ -10,9 +10,16 @@ from typing import Any
 
 import pytest
 
-from edge_agent.config.settings import Line, Pipeline, Rule, Zone
+from edge_agent.config.settings import HomeAssistant, Line, Pipeline, Rule, Settings, Zone
+from edge_agent.core.threads import Stops
+from edge_agent.core.timeline import Timeline
+from edge_agent.homeassistant.announcer import Announcer
 from edge_agent.homeassistant.discovery import Shown, object_id, payload
+from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.model import load_model
+from edge_agent.models.manifest import load
 from edge_agent.mqtt.topics import Topics
+from edge_agent.runtime.pipelines.runner import Runner
 from tests.helpers.small_models import detector, plain, write_clip
 from tests.helpers.support import AgentProcess, Listener, Mosquitto, agent_settings
 
@@ -94,6 +101,48 @@ def test_entities_of_pipelines_with_similar_names_stay_apart() -> None:
 def test_the_level_of_a_device_is_one_that_home_assistant_reads(device: str, level: str) -> None:
     """Letters, digits, "_" and "-"; and none is that of another device."""
     assert object_id(Topics("edge", device)) == level
+
+
+def test_entities_stay_while_the_models_that_name_them_are_loaded(tmp_path: Path) -> None:
+    """At each start their labels are not known for a while: Home Assistant would remove them."""
+    zone = Zone(name="yard", polygon=YARD)
+    pipeline = Pipeline(name="door", source=f"dir:{tmp_path}", model="finder", zones=(zone,))
+    settings = Settings(
+        device_id="box",
+        state_dir=str(tmp_path),
+        pipelines=(pipeline,),
+        homeassistant=HomeAssistant(enabled=True),
+    )
+    folder = load(detector(tmp_path / "finder", [(0, 0.9, 0.1, 0.1, 0.4, 0.4)], ["person"]))
+
+    def nothing() -> Any:
+        raise AssertionError("no model is loaded here")
+
+    def components(runner: Runner) -> dict[str, Any]:
+        made = runner.client.retained._published.get(TOPIC)
+        return {} if made is None else json.loads(made)["components"]  # type: ignore[no-any-return]
+
+    for _ in range(2):
+        runner = Runner(
+            settings,
+            lanes=1,
+            library=nothing,
+            loader=nothing,
+            stops=Stops(),
+            timeline=Timeline(),
+        )
+        announcer = Announcer(runner, "box", tmp_path)
+        announcer.publish()
+        assert components(runner) == {}
+        [serving] = runner.active.all()
+        model = load_model(folder, [EngineChoice("onnxruntime")], "picture")[0]
+        runner.active.put(serving.arm, serving.kind, model)
+        announcer.publish()
+        assert len(components(runner)["door_zone_yard_person"]) > 1
+        model.close()
+    serving.model, serving.problem = None, "is broken"
+    announcer.publish()
+    assert len(components(runner)["door_enabled"]) > 1
 
 
 def test_discovery_follows_the_settings_and_goes_with_them(
