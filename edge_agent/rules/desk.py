@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from ..config.settings import Pipeline as PipelineSettings
-from ..config.settings import Settings
+from ..config.settings import Rule, Settings
 from ..core.errors import SampleError
 from ..mqtt import payloads
 from ..mqtt.client import Client, Message
@@ -75,7 +75,7 @@ class Desk:
         self._credible = credible
         state = settings().state
         self._journal = Journal(state / "events.json")
-        self._left = self._journal.left()
+        self._left, self._ended = self._journal.left()
         self._totals = TotalsFile(state / "counts.json")
         self.evidence = Evidence(state / "evidence")
         self._keep_mb: int | None = None
@@ -175,16 +175,28 @@ class Desk:
 
     @property
     def _delivered(self) -> bool:
-        return not self._left and self._channels[1].pending == 0
+        return not (self._left or self._ended) and self._channels[1].pending == 0
 
     def _publish_left(self) -> None:
-        """Publish what an agent that was killed has left: possible copies."""
-        if not self._left or not self._client.connected:
+        """Publish what an agent that was killed has left: possible copies, and ends."""
+        left, ended = self._left, self._ended
+        if not (left or ended) or not self._client.connected:
             return
-        left, self._left = self._left, []
-        for each in left:
+        self._left, self._ended = [], []
+        for each in (*left, *ended):
             self._send(each, 1, replayed=True)
-        log.info("%d events that the last run has left are published again, or ended", len(left))
+        rules = {
+            (pipeline.name, rule.name): rule
+            for pipeline in self._settings().pipelines
+            for rule in pipeline.rules
+        }
+        for each in ended:
+            place = each["pipeline"], each["rule"]
+            # Where it holds again, what was switched on is to stay on.
+            if place in rules and not self._journal.lasts(*place):
+                self._act(rules[place], each)
+        words = "%d events that the last run has left are published again, or ended"
+        log.info(words, len(left) + len(ended))
 
     def _publish(self, events: list[Event]) -> None:
         made = [(event, self._payload(event)) for event in events]
@@ -192,14 +204,15 @@ class Desk:
             self._journal.add([(each, event.rule.qos) for event, each in made])
         for event, each in made:
             self._send(each, event.rule.qos)
-            for action in event.rule.do:
-                if action.on in {"all", event.state} or (action.on, event.state) == (
-                    "begin",
-                    "once",
-                ):
-                    self.actions.act(action, each)
+            self._act(event.rule, each)
             if event.picture is not None:
                 self._publish_picture(event)
+
+    def _act(self, rule: Rule, made: Payload) -> None:
+        state = made["state"]
+        for action in rule.do:
+            if action.on in {"all", state} or (action.on, state) == ("begin", "once"):
+                self.actions.act(action, made)
 
     def _payload(self, event: Event) -> Payload:
         device = self._topics.device

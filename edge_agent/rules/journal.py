@@ -39,27 +39,30 @@ class Journal:
         self._written = 0.0
         self._outdated = bool(left and (left[0] or left[1]))
 
-    def left(self) -> list[Payload]:
-        """Return what an agent that was killed has left, its events ended: to be published."""
+    def left(self) -> tuple[list[Payload], list[Payload]]:
+        """Return what an agent that was killed has left: messages, and the ends of what lasted.
+
+        Both are to be published, in this order.
+        """
         fresh, lasting = self._left
         self._left = ([], [])
         ended = {payload["event"] for payload in fresh if payload["state"] == "end"}
-        found = [dict(payload) for payload in fresh]
-        for payload in lasting:
-            if payload["event"] in ended:
-                continue
-            found.append(
-                {
-                    "seconds": 0.0,
-                    **payload,
-                    "state": "end",
-                    "time": payloads.iso(time.time_ns()),
-                    "why": "stopped",
-                }
-            )
+        time_now = payloads.iso(time.time_ns())
+        ends = [
+            {"seconds": 0.0, **payload, "state": "end", "time": time_now, "why": "stopped"}
+            for payload in lasting
+            if payload["event"] not in ended
+        ]
         # Not forgotten before they are delivered, however long the broker is away.
-        self._fresh += [(math.inf, payload) for payload in found]
-        return found
+        self._fresh += [(math.inf, payload) for payload in (*fresh, *ends)]
+        return fresh, ends
+
+    def lasts(self, pipeline: str, rule: str) -> bool:
+        """Whether an event of a rule lasts now."""
+        return any(
+            (payload["pipeline"], payload["rule"]) == (pipeline, rule)
+            for _, payload in self._open.values()
+        )
 
     def add(self, events: Sequence[tuple[Payload, int]]) -> None:
         """Write down events that are about to be published, each with its QoS."""
@@ -117,6 +120,6 @@ class Journal:
 def _parse(content: Mapping[str, Any]) -> tuple[list[Payload], list[Payload]]:
     both = [[dict(each) for each in content[key]] for key in ("fresh", "open")]
     for payload in (*both[0], *both[1]):
-        if not all(isinstance(payload[key], str) for key in ("event", "state", "pipeline")):
+        if not all(isinstance(payload[key], str) for key in ("event", "rule", "state", "pipeline")):
             raise ValueError("no event")
     return both[0], both[1]

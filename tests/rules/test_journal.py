@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from edge_agent.config.settings import Action, Pipeline, Rule, Settings
+from edge_agent.mqtt.topics import Topics
+from edge_agent.rules.desk import Desk
 from edge_agent.rules.journal import Journal
+from tests.helpers.mqtt_client import make_client
 from tests.helpers.scenes import desk_without_broker
+from tests.helpers.support import Listener, Mosquitto, wait_until
 
 
 def begun(**more: Any) -> dict[str, Any]:
@@ -34,7 +43,7 @@ def test_what_was_left_is_kept_through_runs_that_meet_no_broker(tmp_path: Path) 
         desk = desk_without_broker(tmp_path)
         desk.close()
         desk.run()
-    left = Journal(tmp_path / "events.json").left()
+    left = [each for kind in Journal(tmp_path / "events.json").left() for each in kind]
     assert [each["state"] for each in left] == ["begin", "end"]
     assert left[1]["why"] == "stopped"
 
@@ -44,6 +53,34 @@ def test_how_long_an_event_has_lasted_does_not_go_by_a_clock_that_is_set_meanwhi
 ) -> None:
     """It began before the clock of a box without a battery was set, and the power went after."""
     Journal(tmp_path / "events.json").add([(begun(began="1970-01-01T00:00:09.000Z"), 0)])
-    [end] = Journal(tmp_path / "events.json").left()
+    _, [end] = Journal(tmp_path / "events.json").left()
     assert end["state"] == "end"
     assert 0 <= end["seconds"] < 60
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_a_begin_has_switched_on_is_switched_off_after_a_kill(
+    tmp_path: Path, broker: Mosquitto, listen: Callable[..., Listener], again: bool
+) -> None:
+    """The end that the next start publishes is one to its rule's actions; unless it holds again."""
+    Journal(tmp_path / "events.json").add([(begun(), 1)])
+    off = Action(publish="siren/{pipeline}", payload="OFF", on="end")
+    rule = Rule(name="r", when="dwell", do=(off,))
+    pipeline = Pipeline(name="p", source="dir:.", model="m", rules=(rule,))
+    settings = Settings(device_id="box", state_dir=str(tmp_path), pipelines=(pipeline,))
+    heard = listen(broker.port, "#")
+    client = make_client(broker.url)
+    running = threading.Thread(target=client.run, daemon=True)
+    running.start()
+    wait_until(lambda: client.connected, "a connection")
+    desk = Desk(client, Topics("edge", "box"), "session", lambda: settings, lambda _time: True)
+    if again:
+        desk._journal.add([(begun(event="session-1"), 1)])
+    desk.close()
+    desk.run()
+    heard.wait_state("edge/box/event/p", state="end", replayed=True)
+    client.close()
+    running.join()
+    heard.wait_state("edge/box/status", state="offline")
+    sent = [each.payload for each in heard.heard if each.topic == "siren/p"]
+    assert sent == ([] if again else [b"OFF"])
