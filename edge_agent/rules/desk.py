@@ -192,8 +192,12 @@ class Desk:
         }
         for each in ended:
             place = each["pipeline"], each["rule"]
-            # Where it holds again, what was switched on is to stay on.
-            if place in rules and not self._journal.lasts(*place):
+            lasting = self._journal.lasting(*place)
+            # Where it holds again, what was switched on is to stay on, and who shows but one state
+            # of a rule has seen its end last.
+            for again in lasting:
+                self._send(again, 1, replayed=True)
+            if place in rules and not lasting:
                 self._act(rules[place], each)
         words = "%d events that the last run has left are published again, or ended"
         log.info(words, len(left) + len(ended))

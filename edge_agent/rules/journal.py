@@ -57,12 +57,10 @@ class Journal:
         self._fresh += [(math.inf, payload) for payload in (*fresh, *ends)]
         return fresh, ends
 
-    def lasts(self, pipeline: str, rule: str) -> bool:
-        """Whether an event of a rule lasts now."""
-        return any(
-            (payload["pipeline"], payload["rule"]) == (pipeline, rule)
-            for _, payload in self._open.values()
-        )
+    def lasting(self, pipeline: str, rule: str) -> list[Payload]:
+        """Return the latest message of each event of a rule that lasts now."""
+        latest = [payload for _, payload in self._open.values()]
+        return [each for each in latest if (each["pipeline"], each["rule"]) == (pipeline, rule)]
 
     def add(self, events: Sequence[tuple[Payload, int]]) -> None:
         """Write down events that are about to be published, each with its QoS."""
