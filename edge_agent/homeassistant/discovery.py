@@ -157,7 +157,9 @@ def _of_pipeline(topics: Topics, shown: Shown) -> Iterator[tuple[str, str, str, 
     )
     if shown.scores:
         yield "number", "threshold", "threshold", _number(state, put, "threshold", 0, 1, 0.01)
-    yield "number", "rate", "rate", _number(state, put, "rate", 0.1, 60, 0.1)
+    # Home Assistant shows no value that is out of bounds.
+    least, most = min(0.1, settings.rate or 0.1), max(60, settings.rate or 60)
+    yield "number", "rate", "rate", _number(state, put, "rate", least, most, 0.1)
     health = {"state_topic": topics.health, "state_class": "measurement"}
     health["entity_category"] = "diagnostic"
     own = f"value_json.pipelines.get({_text(name)}, {{}})"

@@ -64,6 +64,18 @@ def test_every_entity_reads_and_writes_topics_of_the_interface() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("rate", "bounds"),
+    [(None, (0.1, 60)), (5.0, (0.1, 60)), (0.02, (0.02, 60)), (200.0, (0.1, 200))],
+)
+def test_the_rate_that_holds_is_within_the_bounds_of_its_number(
+    rate: float | None, bounds: tuple[float, float]
+) -> None:
+    """Home Assistant takes no state outside them, and shows the one of before."""
+    number = made(rate=rate)["components"]["door_rate"]
+    assert (number["min"], number["max"]) == bounds
+
+
 def test_entities_of_pipelines_with_similar_names_stay_apart() -> None:
     """Names hold underscores, which also part what a key is made of."""
     line = {"points": ((0.0, 0.0), (1.0, 1.0))}
