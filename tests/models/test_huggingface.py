@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from edge_agent.core.errors import ModelError
 from edge_agent.models.files.metadata import manifest_of
 from edge_agent.models.importing import import_model
-from tests.helpers.tiny_networks import constant_outputs
+from tests.helpers.tiny_networks import constant_outputs, node, save_onnx
 
 LABELS = ("cat", "dog", "none of them")
 CONFIG: dict[str, Any] = {
@@ -91,14 +92,119 @@ def test_a_classifier_of_transformers(tmp_path: Path) -> None:
             "crop",
             0.875,
         ),
+        # As microsoft/resnet-50 and facebook/convnext-tiny-224 have it.
+        ({"feature_extractor_type": "ConvNextFeatureExtractor", "size": 32}, "crop", 0.875),
+        # These resize to more than their `size`, and cut that out of it.
+        (
+            {
+                "image_processor_type": "LevitImageProcessor",
+                "size": {"shortest_edge": 32},
+                "do_center_crop": True,
+                "crop_size": {"height": 32, "width": 32},
+            },
+            "crop",
+            round(32 / 36, 6),
+        ),
+        (
+            {
+                "feature_extractor_type": "LevitFeatureExtractor",
+                "size": 32,
+                "do_center_crop": True,
+            },
+            "crop",
+            round(32 / 36, 6),
+        ),
+        (
+            {
+                "image_processor_type": "PoolFormerImageProcessor",
+                "size": {"shortest_edge": 32},
+                "crop_pct": 0.9,
+                "do_center_crop": True,
+                "crop_size": {"height": 32, "width": 32},
+            },
+            "crop",
+            round(32 / 35, 6),
+        ),
+        (
+            {
+                "feature_extractor_type": "PoolFormerFeatureExtractor",
+                "size": 32,
+                "crop_pct": 0.9,
+                "do_resize_and_center_crop": True,
+            },
+            "crop",
+            round(32 / 35, 6),
+        ),
     ],
 )
 def test_how_a_picture_is_fitted(
     tmp_path: Path, entries: dict[str, Any], resize: str, ratio: float
 ) -> None:
     """Cuts keep their share of the shorter side, in the old way of writing and in the new one."""
-    manifest, _ = manifest_of(export(tmp_path, processor={**VIT, **entries}), None, "1")
+    processor = {**VIT, **entries}
+    if "feature_extractor_type" in entries:
+        del processor["image_processor_type"]  # one or the other
+    manifest, _ = manifest_of(export(tmp_path, processor=processor), None, "1")
     assert (manifest.input.resize, manifest.input.crop_ratio) == (resize, ratio)
+
+
+@pytest.mark.parametrize(
+    ("entries", "mean", "scale"),
+    [
+        # As google/efficientnet-b0 has it, which is divided by image_std twice.
+        ({"image_processor_type": "EfficientNetImageProcessor"}, 127.5, 63.75),
+        (
+            {"image_processor_type": "EfficientNetImageProcessor", "include_top": False},
+            127.5,
+            127.5,
+        ),
+        ({"include_top": True, "do_normalize": False}, 0.0, 127.5),
+        ({"rescale_factor": 1 / 127.5, "rescale_offset": True, "image_mean": 0}, 127.5, 63.75),
+        ({"do_rescale": False}, 0.5, 0.5),
+    ],
+)
+def test_mean_and_scale(tmp_path: Path, entries: dict[str, Any], mean: float, scale: float) -> None:
+    """Factor, offset, mean and deviation become what one pixel of 0..255 goes through."""
+    processor = {**VIT, "image_std": 0.5, **entries}
+    manifest, _ = manifest_of(export(tmp_path, processor=processor), None, "1")
+    spec = manifest.input
+    assert spec.per_channel("mean", 3) == (mean,) * 3
+    assert spec.per_channel("scale", 3) == (scale,) * 3
+
+
+def detector(folder: Path, processor: dict[str, Any], others: Sequence[Any] = ()) -> Path:
+    """Save a network of boxes and logits, of open size, with a processor beside it."""
+    config = {**CONFIG, "architectures": ["DetrForObjectDetection"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "preprocessor_config.json").write_text(json.dumps({**VIT, **processor}))
+    boxes, logits = np.zeros((1, 5, 4), np.float32), np.zeros((1, 5, 4), np.float32)
+    return save_onnx(
+        folder / "detr.onnx",
+        [node("Identity", ["a"], ["pred_boxes"]), node("Identity", ["b"], ["logits"])],
+        [("pixel_values", "float32", (1, 3, None, None)), *others],
+        [("pred_boxes", "float32", (1, 5, 4)), ("logits", "float32", (1, 5, 4))],
+        {"a": boxes, "b": logits},
+    )
+
+
+def test_one_number_is_the_shorter_edge_of_a_detector(tmp_path: Path) -> None:
+    """DETR's old files say 800, and mean no square: what a network of any size gets stays open."""
+    old = {"image_processor_type": None, "feature_extractor_type": "DetrFeatureExtractor"}
+    network = detector(tmp_path, {**old, "size": 800, "max_size": 1333})
+    with pytest.raises(ModelError, match="leaves it open"):
+        manifest_of(network, None, "1")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_a_detector_takes_beside_the_picture(tmp_path: Path, known: bool) -> None:
+    """The mask of what is no padding is 1; words, which OWL-ViT takes, are none."""
+    other = ("pixel_mask", "int64", (1, None, None)) if known else ("input_ids", "int64", (1, 16))
+    network = detector(tmp_path, {}, [other])
+    if known:
+        assert manifest_of(network, None, "1")[0].input.fixed == {"pixel_mask": 1}
+        return
+    with pytest.raises(ModelError, match="input_ids"):
+        manifest_of(network, None, "1")
 
 
 def test_an_open_size_comes_from_the_processor(tmp_path: Path) -> None:
@@ -141,6 +247,23 @@ def test_a_network_of_timm(tmp_path: Path) -> None:
         (CONFIG, {**VIT, "image_mean": ["x"]}, 3, "image_mean: expected a number"),
         (CONFIG, {**VIT, "rescale_factor": 0}, 3, "rescale_factor"),
         ([1], VIT, 3, "expected a JSON object"),
+        (CONFIG, {**VIT, "do_normalize": None}, 3, "do_normalize: is missing"),
+        (CONFIG, {**VIT, "size": {"shortest_edge": 40}, "do_center_crop": True}, 3, "crop_size"),
+        # Stretched to 40 x 40, of which the middle is cut.
+        (
+            CONFIG,
+            {
+                **VIT,
+                "image_processor_type": "DeiTImageProcessor",
+                "size": 40,
+                "do_center_crop": True,
+                "crop_size": 32,
+            },
+            3,
+            "and then crop_size",
+        ),
+        ({**CONFIG, "problem_type": "multi_label_classification"}, VIT, 3, "multi_label"),
+        ({**CONFIG, "problem_type": "regression"}, VIT, 3, "regression"),
         ({**TIMM, "label_names": None}, None, 3, "label_names: is missing (3 classes)"),
     ],
 )

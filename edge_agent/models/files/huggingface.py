@@ -31,6 +31,13 @@ _CONVNEXT_CROP = 224 / 256
 """Its processor's own `crop_pct`."""
 _CONVNEXT_STRETCHED = 384
 """From this size on its processor stretches the picture."""
+_SQUARES = ("DeiT", "Beit", "EfficientNet", "EfficientFormer", "Perceiver")
+"""Processors that cut, and for which a `size` of one number is a square to stretch to."""
+_EDGES = ("ConvNext", "Detr", "Deta", "Yolos")
+"""Processors that do not cut, and for which it is the shorter edge."""
+_LEVIT_ENLARGED = 256 / 224
+_POOLFORMER_CROP = 0.9
+"""Its processor's own `crop_pct`."""
 
 Said = dict[str, Any]
 
@@ -93,6 +100,12 @@ def describe(
         if len(facts.inputs) > 1:
             # The mask of what is picture and not padding: all of it.
             others = [one.name for one in facts.inputs if one.name != spec.name]
+            for one in facts.inputs:
+                if one.name in others and len(one.shape) != 3:
+                    raise ModelError(
+                        f"{where}: input {one} is neither the picture nor the mask of its padding; "
+                        "detectors that take words or other things are not supported"
+                    )
             picture["fixed"] = dict.fromkeys(others, 1)
             assumed.append(f"{', '.join(others)}: 1 everywhere, as nothing of the input is padding")
         if picture["resize"] != "stretch":
@@ -102,6 +115,12 @@ def describe(
             *assumed,
             "threshold: 0.5, the default of post_process_object_detection",
         ]
+    problem = config.get("problem_type")
+    if problem in {"multi_label_classification", "regression"}:
+        raise ModelError(
+            f"{where}: {CONFIG}: problem_type {problem!r} is not supported: its scores are no "
+            "softmax; describe the model in a model.toml"
+        )
     return {
         "task": task,
         "input": picture,
@@ -156,20 +175,29 @@ def _picture(
     """Describe the input by a processor's entries."""
     spec, said = infer_layout.picture_input(facts, where)
     assumed: list[str] = []
-    kind = str(processor.get("image_processor_type", processor.get("feature_extractor_type", "")))
-    cuts = processor.get("do_center_crop") is True
-    size = _size(processor.get("size"), cuts=cuts, where=where)
+    kind = _kind(processor)
+    enlarging = any(name in kind for name in ("Levit", "PoolFormer"))
+    # These two cut where nothing is said; old files of PoolFormer have the other key.
+    cuts = processor.get("do_center_crop", enlarging) is True
+    cuts = cuts or processor.get("do_resize_and_center_crop") is True
+    as_edge = any(name in kind for name in _EDGES)
+    if cuts:
+        as_edge = not any(name in kind for name in _SQUARES)
+    size = _size(processor.get("size"), as_edge=as_edge, where=where)
     edge = size.get("shortest_edge")
     if processor.get("do_resize") is False:
         said["resize"] = "stretch"
         assumed.append("resize: stretch; its processor leaves pictures as they are")
         height = width = None
     elif cuts:
-        cut = _size(processor.get("crop_size"), cuts=False, where=where)
+        given = processor.get("crop_size")
+        cut = _size(edge if given is None and enlarging else given, as_edge=False, where=where)
         height, width = cut.get("height"), cut.get("width")
+        if enlarging and edge is not None:
+            edge = _enlarged(edge, kind, processor, where)
         if edge is not None and height == width and height is not None and height <= edge:
             said |= _crop(height / edge)
-        elif (size.get("height"), size.get("width")) == (height, width):
+        elif height is not None and (size.get("height"), size.get("width")) == (height, width):
             said["resize"] = "stretch"
         else:
             raise ModelError(
@@ -202,6 +230,23 @@ def _picture(
     return spec, said, assumed
 
 
+def _kind(processor: Mapping[str, Any]) -> str:
+    """Return the name of a processor's class; "" where an old file does not say it."""
+    name = processor.get("image_processor_type") or processor.get("feature_extractor_type")
+    return str(name or "")
+
+
+def _enlarged(edge: int, kind: str, processor: Mapping[str, Any], where: str) -> int:
+    """Return what the shorter edge becomes before the cut, where that is more than `size`."""
+    if "Levit" in kind:
+        return int(_LEVIT_ENLARGED * edge)
+    crop = processor.get("crop_pct", _POOLFORMER_CROP)
+    share = 1.0 if crop is None else _number(crop, "crop_pct", where)
+    if not 0 < share <= 1:
+        raise ModelError(f"{where}: {PREPROCESSOR}: crop_pct: expected a share of 1, found {crop}")
+    return int(edge / share)
+
+
 def _normalization(processor: Mapping[str, Any], where: str) -> tuple[list[float], list[float]]:
     """Return mean and scale in units of 0..255 from factor, offset, mean and deviation."""
     factor, offset = 1.0, 0.0
@@ -214,6 +259,15 @@ def _normalization(processor: Mapping[str, Any], where: str) -> tuple[list[float
     if processor.get("do_normalize") is True:
         means = _numbers(processor.get("image_mean"), "image_mean", where)
         deviations = _numbers(processor.get("image_std"), "image_std", where)
+    elif processor.get("do_normalize") is None and processor.get("image_mean") is not None:
+        raise ModelError(
+            f"{where}: {PREPROCESSOR}: do_normalize: is missing, and without it image_mean may "
+            "count or not; say true or false"
+        )
+    if processor.get("include_top", "EfficientNet" in _kind(processor)) is True:
+        # Its processor divides by the deviation once more, whatever do_normalize says.
+        again = _numbers(processor.get("image_std"), "image_std", where)
+        deviations = again if deviations == [1.0] else [value * value for value in again]
     return [_short((mean + offset) / factor) for mean in means], [
         _short(deviation / factor) for deviation in deviations
     ]
@@ -251,12 +305,12 @@ def _settle_size(said: Said, spec: TensorSpec, height: Any, width: Any, where: s
             )
 
 
-def _size(given: Any, *, cuts: bool, where: str) -> dict[str, int]:
+def _size(given: Any, *, as_edge: bool, where: str) -> dict[str, int]:
     """Read a size, which older processors wrote as one number."""
     if isinstance(given, bool) or given is None:
         return {}
     if isinstance(given, int):
-        return {"shortest_edge": given} if cuts else {"height": given, "width": given}
+        return {"shortest_edge": given} if as_edge else {"height": given, "width": given}
     if isinstance(given, dict) and all(type(side) is int and side > 0 for side in given.values()):
         return dict(given)
     raise ModelError(f"{where}: {PREPROCESSOR}: size: expected numbers, found {str(given)[:60]}")
