@@ -13,6 +13,7 @@ import tomli_w
 from numpy.typing import NDArray
 
 from edge_agent.core.errors import ModelError
+from edge_agent.inference.compare import probe_inputs
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.golden import (
     compare_golden,
@@ -20,6 +21,7 @@ from edge_agent.inference.golden import (
 )
 from edge_agent.inference.model import Model, load_model
 from edge_agent.models.manifest import load
+from tests.helpers.small_models import detector
 from tests.helpers.tiny_networks import constant_outputs
 
 PICTURE: NDArray[np.float32] = np.full((1, 3, 32, 32), 7, np.float32)
@@ -96,6 +98,24 @@ def test_another_best_class_is_a_disagreement(opened: Opener) -> None:
     assert agreement is not None
     assert not agreement.passed
     assert agreement.why == "case 1: best class b, expected a"
+
+
+@pytest.mark.parametrize(("off", "passed"), [(0.02, True), (0.8, False)])
+def test_a_case_in_which_nothing_is_found_compares_outputs(
+    off: float, passed: bool, tmp_path: Path
+) -> None:
+    """As flat squares, which `convert` writes, are nothing for a detector: no box is no proof."""
+    folder = detector(tmp_path / "found", [(0, 0.1, 0.1, 0.1, 0.4, 0.9)], ["person"])
+    model, _ = load_model(load(folder), [EngineChoice("onnxruntime")], "picture")
+    row = (0, 0, 0.1, 0.1 + off, 0.1, 0.4 - off, 0.9 - off)
+    ((name, picture),) = probe_inputs(model.engine.inputs, seed=1).items()
+    arrays = {f"input__{name}": picture, "output__detection_out": np.array([[[row]]], np.float32)}
+    golden(model, **arrays)
+    agreement = compare_golden(model)
+    model.close()
+    assert agreement is not None
+    assert agreement.passed is passed, agreement.why
+    assert passed or "cosine" in agreement.why
 
 
 def test_raw_tensors_agree_within_the_manifests_tolerance(opened: Opener) -> None:

@@ -81,6 +81,34 @@ def test_two_classes_as_likely_are_a_tie(gap: float, wrong: bool, tmp_path: Path
     assert (why_wrong(right, other, [inputs]) is not None) is wrong
 
 
+@pytest.mark.parametrize(
+    ("expected", "found", "why"),
+    [
+        pytest.param([0.48, 0.1], [0.52, 0.1], None, id="just above, of the engine"),
+        pytest.param([0.52, 0.1], [0.48, 0.1], None, id="just above, of the reference"),
+        pytest.param([0.3, 0.1], [0.9, 0.1], "best class cat, expected none", id="far above"),
+        pytest.param([0.9, 0.1], [0.3, 0.1], "best class none, expected cat", id="far below"),
+        pytest.param([0.52, 0.0], [0.0, 0.48], "cosine", id="just above, and unlike"),
+        pytest.param([0.45, 0.05], [0.05, 0.45], "cosine", id="none reported, and unlike"),
+        pytest.param([0.45, 0.05], [0.44, 0.06], None, id="none reported"),
+    ],
+)
+def test_classes_about_the_threshold(
+    expected: Sequence[float], found: Sequence[float], why: str | None, tmp_path: Path
+) -> None:
+    """What reaches the threshold on one engine only is in doubt; what on none is compared too."""
+    models = []
+    for name, scores in (("right", expected), ("other", found)):
+        folder = tmp_path / name
+        folder.mkdir()
+        constant_outputs(folder / "model.onnx", {"scores": np.array([scores], np.float32)})
+        output = {"decoder": "softmax", "labels": ["cat", "dog"], "threshold": 0.5}
+        models.append(opened(write_manifest(folder, "1", "classification", output=output)))
+    right, other = models
+    told = why_wrong(right, other, [probe_inputs(right.engine.inputs, seed=1)])
+    assert told is None if why is None else told is not None and why in told
+
+
 def test_where_nothing_is_found_the_outputs_are_compared(tmp_path: Path) -> None:
     """Two outputs without a box in them may still be unlike."""
     low = [(0, 0.1, 0.1, 0.1, 0.4, 0.9)]

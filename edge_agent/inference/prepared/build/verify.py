@@ -8,11 +8,10 @@ import numpy as np
 
 from ....core.errors import EngineError
 from ....core.types import Array, Tensors, TensorSpec
-from ...compare import probe_inputs, strict_distance
+from ...compare import alike, probe_inputs, strict_distance
 from ...engines.engine import Engine
 from ...golden import read_golden
 from ...model import Model
-from ...trust import alike
 from ..artifact import Artifact, ArtifactError
 from ..engine import OrtPreparedEngine
 from ..load import load_artifact
