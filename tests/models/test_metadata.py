@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edge_agent.core.errors import ModelError
 from edge_agent.models.files.metadata import manifest_of
 from edge_agent.models.manifest import Manifest, check
-from tests.helpers.tiny_networks import constant_outputs, to_ir
+from tests.helpers.tiny_networks import constant_outputs, node, save_onnx, to_ir
 
 NAMES = {0: "person", 1: "traffic light", 2: "it's"}
 ULTRALYTICS: Mapping[str, object] = {
@@ -167,6 +167,10 @@ def test_name_and_version_are_the_callers(tmp_path: Path) -> None:
         ((1, 300, 6), {"names": {0: "a"}}, "yolo-e2e"),
         ((1, 126, 8), {"task": None}, "yolov5"),
         ((1, 126, 6), {"task": None, "names": ["only"]}, "yolov5"),
+        # As many classes as it keeps boxes, less four: rows of 6 are still its boxes.
+        ((1, 300, 6), {"names": [f"kind {number}" for number in range(296)]}, "yolo-e2e"),
+        # The first exporters of YOLOv8 did not write the task.
+        ((1, 7, 42), {"task": None}, "yolov8"),
     ],
 )
 def test_ultralytics_family_by_shape(
@@ -176,6 +180,18 @@ def test_ultralytics_family_by_shape(
     found = manifest(ultralytics(tmp_path, zeros(*shape), **changes))
     assert found.decoder == decoder
     assert found.output.iou == {"yolov8": 0.7, "yolov5": 0.45}.get(decoder)
+
+
+def test_yolov9_by_its_own_exporter(tmp_path: Path) -> None:
+    """Its exporter is YOLOv5's, its output YOLOv8's, and its own demo suppresses at 0.45."""
+    path = constant_outputs(
+        tmp_path / "v9.onnx",
+        {"output0": zeros(1, 7, 42)},
+        picture=(1, 3, 32, 64),
+        metadata={"stride": 32, "names": NAMES},
+    )
+    found = manifest(path)
+    assert (found.decoder, found.output.iou) == ("yolov8", 0.45)
 
 
 def test_older_exporter_without_task(tmp_path: Path) -> None:
@@ -303,6 +319,27 @@ def test_ultralytics_ir(tmp_path: Path) -> None:
     assert (found.name, found.decoder) == ("yolo11n", "yolov8")
     assert found.output.labels == ("person", "traffic light", "it's")
     assert found.input.resize == "letterbox"
+
+
+def test_ultralytics_ir_with_text_over_several_lines(tmp_path: Path) -> None:
+    """PyYAML breaks what is longer than 80 characters at a space, a colon in it or not."""
+    onnx_file = constant_outputs(tmp_path / "m.onnx", {"output0": zeros(1, 300, 6)})
+    folder = tmp_path / "yolo_openvino_model"
+    folder.mkdir()
+    network = to_ir(onnx_file, folder / "yolo.xml")
+    long = " ".join(["a label of many words"] * 5)
+    (folder / "metadata.yaml").write_text(
+        "description: Ultralytics rtdetr-l model trained on "
+        + "x" * 40
+        + "\n  with: spaces\n"
+        + METADATA_YAML.partition("\n")[2]
+        .replace("  0: person\n", f"  0: {long[:87]}\n    {long[88:]}\n")
+        .replace("'it''s'", "'it''s\n    so'")
+    )
+    found = manifest(network)
+    assert found.output.labels == (long, "traffic light", "it's so")
+    assert found.decoder == "rtdetr"
+    assert found.description.endswith("x with: spaces")
 
 
 def test_ultralytics_ir_of_another_task(tmp_path: Path) -> None:
@@ -537,6 +574,20 @@ def test_model_api_labels_that_do_not_fit(tmp_path: Path) -> None:
 
 
 # Neither
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_bytes_that_would_be_divided_away(dtype: str, tmp_path: Path) -> None:
+    """Of pixels in 0..1 an input of bytes would keep two values: its normalisation is inside."""
+    path = save_onnx(
+        tmp_path / "yolo.onnx",
+        [node("Identity", ["value"], ["output0"])],
+        [("images", dtype, (1, 3, 32, 64))],
+        [("output0", "float32", (1, 7, 42))],
+        {"value": zeros(1, 7, 42)},
+        metadata=ULTRALYTICS,
+    )
+    refused(path, f"images {dtype}[1, 3, 32, 64]", "input.scale")
 
 
 def test_no_metadata(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def yolo_decoder(
         classes: how many labels there are.
         where: begins an error.
         end_to_end: the exporter says that suppression is inside.
-        objectness: the exporter is one that only knows rows of box, objectness and classes.
+        objectness: the exporter is an older one, whose rows are box, objectness and classes.
 
     Raises:
         ModelError: it is none of those that can be decoded; expected and found.
@@ -80,9 +80,10 @@ def yolo_decoder(
     _, rows, columns = outputs[0].shape
     if columns == 5 + classes and (objectness or columns != 6):
         return "yolov5"
-    if not objectness and columns == 6 and rows != 4 + classes:
+    # No picture has so few places that 6 could be their count.
+    if not objectness and columns == 6:
         return "yolo-e2e"
-    if not objectness and 4 + classes == rows:
+    if 4 + classes == rows:
         return "yolov8"
     if rows is None and columns is None:
         # All sizes open: only the exporter can know.

@@ -16,6 +16,10 @@ from ...core.names import safe_name
 from ..manifest import Manifest, parse
 from . import guess, huggingface, model_api, tflite_metadata, ultralytics
 from .check_onnx import inspect
+from .facts import NetworkFacts
+
+_MOST_SCALE = 16
+"""What pixels may be divided by for an input of integers; floats are by 50 and more, or by 1."""
 
 
 def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest, list[str]]:
@@ -63,4 +67,25 @@ def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest
         "file": network.name,
         **described,
     }
-    return parse(data, where), assumed
+    manifest = parse(data, where)
+    _check_levels(manifest, facts, where)
+    return manifest, assumed
+
+
+def _check_levels(manifest: Manifest, facts: NetworkFacts, where: str) -> None:
+    """Check that an input of integers keeps the levels of a picture.
+
+    Raises:
+        ModelError: mean and scale are those of floats, of which integers have next to nothing.
+
+    """
+    taken = [spec for spec in facts.inputs if len(spec.shape) == 4 and "int" in spec.dtype]
+    scales = manifest.input.scale
+    largest = max(map(abs, [scales] if isinstance(scales, int | float) else scales), default=1)
+    if manifest.input.is_signal or len(taken) != 1 or largest <= _MOST_SCALE:
+        return
+    raise ModelError(
+        f"{where}: input {taken[0]} takes integers, but of pixels divided by {largest:g}, as they "
+        f"are for such networks, {int(255 / largest) + 1} values would be left: its normalisation "
+        "is inside, or its step is unknown; give input.mean and input.scale in a model.toml"
+    )

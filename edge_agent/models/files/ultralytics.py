@@ -1,14 +1,14 @@
 """The metadata that Ultralytics' exporters write, and what their predictor takes for granted.
 
 An ONNX file holds it as properties, as Python would print the values; beside an IR lies the same as
-metadata.yaml. YOLOv5's older exporter writes only `names` and `stride`.
+metadata.yaml. YOLOv5's exporter, and YOLOv9's, which comes of it, write only `names` and `stride`.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def describe(
         assumed = []
     else:
         task = "detect"
-        assumed = ["task: detect; YOLOv5's exporter does not say"]
+        assumed = ["task: detect; its exporter, YOLOv5's or an early one, does not say"]
     described = {
         "description": fields.get("description", "").strip()[:200],
         "license": fields.get("license", "").strip()[:200],
@@ -109,7 +109,9 @@ def _detection(
         *assumed,
     ]
     if decoder != "yolo-e2e":
-        output["iou"] = 0.45 if older else 0.7
+        # Without a version it is YOLOv5's exporter, or YOLOv9's, which comes of it.
+        yolov5 = older and (decoder == "yolov5" or "version" not in fields)
+        output["iou"] = 0.45 if yolov5 else 0.7
         assumed.append(f"iou: {output['iou']}, the predictor's default")
     return {"task": "detection", "input": picture, "output": output}, assumed
 
@@ -238,13 +240,10 @@ def _read_yaml(path: Path) -> dict[str, str]:
     fields: dict[str, str] = {}
     nested: dict[str, tuple[dict[Any, Any], list[Any]]] = {}
     key = ""
-    for line in lines:
-        text = line.strip()
-        if not text or text.startswith("#"):
-            continue
+    for indent, text in _entries(lines):
         if text.startswith("- ") and key:
             nested.setdefault(key, ({}, []))[1].append(_scalar(text[2:]))
-        elif line[0] != " ":
+        elif not indent:
             key, _, value = text.partition(":")
             fields[key] = str(_scalar(value))
         elif key:
@@ -254,6 +253,24 @@ def _read_yaml(path: Path) -> dict[str, str]:
     for key, (mapping, items) in nested.items():
         fields[key] = repr(mapping or items)
     return fields
+
+
+def _entries(lines: Iterable[str]) -> list[tuple[int, str]]:
+    """Return how far each entry is indented, and its text: long ones go on in deeper lines."""
+    entries: list[tuple[int, str]] = []
+    for line in lines:
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        indent = len(line) - len(line.lstrip())
+        above, begun = entries[-1] if entries else (indent, "")
+        if indent <= above or begun.endswith(":"):
+            entries.append((indent, text))
+        elif begun.endswith("\\"):  # between double quotes, where a backslash keeps the space
+            entries[-1] = above, begun[:-1] + text.removeprefix("\\")
+        else:
+            entries[-1] = above, f"{begun} {text}"
+    return entries
 
 
 def _scalar(text: str) -> str | int | bool:
