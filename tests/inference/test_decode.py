@@ -362,6 +362,15 @@ def test_a_query_has_each_class_that_reaches_the_threshold() -> None:
     assert found.labels == ("b",)
 
 
+def test_logits_of_rf_detr_are_sigmoids() -> None:
+    """Its first class of as many as labels and one has no label; no class of it is "no object"."""
+    outputs: dict[str, Any] = {"dets": (1, 1, 4), "labels": (1, 1, 3)}
+    decoder = build("detr", outputs, labels=("a", "b"), first_label=1)
+    logits = [[[-3.0, 0.0, 2.0]]]
+    found = read(decoder, {"dets": [[[0.5] * 4]], "labels": logits}, threshold=0.5)
+    assert found.labels == ("b", "a")
+
+
 def test_the_best_of_all_queries_and_classes_are_kept() -> None:
     """A threshold of 0 gives the best 300 labels of all, as the published post-processing does."""
     logits = np.random.default_rng(2).normal(size=(1, 200, 7)).astype(np.float32)
@@ -653,6 +662,12 @@ def test_an_absurd_yolox_size_is_an_error_and_no_warning() -> None:
             r"2 labels .* expect logits of 2 classes \(sigmoid\) or 3 .*, found .*92",
         ),
         ("detr", {"boxes": (1, 9, 4), "logits": (1, 9, 92)}, {}, "output.labels: missing; .* 92"),
+        (
+            "detr",
+            {"dets": (1, 9, 4), "labels": (1, 9, 3)},
+            {"labels": ("a", "b")},
+            r"RF-DETR's, 3 classes .* found 2 labels; .* first_label = 1",
+        ),
         (
             "softmax",
             {"y": (1, 3)},

@@ -15,6 +15,8 @@ from .labels import labels_of
 
 # What RT-DETR, RF-DETR, D-FINE and DEIM keep of a picture (`num_top_queries`, `num_select`).
 MOST_OF_SIGMOID = 300
+RF_DETR = ("dets", "labels")
+"""What its exporter calls boxes and logits, of which it has one more than it has been taught."""
 
 
 def detr(network: Network) -> Decoder:
@@ -23,9 +25,9 @@ def detr(network: Network) -> Decoder:
     Roles `boxes`: [1, N, 4] center x, center y, width, height in 0..1 of the input; `logits`:
     [1, N, C]. The labels tell which kind it is: as many as C, sigmoid; one less, softmax whose last
     class is "no object" (DETR's own 92 logits go with the 91 of COCO's numbering). Without labels
-    it cannot be told. Softmax gives a query its best class; sigmoid gives it each class that
-    reaches the threshold, the best 300 of all, as the published post-processings have it. Nothing
-    is suppressed: these networks need no suppression.
+    it cannot be told; RF-DETR's are a sigmoid, however many labels there are. Softmax gives a query
+    its best class; sigmoid gives it each class that reaches the threshold, the best 300 of all, as
+    the published post-processings have it. Nothing is suppressed: these networks need none.
     """
     width, height = network.picture_size()
     labels = labels_of(network)
@@ -53,6 +55,12 @@ def detr(network: Network) -> Decoder:
             f"output.labels: {len(labels.names)} labels (first_label {labels.first}) expect "
             f"logits of {classes} classes (sigmoid) or {classes + 1} (softmax, the last is no "
             f"object), found {found}"
+        )
+    if (boxes.spec.name, logits.spec.name) == RF_DETR and logits.spec.shape[2] == classes + 1:
+        raise ModelError(
+            f"output.labels: {logits.spec} are RF-DETR's, {classes + 1} classes after a sigmoid of "
+            f"which none is no object, found {len(labels.names)} labels; name all of them, or say "
+            "first_label = 1 where the first has no name"
         )
     scale = np.array([width, height] * 2, np.float32)
     selection = selection_of(network, suppressible=False)
