@@ -125,6 +125,70 @@ def test_open_model_zoo(tmp_path: Path) -> None:
     assert (manifest.decoder, manifest.input.color) == ("ssd", "bgr")
 
 
+# As the Open Model Zoo converts UltraFace and NanoDet-Plus.
+ALL_INSIDE = {
+    "mean_values": "input[127.0,127.0,127.0]",
+    "scale_values": "input[128.0,128.0,128.0]",
+    "reverse_input_channels": "True",
+}
+MEAN_AND_SCALE = {**ALL_INSIDE, "reverse_input_channels": "False"}
+NOTHING_INSIDE = {"mean_values": "()", "scale_values": "()", "reverse_input_channels": "False"}
+FACES = {"scores": (1, 4420, 2), "boxes": (1, 4420, 4)}
+
+
+@pytest.mark.parametrize("version", [10, 11])
+@pytest.mark.parametrize(
+    ("shapes", "size", "record", "color", "mean", "scale"),
+    [
+        (FACES, (240, 320), ALL_INSIDE, "bgr", 0, 1),
+        (FACES, (240, 320), NOTHING_INSIDE, "rgb", 127, 128),
+        ({"output": (1, 128, 112)}, (64, 96), MEAN_AND_SCALE, "bgr", 0, 1),
+        ({"output": (1, 378, 85)}, (64, 96), {"scale": "255.0"}, "rgb", 0, 1),
+        ({"output": (1, 378, 85)}, (64, 96), {"reverse_input_channels": "True"}, "bgr", 0, 255),
+        ({"output": (1, 126, 85)}, (64, 96), ALL_INSIDE, "bgr", 0, 1),
+    ],
+)
+def test_what_a_converter_has_put_inside(
+    shapes: Shapes,
+    size: tuple[int, int],
+    record: Mapping[str, str],
+    color: str,
+    mean: float,
+    scale: float,
+    version: int,
+    tmp_path: Path,
+) -> None:
+    """What an IR records as done inside is not done before it as well; YOLOX is BGR either way."""
+    manifest = taken(converted(tmp_path, network(tmp_path, shapes, (1, 3, *size)), record, version))
+    assert manifest.input.color == color
+    assert manifest.input.per_channel("mean", 3) == (mean,) * 3
+    assert manifest.input.per_channel("scale", 3) == (scale,) * 3
+
+
+@pytest.mark.parametrize("key", ["mean_values", "reverse_input_channels"])
+def test_a_part_inside_that_does_not_fit_the_rest(key: str, tmp_path: Path) -> None:
+    """A mean inside behind a scale outside, and channels turned behind a mean of each: asked."""
+    path = network(tmp_path, {"output": (1, 128, 112)})
+    made = draft(converted(tmp_path, path, {key: ALL_INSIDE[key]}, 11))
+    assert key in made.left[0]
+
+
+def converted(folder: Path, path: Path, record: Mapping[str, str], version: int) -> Path:
+    """Make an IR with its converter's record, as IR 10 and as OpenVINO 2023 have it."""
+    xml = to_ir(path, folder / "net.xml")
+    entries = "".join(f'<{key} value="{text}"/>' for key, text in record.items())
+    content = xml.read_text()
+    if version == 10:
+        text = f"<meta_data><cli_parameters>{entries}</cli_parameters></meta_data>"
+        content = content.replace("</net>", f"{text}</net>")
+    else:
+        text = f"<conversion_parameters>{entries}</conversion_parameters>"
+        head, _, tail = content.rpartition("</rt_info>")
+        content = f"{head}{text}</rt_info>{tail}"
+    xml.write_text(content)
+    return xml
+
+
 def test_faces(tmp_path: Path) -> None:
     """UltraFace by the count of its boxes, YuNet by its names."""
     outputs = {"scores": (1, 4420, 2), "boxes": (1, 4420, 4)}

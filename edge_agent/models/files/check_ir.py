@@ -12,7 +12,7 @@ import numpy as np
 
 from ...core.errors import ModelError
 from ...core.types import TensorSpec
-from .facts import NEUTRAL, OPENVINO_TYPES, NetworkFacts
+from .facts import CONVERSION, NEUTRAL, OPENVINO_TYPES, PUT_INSIDE, NetworkFacts
 from .finite import ensure_finite
 
 LEAST_VERSION = 10
@@ -148,6 +148,10 @@ class _Reader:
         elif self._path[:2] == ["net", "rt_info"] and len(self._path) > 2:
             if "value" in attributes:
                 self.metadata[" ".join(self._path[2:])] = attributes["value"]
+        elif self._path[:3] == ["net", "meta_data", "cli_parameters"] and len(self._path) == 4:
+            # IR before OpenVINO 2023: every option there is, most of them not given.
+            if tag in PUT_INSIDE and "value" in attributes:
+                self.metadata[f"{CONVERSION} {tag}"] = attributes["value"]
         elif tag == "edge" and len(self._path) == 3 and attributes.get("to-port", "0") == "0":
             source = attributes.get("from-layer", ""), attributes.get("from-port", "")
             self.sources[attributes.get("to-layer", "")] = source

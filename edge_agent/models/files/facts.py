@@ -10,6 +10,11 @@ from typing import Literal
 from ...core.frozen import record
 from ...core.types import TensorSpec
 
+CONVERSION = "conversion_parameters"
+"""In the metadata of an IR: begins what its converter was asked for."""
+PUT_INSIDE = ("mean_values", "scale_values", "scale", "reverse_input_channels")
+"""Of that: what it has put into the network of what is done to pixels."""
+
 
 @record(kw_only=True)
 class NetworkFacts:
@@ -24,8 +29,9 @@ class NetworkFacts:
     makers: Mapping[str, str]
     """By name of an output: the type of the operator whose numbers it gives."""
     metadata: Mapping[str, str]
-    """ONNX: `metadata_props`. IR: `rt_info`, a path of tags joined by spaces = value. TensorFlow
-    Lite: its description and the texts among its entries."""
+    """ONNX: `metadata_props`. IR: `rt_info`, a path of tags joined by spaces = value; what older
+    ones have in `meta_data` of their conversion, likewise. TensorFlow Lite: its description and the
+    texts among its entries."""
     nodes: int
     operators: frozenset[str]
     """Types of its nodes; of other domains than ONNX's own with the domain before a dot."""

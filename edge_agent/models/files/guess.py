@@ -17,7 +17,7 @@ from ...core.errors import ModelError
 from ...core.text import counted, printable
 from ...core.types import TensorSpec
 from . import infer_layout
-from .facts import NetworkFacts
+from .facts import CONVERSION, PUT_INSIDE, NetworkFacts
 
 COCO = 80
 _BINS = 4 * 8
@@ -25,6 +25,9 @@ _BINS = 4 * 8
 _ANCHORS = {8: 3, 16: 2, 32: 2, 64: 3}
 """Boxes that UltraFace has in each cell of a stride."""
 _CHANCES = frozenset({"Softmax", "SoftMax", "LogSoftmax", "Sigmoid"})
+
+# How an option that was not given is written down.
+_NOT_PUT = frozenset({"", "()", "[]", "{}", "None", "False"})
 
 _COLORS = (
     'input.color, input.mean and input.scale: as in training; usual are "rgb" with mean '
@@ -124,9 +127,25 @@ def _detector(
     *left: str,
     words: str = "",
 ) -> Draft:
-    """Make a detector's draft; its assumptions are the values of what is said."""
-    made = {"task": "detection", "input": {**picture.said, **input_}, "output": dict(output)}
+    """Make a detector's draft; its assumptions are the values of what is said.
+
+    Where *words* say how pictures go in, they count whatever an IR has inside.
+    """
+    inside = [] if words else _inside(picture.facts)
     assumed = [f"family: {family}, by the output {', '.join(map(str, picture.facts.outputs))}"]
+    if inside:
+        names = " and ".join(inside)
+        before = _before(input_, inside)
+        if before is None:
+            question = (
+                f"input.color, input.mean and input.scale: its converter has put {names} inside, "
+                f"which does not tell what {family} is given before that"
+            )
+            left = (question, *left)
+        else:
+            input_ = before
+            assumed.append(f"input: {names} inside already, as its converter has written into it")
+    made = {"task": "detection", "input": {**picture.said, **input_}, "output": dict(output)}
     if input_:
         assumed.append(f"input: {words or _in_words(input_)}, as its own code has it")
     if "threshold" in output:
@@ -135,6 +154,38 @@ def _detector(
     if "labels" not in output:
         assumed.append("labels: none are known, so classes are called by their numbers")
     return Draft(family, made, tuple(assumed), left)
+
+
+def _inside(facts: NetworkFacts) -> list[str]:
+    """Name what an IR's converter has put into it of what is done to pixels."""
+    return [key for key in PUT_INSIDE if _said_of(facts, key) not in _NOT_PUT]
+
+
+def _said_of(facts: NetworkFacts, key: str) -> str:
+    return facts.metadata.get(f"{CONVERSION} {key}", "").strip()
+
+
+def _before(input_: Mapping[str, Any], inside: list[str]) -> dict[str, Any] | None:
+    """Return what is left to be done before the network; None where that cannot be told.
+
+    What is inside is taken to be the family's own: each is one of its keys, or nothing can be told.
+    """
+    made = dict(input_)
+    turned, mean = "reverse_input_channels" in inside, "mean_values" in inside
+    scale = "scale_values" in inside or "scale" in inside
+    if not {"mean", "scale"} & made.keys():
+        # Pixels as they are: such a network was trained otherwise, and all of that is inside.
+        return made if turned and (mean or scale) else None
+    for key, put in (("mean", mean), ("scale", scale)):
+        if put and made.pop(key, None) is None:
+            return None
+    if mean and "scale" in made:
+        return None  # it is subtracted first
+    if turned:
+        if any(isinstance(made.get(key), list) for key in ("mean", "scale")):
+            return None
+        made["color"] = {"rgb": "bgr", "bgr": "rgb"}[made["color"]]
+    return made
 
 
 def _in_words(input_: Mapping[str, Any]) -> str:
