@@ -207,6 +207,8 @@ def alike(expected: Tensors, found: Tensors) -> Agreement:
             continue
         if one.size != other.size:
             return Agreement(False, f"output {name}: {one.size} numbers and {other.size}")
+        if np.isfinite(one).all() and not np.isfinite(other).all():
+            return Agreement(False, f"output {name}: holds values that are not finite")
         likeness = cosine(_unordered(one), _unordered(other))
         if likeness < LIKENESS:
             return Agreement(False, f"output {name}: cosine {likeness:.2f}, {LIKENESS} wanted")

@@ -15,6 +15,7 @@ from edge_agent.core.types import (
     Values,
 )
 from edge_agent.inference.compare import (
+    alike,
     compare_findings,
     cosine,
     matched,
@@ -128,6 +129,18 @@ def test_strictly_only_the_same_bits_are_no_distance(
 ) -> None:
     """NaN in the same place is the same; another type, or a truth value, is no number near."""
     assert strict_distance(one, other) == pytest.approx(distance)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_outputs_that_hold_no_numbers_are_unlike(wrong: float) -> None:
+    """They have no direction that a cosine could tell, unless the reference gives the like."""
+    one = np.linspace(0, 0.4, 160, dtype=np.float32).reshape(1, 8, 20)
+    bad = one.copy()
+    bad[0, 3, 4] = wrong
+    agreement = alike({"y": one}, {"y": bad})
+    assert not agreement.passed
+    assert "output y: holds values that are not finite" in agreement.why
+    assert alike({"y": bad}, {"y": one}).passed
 
 
 def test_cosine_of_what_points_the_other_way() -> None:
