@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from edge_agent.core.errors import ModelError
+from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.model import load_model
 from edge_agent.models.files.metadata import manifest_of
 from edge_agent.models.importing import import_model
 from tests.helpers.tiny_networks import constant_outputs, node, save_onnx
@@ -212,6 +214,17 @@ def test_an_open_size_comes_from_the_processor(tmp_path: Path) -> None:
     network = export(tmp_path, picture=("batch", 3, "height", "width"))
     manifest, _ = manifest_of(network, None, "1")
     assert (manifest.input.width, manifest.input.height) == (32, 32)
+
+
+def test_every_size_open(tmp_path: Path) -> None:
+    """As optimum exports: even the number of channels is open; its networks have them first."""
+    network = export(tmp_path, picture=("batch_size", "num_channels", "height", "width"))
+    with import_model(network) as imported:
+        spec = imported.folder.manifest.input
+        assert (spec.layout, spec.width, spec.height) == ("nchw", 32, 32)
+        model, _ = load_model(imported.folder, [EngineChoice("onnxruntime")], "picture")
+        assert model.engine.inputs[0].shape == (1, 3, 32, 32)
+        model.close()
 
 
 def test_a_folder_named_onnx(tmp_path: Path) -> None:

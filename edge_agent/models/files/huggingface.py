@@ -26,6 +26,7 @@ MAX_BYTES = 8 * 2**20
 # PIL's numbers of filters = the manifest's; Lanczos and Hamming have no counterpart.
 _FILTERS: Mapping[int, str] = {0: "nearest", 2: "linear", 3: "cubic", 4: "area"}
 _TIMM_FILTERS = {"nearest": "nearest", "bilinear": "linear", "bicubic": "cubic"}
+_LAYOUT = "nchw"
 _CLASSIFIER, _DETECTOR = "ForImageClassification", "ForObjectDetection"
 _CONVNEXT_CROP = 224 / 256
 """Its processor's own `crop_pct`."""
@@ -133,7 +134,7 @@ def _timm(
 ) -> tuple[dict[str, Any], list[str]]:
     given = config.get("pretrained_cfg")
     entries: Mapping[str, Any] = given if isinstance(given, dict) else config
-    spec, picture = infer_layout.picture_input(facts, where)
+    spec, picture = infer_layout.picture_input(facts, where, usual=_LAYOUT)
     size = entries.get("input_size")
     sides = size[1:] if isinstance(size, list) and len(size) == 3 else [None, None]
     _settle_size(picture, spec, sides[0], sides[1], where)
@@ -173,7 +174,7 @@ def _picture(
     processor: Mapping[str, Any], facts: NetworkFacts, where: str
 ) -> tuple[TensorSpec, Said, list[str]]:
     """Describe the input by a processor's entries."""
-    spec, said = infer_layout.picture_input(facts, where)
+    spec, said = infer_layout.picture_input(facts, where, usual=_LAYOUT)
     assumed: list[str] = []
     kind = _kind(processor)
     enlarging = any(name in kind for name in ("Levit", "PoolFormer"))

@@ -10,8 +10,15 @@ from ...core.types import TensorSpec
 from .facts import NetworkFacts
 
 
-def picture_input(facts: NetworkFacts, where: str) -> tuple[TensorSpec, dict[str, Any]]:
+def picture_input(
+    facts: NetworkFacts, where: str, *, usual: str | None = None
+) -> tuple[TensorSpec, dict[str, Any]]:
     """Find the input that takes pictures.
+
+    Args:
+        facts: of the network.
+        where: begins an error.
+        usual: layout of the exporter's networks, where one leaves even the channels open.
 
     Returns:
         Its spec, and its keys in a manifest's [input]: layout, color where it is gray, tensor
@@ -35,6 +42,8 @@ def picture_input(facts: NetworkFacts, where: str) -> tuple[TensorSpec, dict[str
         said["layout"], channels = "nchw", spec.shape[1]
     elif spec.shape[3] in {1, 3}:
         said["layout"], channels = "nhwc", spec.shape[3]
+    elif usual is not None and spec.shape[1:] == (None, None, None):
+        said["layout"], channels = usual, None
     else:
         raise ModelError(f"{where}: input {spec}: expected 1 or 3 channels, first or last")
     if channels == 1:
