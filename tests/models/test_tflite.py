@@ -19,6 +19,7 @@ from edge_agent.inference.engines.registry import readers
 from edge_agent.inference.model import Model, load_model
 from edge_agent.models.files.check_onnx import inspect
 from edge_agent.models.files.flatbuffer import Table
+from edge_agent.models.files.metadata import manifest_of
 from edge_agent.models.files.tensor_ranges import tensor_ranges
 from edge_agent.models.importing import import_model
 from edge_agent.models.manifest import load
@@ -96,6 +97,37 @@ def test_its_weights_are_found_for_blocks() -> None:
     """Blocks are cut at its buffers, which are nearly all of it."""
     ranges = tensor_ranges({"model.tflite": ASSET})["model.tflite"]
     assert sum(end - start for start, end in ranges) > 0.9 * ASSET.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("step", "zero", "mean", "scale"),
+    [
+        (1 / 127.5, -1, 128, 1),  # pixels in -1..1: signed bytes but for rounding
+        (1 / 64, 0, 127.5, 127.5 / 64),
+        (1 / 127.5, -65, 192.5, 1),
+    ],
+)
+def test_signed_bytes_of_another_step(
+    step: float, zero: int, mean: float, scale: float, content: bytes, tmp_path: Path
+) -> None:
+    """What the metadata normalise is quantised by the step of the input; here it is given one."""
+    graph = Table.root(content).tables(2)[0]
+    tensor = graph.tables(0)[int(graph.numbers(1, "<i")[0])]
+    given = tensor.table(4)
+    assert given is not None
+    changed = bytearray(content)
+    for form, place, value in (
+        ("<b", tensor.place(1, 1), 9),
+        ("<f", (given.vector(2, "<f") or (None,))[0], step),
+        ("<q", (given.vector(3, "<q") or (None,))[0], zero),
+    ):
+        assert place is not None
+        struct.pack_into(form, changed, place, value)
+    path = tmp_path / "signed.tflite"
+    path.write_bytes(changed)
+    manifest, _ = manifest_of(path, None, "1")
+    assert manifest.input.per_channel("mean", 3) == pytest.approx((mean,) * 3)
+    assert manifest.input.per_channel("scale", 3) == pytest.approx((scale,) * 3)
 
 
 def test_describe(tmp_path: Path) -> None:

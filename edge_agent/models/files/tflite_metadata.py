@@ -83,7 +83,7 @@ def _describe(
         "task: classification, by one output with labels",
         "resize: stretch, linear, as the Task Library has it",
     ]
-    picture |= _normalization(spec, inputs, assumed)
+    picture |= _normalization(spec, facts, inputs, assumed)
     if _is_gray(inputs):
         picture["color"] = "gray"
     output, made = _output(facts.outputs[0], labels, facts, where)
@@ -119,7 +119,9 @@ def _output(
     return output, f"decoder: {decoder}, as the network ends in {maker or 'its input'}"
 
 
-def _normalization(spec: TensorSpec, inputs: list[Table], assumed: list[str]) -> Said:
+def _normalization(
+    spec: TensorSpec, facts: NetworkFacts, inputs: list[Table], assumed: list[str]
+) -> Said:
     """Return mean and scale in units of 0..255, of what the input takes: floats or integers."""
     means: tuple[float, ...] = ()
     deviations: tuple[float, ...] = ()
@@ -132,12 +134,37 @@ def _normalization(spec: TensorSpec, inputs: list[Table], assumed: list[str]) ->
         assumed.append("mean and scale: 0 and 1, as the input takes bytes")
         return {}
     if spec.dtype == "int8":
+        made = _quantized(means, deviations, facts.steps.get(spec.name))
+        if made is not None:
+            assumed.append("mean and scale: those of its metadata, by the step of its input")
+            return made
         assumed.append("mean and scale: 128 and 1, as the input takes signed bytes")
         return {"mean": 128, "scale": 1}
     if not means or not deviations:
         assumed.append("mean and scale: 127.5 and 127.5; its metadata do not say them")
         means = deviations = (127.5,)
     return {"mean": list(means), "scale": list(deviations)}
+
+
+def _quantized(
+    means: tuple[float, ...], deviations: tuple[float, ...], step: tuple[float, int] | None
+) -> Said | None:
+    """Return mean and scale of signed bytes: normalised, then divided by the input's step.
+
+    None where the file does not say them, or where they are a pixel's signed byte but for rounding.
+    """
+    if not means or not deviations or step is None or len(means) != len(deviations):
+        return None
+    size, zero = step
+    scales = [size * deviation for deviation in deviations]
+    offsets = [mean - zero * scale for mean, scale in zip(means, scales, strict=True)]
+    away = [
+        abs((pixel - offset) / scale - (pixel - 128))
+        for offset, scale in zip(offsets, scales, strict=True)
+        for pixel in (0, 255)
+        if scale
+    ]
+    return {"mean": offsets, "scale": scales} if max(away, default=0) > 1 else None
 
 
 def _is_gray(inputs: list[Table]) -> bool:
