@@ -145,7 +145,9 @@ def compare_outputs(
     ):
         wanted, given = model.decode(expected, inputs), model.decode(found, inputs)
         agreement = compare_findings(wanted, given, tolerance)
-        if agreement.passed and finds_nothing(wanted) and finds_nothing(given):
+        # A list whose length the network decides may differ by a box in doubt.
+        fitting = all(found[name].shape == one.shape for name, one in expected.items())
+        if agreement.passed and fitting and finds_nothing(wanted) and finds_nothing(given):
             return alike(expected, found)
         return agreement
     return _compare_tensors(expected, found, tolerance)
