@@ -87,7 +87,6 @@ class Following:
             self._closing = True
             self._made.notify_all()
         if self._desk is not None:
-            self._desk.actions.close()
             self._desk.close()
 
     def problems(self) -> list[str]:

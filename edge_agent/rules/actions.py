@@ -128,12 +128,12 @@ class Actions:
     # The thread, and those of single posts
 
     def run(self) -> None:
-        """Post what waits, one at a time to each server, until closed."""
+        """Post what waits, one at a time to each server, until closed and nothing waits."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing.is_set() or self._next() is not None)
+                self._changed.wait_for(lambda: self._next() is not None or self._is_over)
                 post = self._next()
-                if self._closing.is_set() or post is None:
+                if post is None:
                     return
                 self._posts.remove(post)
                 self._busy.add(post.server)
@@ -148,6 +148,10 @@ class Actions:
         """Return the oldest post to a server that has time for it."""
         return next((post for post in self._posts if post.server not in self._busy), None)
 
+    @property
+    def _is_over(self) -> bool:
+        return self._closing.is_set() and not self._posts
+
     def _put_through(self, post: _Post) -> None:
         try:
             self._try(post)
@@ -160,7 +164,7 @@ class Actions:
         why: str | None = None
         for number in range(TRIES):
             if number and self._closing.wait(PAUSE_SECONDS):
-                return
+                break
             why, again = _posted(post)
             if why is None:
                 self._succeed(post.url)
@@ -169,11 +173,21 @@ class Actions:
                 break
         self._give_up(f"rule {post.rule}: {redact(post.url)}: {why}", post.url)
 
-    def close(self) -> None:
-        """End the threads; what waits is given up."""
+    def close(self, seconds: float = 0.0) -> None:
+        """End the threads, once what waits is posted, each in one try more.
+
+        Args:
+            seconds: what takes longer is given up.
+
+        """
         self._closing.set()
         with self._changed:
             self._changed.notify_all()
+            self._changed.wait_for(lambda: self._is_over and not self._busy, seconds)
+            left, self._posts = self._posts, deque()
+            self._changed.notify_all()
+        for post in left:
+            self._give_up(f"rule {post.rule}: {redact(post.url)}: the agent stops", post.url)
 
     def _give_up(self, why: str, what: str) -> None:
         with self._changed:

@@ -39,6 +39,8 @@ COUNT_SECONDS = 1.0
 """Between two messages of counts."""
 END_SECONDS = 0.5
 """For the broker to acknowledge the last events."""
+POST_SECONDS = 2.0
+"""For web servers to take what is posted of them."""
 
 
 class Desk:
@@ -159,6 +161,7 @@ class Desk:
             self._journal.settle(delivered=self._delivered)
             if closing and not self._events:
                 break
+        self.actions.close(POST_SECONDS)
         deadline = time.monotonic() + END_SECONDS
         while self._client.connected and not self._delivered and time.monotonic() < deadline:
             self._client.counters()  # takes the acknowledgements

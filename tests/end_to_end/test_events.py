@@ -297,6 +297,20 @@ def test_actions_are_carried_out_and_tried_again(
     assert server.bodies == [event] * 3
 
 
+def test_a_stop_posts_the_ends_too(
+    yard: Yard, broker: Mosquitto, listen: Listeners, agent: Agents, hook: Callable[..., Hook]
+) -> None:
+    """What a begin has switched on is switched off by the end, also where the agent stops."""
+    server = hook()
+    heard = listen(broker.port)
+    do = [{"http": server.url, "on": "begin"}, {"http": server.url, "on": "end"}]
+    running = agent(yard.settings(broker.url, {**PERSON, "do": do}))
+    wait_events(heard, lambda events: events)
+    assert running.stop() == 0
+    assert [each["state"] for each in server.bodies] == ["begin", "end"]
+    assert server.bodies[1]["why"] == "stopped"
+
+
 def test_servers_that_hang_or_redirect_are_one_line_and_hold_up_nothing(
     yard: Yard, broker: Mosquitto, listen: Listeners, agent: Agents, hook: Callable[..., Hook]
 ) -> None:
