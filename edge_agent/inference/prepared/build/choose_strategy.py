@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ....device.resources import crowded, usable_cpus
+from ....device.resources import usable_cpus
 from ..artifact import Artifact
 from ..load import MARGIN, SLACK_MS, choose
 from .measure import Measured, figures, load_once, measure_in_turns, one_core
@@ -14,8 +14,6 @@ from .weight_layout import Layout
 
 BARE_TOLERANCE = 1e-4
 """Relative distance up to which a session without prepared weights may go first."""
-CLEARLY = 0.2
-"""Share by which one look at the clock must tell two ways apart."""
 _BUSY_ROUNDS = 2
 """With one core, where little disturbs."""
 STEADY = 0.03
@@ -24,37 +22,6 @@ _MIB = 1024 * 1024
 
 Ways = Mapping[str, tuple[Artifact, str]]
 """By name: an artifact and the strategy to load it by. "staged <n>" for each number of stages."""
-
-
-def choose_for_now(artifact: Artifact, reference: Reference, table: dict[str, Any]) -> None:
-    """Choose how a network that fits in memory is loaded until that has been measured.
-
-    Args:
-        artifact: of one stage.
-        reference: has the network's own numbers.
-        table: of the artifact; gets the decision.
-
-    Raises:
-        ArtifactError: its numbers are not the network's.
-
-    """
-    reference.check_identical(artifact, "whole")
-    first, why = "whole", "nothing has been measured yet"
-    if usable_cpus() > 1 and table["session"]["threads"] > 1:
-        first = "parallel"
-        reference.check_identical(artifact, first)
-        # Where others want the processor, too, one look at the clock says nothing.
-        if not crowded() and reference.distance(artifact, "bare") <= BARE_TOLERANCE:
-            sample = reference.timed_sample(artifact)
-            prepared, bare = (
-                load_once(artifact, strategy, sample).total_ms for strategy in (first, "bare")
-            )
-            why = f"first result, measured once: {first} {prepared:.1f} ms, bare {bare:.1f} ms"
-            if bare < prepared * (1 - CLEARLY):
-                first = "bare"
-    table["settled"] = {"bare": "whole"}
-    table["decision"] = table["only"] = first
-    table["why"] = why
 
 
 def choose_resident(
