@@ -246,11 +246,11 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
-def run_in_background() -> None:
+def run_in_background(niceness: int = 10) -> None:
     """Leave the processor and the memory to the agent, and no core file on its disk."""
     import resource
 
-    os.nice(10)
+    os.nice(niceness)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Where memory runs out all the same, the kernel is to take this process, not the agent.
     Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

@@ -76,6 +76,23 @@ def test_killed_before_anything_is_prepared(own: Box) -> None:
         start.planned()
 
 
+def test_a_plan_without_a_form(own: Box) -> None:
+    """Until a model has a form, here for want of room, its starts are of the quick engine."""
+    own.more |= {"engine": "auto", "profile": "intel-cpu", "quota_mb": 1}
+    own.verbose = True
+    ballast = own.state / "prepared" / "ballast"
+    ballast.parent.mkdir(parents=True)
+    ballast.write_bytes(bytes(2_000_000))
+    with own.start() as start:
+        assert start.all_right()
+        wait_until(lambda: own.planned_forms() == [""], "a plan without a form")
+    with own.start() as start:
+        assert start.all_right()
+        assert "build" in start.steps()
+        assert "not loaded the quick way" not in start.words()
+        assert start.results()[0]["engine"] == QUICK
+
+
 def start_once_and_kill(box: Box) -> None:
     """Start the agent, and kill it as soon as it has a result."""
     agent = box.launch()

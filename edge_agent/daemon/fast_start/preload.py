@@ -172,6 +172,9 @@ def _begin_quick(planned: PlannedModel, index: int, drafting: Drafting | None) -
 
     if drafting is not None:
         return begin_quick(drafting.network(planned, index))
+    # Define the records of the plan, which nothing else may have imported yet.
+    import_module("edge_agent.inference.engines.engine")
+    import_module("edge_agent.models.manifest")
     return begin_quick(check_quick(unpack(planned.choice), unpack(planned.folder).network))
 
 

@@ -130,7 +130,7 @@ def prepare(
             question["key"] = key
             with _noted(store, key) as again:
                 if again:
-                    yields = never
+                    question["urgent"], yields = True, never
                 _work(question, "prepared", model, timeout_s, stopped, yields)
                 place = _commit(store, made, key)
             return read(str(place))
@@ -189,6 +189,7 @@ def _question(
         "kind": kind,
         "folder": str(folder),
         "budget_mb": budget_mb,
+        "urgent": False,
     }
 
 

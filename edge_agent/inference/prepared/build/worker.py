@@ -12,7 +12,7 @@ from typing import Any
 
 from xxhash import xxh3_64_hexdigest
 
-from ....core.child import answer_question
+from ....core.child import answer_question, run_in_background
 from ....core.files import disk_errors, replace_file
 from ...engines.engine import EngineChoice
 from ...engines.registry import capabilities
@@ -25,7 +25,8 @@ def make(question: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         question: `model`: folder of the model; `choice`: the engine's, as a mapping; `kind` of
-            sample; `key` of the artifact; `budget_mb`; `folder`: where to write it.
+            sample; `key` of the artifact; `budget_mb`; `folder`: where to write it; `urgent`:
+            with the agent's own priority.
 
     Returns:
         The strategy it will be loaded by, and why.
@@ -118,5 +119,12 @@ def _stage_graphs(table: Mapping[str, Any]) -> set[str]:
 
 _TASKS = {"make": make, "measure": measure}
 
+
+def _work(question: Mapping[str, Any]) -> dict[str, Any]:
+    # What has been cut off before has to be done before it is cut off again.
+    run_in_background(0 if question["urgent"] else 10)
+    return _TASKS[question["task"]](question)
+
+
 if __name__ == "__main__":
-    answer_question(lambda question: _TASKS[question["task"]](question), background=True)
+    answer_question(_work)
