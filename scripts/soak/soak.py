@@ -70,6 +70,8 @@ class Ears(Listener):
 
 CHILD_SECONDS = 30.0
 """How long a reading waits for the agent's children to end."""
+LEAST = 3
+"""Readings: `Body.judge` takes them in thirds."""
 
 
 @dataclass
@@ -281,7 +283,7 @@ def absent(stand: Stand, options: argparse.Namespace) -> dict[str, Any]:
     stand.wait(lost, "both cameras to be lost")
     pause = threading.Event()
     end = time.monotonic() + 60 * options.minutes
-    while time.monotonic() < end:
+    while time.monotonic() < end or len(stand.body.at) < LEAST:
         pause.wait(min(5.0, 6 * options.minutes))
         stand.body.look()
     if not lost():

@@ -21,6 +21,7 @@ from edge_agent.runtime.serving.tuning_results import FILE as TUNES
 from tests.helpers.push import QUICK
 from tests.helpers.signed_network import NETWORK, detector, expected, pictures, quantize
 from tests.helpers.support import (
+    PATIENCE,
     AgentProcess,
     Listener,
     Mosquitto,
@@ -68,7 +69,9 @@ class Device:
     def settings(self, **more: Any) -> str:
         pipeline = {"name": "p", "source": self._source, "model": "coco"}
         tables: dict[str, Any] = {"engine": "auto", "profile": "intel-cpu-vnni", **more}
-        tables |= {"models_dirs": [str(self.models)], "trial": QUICK}
+        # What is tried and compared beside other work leaves the processor to that.
+        trial = {**QUICK, "timeout_s": 3 * PATIENCE}
+        tables |= {"models_dirs": [str(self.models)], "trial": trial}
         return agent_settings("box", self._broker.url, [pipeline], **tables)
 
     def start(self, environ: dict[str, str] | None = None, **more: Any) -> AgentProcess:
@@ -82,7 +85,8 @@ class Device:
 
     def says(self, words: str) -> None:
         """Wait until the log says something, once it has the lines of what is waited for."""
-        wait_until(lambda: words in self.log.read_text(), f"the log to say {words!r}")
+        said = f"the log to say {words!r}"
+        wait_until(lambda: words in self.log.read_text(), said, 3 * PATIENCE)
 
     def results(self, version: str) -> list[dict[str, Any]]:
         """Return all that a version has had published."""
