@@ -41,12 +41,16 @@ class Condition:
         self._bits = (self._bits << 1 | (wanted != self._true)) & ((1 << self._of) - 1)
         if self._bits.bit_count() >= self._least:
             self._true, self._since, self._bits = wanted, now, 0
-        if self._true and not self.active and now - self._since >= self._rule.for_s:
-            self.active = True
-            return "begin"
         if not self._true and self.active:
             self.active = False
             return "end"
+        return self.last(now)
+
+    def last(self, now: float) -> Change | None:
+        """Go on in time without another result; return what changes with that."""
+        if self._true and not self.active and now - self._since >= self._rule.for_s:
+            self.active = True
+            return "begin"
         return None
 
     def reset(self) -> None:

@@ -23,7 +23,7 @@ from ..config.settings import Rule
 from ..core.frozen import record
 from ..core.types import Array, Detections, Outcome, Sample
 from ..runtime.pipelines.overlay import Shape
-from .conditions import Condition, measured
+from .conditions import Change, Condition, measured
 from .event import Event, State, Why
 from .geometry import Gates, Zones, anchors, margins, ones, where
 from .slots import grow
@@ -189,6 +189,8 @@ class Scene:
         self._counted = self._columns("count", "absent")
         self._lasting: dict[str, _Lasting] = {}
         """By rule: the events of conditions."""
+        self._facts_of: dict[str, dict[str, Any]] = {}
+        """By rule: what the latest result says of a condition."""
 
     def _columns(self, *when: str) -> Slots:
         """Return the columns of rules on objects of some kinds."""
@@ -357,6 +359,25 @@ class Scene:
                 self._updated = now
                 self._update_dwells(sample)
 
+    def still(self, sample: Sample) -> None:
+        """Go on in time: nothing has moved in a capture, so that the latest result holds in it.
+
+        It is none of the results that `frames` of a rule counts.
+
+        Args:
+            sample: the capture; all before it have been given to `result`.
+
+        """
+        with self._lock:
+            if self._closed or self._seq < 0 or sample.since <= self._gone_at:
+                return
+            # What moves next has stood until now.
+            self._note(sample)
+            self._tell_dwells(sample)
+            for _, rule, condition in self._conditions:
+                change = condition.last(sample.since)
+                self._tell(rule, condition, change, self._facts_of.get(rule.name, {}), sample)
+
     def _tell_crossings(self, view: _View, sample: Sample | None) -> None:
         for row, gate in where(view.crossed):
             self._cross(int(view.slots[row]), gate, int(view.crossed[row, gate]), sample)
@@ -455,6 +476,18 @@ class Scene:
         change = condition.step(value, sample.since, plain=plain)
         if rule.zone is not None:
             facts["zone"] = rule.zone
+        self._facts_of[rule.name] = facts
+        self._tell(rule, condition, change, facts, sample)
+
+    def _tell(
+        self,
+        rule: Rule,
+        condition: Condition,
+        change: Change | None,
+        facts: dict[str, Any],
+        sample: Sample,
+    ) -> None:
+        """Tell of a condition whose event begins, goes on or ends."""
         lasting = self._lasting.get(rule.name)
         if lasting is not None and facts.get("label") != lasting.facts.get("label"):
             facts = {}  # of another label than the event

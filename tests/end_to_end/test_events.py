@@ -559,3 +559,32 @@ def test_pictures_are_kept_up_to_the_limit_and_the_oldest_go_first(tmp_path: Pat
     assert kept is not None
     assert kept[0] == "p"
     assert len(list((tmp_path / "evidence").glob("*/*"))) == 3
+
+
+def test_who_stands_in_a_still_picture_dwells(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """With `motion` the frames of a still scene are not inferred, and time goes on in it."""
+    detector(tmp_path / "models" / "finder", [(0, 0.9, 0.1, 0.1, 0.4, 0.5)], ["person"])
+    clip = write_clip(tmp_path / "clip.avi", [plain(120)] * 25)
+    pipeline = {
+        "name": "door",
+        "source": f"file:{clip}?loop=1",
+        "model": "finder",
+        "motion": True,
+        "zones": [{"name": "yard", "polygon": YARD}],
+        "rules": [
+            {**PERSON, "for_s": 3.0, "picture": "crop"},
+            {"name": "empty", "when": "absent", "labels": ["dog"], "for_s": 3.0},
+        ],
+    }
+    heard = listen(broker.port)
+    agent(agent_settings("box", broker.url, [pipeline], models_dirs=[str(tmp_path / "models")]))
+    events = wait_events(heard, lambda events: len(events) == 2)
+    assert {(event["rule"], event["state"]) for event in events} == {
+        ("person", "begin"),
+        ("empty", "begin"),
+    }
+    # Not one of them comes with a result: what is told of is a frame that was left out.
+    inferred = {result["seq"] for result in heard.on(f"{D}/result/door")}
+    assert not inferred & {event["seq"] for event in events}

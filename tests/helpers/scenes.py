@@ -115,6 +115,12 @@ class Stage:
         self.scene.result("p", sample, outcome)
         return outcome.findings
 
+    def still(self, wait: float | None = None) -> None:
+        """Give the next frame as one in which nothing moves, which is not inferred."""
+        self.now += self.period if wait is None else wait
+        self.seq += 1
+        self.scene.still(Sample(self._picture, self.seq, int(self.now * 1e9), self.now))
+
     def told(self) -> list[tuple[str, str]]:
         """Give rule and state of all events so far."""
         return [(event.rule.name, event.state) for event in self.events]

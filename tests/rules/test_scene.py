@@ -250,3 +250,59 @@ def test_what_is_taken_for_something_else_leaves_under_a_label_of_the_rule() -> 
     for _ in range(8):
         stage.show(box(60, 60, label="dog", score=0.9))
     assert [event.label for event in stage.events] == ["person"]
+
+
+def test_time_goes_on_while_nothing_moves() -> None:
+    """Who stands in a still picture dwells, stays the same object, and can be absent."""
+    rules = [
+        rule("dwell", zone="yard", for_s=3.0, labels=["a"], picture="crop"),
+        {**rule("absent", for_s=3.0, labels=["b"]), "name": "none"},
+        {**rule("leave", zone="yard"), "name": "left"},
+    ]
+    stage = Stage(zones=YARD, rules=rules, rate=10)
+    for _ in range(8):
+        stage.show(box(60, 60))
+    for _ in range(20):
+        stage.still()
+    assert stage.told() == []
+    for _ in range(20):
+        stage.still()
+    assert sorted(stage.told()) == [("none", "begin"), ("r", "begin")]
+    begun = next(event for event in stage.events if event.rule.name == "r")
+    assert begun.facts["box"] == [55.0, 50.0, 65.0, 60.0]
+    assert begun.picture is not None
+    for _ in range(1000):
+        stage.still()
+    found = stage.show(box(61, 60))
+    assert found.tracks is not None
+    assert found.tracks.tolist() == [1]
+    assert len(stage.events) == 2
+    for _ in range(30):
+        stage.show()
+    assert stage.told()[2:] == [("r", "end"), ("left", "once")]
+
+
+def test_a_still_picture_is_no_result_that_counts() -> None:
+    """Of `frames` it is none: what one result says is not taken for settled by it."""
+    stage = Stage(rules=[rule("class", labels=["yes"], frames="3/4")])
+    stage.still()  # before any result
+    for label in ("no", "no", "no", "no", "yes", "yes"):
+        stage.give(Classes((label,), np.array([0.9], np.float32)))
+    for _ in range(20):
+        stage.still()
+    assert stage.told() == []
+    stage.give(Classes(("yes",), np.array([0.9], np.float32)))
+    assert stage.told() == [("r", "begin")]
+
+
+def test_a_recording_in_which_nothing_moves_keeps_its_tracks() -> None:
+    """What moves between two of its frames is told by their numbers, the still ones aside."""
+    stage = Stage(zones=YARD, rules=[rule("leave", zone="yard")], lossless=True)
+    for _ in range(10):
+        stage.show(box(60, 60))
+    for _ in range(300):
+        stage.still()
+    found = stage.show(box(60, 60))
+    assert found.tracks is not None
+    assert found.tracks.tolist() == [1]
+    assert stage.told() == []

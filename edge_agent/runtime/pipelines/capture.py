@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
@@ -109,6 +109,8 @@ class Capture:
         self._status = status
         self._errors = errors
         self._context = context
+        self.on_still: Callable[[Sample], object] = lambda _sample: None
+        """Called with each picture that is left out because nothing has moved in it."""
         self._motion = settings.motion
         self._masks = _masks(settings)
         """Replaced as a whole while frames go on."""
@@ -297,7 +299,9 @@ class Capture:
         needed = self._snapshots.needs(reading.data, self.queue.account.dropped["deadline"])
         # The gate gets each one, to know the background.
         if self._motion and not self._moved(reading.data) and not needed:
+            seq = self.queue.seq
             self.board.drop(self.queue, "still")
+            self.on_still(Sample(reading.data, seq, reading.time_ns, reading.since, reading.file))
             return True
         early = self._prepare_early(reading)
         return self.board.put(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import SecondStage
 from ...core.threads import ThreadGroup
+from ...core.types import Sample
 from ...inference.cost import Cost
 from ...inference.model import Model
 from ...models.manifest import threshold_trouble
@@ -140,6 +141,7 @@ class Pipeline:
             errors=self.errors,
             context=context or SourceContext(),
         )
+        self._capture.on_still = self._stay
 
     # Life
 
@@ -183,6 +185,13 @@ class Pipeline:
         stage = self._route.stage
         if stage is not None:
             stage.gone(switched_off=switched_off, at=time.monotonic())
+
+    def _stay(self, sample: Sample) -> None:
+        """Let time go on for what is followed from result to result."""
+        stage = self._route.stage
+        # Else a result is on its way of what was there before.
+        if stage is not None and self.queue.at_rest:
+            stage.still(sample)
 
     def _shapes(self) -> Sequence[Shape]:
         stage = self._route.stage

@@ -63,6 +63,9 @@ class ResultStage(Protocol):
     def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
         """Take that result once the sinks have it; as a sink does."""
 
+    def still(self, sample: Sample) -> None:
+        """Take a capture in which nothing has moved, so that the latest result holds in it."""
+
     def shapes(self) -> Sequence[Shape]:
         """Return what is drawn over pictures beside the findings."""
 
