@@ -4,9 +4,9 @@ Machined parts (washers, flanges, gears, plates, nuts), some of them with one de
 that moves below a camera. Needs: numpy, opencv-python-headless.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 
 import cv2
 import numpy as np
@@ -18,6 +18,7 @@ Rng = np.random.Generator
 
 LABELS = ("good", "crack", "chip", "missing-hole", "dent")
 FRAME = (640, 384)  # width, height of what is drawn
+RAIL = 24  # pixels at both sides where no part lies
 INPUT = (320, 192)  # width, height of what the model sees
 CLIP_SEED = 521  # no split of the training has it
 
@@ -26,6 +27,12 @@ CLIP_SEED = 521  # no split of the training has it
 # ---------------------------------------------------------------------------
 
 SUPERSAMPLE = 3
+
+# What must be seen of a part, and of its defect, for it to count; and what others may cover of a
+# good one, which looks broken otherwise.
+VISIBLE = 0.6
+VISIBLE_DEFECT = 0.75
+COVERED = 0.1
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,8 @@ def _polar(angle: npt.NDArray[np.float64], radius: npt.NDArray[np.float64]) -> F
 
 def _blob(rng: Rng, centre: Floats, radius: float) -> Floats:
     """Give an irregular closed outline, as broken material has."""
-    angle = np.sort(rng.uniform(0, 2 * np.pi, 11))
+    # Nearly even angles: with a wide gap between two of them it would be cut to a sliver.
+    angle = (np.arange(11) + rng.uniform(-0.3, 0.3, 11)) * (2 * np.pi / 11)
     return _polar(angle, radius * rng.uniform(0.65, 1.2, 11)) + centre
 
 
@@ -117,8 +125,16 @@ METALS: tuple[tuple[float, float, float], ...] = (  # blue, green, red
 )
 
 
-def draw_part(rng: Rng, light: float, label: int) -> Sprite:
-    """Draw one part, lit from the angle `light`."""
+def draw_part(rng: Rng, light: float, label: int, *, plain: bool = False) -> Sprite:
+    """Draw one part, lit from the angle `light`.
+
+    Args:
+        rng: draws everything about it.
+        light: angle.
+        label: of LABELS.
+        plain: its defect is plain to see, and not just there.
+
+    """
     kind = str(rng.choice(["washer", "flange", "gear", "plate", "nut"]))
     size = rng.uniform(36, 58) * (0.85 if kind == "nut" else 1.0)
     scale = size * SUPERSAMPLE
@@ -145,7 +161,11 @@ def draw_part(rng: Rng, light: float, label: int) -> Sprite:
 
     if LABELS[label] == "chip":
         whole = mask
-        for _ in range(12):  # between two teeth or beside a hole a bite may take next to nothing
+        wide = cv2.getStructuringElement(
+            cv2.MORPH_ELLIPSE, (round((0.26 if plain else 0.2) * scale),) * 2
+        )
+        least = (0.14 if plain else 0.08) * scale**2
+        for _ in range(24):  # between two teeth or beside a hole a bite may take next to nothing
             pick = int(rng.integers(len(outline)))
             reach = rng.uniform(0.24, 0.38)
             bite = np.zeros_like(mask)
@@ -153,8 +173,12 @@ def draw_part(rng: Rng, light: float, label: int) -> Sprite:
             cv2.fillPoly(bite, [fixed(place(broken))], 255, cv2.LINE_AA, 4)
             defect = cv2.min(bite, whole)
             mask = cv2.subtract(whole, bite)
-            if defect.sum() / 255 > 0.08 * scale**2:
+            # So much of it is wider than a crack.
+            if cv2.morphologyEx(defect, cv2.MORPH_OPEN, wide).sum() / 255 > least:
                 break
+        else:
+            if plain:
+                return draw_part(rng, light, label, plain=True)
 
     depth = cv2.distanceTransform((mask > 127).astype(np.uint8), cv2.DIST_L2, 3)
     bevel = rng.uniform(0.035, 0.075) * scale
@@ -163,28 +187,41 @@ def draw_part(rng: Rng, light: float, label: int) -> Sprite:
     inside = place(np.zeros((1, 2), np.float32))[0]
 
     if LABELS[label] == "crack":
-        crack = np.zeros_like(mask)
-        x, y, radius = holes[0] if rng.random() < 0.4 else (0, 0, 0)
-        heading = rng.uniform(0, 2 * np.pi)
-        if radius:  # from the bore outwards
-            start = np.float32([x + radius * np.cos(heading), y + radius * np.sin(heading)])
-        else:  # from the rim inwards
-            start = outline[int(rng.integers(len(outline)))]
-            heading = float(np.arctan2(-start[1], -start[0])) + rng.normal(0, 0.3)
-        line = _walk(rng, start, heading, rng.uniform(0.42, 0.75))
-        width = max(4, round(rng.uniform(0.05, 0.08) * scale))
-        cv2.polylines(crack, [fixed(place(line))], False, 255, width, cv2.LINE_AA, 4)
-        if rng.random() < 0.5:
-            branch = _walk(rng, line[3], heading + rng.choice([-0.9, 0.9]), 0.25)
-            cv2.polylines(crack, [fixed(place(branch))], False, 255, width - 2, cv2.LINE_AA, 4)
-        defect = cv2.min(crack, mask)
+        # From the rim a gear breaks between two teeth: that is where it is thinnest.
+        reach = np.hypot(*outline.T)
+        rim = outline[reach < reach.min() + 0.02] if kind == "gear" else outline
+        width = max(4, round(rng.uniform(0.065 if plain else 0.05, 0.08) * scale))
+        least = (0.45 if plain else 0.3) * scale * width
+        for _ in range(24):  # along a rim or into a hole hardly any of it may be on the part
+            crack = np.zeros_like(mask)
+            x, y, radius = holes[0] if rng.random() < 0.4 else (0, 0, 0)
+            heading = rng.uniform(0, 2 * np.pi)
+            if radius:  # from the bore outwards
+                start = np.float32([x + radius * np.cos(heading), y + radius * np.sin(heading)])
+            else:  # from the rim inwards
+                start = rim[int(rng.integers(len(rim)))]
+                heading = float(np.arctan2(-start[1], -start[0])) + rng.normal(0, 0.3)
+            line = _walk(rng, start, heading, rng.uniform(0.42, 0.75))
+            cv2.polylines(crack, [fixed(place(line))], False, 255, width, cv2.LINE_AA, 4)
+            if rng.random() < 0.5:
+                branch = _walk(rng, line[3], heading + rng.choice([-0.9, 0.9]), 0.25)
+                cv2.polylines(crack, [fixed(place(branch))], False, 255, width - 2, cv2.LINE_AA, 4)
+            defect = cv2.min(crack, mask)
+            inwards = depth[defect > 127].max(initial=0) > (0.15 * scale if plain else 0)
+            if defect.sum() / 255 > least and inwards:
+                break
+        else:
+            if plain:
+                return draw_part(rng, light, label, plain=True)
         soft = cv2.GaussianBlur(defect.astype(np.float32) / 255, (0, 0), 1.2)
         dark *= 1 - rng.uniform(0.65, 0.9) * soft
         height -= soft * bevel * 0.4
     elif LABELS[label] == "dent":
-        radius = rng.uniform(0.15, 0.24) * scale
+        radius = rng.uniform(0.18 if plain else 0.15, 0.24) * scale
+        if plain and depth.max() < 1.2 * radius:
+            return draw_part(rng, light, label, plain=True)  # from hole to rim it would be a crack
         # On the face, as wide as the part has one: cut by a rim or a hole it is taken for a chip.
-        room = np.argwhere(depth > min(radius, depth.max() * 0.85))
+        room = np.argwhere(depth > min(radius * (1.15 if plain else 1.0), depth.max() * 0.85))
         cy, cx = room[int(rng.integers(len(room)))]
         ys, xs = np.ogrid[:side, :side]
         squash = rng.uniform(0.75, 1.3)
@@ -277,8 +314,8 @@ class Truth:
         return boxes, np.array(self.labels, np.int64)
 
 
-@cache
-def _belt(seed: int) -> Floats:
+@lru_cache(maxsize=32)
+def _belt(seed: int, *, clean: bool) -> Floats:
     """Draw 1600 pixels of belt that join end to start."""
     rng = np.random.default_rng(seed)
     width, height = 1600, FRAME[1]
@@ -309,16 +346,20 @@ def _belt(seed: int) -> Floats:
     if rng.random() < 0.35:  # a green or blue belt
         tint *= np.float32([[1.1, 1.25, 0.75], [1.4, 0.95, 0.7]][int(rng.integers(2))])
     out = np.asarray(belt[..., None] * tint, np.float32)
-    for _ in range(int(rng.integers(5, 14))):
-        _litter(out, rng)
+    for _ in range(int(rng.integers(10, 28))):
+        _litter(out, rng, STAINS if clean else LITTER)
     return np.clip(out, 0.02, 1)
 
 
-def _litter(belt: Floats, rng: Rng) -> None:
-    """Leave something on the belt that is no part: swarf, oil, paper, a screw, tape."""
+STAINS = ("oil", "crumbs")
+LITTER = ("swarf", "oil", "paper", "screw", "tape", "crumbs")
+
+
+def _litter(belt: Floats, rng: Rng, kinds: Sequence[str]) -> None:
+    """Leave something on the belt that is no part."""
     height, width = belt.shape[:2]
     x, y = rng.uniform(60, width - 60), rng.uniform(30, height - 30)
-    kind = str(rng.choice(["swarf", "oil", "paper", "screw", "tape", "crumbs"]))
+    kind = str(rng.choice(kinds))
     here = np.float32([x, y])
     if kind == "swarf":
         turn = np.linspace(0, rng.uniform(2, 9), 40)
@@ -363,11 +404,12 @@ class Scene:
     light: float
     parts: list[Placed]
     rail: float = 0.55  # brightness of the rails at both sides; 0: none
+    clean: bool = False  # nothing on the belt that could be seen through a hole as part of a part
 
     def frame(self, offset: float, look: Look, rng: Rng) -> tuple[Bytes, Truth]:
         """Draw what the camera sees with the belt moved on by `offset`."""
         width, height = FRAME
-        belt = _belt(self.belt)
+        belt = _belt(self.belt, clean=self.clean)
         start = offset % belt.shape[1]
         whole = int(start)
         columns = (np.arange(width + 1) + whole) % belt.shape[1]
@@ -439,7 +481,8 @@ class Scene:
             sprite = placed.sprite
             left, top, _, _ = self._where(placed, offset)
             solid = sprite.alpha > 0.5
-            mine = _window(owner, left, top, solid.shape) == number
+            there = _window(owner, left, top, solid.shape)
+            mine = there == number
             ys, xs = np.nonzero(solid)
             fx, fy = placed.x - offset - solid.shape[1] / 2, placed.y - solid.shape[0] / 2
             box = (
@@ -451,16 +494,18 @@ class Scene:
             if box[2] - box[0] < 4 or box[3] - box[1] < 4:
                 continue
             label = sprite.label
-            if np.count_nonzero(mine & solid) / np.count_nonzero(solid) < 0.6:
+            whole = np.count_nonzero(solid)
+            hidden = np.count_nonzero(mine & solid) < VISIBLE * whole
+            covered = np.count_nonzero(solid & (there >= 0) & ~mine) > COVERED * whole
+            if hidden or (covered and not label):
                 label = -1
             elif label:
                 # A chip is where there is no part: it is seen where no other part lies on it.
-                there = _window(owner, left, top, solid.shape)
                 clear = (there == number) | (there == 0)
                 share = np.count_nonzero(clear & sprite.defect) / max(
                     np.count_nonzero(sprite.defect), 1
                 )
-                label = label if share > 0.6 else (0 if share < 0.15 else -1)
+                label = label if share > VISIBLE_DEFECT else -1
             truth.boxes.append(box)
             truth.labels.append(label)
             truth.parts.append(index)
@@ -469,7 +514,7 @@ class Scene:
     def _rails(self, image: Floats) -> None:
         if not self.rail:
             return
-        for top, bottom in ((0, 22), (FRAME[1] - 22, FRAME[1])):
+        for top, bottom in ((0, RAIL - 2), (FRAME[1] - RAIL + 2, FRAME[1])):
             ramp = np.sin(np.linspace(0.3, 2.9, bottom - top)).astype(np.float32)
             image[top:bottom] = (self.rail * ramp)[:, None, None]
             for x in range(40, FRAME[0], 110):
@@ -540,20 +585,39 @@ def random_look(rng: Rng) -> Look:
 
 
 def fill(
-    rng: Rng, light: float, start: float, end: float, per_100: float, good: float
+    rng: Rng,
+    light: float,
+    start: float,
+    end: float,
+    per_100: float,
+    good: float,
+    *,
+    plain: bool = False,
 ) -> list[Placed]:
-    """Lay parts on a stretch of belt, a few of them over another one."""
+    """Lay parts on a stretch of belt, a few of them over another one.
+
+    Args:
+        rng: draws the parts and their places.
+        light: angle.
+        start: pixels along the belt.
+        end: pixels along the belt.
+        per_100: parts to 100 pixels.
+        good: share of good ones.
+        plain: as on a line that is set up well: defects are plain to see, and no part covers much
+            of another.
+
+    """
     parts: list[Placed] = []
     for _ in range(int(rng.poisson((end - start) / 100 * per_100))):
         label = 0 if rng.random() < good else int(rng.integers(1, len(LABELS)))
-        sprite = draw_part(rng, light, label)
+        sprite = draw_part(rng, light, label, plain=plain)
         touching = rng.random() < 0.05
         for _attempt in range(25):
             x, y = (
                 rng.uniform(start, end),
-                rng.uniform(20 + sprite.size, FRAME[1] - 20 - sprite.size),
+                rng.uniform(RAIL + sprite.size, FRAME[1] - RAIL - sprite.size),
             )
-            gap = 0.62 if touching else 1.03
+            gap = (0.92 if plain else 0.62) if touching else 1.03
             if all(np.hypot(x - p.x, y - p.y) > gap * (sprite.size + p.sprite.size) for p in parts):
                 parts.append(Placed(sprite, x, y))
                 break
@@ -576,8 +640,8 @@ def laid_out(seconds: float = CLIP_SECONDS) -> tuple[Scene, Rng]:
     """Lay the parts of the clip, or of a longer run of the same line, on its belt."""
     rng = np.random.default_rng(CLIP_SEED)
     light = rng.uniform(0, 2 * np.pi)
-    parts = fill(rng, light, -20, 125 * seconds, 1.2, 0.5)
-    return Scene(CLIP_SEED * 1000, light, parts), rng
+    parts = fill(rng, light, -20, 125 * seconds, 1.2, 0.5, plain=True)
+    return Scene(CLIP_SEED * 1000, light, parts, clean=True), rng
 
 
 def clip(fps: int = CLIP_FPS, seconds: float = CLIP_SECONDS) -> Iterator[tuple[Bytes, Truth]]:

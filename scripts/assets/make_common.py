@@ -63,7 +63,7 @@ def seed_everything(seed: int) -> None:
 def trains_in_bf16() -> bool:
     """Say whether this CPU multiplies bfloat16 in hardware; elsewhere it would be slower."""
     try:
-        return "amx_bf16" in Path("/proc/cpuinfo").read_text()
+        return "_bf16" in Path("/proc/cpuinfo").read_text()
     except OSError:
         return False
 

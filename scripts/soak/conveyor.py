@@ -11,8 +11,8 @@ other however long that takes; of those that are dropped the agent is not even t
 
 For each it says how many parts have crossed of those that were drawn so; how far the totals by
 label are from the labels that the detector gave these parts most on their way to the line; and how
-far from what was drawn. Ends with 1 unless the first two are exact, with dropped
-frames within one in a hundred. The third is the detector's: its card says how often it is wrong.
+far from what was drawn. Ends with 1 unless all are exact, with dropped frames within one in a
+hundred.
 
 Drawing takes about a minute for each minute, on one core; with `--frames` it is kept for next time.
 """
@@ -129,6 +129,7 @@ def good(verdict: Verdict) -> bool:
         verdict.parts > 0
         and abs(verdict.crossed - verdict.parts) + verdict.back <= may
         and verdict.tracker_wrong <= 2 * may
+        and verdict.model_wrong <= may
     )
 
 

@@ -56,7 +56,7 @@ def test_times_every_way_to_a_first_result(kind: str, tmp_path: Path, cache: Pat
     done = run_cli("bench", "cold-start", model, *options)
     assert done.returncode == 0, done.stderr
     (figures,) = (json.loads(line) for line in done.stdout.splitlines())
-    assert figures["model"] == ("random-1-mb@1" if kind == "classes" else "parts-inspection@2")
+    assert figures["model"] == ("random-1-mb@1" if kind == "classes" else "parts-inspection@3")
     assert (figures["cold"], figures["disk_mbps"], figures["runs"]) == ("model", None, 1)
     wanted = VARIANTS if kind == "classes" else (*SCRIPTS, "agent-first")
     assert tuple(figures["variants"]) == wanted

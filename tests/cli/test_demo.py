@@ -56,7 +56,7 @@ def test_results_arrive_and_it_ends_by_itself(tmp_path: Path) -> None:
     summary, after = ended.stdout.splitlines()[-2:]
     assert after.startswith("next     edge-agent try SOURCE MODEL")
     assert summary.startswith("conveyor: ")
-    assert "parts-inspection@2 on " in summary
+    assert "parts-inspection@3 on " in summary
     assert re.search(r"age p50 [\d.]+ p95 [\d.]+ p99 [\d.]+ ms", summary)
     assert not list(tmp_path.glob("edge-agent*"))
 
