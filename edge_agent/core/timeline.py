@@ -42,6 +42,10 @@ class Timeline:
         """Record the duration of a step; only the first one of a step counts."""
         self._ms.setdefault(step, round(seconds * 1e3, 1))
 
+    def has(self, step: str) -> bool:
+        """Whether a step is recorded."""
+        return step in self._ms
+
     def mark_published(self) -> None:
         """Record that a result is published; the first one ends the timeline."""
         if not self._over and "first_publish" not in self._ms:

@@ -38,6 +38,7 @@ from ..runtime.pipelines.runner import Runner
 from .fast_start import readahead
 from .fast_start.fingerprint import digest
 from .fast_start.plan import forget
+from .fast_start.preload import FIRST_SECONDS, Preload
 from .fast_start.reexec import hold_signals, restart
 from .following import Following
 from .hang_watch import HANG_SECONDS, HangWatch
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from ..runtime.serving.planned_model import PlannedModel
     from .control import Control
     from .fast_start.plan import Plan
-    from .fast_start.preload import Preload
     from .inventory import Inventory
 
 log = logging.getLogger(__name__)
@@ -207,14 +207,16 @@ class Agent:
                 if quick.form:
                     log.warning("model %s: not from its prepared form: %s", quick.name, problem)
                 else:
-                    # What is wrong with it is said where it is loaded in the usual way.
-                    log.debug("model %s: not loaded the quick way: %s", quick.name, problem)
+                    log.info("model %s: not loaded the quick way: %s", quick.name, problem)
             else:
                 arm = Arm(quick.name, quick.version, 1)
                 self._runner.active.put(arm, quick.kind, model)
                 if self._drafted:
                     told = arm.reference, model.id, engine_words(model.engine.label)
                     log.info("model %s is live as %s on %s", *told)
+                if index == 0 and self._timeline.has("first_frame"):
+                    self._timeline.first.wait(FIRST_SECONDS)
+            early.first_is_served.set()
             self._runner.start_others()
         while self._runner.expects() and self._timeline.age < FIRST_RESULT_SECONDS:
             if self._timeline.first.wait(0.1) or self._closing:

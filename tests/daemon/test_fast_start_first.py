@@ -285,6 +285,7 @@ def test_sources_of_other_models_wait_for_the_most_urgent_one(
         lambda: all(heard.on(f"edge/many/result/p-{name}") for name in ("low", "high", "middle")),
         "a result of each",
     )
+    assert heard.wait_for(lambda all_: all_[0].topic, "the first") == "edge/many/result/p-high"
     words = running.words()
     live = words.index("model high is live")
     assert words.index("source of p-high: running") < words.index("source of p-low: running")

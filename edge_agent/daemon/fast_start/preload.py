@@ -23,6 +23,9 @@ from .readahead import ReadAhead, cached, start_read_ahead
 if TYPE_CHECKING:
     from .drafting import Drafting
 
+FIRST_SECONDS = 1.0
+"""That the first model of several has the processor to itself for its first result."""
+
 
 class Preload:
     """The libraries and models of a start, being loaded in the background."""
@@ -37,6 +40,8 @@ class Preload:
         self._timeline = timeline
         self._reading: ReadAhead | None = None
         self._models: list[PreloadedModel] = []
+        self.first_is_served = threading.Event()
+        """Set when the first model has given its first result, or need not be waited for."""
 
     def import_engine(self) -> None:
         """Import NumPy, and the engine that gives first results.
@@ -80,7 +85,9 @@ class Preload:
         self._import_numpy()
         if begun:
             self._need(ENGINE)
-            work = partial(_load, begun, drafting, self._reading, self._timeline)
+            work = partial(
+                _load, begun, drafting, self._reading, self._timeline, self.first_is_served
+            )
             threading.Thread(target=work, name="preload", daemon=True).start()
         elif drafting is not None:
             drafting.close()
@@ -199,6 +206,7 @@ def _load(
     drafting: Drafting | None,
     reading: ReadAhead | None,
     timeline: Timeline,
+    first_is_served: threading.Event,
 ) -> None:
     if reading is not None:
         # A slow disk: the libraries first, without which no weight is of any use.
@@ -209,5 +217,7 @@ def _load(
         start = time.monotonic()
         begun.load(drafting)
         timeline.record("build", time.monotonic() - start)
+        if begun is not models[-1]:
+            first_is_served.wait(FIRST_SECONDS)
     if drafting is not None:
         drafting.close()
