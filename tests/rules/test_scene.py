@@ -287,11 +287,11 @@ def test_a_still_picture_is_no_result_that_counts() -> None:
     stage = Stage(rules=[rule("class", labels=["yes"], frames="3/4")])
     stage.still()  # before any result
     for label in ("no", "no", "no", "no", "yes", "yes"):
-        stage.give(Classes((label,), np.array([0.9], np.float32)))
+        stage.give(Classes((label,), (0.9,)))
     for _ in range(20):
         stage.still()
     assert stage.told() == []
-    stage.give(Classes(("yes",), np.array([0.9], np.float32)))
+    stage.give(Classes(("yes",), (0.9,)))
     assert stage.told() == [("r", "begin")]
 
 
