@@ -207,7 +207,11 @@ class Agent:
                 if quick.form:
                     log.warning("model %s: not from its prepared form: %s", quick.name, problem)
                 else:
-                    log.info("model %s: not loaded the quick way: %s", quick.name, problem)
+                    # What is wrong with the model is said where it is loaded in the usual way; a
+                    # mistake of ours would be seen nowhere else.
+                    level = logging.DEBUG if problem.__cause__ is None else logging.INFO
+                    words = "model %s: not loaded the quick way: %s"
+                    log.log(level, words, quick.name, problem)
             else:
                 arm = Arm(quick.name, quick.version, 1)
                 self._runner.active.put(arm, quick.kind, model)
