@@ -619,6 +619,11 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
         ModelError: manifest and network do not fit each other.
 
     """
+    if folder.network.suffix == ".tflite":
+        from ..models.files.check_onnx import inspect
+        from ..models.files.tflite_metadata import in_steps
+
+        folder = replace(folder, manifest=in_steps(folder.manifest, inspect(folder.network)))
     try:
         prepare = build_preprocessor(folder.manifest.input, engine.inputs, kind, engine.fold)
         outputs = beside_state(folder.manifest.input, engine)

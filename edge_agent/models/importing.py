@@ -186,9 +186,12 @@ def file_of(path: Path) -> Path:
             if found:
                 names = ", ".join(str(one.relative_to(path)) for one in found)
                 raise ModelError(f"{path}: several networks and no {MANIFEST}: name one of {names}")
+        found = sorted(path.glob("*.tflite"))
+        if len(found) == 1:  # Teachable Machine's zip, unpacked
+            return found[0]
         others = sorted(one for one in path.iterdir() if one.suffix in _HINTS)
     hint = f"; {others[0].name} is there{hint_of(others[0])}" if others else ""
-    raise ModelError(f"{path}: neither {MANIFEST} nor an .onnx or .xml in it{hint}")
+    raise ModelError(f"{path}: neither {MANIFEST} nor an .onnx, .xml or .tflite in it{hint}")
 
 
 def _is_network(path: Path) -> bool:

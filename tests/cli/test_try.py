@@ -586,7 +586,10 @@ FAILURES: dict[str, tuple[list[str], str]] = {
     "a camera that is not there": (["/dev/video77", "light"], "/dev/video77: No such file"),
     "a folder without pictures": (["light", "light"], "holds no pictures"),
     "something that is no video": (["light/model.toml", "light"], "is not a video"),
-    "something that is no model": (["p", "p"], "p: neither model.toml nor an .onnx or .xml in it"),
+    "something that is no model": (
+        ["p", "p"],
+        "p: neither model.toml nor an .onnx, .xml or .tflite in it",
+    ),
     "a signal's model on pictures": (["p", "loud"], "the source gives pictures"),
     "a picture's model on rows": (["csv:rows.csv", "colored"], "the source gives rows of numbers"),
 }

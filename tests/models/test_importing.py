@@ -105,7 +105,7 @@ def test_folder_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "net.h5").write_bytes(b"x")
     refused(tmp_path, "model.toml", "net.h5", "tf2onnx")
     (tmp_path / "net.h5").unlink()
-    refused(tmp_path, "neither model.toml nor an .onnx or .xml")
+    refused(tmp_path, "neither model.toml nor an .onnx, .xml or .tflite")
 
 
 def test_a_file_that_a_manifest_beside_it_describes(tmp_path: Path) -> None:

@@ -7,16 +7,25 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.errors import SampleError
 from ...core.frozen import record
 from ...core.types import Detections
 from ...models.decoders import DECODERS
-from .decoder import Floats, Network, ensure_finite
+from .decoder import Floats, Network, Output, ensure_finite
+from .grids import lay_grid
 from .labels import Labels
 
 Indices = NDArray[np.intp]
 
 # Suppression compares pairs: what a threshold near 0 lets through must not take seconds.
 MOST_CANDIDATES = 3000
+NORMALIZED_AT_MOST = 2.0
+"""Boxes within this are in 0..1 of the input: no real box is this few pixels."""
+_ANCHORED_STRIDES = ((8, 16, 32), (8, 16, 32, 64))
+_DECODED = 0.9
+"""Share of all rows whose boxes lie where their cells are, at least."""
+_ANCHORS = 3
+"""Of YOLOv5 and v7, in each cell."""
 IOU = 0.45
 """Of suppression, where a manifest does not say."""
 
@@ -93,6 +102,59 @@ def corners(centers: Floats) -> Floats:
     """Turn boxes (n, 4) center x, center y, width, height into x1, y1, x2, y2."""
     half = centers[:, 2:] * np.float32(0.5)
     return np.concatenate((centers[:, :2] - half, centers[:, :2] + half), axis=1)
+
+
+def in_pixels(network: Network, boxes: Floats) -> Floats:
+    """Return boxes in pixels of the input, be they given in 0..1 of it.
+
+    So TensorFlow's exports of YOLOv5 and v8 give them (ultralytics `tf_model`, `saved_model`).
+
+    Args:
+        network: with the size of its picture.
+        boxes: (n, 4) center x, center y, width, height, or two corners; of the hits.
+
+    """
+    if not len(boxes) or (boxes > NORMALIZED_AT_MOST).any():
+        return boxes
+    return boxes * np.array([*network.picture_size()] * 2, np.float32)
+
+
+def ensure_decoded(network: Network, output: Output, table: Floats, rows: Indices) -> None:
+    """Check that boxes in 0..1 are a decoded network's, not numbers for anchors outside of it.
+
+    A decoded center lies within a cell and a half of its own cell: YOLOv5 and v7 give it as
+    `2 * sigmoid - 0.5` cells from there. TensorFlow's exports decode always.
+
+    Args:
+        network: with the size of its picture.
+        output: where the rows come from.
+        table: (n, width) all rows.
+        rows: those of the hits.
+
+    Raises:
+        SampleError: they are not decoded.
+
+    """
+    boxes = table[rows, :4]
+    if not len(boxes) or (boxes > NORMALIZED_AT_MOST).any():
+        return
+    if network.manifest.file.endswith(".tflite"):
+        return
+    size = network.picture_size()
+    for strides in _ANCHORED_STRIDES:
+        levels = [lay_grid(size, (stride,)) for stride in strides]
+        cells = np.concatenate([np.tile(level.cells, (_ANCHORS, 1)) for level in levels])
+        if len(cells) != len(table):
+            continue
+        steps = np.concatenate([np.tile(level.strides, (_ANCHORS, 1)) for level in levels])
+        away = table[:, :2] * np.array(size, np.float32) / steps - cells
+        if bool(((away > -1) & (away < 2)).all(axis=1).mean() > _DECODED):
+            return
+    raise SampleError(
+        f"output {output.spec.name}: all boxes lie within {NORMALIZED_AT_MOST:g} pixels, and not "
+        "where their cells are: anchors and grid are outside the network; export it with them "
+        "inside (YOLOv5 and v7: `export.py --grid`, YOLOv5-Lite: without `--concat`)"
+    )
 
 
 def detections(

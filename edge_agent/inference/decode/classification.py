@@ -14,14 +14,18 @@ from .activations import sigmoid
 from .decoder import Decoder, Floats, Network, Output, count_of, ensure_finite
 from .labels import check_classes, labels_of
 
+_ROUNDING = 0.02
+"""Of chances in float16 or eight bits."""
+
 
 def softmax(network: Network) -> Decoder:
     """Chances as the network gives them, its softmax (or sigmoids) done.
 
     Role `scores`: one number a class; axes of one do not count. Integers become
-    (value - output.zero_point) * output.scale.
+    (value - output.zero_point) * output.scale. Logarithms of chances, as a LogSoftmax gives them,
+    become chances.
     """
-    return _classifier(network, lambda chances: chances)
+    return _classifier(network, _as_given)
 
 
 def logits(network: Network) -> Decoder:
@@ -35,19 +39,26 @@ def logits(network: Network) -> Decoder:
 def _classifier(network: Network, finish: Callable[[Floats], Floats]) -> Decoder:
     network.check_roles("scores")
     labels = labels_of(network)
-    output = _find_scores(network, labels.classes)
-    check_classes(labels, count_of(output.spec), f"output {output.spec}")
+    # A binary classifier ends in one sigmoid: the chance of the second of its two classes, as
+    # Keras' `class_names` and its documentation have it.
+    binary = labels.classes == 2 and labels.first == 0
+    output = _find_scores(network, None if binary and _ends_in_one(network) else labels.classes)
+    binary = binary and count_of(output.spec) == 1
+    if not binary:
+        check_classes(labels, count_of(output.spec), f"output {output.spec}")
     top_k = network.manifest.output.top_k
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Classes:
         values = output.read(outputs).reshape(-1)
-        if labels.classes is not None and len(values) != labels.classes:
+        if not binary and labels.classes is not None and len(values) != labels.classes:
             raise SampleError(
                 f"output {output.spec.name}: expected {labels.classes} classes as output.labels "
                 f"has them, found {len(values)}"
             )
         ensure_finite(output.spec.name, values)
         chances = finish(values)
+        if binary:
+            chances = np.concatenate((1 - chances, chances))
         indices = np.arange(len(chances))
         kept = indices[labels.is_named(indices) & (chances >= threshold)]
         best = kept[np.argsort(-chances[kept], kind="stable")][:top_k]
@@ -72,6 +83,27 @@ def _vectors(count: int | None) -> list[tuple[int | None, ...]]:
         *((1, count), (count,), (1, 1, count)),
         *((1, count, 1, 1), (1, 1, 1, count), (1, count, 1)),
     ]
+
+
+def _ends_in_one(network: Network) -> bool:
+    return len(network.outputs) == 1 and count_of(network.outputs[0]) == 1
+
+
+def _as_given(values: Floats) -> Floats:
+    """Return chances, be they given as their logarithms.
+
+    Raises:
+        SampleError: they are neither.
+
+    """
+    if len(values) > 1 and values.max() <= 0 and abs(np.exp(values).sum() - 1) < _ROUNDING:
+        return np.exp(values)
+    if values.max(initial=0) > 1 + _ROUNDING:
+        raise SampleError(
+            f"a score is {values.max():.4g}, which is no chance: the network ends without its "
+            'softmax (decoder = "logits"), or in integers (output.scale and output.zero_point)'
+        )
+    return values
 
 
 def _chances(values: Floats) -> Floats:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...core.errors import ModelError
 from ...core.types import Detections, Tensors
-from .boxes import IOU, Hits, best_classes, detections, selection_of
+from .boxes import IOU, NORMALIZED_AT_MOST, Hits, best_classes, detections, selection_of
 from .decoder import (
     Decoder,
     Floats,
@@ -24,12 +24,9 @@ from .labels import Labels, check_classes, labels_of
 
 ROLES = ("detections", "boxes", "boxes_yxyx", "scores", "classes")
 BOXES = ("boxes", "bboxes", "detection_boxes")
-SCORES = ("scores", "detection_scores", "confidences")
+SCORES = ("scores", "detection_scores", "confidences", "confs")
 CLASSES = ("labels", "classes", "class_ids", "detection_classes")
 INDEX_TYPES = ("int32", "int64")
-
-# A kept box beyond this cannot be in 0..1 of the input, and no real box is this few pixels.
-NORMALISED_AT_MOST = 2.0
 
 
 def ssd(network: Network) -> Decoder:
@@ -40,9 +37,10 @@ def ssd(network: Network) -> Decoder:
     [1, N, 5] x1, y1, x2, y2 in input pixels and score (Model API), else [N, 4] or [1, N, 4], in
     input pixels where any box that reaches the threshold goes beyond 2, else in 0..1; with
     `scores` [N], [1, N] or [1, N, classes]; and `classes` [N] or [1, N] where there are any.
-    TensorFlow's order y1, x1, y2, x2 is only taken where it is named: role `boxes_yxyx`. Boxes
-    whose rows the network leaves open must have their role or their usual name; they are of 4
-    where there are scores beside them, else of 5, which each result has to keep.
+    YOLOv4's [1, N, 1, 4] boxes with confs [1, N, classes] are such. TensorFlow's order y1, x1,
+    y2, x2 is only taken where it is named: role `boxes_yxyx`. Boxes whose rows the network leaves
+    open must have their role or their usual name; they are of 4 where there are scores beside them,
+    else of 5, which each result has to keep.
 
     Suppression runs only where nothing says it has been, scores for every class or no classes, or
     where the manifest asks for it with an `iou`.
@@ -128,7 +126,7 @@ def _parallel(network: Network, boxes: Output, *, flipped: bool) -> Decoder:
         placed = table[hits.rows]
         if flipped:
             placed = placed[:, [1, 0, 3, 2]]
-        if not (np.abs(placed) > NORMALISED_AT_MOST).any():
+        if not (np.abs(placed) > NORMALIZED_AT_MOST).any():
             placed = placed * scale
         return detections(boxes.spec.name, placed, hits, labels, selection)
 
@@ -140,7 +138,7 @@ def _find_boxes(network: Network) -> tuple[Output, bool]:
     named = network.manifest.output.names
     if "boxes_yxyx" in named:
         return network.need("boxes_yxyx", [(1, None, 4), (None, 4)]), True
-    patterns = [(1, None, 5), (None, 5), (1, None, 4), (None, 4)]
+    patterns = [(1, None, 1, 4), (1, None, 5), (None, 5), (1, None, 4), (None, 4)]
     boxes = network.need("boxes", patterns, names=BOXES)
     if boxes.spec.name.startswith("detection_boxes") and "boxes" not in named:
         raise ModelError(
@@ -171,8 +169,9 @@ def _width_by_scores(network: Network, boxes: Output) -> int:
 
 
 def _score_patterns(boxes: Output) -> list[Pattern]:
-    count = boxes.spec.shape[-2]
-    return [(1, count) if len(boxes.spec.shape) == 3 else (count,), (1, count, None)]
+    shape = boxes.spec.shape
+    count = shape[1] if len(shape) == 4 else shape[-2]
+    return [(count,) if len(shape) == 2 else (1, count), (1, count, None)]
 
 
 def _find_scores(network: Network, boxes: Output, labels: Labels) -> _Scores:

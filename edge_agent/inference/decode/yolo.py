@@ -9,7 +9,15 @@ import numpy as np
 
 from ...core.errors import ModelError, SampleError
 from ...core.types import Detections, Tensors
-from .boxes import Hits, best_classes, corners, detections, selection_of
+from .boxes import (
+    Hits,
+    best_classes,
+    corners,
+    detections,
+    ensure_decoded,
+    in_pixels,
+    selection_of,
+)
 from .decoder import Decoder, Floats, Network, Output, ensure_finite, ensure_finite_columns
 from .grids import check_grid, grid_for, grid_of
 from .labels import Labels, check_classes, labels_of
@@ -44,8 +52,8 @@ def yolox(network: Network) -> Decoder:
 def yolov5(network: Network) -> Decoder:
     """YOLOv5 and v7: [1, N, 5 + classes], boxes decoded.
 
-    Role `predictions`: center x, center y, width, height in input pixels, objectness, class
-    scores. Score = objectness * class.
+    Role `predictions`: center x, center y, width, height in input pixels or, of TensorFlow's
+    exports, in 0..1 of the input; objectness, class scores. Score = objectness * class.
     """
     network.picture_size()
     labels = labels_of(network)
@@ -55,7 +63,9 @@ def yolov5(network: Network) -> Decoder:
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
         table = output.read(outputs)[0]
         hits = _objects(output, table, threshold)
-        return detections(output.spec.name, corners(table[hits.rows, :4]), hits, labels, selection)
+        ensure_decoded(network, output, table, hits.rows)
+        boxes = corners(in_pixels(network, table[hits.rows, :4]))
+        return detections(output.spec.name, boxes, hits, labels, selection)
 
     return decode
 
@@ -63,9 +73,10 @@ def yolov5(network: Network) -> Decoder:
 def yolov8(network: Network) -> Decoder:
     """YOLOv8, v9, v11: one tensor without objectness, boxes decoded.
 
-    Role `predictions`: [1, 4 + classes, N] center x, center y, width, height in input pixels and
-    class scores. Also its transpose [1, N, 4 + classes], where the labels' count, or without
-    labels the shorter axis, leaves no doubt.
+    Role `predictions`: [1, 4 + classes, N] center x, center y, width, height in input pixels or,
+    of TensorFlow's exports, in 0..1 of the input; class scores. Also its transpose
+    [1, N, 4 + classes], where the labels' count, or without labels the shorter axis, leaves no
+    doubt.
     """
     network.picture_size()
     network.check_roles("predictions")
@@ -82,14 +93,14 @@ def yolov8(network: Network) -> Decoder:
         if transposed:
             ensure_finite_columns(output.spec.name, tensor, slice(4, None))
             hits = best_classes(tensor[:, 4:], threshold)
-            return detections(
-                output.spec.name, corners(tensor[hits.rows, :4]), hits, labels, selection
-            )
+            boxes = corners(in_pixels(network, tensor[hits.rows, :4]))
+            return detections(output.spec.name, boxes, hits, labels, selection)
         ensure_finite(output.spec.name, tensor[4:])
         best = tensor[4:].max(axis=0)
         rows = np.flatnonzero(best >= threshold)
         hits = Hits(rows, tensor[4:, rows].argmax(axis=0), best[rows])
-        return detections(output.spec.name, corners(tensor[:4, rows].T), hits, labels, selection)
+        boxes = corners(in_pixels(network, tensor[:4, rows].T))
+        return detections(output.spec.name, boxes, hits, labels, selection)
 
     return decode
 
@@ -97,7 +108,8 @@ def yolov8(network: Network) -> Decoder:
 def end_to_end(network: Network) -> Decoder:
     """YOLOv10, 26 and exports with suppression inside: [1, N, 6].
 
-    Role `predictions`: x1, y1, x2, y2 in input pixels, score, class. Nothing is suppressed here.
+    Role `predictions`: x1, y1, x2, y2 in input pixels or, of TensorFlow's exports, in 0..1 of
+    the input; score, class. Nothing is suppressed here.
     """
     network.picture_size()
     network.check_roles("predictions")
@@ -110,7 +122,8 @@ def end_to_end(network: Network) -> Decoder:
         ensure_finite(output.spec.name, table[:, 4:])
         rows = np.flatnonzero(table[:, 4] >= threshold)
         hits = Hits(rows, np.rint(table[rows, 5]).astype(np.intp), table[rows, 4])
-        return detections(output.spec.name, table[rows, :4], hits, labels, selection)
+        boxes = in_pixels(network, table[rows, :4])
+        return detections(output.spec.name, boxes, hits, labels, selection)
 
     return decode
 

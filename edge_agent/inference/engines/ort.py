@@ -244,8 +244,8 @@ def _dtype(native: str, where: str) -> str:
     name = _TYPES.get(native, native.removeprefix("tensor(").removesuffix(")"))
     try:
         return np.dtype(name).name
-    except TypeError:
+    except (TypeError, ValueError):
         raise EngineError(
             f"{where}: type {native}: only tensors of numbers are read; export it without texts "
-            "and maps (skl2onnx: integer labels, zipmap=False)"
+            "and maps (skl2onnx: integer labels, options={'zipmap': False})"
         ) from None

@@ -128,7 +128,10 @@ def fixed_shapes(spec: InputSpec, kind: Kind) -> FixShapes:
                 shapes[tensor.name] = tuple(size or 1 for size in tensor.shape)
             elif tensor is not chosen:
                 value = _numbers(tensor, spec.fixed[tensor.name])
-                shapes[tensor.name] = _fill(tensor, value.shape, "input.fixed")
+                # A single number fills a mask, also where its batch is open.
+                single = value.ndim == 0 and len(tensor.shape) > 2 and None not in tensor.shape[1:]
+                wanted = (1, *tensor.shape[1:]) if single else value.shape
+                shapes[tensor.name] = _fill(tensor, wanted, "input.fixed")
             elif kind == "picture":
                 shapes[tensor.name] = _open_picture(spec, tensor)
             else:

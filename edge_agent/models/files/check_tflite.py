@@ -75,6 +75,12 @@ _REFUSED: Mapping[int, str] = {
     144: "ASSIGN_VARIABLE",
     147: "BUCKETIZE",
 }
+_MENDS: Mapping[str, str] = {
+    "TFLite_Detection_PostProcess": "export the network without its post-processing, so that it "
+    "ends in raw boxes and scores (tflite_convert with output_arrays raw_outputs/box_encodings and "
+    "raw_outputs/class_predictions), or take the same model as .onnx or from the Open Model Zoo",
+}
+"""What to do about a custom operator."""
 _FIRST_STABLEHLO = 162
 # BuiltinOperator = the number of its options in their union, which a parser reads without asking
 # whether they are there. Of the others all options have a default.
@@ -221,9 +227,11 @@ def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
 def _code(table: Table, network: Path) -> int:
     code = max(table.number(0, "<b"), table.number(3, "<i"))
     if code == _CUSTOM or table.text(1):
+        name = table.text(1) or "without a name"
+        mend = _MENDS.get(name, "export it with built-in operators only")
         raise ModelError(
-            f"{network}: operator {table.text(1) or 'without a name'} is a custom one; libraries "
-            "of custom operators are not loaded"
+            f"{network}: operator {name} is a custom one, and libraries of custom operators are "
+            f"not loaded; {mend}"
         )
     if code in _REFUSED or code >= _FIRST_STABLEHLO:
         raise ModelError(

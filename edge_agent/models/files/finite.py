@@ -11,16 +11,20 @@ from ...core.types import Array
 
 # So that checking a weight of any size costs little memory.
 _CHUNK = 1 << 22
+_BOX = 4
 
 
 def ensure_finite(values: Array, what: str) -> None:
     """Check that weights are finite numbers.
 
     Infinities are accepted where all else is zero: that is a mask or a bound, which networks do
-    have as constants. Amid other numbers they are damage, as NaN is anywhere.
+    have as constants. They are accepted, too, where they fill whole rows of four: RT-DETR, D-FINE
+    and DEIM mark anchors at the border so (`_generate_anchors` in their decoders). Amid other
+    numbers they are damage, as NaN is anywhere.
 
     Args:
-        values: any shape; float16, float32 or float64, or uint16 for the bits of bfloat16.
+        values: any shape, in memory order; float16, float32 or float64, or uint16 for the bits of
+            bfloat16.
         what: names the tensor and its file.
 
     Raises:
@@ -28,6 +32,7 @@ def ensure_finite(values: Array, what: str) -> None:
 
     """
     others = infinite = False
+    boxes = values.size % _BOX == 0
     for chunk in _chunks(values):
         if _all_finite(chunk):
             others = others or bool(chunk.any())
@@ -37,11 +42,18 @@ def ensure_finite(values: Array, what: str) -> None:
             raise ModelError(f"{what} holds NaN; the file is damaged or its training diverged")
         infinite = True
         others = others or bool((np.isfinite(numbers) & (numbers != 0)).any())
-    if infinite and others:
+        boxes = boxes and _rows_are_whole(numbers)
+    if infinite and others and not boxes:
         raise ModelError(
             f"{what} holds infinities among its numbers; the file is damaged or its training "
             "diverged"
         )
+
+
+def _rows_are_whole(numbers: Array) -> bool:
+    """Whether rows of four are either finite or positive infinities only."""
+    infinite = np.isposinf(numbers).reshape(-1, _BOX)
+    return bool((infinite.all(1) == infinite.any(1)).all()) and not bool(np.isneginf(numbers).any())
 
 
 def _chunks(values: Array) -> Iterator[Array]:

@@ -24,7 +24,7 @@ _BINS = 4 * 8
 """Of NanoDet's distances."""
 _ANCHORS = {8: 3, 16: 2, 32: 2, 64: 3}
 """Boxes that UltraFace has in each cell of a stride."""
-_CHANCES = frozenset({"Softmax", "SoftMax", "LogSoftmax", "Sigmoid"})
+_CHANCES = frozenset({"Softmax", "SoftMax", "Sigmoid"})
 
 # How an option that was not given is written down.
 _NOT_PUT = frozenset({"", "()", "[]", "{}", "None", "False"})
@@ -62,7 +62,7 @@ def draft_of(facts: NetworkFacts) -> Draft:
     try:
         spec, said = infer_layout.picture_input(facts, "")
     except ModelError:
-        return _signal(facts)
+        return _other(facts) or _signal(facts)
     picture = _Picture(facts, spec, said)
     for guess in _FAMILIES:
         draft = guess(picture)
@@ -386,6 +386,56 @@ def _anomalib(picture: _Picture) -> Draft | None:
     )
 
 
+def _yolov4(picture: _Picture) -> Draft | None:
+    boxes, confs = (picture.outputs.get(name) for name in ("boxes", "confs"))
+    if boxes is None or confs is None or boxes.shape[2:] != (1, 4):
+        return None
+    return _detector(
+        picture,
+        "YOLOv4",
+        {"color": "rgb", "resize": "stretch", "scale": 255},
+        {"decoder": "ssd", "threshold": 0.4, "iou": 0.6},
+        _LABELS,
+    )
+
+
+def _unread(picture: _Picture) -> Draft | None:
+    """Return what a family is that no decoder reads, and what to export instead."""
+    outputs = picture.facts.outputs
+    names = {one.name for one in outputs}
+    shape = outputs[0].shape
+    rows = len(outputs) == 1 and len(shape) in {2, 3} and shape[-1] == 7
+    if rows and (len(shape) == 2 or shape[1] != 1):
+        family = "rows of seven numbers for each box, image and class among them"
+        mend = (
+            "YOLOv7: export it without --end2end, for decoder yolov5; YOLO-NAS: with "
+            "output_predictions_format=BATCH, for ssd; EfficientDet: with separate boxes, scores "
+            "and classes, for ssd"
+        )
+    elif any(one.name == "scale_factor" for one in picture.facts.inputs):
+        family = "PaddleDetection's, with its post-processing inside"
+        mend = "export it with -o export.exclude_nms=True, whose boxes and scores decoder ssd reads"
+    elif (
+        len(outputs) == 1
+        and len(shape) == 4
+        and shape[1] in {1, None}
+        and "map" in outputs[0].name.lower()
+    ):
+        family = "a map of anomalies without a score"
+        mend = "export it with its score: anomalib's has pred_score beside anomaly_map"
+    elif len(outputs) == 1 and len(shape) == 4 and picture.given["layout"] == "nhwc":
+        family = "classes in each cell of a grid, as Edge Impulse's FOMO gives them"
+        mend = "deploy a detector with boxes (SSD, YOLO), or read its cells from task raw"
+    else:
+        return None
+    found = ", ".join(sorted(names))
+    return Draft(
+        f"{family} ({found})",
+        {"task": "raw", "input": picture.said, "output": {"decoder": "raw"}},
+        left=(f"export: no decoder reads this. {mend}",),
+    )
+
+
 def _classifier(picture: _Picture) -> Draft | None:
     vectors = [one for one in picture.facts.outputs if _length(one) is not None]
     if len(picture.facts.outputs) != 1 or len(vectors) != 1 or _length(vectors[0]) == 1:
@@ -395,7 +445,7 @@ def _classifier(picture: _Picture) -> Draft | None:
     how = " (scores as they come)" if decoder == "softmax" else ""
     output: dict[str, Any] = {"decoder": decoder}
     left = [_LABELS, _COLORS, _RESIZE]
-    if "int" in vectors[0].dtype:
+    if "int" in vectors[0].dtype and vectors[0].name not in picture.facts.steps:
         left.append("output.scale and output.zero_point: of its integers, as its exporter has them")
     return Draft(
         f"a classifier of {_length(vectors[0])} classes, or as many numbers",
@@ -423,8 +473,32 @@ _FAMILIES: tuple[Callable[[_Picture], Draft | None], ...] = (
     _fastestdet,
     _queries,
     _anomalib,
+    _yolov4,
+    _unread,
     _classifier,
 )
+
+
+def _other(facts: NetworkFacts) -> Draft | None:
+    """Return what a network is that takes several pictures at once, or a tensor a column."""
+    many = [one for one in facts.inputs if len(one.shape) == 4 and (one.shape[0] or 1) > 1]
+    if len(many) == 1:
+        family = f"a network of {many[0].shape[0]} pictures at once ({printable(str(many[0]))})"
+        mend = "export it with a batch of 1, or an open one"
+    elif len(facts.inputs) > 1 and all(one.shape[1:] == (1,) for one in facts.inputs):
+        names = ", ".join(printable(one.name) for one in facts.inputs)
+        family = f"a table of one tensor a column ({names})"
+        mend = (
+            "export it with one tensor for all columns (skl2onnx: initial_types=[('X', "
+            f"FloatTensorType([None, {len(facts.inputs)}]))])"
+        )
+    else:
+        return None
+    return Draft(
+        family,
+        {"task": "raw", "input": {}, "output": {"decoder": "raw"}},
+        left=(f"export: {mend}",),
+    )
 
 
 def _signal(facts: NetworkFacts) -> Draft:

@@ -18,9 +18,6 @@ from . import guess, huggingface, model_api, tflite_metadata, ultralytics
 from .check_onnx import inspect
 from .facts import NetworkFacts
 
-_MOST_SCALE = 16
-"""What pixels may be divided by for an input of integers; floats are by 50 and more, or by 1."""
-
 
 def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest, list[str]]:
     """Build the manifest of a bare .onnx, .xml or .tflite.
@@ -41,10 +38,15 @@ def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest
     facts = inspect(network)
     where = str(network)
     fields = ultralytics.fields_of(network, facts)
-    if facts.kind == "tflite":
-        described, assumed = tflite_metadata.describe(network, facts, where)
-    elif fields is not None:
+    teachable = None
+    if facts.kind == "tflite" and fields is None and tflite_metadata.ENTRY not in facts.metadata:
+        teachable = tflite_metadata.teachable_machine(network, facts)
+    if fields is not None:
         described, assumed = ultralytics.describe(fields, facts, where)
+    elif teachable is not None:
+        described, assumed = teachable
+    elif facts.kind == "tflite":
+        described, assumed = tflite_metadata.describe(network, facts, where)
     elif (info := model_api.info_of(facts)) is not None:
         described, assumed = model_api.describe(info, facts, where)
     elif (config := huggingface.config_of(network)) is not None:
@@ -82,7 +84,9 @@ def _check_levels(manifest: Manifest, facts: NetworkFacts, where: str) -> None:
     taken = [spec for spec in facts.inputs if len(spec.shape) == 4 and "int" in spec.dtype]
     scales = manifest.input.scale
     largest = max(map(abs, [scales] if isinstance(scales, int | float) else scales), default=1)
-    if manifest.input.is_signal or len(taken) != 1 or largest <= _MOST_SCALE:
+    if manifest.input.is_signal or len(taken) != 1 or taken[0].name in facts.steps:
+        return
+    if largest <= tflite_metadata.MOST_INTEGER_SCALE:
         return
     raise ModelError(
         f"{where}: input {taken[0]} takes integers, but of pixels divided by {largest:g}, as they "

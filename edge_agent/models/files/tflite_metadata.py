@@ -6,18 +6,23 @@ metadata_schema.fbs of TensorFlow Lite, whose field numbers stand here.
 
 from __future__ import annotations
 
+import logging
 import zipfile
 import zlib
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import ModelError
 from ...core.types import TensorSpec
-from ..manifest import MAX_LABEL_BYTES, MAX_LABELS
+from ..manifest import MAX_LABEL_BYTES, MAX_LABELS, InputSpec, Manifest
 from . import infer_layout
 from .facts import NetworkFacts
 from .flatbuffer import Table
 from .protobuf import DamagedError
+
+log = logging.getLogger(__name__)
 
 ENTRY = "TFLITE_METADATA"
 IDENTIFIER = b"M001"
@@ -27,6 +32,11 @@ _AXIS_LABELS = 2
 _NORMALIZATION = 1
 _IMAGE = 2
 _GRAY = 2
+
+MOST_INTEGER_SCALE = 16
+"""What pixels may be divided by for an input of integers; floats are by 50 and more, or by 1."""
+_OUTSIDE = 5
+"""Steps by which a normalization may leave the range of integers: two percent, by rounding."""
 
 Said = dict[str, Any]
 
@@ -182,26 +192,121 @@ def _labels(output: Table, network: Path, where: str) -> tuple[str, ...]:
             f"{where}: labels: its metadata name none; write a labels.txt, one a line, and a "
             "model.toml that names it"
         )
-    text = _member(network, names[0], where)
+    text = member_of(network, names, MAX_LABEL_BYTES)
+    if text is None:
+        raise ModelError(f"{where}: {names[0]}: its metadata name it, and it cannot be read")
     labels = tuple(line.strip() for line in text.rstrip().splitlines())
     if not 0 < len(labels) <= MAX_LABELS:
         raise ModelError(f"{where}: {names[0]}: holds {len(labels)} labels")
     return labels
 
 
-def _member(network: Path, name: str, where: str) -> str:
-    """Read a text of the zip that a file ends in."""
+def member_of(network: Path, names: Sequence[str], most: int) -> str | None:
+    """Read a text of the zip that a file ends in; None where there is no such zip or member.
+
+    Args:
+        network: the file.
+        names: of the member; the first that is there is read.
+        most: bytes that it may have.
+
+    Raises:
+        ModelError: it is longer, or not text.
+
+    """
     try:
         with zipfile.ZipFile(network) as archive:
-            if len(archive.infolist()) > MAX_FILES:
-                raise ModelError(f"{where}: more than {MAX_FILES} files in its zip")
+            inside = archive.namelist()[: MAX_FILES + 1]
+            name = next((name for name in names if name in inside), None)
+            if name is None or len(inside) > MAX_FILES:
+                return None
             with archive.open(name) as member:
-                data = member.read(MAX_LABEL_BYTES + 1)
-    except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError, EOFError, zlib.error):
-        raise ModelError(f"{where}: {name}: its metadata name it, and it cannot be read") from None
-    if len(data) > MAX_LABEL_BYTES:
-        raise ModelError(f"{where}: {name}: larger than {MAX_LABEL_BYTES >> 20} MiB, not labels")
+                data = member.read(most + 1)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error):
+        return None
+    if len(data) > most:
+        raise ModelError(f"{network}: {name}: larger than {most >> 20} MiB")
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ModelError(f"{where}: {name}: is not UTF-8 text") from None
+        raise ModelError(f"{network}: {name}: is not UTF-8 text") from None
+
+
+def in_steps(manifest: Manifest, facts: NetworkFacts) -> Manifest:
+    """Return a manifest with what a file of integers states itself: the steps of its ends.
+
+    Mean and scale of floats become those of the integers that the input takes; where they do not
+    fit its step, pixels fill its range. The output's scale and zero point are the file's where the
+    manifest gives none.
+
+    Args:
+        manifest: of the model.
+        facts: of its network.
+
+    """
+    picture = [spec for spec in facts.inputs if len(spec.shape) == 4]
+    if len(picture) == 1 and not manifest.input.is_signal and picture[0].name in facts.steps:
+        manifest = replace(manifest, input=_input_in_steps(manifest.input, picture[0], facts))
+    output = manifest.output
+    steps = [facts.steps[one.name] for one in facts.outputs if one.name in facts.steps]
+    if len(steps) == len(facts.outputs) == 1 and (output.scale, output.zero_point) == (1, 0):
+        output = replace(output, scale=steps[0][0], zero_point=steps[0][1])
+        manifest = replace(manifest, output=output)
+    return manifest
+
+
+def _input_in_steps(given: InputSpec, spec: TensorSpec, facts: NetworkFacts) -> InputSpec:
+    count = 1 if given.color == "gray" else 3
+    means, scales = given.per_channel("mean", count), given.per_channel("scale", count)
+    if "int" not in spec.dtype or max(map(abs, scales)) <= MOST_INTEGER_SCALE:
+        return given  # those of the integers themselves
+    size, zero = facts.steps[spec.name]
+    low, high = (-128, 127) if spec.dtype == "int8" else (0, 255)
+    made = [scale * size for scale in scales]
+    offsets = [mean - zero * scale for mean, scale in zip(means, made, strict=True)]
+    ends = [
+        (pixel - offset) / scale
+        for offset, scale in zip(offsets, made, strict=True)
+        for pixel in (0, 255)
+    ]
+    if min(ends) < low - _OUTSIDE or max(ends) > high + _OUTSIDE:
+        log.warning(
+            "input.mean and input.scale do not fit the step %.6g and zero point %d that the file "
+            "states for its input %s: pixels fill its range instead (mean = %d, scale = 1)",
+            *(size, zero, spec, -low),
+        )
+        return replace(given, mean=-low, scale=1)
+    return replace(given, mean=tuple(offsets), scale=tuple(made))
+
+
+def teachable_machine(network: Path, facts: NetworkFacts) -> tuple[Said, list[str]] | None:
+    """Describe what the zip of a Teachable Machine image project holds; None: it is none.
+
+    Beside its network it has a labels.txt, each line a number from 0 on and a label. Source:
+    github.com/googlecreativelab/teachablemachine-community, its snippets for Python.
+    """
+    beside = network.parent / "labels.txt"
+    if not beside.is_file() or beside.stat().st_size > MAX_LABEL_BYTES or len(facts.outputs) != 1:
+        return None
+    lines = beside.read_text(encoding="utf-8-sig", errors="replace").strip().splitlines()
+    pairs = [line.strip().partition(" ") for line in lines]
+    labels = tuple(label.strip() for _, _, label in pairs)
+    numbered = [number for number, _, _ in pairs] == [str(n) for n in range(len(pairs))]
+    output = facts.outputs[0]
+    if not numbered or not all(labels) or output.shape[1:] != (len(labels),):
+        return None
+    if facts.makers[output.name] != "Softmax":
+        return None
+    spec, picture = infer_layout.picture_input(facts, str(network))
+    # Floats are in -1..1; integers take pixels on the whole of their range.
+    if "int" in spec.dtype:
+        picture |= {"mean": 128 if spec.dtype == "int8" else 0, "scale": 1}
+    else:
+        picture |= {"mean": 127.5, "scale": 127.5}
+    return {
+        "task": "classification",
+        "input": {**picture, "color": "rgb", "resize": "crop", "antialias": True},
+        "output": {"decoder": "softmax", "labels": labels},
+    }, [
+        "family: Teachable Machine, by the numbered labels.txt beside it",
+        "input: the middle square, RGB in -1..1 or bytes, as its own code for Python has it",
+    ]

@@ -1,7 +1,8 @@
 """The metadata that Ultralytics' exporters write, and what their predictor takes for granted.
 
 An ONNX file holds it as properties, as Python would print the values; beside an IR lies the same as
-metadata.yaml. YOLOv5's exporter, and YOLOv9's, which comes of it, write only `names` and `stride`.
+metadata.yaml; a .tflite ends in a zip with it. YOLOv5's exporter, and YOLOv9's, which comes of it,
+write only `names` and `stride`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ...core.errors import ModelError
 from ..manifest import MAX_LABELS
 from . import infer_layout
 from .facts import NetworkFacts
+from .tflite_metadata import member_of
 
 MAX_TEXT = 1024 * 1024
 
@@ -43,6 +45,8 @@ def fields_of(network: Path, facts: NetworkFacts) -> dict[str, str] | None:
         }
         if "names" in fields and ("task" in fields or "stride" in fields):
             return fields
+    if facts.kind == "tflite":
+        return _in_zip(network)
     beside = network.parent / "metadata.yaml"
     if facts.kind == "ir" and beside.is_file():
         fields = _read_yaml(beside)
@@ -224,6 +228,27 @@ def _value(fields: Mapping[str, str], key: str, where: str) -> Any:
             ) from None
         return None
     return value
+
+
+def _in_zip(network: Path) -> dict[str, str] | None:
+    """Read the dictionary in the zip that a .tflite of theirs ends in; None where there is none.
+
+    Source: `export_tflite` and `add_tflite_metadata` in the exporters of YOLOv5 and Ultralytics.
+    """
+    text = member_of(network, ("metadata.json", "temp_meta.txt", "meta.txt"), MAX_TEXT)
+    if text is None:
+        return None
+    try:
+        data = json.loads(text) if text.lstrip().startswith('{"') else ast.literal_eval(text)
+        names = data["names"]
+        if isinstance(names, dict):
+            data["names"] = {int(key): str(name) for key, name in names.items()}
+        return {
+            str(key): value if isinstance(value, str) else repr(value)
+            for key, value in data.items()
+        }
+    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
+        return None
 
 
 def _read_yaml(path: Path) -> dict[str, str]:

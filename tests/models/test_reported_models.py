@@ -1,0 +1,262 @@
+"""Models as people report them elsewhere: read rightly, or refused with the way out.
+
+Each test is named after a public report of the same kind of file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from edge_agent.core.errors import AgentError, EngineError, ModelError, SampleError
+from edge_agent.core.types import Classes, Detections, Findings, Sample
+from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.model import load_model
+from edge_agent.models.describing import describe
+from edge_agent.models.files.finite import ensure_finite
+from edge_agent.models.importing import import_model
+from tests.helpers.tiny_networks import constant_outputs, node, save_onnx
+
+CASES = Path(__file__).parents[3] / "shared" / "cases" / "models"
+ENGINES = ("onnxruntime", "openvino")
+needs_cases = pytest.mark.skipif(not CASES.is_dir(), reason="the shared cases are not here")
+
+
+def found(path: Path, engine: str, level: int = 225, size: int = 96) -> Findings:
+    """Infer a gray picture by a model folder or bare file."""
+    picture = np.full((size, size, 3), level, np.uint8)
+    with import_model(path) as imported:
+        model, _ = load_model(imported.folder, [EngineChoice(engine)], "picture")
+        try:
+            return model.infer(Sample(picture, 0, 0, 0.0)).findings
+        finally:
+            model.engine.close()
+
+
+def folder(network: Path, task: str, output: str, given: str = "") -> Path:
+    """Write a manifest beside a network."""
+    text = f'name = "m"\nversion = "1"\ntask = "{task}"\nfile = "{network.name}"\n'
+    (network.parent / "model.toml").write_text(f"{text}[input]\n{given}\n[output]\n{output}\n")
+    return network.parent
+
+
+def vector(path: Path, numbers: Sequence[float], end: str | None = None) -> Path:
+    """Save a network that always gives these numbers of one picture."""
+    return constant_outputs(path, {"out": np.array([numbers], np.float32)}, end=end)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_keras_45701_one_sigmoid_is_the_chance_of_the_second_of_two_classes(
+    tmp_path: Path, engine: str
+) -> None:
+    """A binary classifier of Keras has two labels and one output."""
+    network = vector(tmp_path / "m.onnx", [0.2])
+    classes = found(
+        folder(network, "classification", 'decoder = "softmax"\nlabels = ["cat", "dog"]'), engine
+    )
+    assert isinstance(classes, Classes)
+    assert classes.labels == ("cat", "dog")
+    assert_allclose(classes.scores, (0.8, 0.2), atol=1e-6)
+
+
+@pytest.mark.parametrize("decoder", ["softmax", "logits"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_torchkan_9_log_softmax_gives_chances(tmp_path: Path, engine: str, decoder: str) -> None:
+    """Logarithms of chances are chances, whichever decoder the manifest names."""
+    network = vector(tmp_path / "m.onnx", np.log([0.955, 0.045]).tolist())
+    output = f'decoder = "{decoder}"\nlabels = ["bright", "dark"]'
+    classes = found(folder(network, "classification", output), engine)
+    assert isinstance(classes, Classes)
+    assert classes.labels == ("bright", "dark")
+    assert_allclose(classes.scores, (0.955, 0.045), atol=1e-4)
+
+
+def test_torchkan_9_a_draft_of_log_softmax_is_of_logits(tmp_path: Path) -> None:
+    """`describe` drafts logits for a network that ends in LogSoftmax."""
+    network = save_onnx(
+        tmp_path / "m.onnx",
+        [
+            node("ReduceMean", ["x"], ["mean"], axes=[2, 3], keepdims=0),
+            node("LogSoftmax", ["mean"], ["out"]),
+        ],
+        [("x", "float32", (1, 3, 32, 32))],
+        [("out", "float32", (1, 3))],
+    )
+    assert 'decoder = "logits"' in describe(network).draft
+
+
+def test_frigate_8621_a_score_beyond_one_is_no_chance(tmp_path: Path) -> None:
+    """Integers or logits that are called chances are an error that names the keys."""
+    network = vector(tmp_path / "m.onnx", [124.0, 3.0])
+    path = folder(network, "classification", 'decoder = "softmax"\nlabels = ["a", "b"]')
+    with pytest.raises(SampleError, match=r"is no chance.*logits.*output\.scale"):
+        found(path, "onnxruntime")
+
+
+def test_d_fine_anchors_of_the_border_are_infinite_on_purpose() -> None:
+    """Rows of four infinities amid numbers are anchors; a single infinity is damage."""
+    anchors = np.arange(4 * 6, dtype=np.float32).reshape(1, 6, 4)
+    anchors[0, [0, 5]] = np.inf
+    for kind in (np.float32, np.float16):
+        ensure_finite(anchors.astype(kind), "anchors")
+    for damaged in ((0, 2, 1), (0, 5, 0)):
+        wrong = anchors.copy()
+        wrong[damaged] = np.inf if np.isfinite(wrong[damaged]) else 1.0
+        with pytest.raises(ModelError, match="infinities among its numbers"):
+            ensure_finite(wrong, "anchors")
+    with pytest.raises(ModelError, match="infinities among its numbers"):
+        ensure_finite(-anchors, "anchors")
+
+
+@needs_cases
+@pytest.mark.parametrize("engine", ENGINES)
+def test_d_fine_at_640_is_taken(engine: str) -> None:
+    """A network of that kind finds what its own code finds."""
+    boxes = found(CASES / "detr-640", engine)
+    assert isinstance(boxes, Detections)
+    assert boxes.labels == ("person", "car")
+    assert_allclose(boxes.boxes, [[32.4, 37.2, 42, 46.8], [64.8, 36, 84, 55.2]], atol=0.1)
+
+
+@needs_cases
+@pytest.mark.parametrize("engine", ENGINES)
+def test_transformers_a_single_number_fills_a_mask_of_an_open_batch(engine: str) -> None:
+    """`fixed = { pixel_mask = 1 }` is 1 everywhere."""
+    boxes = found(CASES / "pixel-mask", engine)
+    assert isinstance(boxes, Detections)
+    assert set(boxes.labels) == {"person", "car"}
+
+
+@needs_cases
+@pytest.mark.parametrize(
+    "name", ["yolov8n_float32", "yolov8n_float32_old", "yolov8n_full_integer_quant"]
+)
+def test_ultralytics_8618_boxes_of_a_tflite_are_in_0_to_1_of_the_input(name: str) -> None:
+    """Names and size are in the zip that the file ends in; eight bits have the file's own step."""
+    boxes = found(CASES / "ultralytics-tflite" / f"{name}.tflite", "openvino")
+    assert isinstance(boxes, Detections)
+    assert boxes.labels == ("dog",)
+    assert_allclose(boxes.boxes, [[24, 24, 72, 72]], atol=0.5)
+    assert_allclose(boxes.scores, [0.9], atol=0.01)
+
+
+@needs_cases
+@pytest.mark.parametrize(("level", "label"), [(225, "bright"), (30, "dark")])
+def test_edge_impulse_the_steps_of_an_integer_network_are_in_its_file(
+    level: int, label: str
+) -> None:
+    """A manifest of floats' normalization serves an integer network by the file's own steps."""
+    classes = found(CASES / "int8-classifier-tflite", "openvino", level)
+    assert isinstance(classes, Classes)
+    assert classes.labels[0] == label
+    assert classes.scores[0] == pytest.approx(0.996, abs=0.01)
+
+
+@needs_cases
+@pytest.mark.parametrize(("level", "label"), [(225, "Good"), (30, "Defective")])
+def test_teachable_machine_an_unpacked_zip_is_a_model(level: int, label: str) -> None:
+    """A folder of a .tflite and its numbered labels is taken as it is."""
+    classes = found(CASES / "tflite-folder", "openvino", level)
+    assert isinstance(classes, Classes)
+    assert classes.labels[0] == label
+
+
+def rows_of_yolov5(tmp_path: Path, *, decoded: bool) -> Path:
+    """Save rows of a 96 x 96 YOLOv5 in 0..1, with one object in the middle."""
+    rows = np.zeros((567, 85), np.float32)
+    start = 0
+    for stride in (8, 16, 32):
+        side = 96 // stride
+        down, across = np.divmod(np.arange(side * side), side)
+        for _ in range(3):
+            middle = np.stack((across, down), axis=1) + 0.5
+            part = rows[start : start + side * side]
+            part[:, :2] = middle * stride / 96 if decoded else np.full_like(middle, 0.5)
+            part[:, 2:4] = 0.5
+            start += side * side
+    center = 3 * (144 + 36) + 4
+    rows[center, 4], rows[center, 5 + 16] = 0.95, 0.95
+    return constant_outputs(tmp_path / "net.onnx", {"output": rows[None]}, picture=(1, 3, 96, 96))
+
+
+def test_yolov5_lite_136_boxes_that_are_not_decoded_are_refused(tmp_path: Path) -> None:
+    """A network with its grid outside gives numbers for each cell, which are no boxes."""
+    with pytest.raises(SampleError, match="anchors and grid are outside the network"):
+        found(rows_of_yolov5(tmp_path, decoded=False), "onnxruntime")
+
+
+def test_yolov5_boxes_in_0_to_1_that_lie_in_their_cells_are_decoded(tmp_path: Path) -> None:
+    """What was converted from TensorFlow's export gives boxes in 0..1 of the input."""
+    boxes = found(rows_of_yolov5(tmp_path, decoded=True), "onnxruntime")
+    assert isinstance(boxes, Detections)
+    assert_allclose(boxes.boxes, [[24, 24, 72, 72]], atol=0.5)
+
+
+def test_pytorch_yolov4_boxes_and_confs_are_read(tmp_path: Path) -> None:
+    """Boxes [1, N, 1, 4] in 0..1 with a confidence for each class."""
+    boxes = np.array([[[[0.25, 0.25, 0.5, 0.75]], [[0, 0, 0.1, 0.1]]]], np.float32)
+    confs = np.array([[[0.1, 0.9], [0.0, 0.0]]], np.float32)
+    network = constant_outputs(tmp_path / "m.onnx", {"boxes": boxes, "confs": confs})
+    path = folder(network, "detection", 'decoder = "ssd"\nthreshold = 0.4\nlabels = ["cat", "dog"]')
+    hits = found(path, "onnxruntime")
+    assert isinstance(hits, Detections)
+    assert hits.labels == ("dog",)
+    assert_allclose(hits.boxes, [[24, 24, 48, 72]], atol=0.1)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "yolov7_1419": ({"output": (3, 7)}, "YOLOv7: export it without --end2end"),
+    "automl_efficientdet": ({"detections": (1, 100, 7)}, "EfficientDet: with separate boxes"),
+    "anomalib_map": ({"anomaly_map": (1, 1, 32, 32)}, "pred_score"),
+}
+
+
+@pytest.mark.parametrize("report", REFUSED)
+def test_families_that_no_decoder_reads_are_named_with_what_to_export(
+    tmp_path: Path, report: str
+) -> None:
+    """A draft says what the family is, and no classifier of 7 classes."""
+    shapes, mend = REFUSED[report]
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    made = describe(constant_outputs(tmp_path / "m.onnx", zeros))
+    assert made.manifest is None
+    assert any(mend in line for line in made.missing)
+    assert 'task = "raw"' in made.draft
+
+
+def test_networks_of_many_pictures_or_a_tensor_a_column_are_named(tmp_path: Path) -> None:
+    """A fixed batch and a tensor for each column are refused with the way to export."""
+    batch = constant_outputs(
+        tmp_path / "b.onnx", {"prob": np.zeros((8, 2), np.float32)}, picture=(8, 3, 64, 64)
+    )
+    assert "batch of 1" in describe(batch).missing[1]
+    columns = save_onnx(
+        tmp_path / "c.onnx",
+        [node("Add", ["age", "income"], ["out"])],
+        [("age", "float32", (None, 1)), ("income", "float32", (None, 1))],
+        [("out", "float32", (None, 1))],
+    )
+    assert "one tensor for all columns" in describe(columns).missing[1]
+
+
+@needs_cases
+def test_skl2onnx_8007_maps_are_refused_with_the_option_that_avoids_them() -> None:
+    """An output of maps is no tensor, and no exception's name says so."""
+    with (
+        import_model(CASES / "zipmap-int-labels") as imported,
+        pytest.raises(EngineError, match=r"zipmap.*False") as caught,
+    ):
+        load_model(imported.folder, [EngineChoice("onnxruntime")], "signal")
+    assert "ValueError" not in str(caught.value)
+
+
+@needs_cases
+def test_frigate_8621_an_ssd_with_its_post_processing_is_refused_with_the_way_out() -> None:
+    """A custom operator is named, and what to export instead."""
+    with pytest.raises(AgentError, match="raw boxes and scores"):
+        describe(CASES / "tflite-ssd" / "detect.tflite")
