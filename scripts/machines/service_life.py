@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import tomllib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -149,18 +150,28 @@ def runs_on(box: Box, engine: str) -> None:
     )
 
 
+def _bundled(model: str) -> int:
+    """Return the version of a bundled model."""
+    text = (CHECKOUT / "models" / model / "model.toml").read_text()
+    return int(tomllib.loads(text)["version"])
+
+
+PUSHED = _bundled("parts-inspection") + 1
+"""What is lower than the highest that was ever accepted is refused."""
+
+
 def takes_a_push(box: Box) -> None:
     """Push a signed model as `deployer`; see it tried and live under the hardened unit."""
     box.run(
         f"cd /root; rm -rf parts; cp -r {MODELS}/parts-inspection parts; "
-        "sed -i 's/^version *=.*/version = \"2\"/' parts/model.toml; "
+        f"sed -i 's/^version *=.*/version = \"{PUSHED}\"/' parts/model.toml; "
         "edge-agent keygen push.key; install -m 0644 push.key.pub /etc/edge-agent/trust.d/"
     )
     box.run(
         f"cd {KEYS}; edge-agent push /root/parts --device {DEVICE} --key /root/push.key "
         "--config deployer.toml"
     )
-    wait("version 2 to serve", lambda: box.results()["model"].endswith("@2"), 60)
+    wait("it to serve", lambda: box.results()["model"].endswith(f"@{PUSHED}"), 60)
     model: dict[str, Any] = {}
 
     def settled() -> bool:
@@ -170,7 +181,7 @@ def takes_a_push(box: Box) -> None:
 
     # Preparing a form gives way to all else on the machine.
     wait("the probation to end", settled, 400)
-    expect("outcome", (model["last"]["version"], model["last"]["outcome"]), ("2", "live"))
+    expect("outcome", (model["last"]["version"], model["last"]["outcome"]), (str(PUSHED), "live"))
     expect("words of refused system calls", "not permitted" in box.journal(), False)
     say(
         "ok   a signed push by the role deployer: live after its trial, prepared form: "
@@ -180,9 +191,10 @@ def takes_a_push(box: Box) -> None:
 
 def takes_a_model_from_root(box: Box) -> None:
     """Add a model by hand, as root: it comes to the service, which tries it and takes it."""
-    box.run("cd /root; sed -i 's/^version *=.*/version = \"3\"/' parts/model.toml")
+    added = PUSHED + 1
+    box.run(f"cd /root; sed -i 's/^version *=.*/version = \"{added}\"/' parts/model.toml")
     said = box.run("edge-agent add /root/parts")
-    wait("version 3 to serve", lambda: box.results()["model"].endswith("@3"), 60)
+    wait("it to serve", lambda: box.results()["model"].endswith(f"@{added}"), 60)
     expect("state_dir", "/var/lib/edge-agent" in box.run("edge-agent check", check=False), True)
     say(f"ok   `edge-agent add` by root: {said.strip().splitlines()[-1]}")
 
