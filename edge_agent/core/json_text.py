@@ -1,9 +1,10 @@
-"""JSON of strangers: of messages, commands and variables."""
+"""JSON of strangers: of messages, commands and variables; and of this agent's own files."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from math import isfinite
+from typing import Any, NoReturn
 
 from .text import half_letter
 
@@ -24,6 +25,34 @@ class HalfLetterError(ValueError):
             "escapes of a pair"
         )
         self.content = content
+
+
+_MOST_DIGITS = 20
+"""Of an integer that the agent writes itself, its sign included."""
+
+
+def read_own(text: bytes) -> Any:
+    """Parse JSON that this agent has written: of finite numbers, and integers of 64 bits.
+
+    Raises:
+        ValueError: it is not JSON, or holds other numbers; nobody would expect them further on.
+        RecursionError: it is too deep.
+
+    """
+    return json.loads(text, parse_float=_finite, parse_int=_integer, parse_constant=_refuse)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if isfinite(number) else _refuse(digits)
+
+
+def _integer(digits: str) -> int:
+    return int(digits) if len(digits) <= _MOST_DIGITS else _refuse(digits)
+
+
+def _refuse(digits: str) -> NoReturn:
+    raise ValueError(f"{digits[:30]} is no finite number of 64 bits")
 
 
 def read_json(text: bytes | str) -> Any:

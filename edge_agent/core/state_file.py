@@ -1,7 +1,8 @@
 """Small JSON files of the state folder: read at the start, replaced as a whole, lost without harm.
 
-A damaged file counts as absent, and a disk that is full or read-only does not stop the agent: what
-the file would have held is then known until the agent ends. Both are logged, with what is lost.
+A damaged file counts as absent and is put aside, and a disk that is full or read-only does not stop
+the agent: what the file would have held is then known until the agent ends. Both are logged, with
+what is lost.
 
 For files that hold one value of the agent's own. Apart stand `models/store/pointers` (damage is
 published, not only logged), `daemon/fast_start/plan` and `readahead` (sealed, or read before
@@ -17,14 +18,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .files import replace_file
+from .json_text import read_own
 from .logs import Latch
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_DAMAGED = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""What reading and parsing raise where the content is not what `write` has written."""
+DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
+"""What parsing raises where the content is not what the agent has written."""
+_ASIDE = ".damaged"
 
 
 class StateFile:
@@ -47,17 +50,25 @@ class StateFile:
         """Return what *parse* makes of the content; None where there is none or it is damaged.
 
         Args:
-            parse: raises any of ValueError, TypeError, KeyError, AttributeError of a content that
-                `write` cannot have written.
+            parse: raises any of `DAMAGED` of a content that `write` cannot have written. It is
+                given finite numbers only.
 
         """
         try:
-            return parse(json.loads(self.path.read_bytes()))
+            return parse(read_own(self.path.read_bytes()))
         except FileNotFoundError:
             return None
-        except _DAMAGED:
+        except OSError as problem:
             if self._holds is not None:
-                log.warning("%s: damaged; %s are forgotten", self.path, self._holds)
+                text = problem.strerror or problem
+                log.warning(
+                    "%s: cannot be read: %s; %s are forgotten", self.path, text, self._holds
+                )
+            return None
+        except DAMAGED:
+            aside = put_aside(self.path)
+            if self._holds is not None:
+                log.warning("%s: damaged; %s are forgotten%s", self.path, self._holds, aside)
             return None
 
     def write(self, content: Any) -> None:
@@ -82,3 +93,13 @@ class StateFile:
                     problem.strerror or problem,
                     self._holds,
                 )
+
+
+def put_aside(path: Path) -> str:
+    """Rename a damaged file, so that it can be looked at; return that in words, or nothing."""
+    aside = path.with_name(path.name + _ASIDE)
+    try:
+        path.replace(aside)
+    except OSError:
+        return ""  # it stays, and is replaced by the next write
+    return f"; it is kept as {aside.name}"

@@ -21,8 +21,10 @@ from typing import Any
 from ..core.errors import RequestError
 from ..core.files import replace_file
 from ..core.frozen import record
+from ..core.json_text import read_own
 from ..core.logs import Latch
 from ..core.parameters import shown
+from ..core.state_file import DAMAGED
 
 log = logging.getLogger(__name__)
 
@@ -194,10 +196,10 @@ class CommandMemory:
         self._lines = len(lines)
         for line in lines:
             try:
-                request, sent, digest, reply = json.loads(line)
+                request, sent, digest, reply = read_own(line)
                 done = Repeatable(str(request), float(sent), str(digest))
                 self._changed[done.id] = (done, {**reply, "id": done.id})
-            except (ValueError, TypeError, RecursionError):
+            except DAMAGED:
                 continue  # the last one, cut off by a power cut
 
 

@@ -100,5 +100,13 @@ class Retained:
             self._send(topic, b"")
 
 
+_MOST = 65_535
+"""Bytes of a topic."""
+
+
 def _parse(content: Any) -> set[str]:
-    return {topic for topic in content if isinstance(topic, str)}
+    for topic in content:
+        # Otherwise the client would refuse to publish on it.
+        if not isinstance(topic, str) or not 0 < len(topic) <= _MOST or set(topic) & set("+#\0"):
+            raise ValueError("no topic")
+    return set(content)

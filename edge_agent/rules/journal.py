@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..core.names import is_name
 from ..core.state_file import StateFile
 from ..mqtt import payloads
 
@@ -21,6 +22,8 @@ SPOOLED_SECONDS = 3.0
 ALIVE_SECONDS = 10.0
 """How often it is noted that events still last."""
 MOST = 1000
+
+_STATES = frozenset({"once", "begin", "update", "end"})
 
 Payload = dict[str, Any]
 
@@ -118,6 +121,9 @@ class Journal:
 def _parse(content: Mapping[str, Any]) -> tuple[list[Payload], list[Payload]]:
     both = [[dict(each) for each in content[key]] for key in ("fresh", "open")]
     for payload in (*both[0], *both[1]):
-        if not all(isinstance(payload[key], str) for key in ("event", "rule", "state", "pipeline")):
+        # All of them become levels of topics.
+        if not all(is_name(payload[key]) for key in ("event", "rule", "pipeline")):
+            raise ValueError("no event")
+        if payload["state"] not in _STATES or type(payload.get("seconds", 0.0)) is not float:
             raise ValueError("no event")
     return both[0], both[1]

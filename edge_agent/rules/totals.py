@@ -27,7 +27,7 @@ class LineTotals:
         """
         self.changed = kept is None
         self._lock = threading.Lock()
-        self._since = str(kept["since"]) if kept else payloads.iso(time.time_ns())
+        self._since: str = kept["since"] if kept else payloads.iso(time.time_ns())
         self._lines: dict[str, Ways] = {}
         for line, ways in (kept["lines"] if kept else {}).items():
             self._lines[str(line)] = {
@@ -87,4 +87,15 @@ class TotalsFile:
 
 
 def _parse(content: Any) -> dict[str, LineTotals]:
-    return {str(name): LineTotals(kept) for name, kept in content.items()}
+    for kept in content.values():
+        counts = [
+            count
+            for ways in kept["lines"].values()
+            for way in ways.values()
+            for count in way.values()
+        ]
+        if not isinstance(kept["since"], str) or not all(type(count) is int for count in counts):
+            raise TypeError("no totals")
+        if min(counts, default=0) < 0:
+            raise ValueError("no totals")
+    return {name: LineTotals(kept) for name, kept in content.items()}

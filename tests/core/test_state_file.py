@@ -37,7 +37,7 @@ def test_damage_is_logged_and_empty(
     path.write_bytes(content)
     assert StateFile(path, "names").read(names) is None
     assert [entry.getMessage() for entry in caplog.records] == [
-        f"{path}: damaged; names are forgotten"
+        f"{path}: damaged; names are forgotten; it is kept as names.json.damaged"
     ]
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ...core.errors import ModelError
 from ...core.files import disk_errors, fault
-from ...core.names import is_name
+from ...core.names import is_name, is_version
 from ...core.state_file import StateFile
 from ...models.store.catalog import Library
 from ...models.store.pointers import Trial as Mark
@@ -406,7 +406,11 @@ class Ledger:
 
 
 def _parse(content: Any) -> dict[str, dict[str, Any]]:
-    return {str(name): dict(last) for name, last in content.items()}
+    known = {name: dict(last) for name, last in content.items()}
+    for name, last in known.items():
+        if not (is_name(name) and is_version(last["version"]) and isinstance(last["outcome"], str)):
+            raise ValueError("no outcome")
+    return known
 
 
 def _check_step(candidate: Candidate, step: Phase | Outcome) -> None:

@@ -16,7 +16,9 @@ from typing import Any
 
 from ...core.files import replace_file
 from ...core.frozen import record
+from ...core.json_text import read_own
 from ...core.names import is_version, version_key
+from ...core.state_file import DAMAGED
 
 FILE = "pointers.json"
 SCHEMA = 1
@@ -96,12 +98,12 @@ def read(folder: Path) -> Pointers:
     """Read the pointers of the model in *folder*; empty ones where there are none."""
     path = folder / FILE
     try:
-        return _parse(json.loads(path.read_bytes()))
+        return _parse(read_own(path.read_bytes()))
     except FileNotFoundError:
         return Pointers()
     except OSError as problem:
         return Pointers(damage=f"{path}: cannot be read: {problem.strerror}")
-    except (ValueError, TypeError, RecursionError):
+    except DAMAGED:
         return Pointers(
             damage=f"{path}: is damaged and counts as absent;"
             " the highest accepted version runs until one is activated"
