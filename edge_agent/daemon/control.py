@@ -12,7 +12,6 @@ from ..delivery.receive.router import Router
 from ..delivery.rollout.deployer import Deployer
 from ..device.allocator import return_large_blocks
 from ..health.report import Health
-from ..mqtt import payloads
 from ..runtime.pipelines.runner import Runner
 from ..runtime.serving.crash_ledger import GOOD_SECONDS
 from .announcements import Announcements
@@ -92,10 +91,7 @@ class Control:
         payload = self._health.payload(watchdog)
         # By which a reader tells health of now from what a device that hangs has left.
         payload["interval_s"] = self._runner.settings.health.interval_s
-        # Retained: whoever connects sees at once how the device is. Its `time` tells the age.
-        self._runner.client.publish(
-            self._runner.topics.health, payloads.encode(payload), retain=True
-        )
+        self._runner.sinks.give(lambda sink: sink.health(payload))
 
     def suspend(self) -> None:
         """Suspend probations, so that none ends because the agent does."""

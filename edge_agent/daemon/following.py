@@ -59,6 +59,7 @@ class Following:
         with self._made:
             if self._desk is None:
                 self._desk = Desk(
+                    runner.sinks,
                     runner.client,
                     runner.topics,
                     runner.session,

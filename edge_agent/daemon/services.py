@@ -165,6 +165,7 @@ def compose(
             recorder.problems,
             inventory.crashes.problems,
             background.problems,
+            runner.sinks.problems,
             lambda: inventory.other_variants(s.model.folder for s in active.all() if s.model),
         ),
         actions=following.health,

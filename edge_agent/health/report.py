@@ -22,12 +22,11 @@ from ..inference.model import Model
 from ..mqtt import payloads
 from ..mqtt.client import Client, Counters
 from ..runtime.pipelines.pipeline import Pipeline
+from ..runtime.pipelines.sinks import RECENT_SECONDS
 from ..runtime.scheduler.board import Account, Board
 from ..runtime.serving.active import Serving
 from .throughput import Throughput
 
-RECENT_SECONDS = 60.0
-"""How long an error keeps the device degraded."""
 WATCHDOG_OFF: Mapping[str, Any] = {"enabled": False, "fed": 0}
 
 
@@ -147,7 +146,7 @@ class Health:
         """Return a reason if results with `qos = 1` were dropped within the last minute."""
         if pipeline.settings.qos != 1:
             return []
-        lost = pipeline.channel.lost
+        lost = pipeline.stream.channel.lost
         at, before, seen = self._lost.get(pipeline.name, (now, 0, 0))
         if lost < seen or (lost == seen and now - at >= RECENT_SECONDS):
             at, before = now, lost  # counted from 0 again, or quiet for long enough
@@ -182,7 +181,10 @@ class Health:
 
         # In this order: of a source that is reported as ended all is counted, and never are more
         # results reported as published than as inferred.
-        states = [(p, p.state, p.channel.published, p.channel.lost) for p in self._pipelines()]
+        states = [
+            (p, p.state, p.stream.channel.published, p.stream.channel.lost)
+            for p in self._pipelines()
+        ]
         accounts = self._board.accounts()
         counters = self._client.counters()
         why = self.problems()
@@ -223,7 +225,7 @@ class Health:
                 "lost": lost,
                 "waiting": account.waiting,
                 "dropped": dict(account.dropped),
-                "latency_ms": payloads.percentiles(list(pipeline.results.latency_ms)),
+                "latency_ms": payloads.percentiles(list(pipeline.stream.latency_ms)),
                 "source": state or "opening",
             }
             if pipeline.errors.sinks:
@@ -253,7 +255,7 @@ class Health:
         if known is not pipeline:
             # New, or made again by a reload: it counts from 0. Its first result may have been long
             # before this was made, or have waited for its model.
-            began = pipeline.results.began
+            began = pipeline.stream.began
             before, count = (self._gathered, 0) if began is None else (began, 1)
         self._last[pipeline.name] = (pipeline, now, inferred)
         return round((inferred - count) / max(now - before, 1e-3), 2)

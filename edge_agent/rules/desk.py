@@ -12,15 +12,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from ..config.settings import Pipeline as PipelineSettings
 from ..config.settings import Rule, Settings
 from ..core.errors import SampleError
 from ..mqtt import payloads
-from ..mqtt.client import Client, Message
+from ..mqtt.client import Client
 from ..mqtt.topics import Topics
+from ..runtime.pipelines.sinks import Sinks
 from .actions import MESSAGES, Actions
 from .event import Event, Why, payload
 from .journal import Journal, Payload
@@ -48,6 +48,7 @@ class Desk:
 
     def __init__(
         self,
+        sinks: Sinks,
         client: Client,
         topics: Topics,
         session: str,
@@ -57,7 +58,8 @@ class Desk:
         """Read what the last run has left.
 
         Args:
-            client: publishes.
+            sinks: take events, their pictures and counts.
+            client: publishes what actions say, and clears topics of what is gone.
             topics: this device's.
             session: of this run.
             settings: returns those that hold.
@@ -70,6 +72,7 @@ class Desk:
         )
         self.lost = 0
         """Events that found no room."""
+        self._sinks = sinks
         self._client = client
         self._topics = topics
         self._session = session
@@ -84,7 +87,6 @@ class Desk:
         """Up to how much pictures were kept when they were last looked through."""
         self._numbers = itertools.count(1)
         self._stem = session.replace("-", "")[:12]
-        self._channels = [client.open_channel("events", qos=q, lossless=False) for q in (0, 1)]
         self._scenes: dict[str, tuple[Scene, PipelineSettings]] = {}
         self._events: deque[Event] = deque()
         self._pictures = 0
@@ -178,7 +180,7 @@ class Desk:
 
     @property
     def _delivered(self) -> bool:
-        return not (self._left or self._ended) and self._channels[1].pending == 0
+        return not (self._left or self._ended) and self._sinks.settled
 
     def _publish_left(self) -> None:
         """Publish what an agent that was killed has left: possible copies, and ends."""
@@ -227,10 +229,7 @@ class Desk:
         return payload(event, device, self._session, clock=clock)
 
     def _send(self, made: Payload, qos: int, *, replayed: bool = False) -> None:
-        topic = self._topics.event(made["pipeline"])
-        encode = partial(_encode, made)
-        channel = self._channels[qos]
-        self._client.publish_message(Message(channel, topic, encode, event=True, replayed=replayed))
+        self._sinks.give(lambda sink: sink.event(made, qos, replayed=replayed))
 
     def _publish_picture(self, event: Event) -> None:
         try:
@@ -241,7 +240,7 @@ class Desk:
         keep_mb = self._settings().evidence.keep_mb
         if keep_mb:
             self.evidence.keep(event.pipeline, event.id, data, keep_mb)
-        self._client.publish(self._topics.picture(event.pipeline, event.id), data)
+        self._sinks.give(lambda sink: sink.event_picture(event.pipeline, event.id, data))
 
     def _limit_evidence(self) -> None:
         """Remove the pictures that the settings allow no more, at the start and after a reload."""
@@ -272,7 +271,10 @@ class Desk:
             }
             with self._publishing:
                 if self._scenes.get(settings.name, (None,))[0] is scene:
-                    self._client.retained.publish(self._topics.count(settings.name), made)
+                    self._give_counts(settings.name, made)
+
+    def _give_counts(self, pipeline: str, made: Payload) -> None:
+        self._sinks.give(lambda sink: sink.counts(pipeline, made))
 
     def _count_topics(self) -> list[str]:
         return [
@@ -298,7 +300,3 @@ class Desk:
     def health(self) -> dict[str, Any]:
         """Return what health publishes of actions."""
         return {"done": self.actions.done, "failed": self.actions.failed}
-
-
-def _encode(made: Payload, replayed: bool) -> bytes:
-    return payloads.encode({**made, "replayed": True} if replayed else made)

@@ -71,7 +71,7 @@ def test_of_what_has_ended_all_is_counted(device: Device) -> None:
 
     def last_frame() -> list[str]:
         device.board.drop(kept.queue, "still")
-        kept.channel.published += 1
+        kept.stream.channel.published += 1
         kept.source.state = "ended"
         return []
 
@@ -103,7 +103,7 @@ def test_the_first_rate_is_that_since_the_first_result(device: Device) -> None:
     """A start gives results before there is anybody to gather health."""
     kept = device.pipelines[0]
     device.board.add(kept.queue)
-    kept.results.began = time.monotonic() - 10
+    kept.stream.began = time.monotonic() - 10
     kept.queue.account.inferred = 101
     assert device.health.payload()["pipelines"]["kept"]["fps"] == pytest.approx(10, rel=0.1)
 
@@ -139,16 +139,16 @@ def test_what_was_promised_and_dropped_is_said_for_a_minute(
     """
     kept, live = device.pipelines
     assert device.why("pipeline") == []
-    kept.channel.lost, live.channel.lost = 12, 99
+    kept.stream.channel.lost, live.stream.channel.lost = 12, 99
     assert device.why("pipeline") == ["pipeline kept: 12 results with qos = 1 were dropped"]
     device.now += 50
-    kept.channel.lost = 15
+    kept.stream.channel.lost = 15
     assert device.why("pipeline") == ["pipeline kept: 15 results with qos = 1 were dropped"]
     device.now += 59
     assert device.why("pipeline") == ["pipeline kept: 15 results with qos = 1 were dropped"]
     device.now += 1
     assert device.why("pipeline") == []
-    kept.channel.lost = 16
+    kept.stream.channel.lost = 16
     assert device.why("pipeline") == ["pipeline kept: 1 result with qos = 1 was dropped"]
 
 

@@ -13,8 +13,9 @@ from edge_agent.inference.model import Model
 from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.connection import ReceivedMessage
 from edge_agent.mqtt.topics import Topics
+from edge_agent.runtime.pipelines.mqtt_sink import MqttSink
 from edge_agent.runtime.pipelines.pipeline import Identity, Pipeline
-from edge_agent.runtime.pipelines.sinks import ResultSink
+from edge_agent.runtime.pipelines.sinks import Sink, Sinks
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.runtime.serving.active import Serving
 from edge_agent.sources.spec import parse_source
@@ -47,7 +48,7 @@ def idle_pipeline(
     client: Client,
     *,
     qos: int = 1,
-    sinks: Sequence[ResultSink] = (),
+    sinks: Sequence[Sink] = (),
 ) -> Pipeline:
     """Make a pipeline whose source is not opened, and whose model is not there.
 
@@ -62,13 +63,14 @@ def idle_pipeline(
 
     """
     spec = parse_source(source, folder)
+    identity = Identity("box", "session", TOPICS, Timeline())
     return Pipeline(
         PipelineSettings(name=name, source=source, model="m", qos=qos),
         spec,
         [Serving(Arm("m", None, 1), spec.kind)],
         [],
-        identity=Identity("box", "session", TOPICS, Timeline()),
+        identity=identity,
         board=board,
         client=client,
-        sinks=sinks,
+        sinks=Sinks(MqttSink(client, identity), *sinks),
     )

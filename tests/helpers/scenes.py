@@ -12,12 +12,16 @@ from typing import Any
 import numpy as np
 
 from edge_agent.config.settings import Broker, Line, Pipeline, Rule, Settings, Zone
+from edge_agent.core.timeline import Timeline
 from edge_agent.core.types import Detections, Findings, Outcome, Sample, Timing
 from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.topics import Topics
 from edge_agent.rules.desk import Desk
 from edge_agent.rules.event import Event
 from edge_agent.rules.scene import Scene
+from edge_agent.runtime.pipelines.mqtt_sink import MqttSink
+from edge_agent.runtime.pipelines.sinks import Sinks
+from edge_agent.runtime.pipelines.status import Identity
 
 Box = tuple[str, float, tuple[float, float, float, float]]
 """Label, score, x1 y1 x2 y2."""
@@ -126,6 +130,13 @@ class Stage:
         return [(event.rule.name, event.state) for event in self.events]
 
 
+def make_desk(client: Client, settings: Settings) -> Desk:
+    """Make the desk of an agent that publishes by a client."""
+    topics = Topics("edge", "box")
+    sinks = Sinks(MqttSink(client, Identity("box", "session", topics, Timeline())))
+    return Desk(sinks, client, topics, "session", lambda: settings, lambda _time: True)
+
+
 def desk_without_broker(state: Path, **keys: Any) -> Desk:
     """Make the desk of an agent with these settings whose broker is away."""
     settings = Settings(device_id="box", state_dir=str(state), **keys)
@@ -137,4 +148,4 @@ def desk_without_broker(state: Path, **keys: Any) -> Desk:
         filters=list,
         inbox=SimpleQueue(),
     )
-    return Desk(client, Topics("edge", "box"), "session", lambda: settings, lambda _time: True)
+    return make_desk(client, settings)

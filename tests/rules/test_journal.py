@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from edge_agent.config.settings import Action, Pipeline, Rule, Settings
-from edge_agent.mqtt.topics import Topics
-from edge_agent.rules.desk import Desk
 from edge_agent.rules.journal import Journal
 from tests.helpers.mqtt_client import make_client
-from tests.helpers.scenes import desk_without_broker
+from tests.helpers.scenes import desk_without_broker, make_desk
 from tests.helpers.support import Listener, Mosquitto, wait_until
 
 
@@ -76,7 +74,7 @@ def test_what_a_begin_has_switched_on_is_switched_off_after_a_kill(
     running = threading.Thread(target=client.run, daemon=True)
     running.start()
     wait_until(lambda: client.connected, "a connection")
-    desk = Desk(client, Topics("edge", "box"), "session", lambda: settings, lambda _time: True)
+    desk = make_desk(client, settings)
     if again:
         desk._journal.add([(begun(event="session-1"), 1)])
     desk.close()

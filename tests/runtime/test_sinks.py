@@ -14,19 +14,20 @@ from edge_agent.inference.cost import Cost
 from edge_agent.inference.model import Model
 from edge_agent.models.manifest import Manifest
 from edge_agent.runtime.pipelines.lane import infer
+from edge_agent.runtime.pipelines.sinks import Sink, Stream
 from edge_agent.runtime.scheduler.board import Board
 from tests.helpers.idle_parts import idle_pipeline, offline_client
 
 
-class Labels:
+class Labels(Sink):
     """The smallest sink: remembers what was found in which frame."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, int, str]] = []
 
-    def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
+    def result(self, stream: Stream, sample: Sample, outcome: Outcome) -> None:
         """Take one result."""
-        self.found.append((pipeline, sample.seq, outcome.model))
+        self.found.append((stream.name, sample.seq, outcome.model))
 
 
 class Instant:
@@ -66,12 +67,12 @@ def test_a_sink_takes_results_in_the_order_of_capture(tmp_path: Path) -> None:
     assert labels.found == [("p", seq, "instant@1") for seq in range(3)]
 
 
-class Full:
+class Full(Sink):
     """A sink that takes nothing."""
 
-    def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
+    def result(self, stream: Stream, sample: Sample, outcome: Outcome) -> None:
         """Fail as a full disk would."""
-        raise OSError(28, "No space left on device", f"/{pipeline}/{sample.seq}/{outcome.model}")
+        raise OSError(28, "No space left on device", f"/{stream.name}/{sample.seq}/{outcome.model}")
 
 
 def test_a_sink_that_raises_costs_neither_the_lane_nor_the_other_sinks(

@@ -25,7 +25,9 @@ from ...mqtt.client import Client
 from ...mqtt.loopback import Loopback
 from ...mqtt.topics import Topics
 from ...runtime.pipelines.lane import infer
+from ...runtime.pipelines.mqtt_sink import MqttSink
 from ...runtime.pipelines.pipeline import Identity, Pipeline
+from ...runtime.pipelines.sinks import Sinks
 from ...runtime.scheduler.board import Board
 from ...runtime.scheduler.queue import Servable
 from ...runtime.serving.active import Serving
@@ -80,25 +82,27 @@ def overhead(loopback: Loopback) -> float:
     servable: Servable = _Nothing(found)  # what the board asks of a model, as the types see it
     model: Any = servable
     serving.model = model
+    identity = Identity("bench", "session", topics, Timeline())
     pipeline = Pipeline(
         PipelineSettings(name="bench", source="dir:none", model="bench"),
         parse_source("dir:none", Path.cwd()),
         [serving],
         [],
-        identity=Identity("bench", "session", topics, Timeline()),
+        identity=identity,
         board=board,
         client=client,
+        sinks=Sinks(MqttSink(client, identity)),
     )
     board.add(pipeline.queue)
     connecting = threading.Thread(target=client.run, daemon=True)
     connecting.start()
     closing = threading.Event()
-    if not client.wait_credit(pipeline.channel, closing):
+    if not client.wait_credit(pipeline.stream.channel, closing):
         raise AgentError("the bench's broker went away")
     picture = np.zeros((8, 8, 3), np.uint8)
     costs = []
     for _ in range(FRAMES):
-        client.wait_credit(pipeline.channel, closing)
+        client.wait_credit(pipeline.stream.channel, closing)
         start = time.perf_counter()
         since = time.monotonic()
         board.put(pipeline.queue, partial(_sample, picture, since))

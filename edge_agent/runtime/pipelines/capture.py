@@ -24,7 +24,7 @@ from ...sources.source import Source, SourceContext, open_source
 from ...sources.spec import SourceSpec
 from ..scheduler.board import Board, FrameQueue
 from ..serving.active import Serving
-from .sinks import MqttSink, SnapshotSink
+from .snapshots import Snapshots
 from .status import FrameErrors, SourceStatus
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ class Capture:
         *,
         board: Board[Model],
         region: Region | None,
-        results: MqttSink,
-        snapshots: SnapshotSink,
+        wait_credit: Callable[[threading.Event], bool],
+        snapshots: Snapshots,
         status: SourceStatus,
         errors: FrameErrors,
         context: SourceContext,
@@ -90,7 +90,7 @@ class Capture:
             servings: the pipeline's models; of a signal only they know the windows.
             board: whose queue it is.
             region: of a picture, all that the models get; None: the whole.
-            results: where results go: a lossless source waits for it.
+            wait_credit: waits until a lossless source may give more; False when it shall not.
             snapshots: may need a frame in which nothing moves.
             status: publishes the state of the source.
             errors: records why captures cannot be used.
@@ -103,7 +103,7 @@ class Capture:
         self.servings = servings
         self.rate = settings.rate
         self.board = board
-        self.results = results
+        self.wait_credit = wait_credit
         self._region = region
         self._snapshots = snapshots
         self._status = status
@@ -242,7 +242,7 @@ class Capture:
         # A signal is slowed down window by window.
         recorded = lossless and windows is None
         while not attempt.closing.is_set():
-            if lossless and not self.results.wait_credit(attempt.closing):
+            if lossless and not self.wait_credit(attempt.closing):
                 return
             if recorded and not self.pace(attempt):
                 return
@@ -417,7 +417,7 @@ class Windows:
                 return capture.board.put(capture.queue, window.sample)
             capture.board.drop(capture.queue, "rate")
             return True
-        if not (capture.results.wait_credit(attempt.closing) and capture.pace(attempt)):
+        if not (capture.wait_credit(attempt.closing) and capture.pace(attempt)):
             return False
         return capture.board.put(capture.queue, window.sample)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...config.settings import Pipeline as PipelineSettings
@@ -13,7 +14,7 @@ from ...core.types import Sample
 from ...inference.cost import Cost
 from ...inference.model import Model
 from ...models.manifest import threshold_trouble
-from ...mqtt.client import Channel, Client
+from ...mqtt.client import Client
 from ...sources.source import SourceContext
 from ...sources.spec import SourceSpec
 from ..scheduler.board import Board, FrameQueue
@@ -22,7 +23,8 @@ from .capture import Capture
 from .learned import LearnedValues
 from .overlay import Shape
 from .route import PipelineRoute
-from .sinks import MqttSink, ResultSink, ResultStage, SnapshotSink
+from .sinks import ResultStage, Sinks, Stream
+from .snapshots import Snapshots
 from .status import FrameErrors, Identity, SourceStatus
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ class Pipeline:
         board: Board[Model],
         client: Client,
         context: SourceContext | None = None,
-        sinks: Sequence[ResultSink] = (),
+        sinks: Sinks,
         load: Callable[[Serving], None] = _load_nothing,
         stages: Callable[[PipelineSettings, SourceSpec], ResultStage | None] = _no_stage,
         learned: LearnedValues | None = None,
@@ -85,9 +87,9 @@ class Pipeline:
             seconds: its second stages and their models.
             identity: who publishes.
             board: where captures wait for a lane.
-            client: publishes.
+            client: publishes the state of the source.
             context: what the source is opened with.
-            sinks: take the results too, after those that every pipeline has.
+            sinks: take the results.
             load: loads a model of a second stage that is needed now.
             stages: makes what adds to its results before the sinks take them, instead of what it
                 has made for this pipeline before; None: nothing does.
@@ -101,8 +103,10 @@ class Pipeline:
         self.seconds = seconds
         self.errors = FrameErrors(settings.name)
         self.source = SourceStatus(settings.name, identity, client)
-        self.results = MqttSink(settings, identity, client, lossless=spec.lossless)
-        self.snapshots = SnapshotSink(settings, identity, client, self.errors)
+        self.stream = Stream(settings.name, settings.qos, spec.lossless)
+        self.snapshots = Snapshots(settings, self.stream, sinks, self.errors)
+        self._sinks = sinks
+        sinks.open(self.stream)
         self._board = board
         self._threads: ThreadGroup | None = None
         self._route = PipelineRoute(
@@ -110,7 +114,9 @@ class Pipeline:
             servings,
             seconds,
             board=board,
-            sinks=[self.results, self.snapshots, *sinks],
+            stream=self.stream,
+            sinks=sinks,
+            snapshots=self.snapshots,
             errors=self.errors,
             timeline=identity.timeline,
             load=load,
@@ -135,7 +141,7 @@ class Pipeline:
             servings,
             board=board,
             region=self._route.region,
-            results=self.results,
+            wait_credit=partial(sinks.wait_credit, self.stream),
             snapshots=self.snapshots,
             status=self.source,
             errors=self.errors,
@@ -178,7 +184,7 @@ class Pipeline:
         """Stop capturing and discard what waits."""
         self._capture.halt()
         self._board.remove(self.queue)
-        self.results.close()
+        self._sinks.close(self.stream)
 
     def _lose(self, switched_off: bool) -> None:
         """End what is followed from result to result."""
@@ -222,11 +228,6 @@ class Pipeline:
     def error(self) -> str | None:
         """Why the source is lost."""
         return self.source.error
-
-    @property
-    def channel(self) -> Channel:
-        """The counts of its results on their way to the broker."""
-        return self.results.channel
 
     @property
     def counts(self) -> Counts | None:

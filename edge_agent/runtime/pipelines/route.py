@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +20,8 @@ from .decisions import Decisions
 from .drift import Drift
 from .filters import Filter, above
 from .learned import LearnedValues
-from .sinks import ResultSink, ResultStage
+from .sinks import ResultStage, Sink, Sinks, Stream
+from .snapshots import Snapshots
 from .status import FrameErrors
 
 
@@ -33,7 +35,9 @@ class PipelineRoute:
         seconds: Sequence[tuple[SecondStage, Serving]],
         *,
         board: Board[Model],
-        sinks: Sequence[ResultSink],
+        stream: Stream,
+        sinks: Sinks,
+        snapshots: Snapshots,
         errors: FrameErrors,
         timeline: Timeline,
         load: Callable[[Serving], None],
@@ -47,7 +51,9 @@ class PipelineRoute:
             servings: its models, one for each arm.
             seconds: its second stages and their models.
             board: counts and orders what is completed.
-            sinks: take the results, in the order of capture.
+            stream: its results.
+            sinks: take them, in the order of capture.
+            snapshots: makes pictures of them.
             errors: records why frames are dropped.
             timeline: measures the start.
             load: loads a model that is needed now; returns when it is there, or cannot be loaded.
@@ -69,7 +75,9 @@ class PipelineRoute:
         self._servings = servings
         self._seconds = seconds
         self._board = board
+        self._stream = stream
         self._sinks = sinks
+        self._snapshots = snapshots
         self._errors = errors
         self._timeline = timeline
         self._load = load
@@ -216,13 +224,21 @@ class PipelineRoute:
                 outcome = stage.process(sample, outcome, weak)
             except Exception as problem:  # noqa: BLE001 - whatever it is, it is the stage's
                 self._errors.record_sink(type(stage).__name__, reason(problem))
-        for sink in [*self._sinks, stage] if stage is not None else self._sinks:
-            try:
-                sink.result(self._name, sample, outcome)
-            except Exception as problem:  # noqa: BLE001 - whatever it is, it is the sink's
-                self._errors.record_sink(type(sink).__name__, reason(problem))
+        if self._stream.began is None:
+            self._stream.began = time.monotonic()
+        takers: tuple[Sink | Snapshots, ...] = (*self._sinks.all, self._snapshots)
+        for taker in takers:
+            self._give(taker, partial(taker.result, self._stream, sample, outcome))
+        if stage is not None:
+            self._give(stage, partial(stage.result, self._name, sample, outcome))
         if model is self._servings[0].model:
             self.drift.follow(model, sample, found, self._limit(model))
+
+    def _give(self, taker: object, take: Callable[[], None]) -> None:
+        try:
+            take()
+        except Exception as problem:  # noqa: BLE001 - whatever it is, it is the sink's
+            self._errors.record_sink(type(taker).__name__, reason(problem))
 
     def _shadow(self, job: Job[Model], outcome: Outcome | None) -> None:
         """Hand the frame to a candidate, which infers and compares: before any filter."""

@@ -32,8 +32,9 @@ from ..scheduler.board import Board
 from ..serving.active import ActiveModels, Serving
 from .lane import Lane
 from .learned import LearnedValues
+from .mqtt_sink import MqttSink
 from .pipeline import Identity, Pipeline
-from .sinks import ResultSink, ResultStage
+from .sinks import ResultStage, Sink, Sinks
 
 if TYPE_CHECKING:
     from ...models.store.catalog import Library
@@ -54,7 +55,7 @@ class Runner:
         loader: Callable[[], ModelLoader],
         stops: Stops,
         timeline: Timeline,
-        sinks: Sequence[ResultSink] = (),
+        sinks: Sequence[Sink] = (),
         stages: Callable[[Runner, PipelineSettings, SourceSpec], ResultStage | None] | None = None,
     ) -> None:
         """Open what can be opened without waiting for others.
@@ -66,7 +67,7 @@ class Runner:
             loader: returns how they are loaded; likewise.
             stops: where reasons to stop are left.
             timeline: measures the start.
-            sinks: take every result of every pipeline, beside those that a pipeline has itself.
+            sinks: take what the device has to say, beside MQTT.
             stages: makes what adds to the results of a pipeline before the sinks take them.
 
         Raises:
@@ -98,6 +99,10 @@ class Runner:
             spool=settings.state / "spool.db",
             ledger=settings.state / "announced.json",
         )
+        self._identity = Identity(
+            settings.device_id, self.session, self.topics, timeline, self.wall
+        )
+        self.sinks = Sinks(MqttSink(self.client, self._identity), *sinks)
         self._context = SourceContext(
             hardware_decoding=settings.decode == "auto", topics=self.client.feeds
         )
@@ -107,7 +112,6 @@ class Runner:
         self.threads = ThreadGroup(stops)
         self._lane_count = lanes
         self._lanes: list[Lane] = []
-        self._sinks = sinks
         self._stages = stages
         self._counted: dict[str, int] = {}
         """Of pipelines that are gone: how far they had counted."""
@@ -197,13 +201,11 @@ class Runner:
                 (stage, self.active.serving_for(parse_route(stage.model)[0], "picture"))
                 for stage in settings.then
             ],
-            identity=Identity(
-                self.settings.device_id, self.session, self.topics, self.timeline, self.wall
-            ),
+            identity=self._identity,
             board=self.board,
             client=self.client,
             context=self._context,
-            sinks=self._sinks,
+            sinks=self.sinks,
             load=self.active.load,
             stages=lambda made, spec: self._stages(self, made, spec) if self._stages else None,
             learned=self.learned,

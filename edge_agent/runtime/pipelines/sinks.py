@@ -1,51 +1,183 @@
-"""Result sinks: what takes the results of a pipeline, in the order of capture.
+"""Sinks: what takes results, pictures, events, counts and health, whatever they are published by.
 
-A new one is a class with the method of `ResultSink`, and one entry in the list of `Pipeline` or of
-whoever makes the `Runner`.
+A new sink is a class that overrides what it wants of `Sink`, and one entry of `sinks` where
+`daemon.agent` makes the `Runner`; or `runner.sinks.add`, at any time.
 """
 
 from __future__ import annotations
 
-import math
+import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from ...config.settings import Pipeline as PipelineSettings
-from ...config.settings import Snapshots
-from ...core.errors import SampleError
-from ...core.types import Array, Detections, Findings, Outcome, Sample
-from ...mqtt import payloads
-from ...mqtt.client import Channel, Client, Message
+from ...core.containment import reason
+from ...core.types import Detections, Outcome, Sample
+from ...mqtt.message import Channel
 from .overlay import Shape
-from .status import FrameErrors, Identity
 
-SNAPSHOT_SECONDS = 2.0
-"""A requested snapshot waits so long for a frame that is not dropped by its deadline."""
+log = logging.getLogger(__name__)
+
+RECENT_SECONDS = 60.0
+"""How long an error keeps the device degraded."""
 
 
-class ResultSink(Protocol):
-    """Takes results. Called by an inference lane: must not wait.
+@dataclass(slots=True, eq=False)
+class Stream:
+    """The results of one pipeline, from its making to its removal."""
 
-    What it raises is logged and counted, and the lane goes on.
+    name: str
+    """The pipeline's."""
+    qos: int
+    lossless: bool
+    """Whether the source waits until its results are taken."""
+    channel: Channel = field(init=False)
+    """How they go to the broker, and how many have; set by `MqttSink`."""
+    latency_ms: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
+    """From capture to publication, of the latest results."""
+    began: float | None = None
+    """When its first result was there, monotonic seconds."""
+
+
+class Sink:
+    """Takes what the device has to say; each method does nothing unless it is overridden.
+
+    Results and pictures come from an inference lane, the rest from threads that have other things
+    to do: no method but `wait_credit` may wait. What one raises is logged and is in health; the
+    other sinks get the same all the same. One that is removed may yet be given what was on its way.
     """
 
-    def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
-        """Take the result of one frame.
+    def open(self, stream: Stream) -> None:
+        """Expect the results of a pipeline: those there are when it is added, and later ones."""
+
+    def close(self, stream: Stream) -> None:
+        """Expect no more of them, but those that are in a lane."""
+
+    def result(self, stream: Stream, sample: Sample, outcome: Outcome) -> None:
+        """Take the result of one frame, in the order of capture.
 
         Args:
-            pipeline: its name.
+            stream: the pipeline's.
             sample: the frame or window, to be read only.
             outcome: what was found in it, second stages included.
 
         """
 
+    def wait_credit(self, stream: Stream, closing: threading.Event) -> bool:
+        """Wait until a lossless pipeline may give more results; False when it shall not."""
+        del stream, closing
+        return True
+
+    def wants_picture(self, stream: Stream) -> bool:
+        """Whether the next frame is to be given to `picture`; asked for each."""
+        del stream
+        return False
+
+    def picture(self, stream: Stream, jpeg: bytes, about: Mapping[str, str]) -> None:
+        """Take a frame with its findings drawn: one that it wanted, or a snapshot.
+
+        Args:
+            stream: the pipeline's.
+            jpeg: the picture.
+            about: the frame's `seq`, where it was inferred, and its `time`.
+
+        """
+
+    def event(self, event: Mapping[str, Any], qos: int, *, replayed: bool) -> None:
+        """Take an event, as published; *replayed*: it may be a copy."""
+
+    def event_picture(self, pipeline: str, event: str, jpeg: bytes) -> None:
+        """Take the picture of an event, given its id."""
+
+    def counts(self, pipeline: str, counts: Mapping[str, Any]) -> None:
+        """Take what is in the zones of a pipeline and has crossed its lines."""
+
+    def health(self, health: Mapping[str, Any]) -> None:
+        """Take the health of the device."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether every event has arrived where it must not get lost on the way."""
+        return True
+
+
+class Sinks:
+    """All sinks, and the pipelines whose results they get. Any thread may call it."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self.all: tuple[Sink, ...] = sinks
+        """Replaced as a whole."""
+        self._streams: list[Stream] = []
+        self._latest: tuple[float, str] | None = None
+        """When and how one has raised, outside of the results of a pipeline."""
+        self._changing = threading.Lock()
+
+    def add(self, sink: Sink) -> None:
+        """Give a sink all that comes from now on."""
+        with self._changing:
+            for stream in self._streams:
+                sink.open(stream)
+            self.all = (*self.all, sink)
+
+    def remove(self, sink: Sink) -> None:
+        """Give a sink no more."""
+        with self._changing:
+            self.all = tuple(each for each in self.all if each is not sink)
+            for stream in self._streams:
+                sink.close(stream)
+
+    def open(self, stream: Stream) -> None:
+        """Announce a pipeline."""
+        with self._changing:
+            self._streams.append(stream)
+            self.give(lambda sink: sink.open(stream))
+
+    def close(self, stream: Stream) -> None:
+        """Announce that a pipeline is gone."""
+        with self._changing:
+            self._streams.remove(stream)
+            self.give(lambda sink: sink.close(stream))
+
+    def give(self, take: Callable[[Sink], object], to: Sequence[Sink] | None = None) -> None:
+        """Call something of each, or of some; one that raises is logged, the others get theirs."""
+        for sink in self.all if to is None else to:
+            try:
+                take(sink)
+            except Exception as problem:  # noqa: BLE001 - whatever it is, it is the sink's
+                self._record(sink, problem)
+
+    def _record(self, sink: Sink, problem: Exception) -> None:
+        words = f"{type(sink).__name__} has not taken what it was given: {reason(problem)}"
+        log.error("%s", words)
+        self._latest = (time.monotonic(), words)
+
+    def wait_credit(self, stream: Stream, closing: threading.Event) -> bool:
+        """Wait until a lossless pipeline may give more results; False when it shall not."""
+        for sink in self.all:
+            try:
+                if not sink.wait_credit(stream, closing):
+                    return False
+            except Exception as problem:  # noqa: BLE001 - whatever it is, it is the sink's
+                self._record(sink, problem)
+        return True
+
+    @property
+    def settled(self) -> bool:
+        """Whether every event has arrived."""
+        return all(sink.settled for sink in self.all)
+
+    def problems(self) -> list[str]:
+        """Return why the device is degraded."""
+        latest = self._latest
+        recent = latest is not None and time.monotonic() - latest[0] < RECENT_SECONDS
+        return [f"sink: {latest[1]}"] if latest is not None and recent else []
+
 
 class ResultStage(Protocol):
-    """Adds to results before the sinks take them. Called as a sink is."""
+    """Adds to results before the sinks take them; takes each itself once they have it."""
 
     least: float | None
     """It wants detections of this score, too; None: no weaker ones than the settings."""
@@ -61,7 +193,7 @@ class ResultStage(Protocol):
         """
 
     def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
-        """Take that result once the sinks have it; as a sink does."""
+        """Take that result once the sinks have it."""
 
     def still(self, sample: Sample) -> None:
         """Take a capture in which nothing has moved, so that the latest result holds in it."""
@@ -77,136 +209,3 @@ class ResultStage(Protocol):
             at: monotonic seconds; lanes may yet have results of what was captured before.
 
         """
-
-
-class MqttSink:
-    """Publishes results on the pipeline's topic."""
-
-    def __init__(
-        self, settings: PipelineSettings, identity: Identity, client: Client, *, lossless: bool
-    ) -> None:
-        self.channel: Channel = client.open_channel(
-            settings.name, qos=settings.qos, lossless=lossless
-        )
-        self.latency_ms: deque[float] = deque(maxlen=1000)
-        """From capture to publication, of the latest results."""
-        self.began: float | None = None
-        """When it took its first result, monotonic seconds."""
-        self._identity = identity
-        self._client = client
-        self._topic = identity.topics.result(settings.name)
-
-    def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
-        """Queue the result for the broker; it is encoded when it goes."""
-        if self.began is None:
-            self.began = time.monotonic()
-        encode = partial(self._encode, pipeline, sample, outcome)
-        sent = partial(self._sent, sample.since)
-        self._client.publish_message(Message(self.channel, self._topic, encode, sent))
-
-    def _encode(self, pipeline: str, sample: Sample, outcome: Outcome, replayed: bool) -> bytes:
-        identity = self._identity
-        age_ms = (time.monotonic() - sample.since) * 1e3
-        payload = payloads.result(
-            identity.device, identity.session, pipeline, sample, outcome, age_ms
-        )
-        if replayed:
-            payload["replayed"] = True
-        if identity.wall is not None and not identity.wall.credible(sample.time_ns):
-            payload["clock"] = payloads.UNSET
-        return payloads.encode(payload)
-
-    def _sent(self, since: float, replayed: bool) -> None:
-        """Measure a result that was first handed to a connection."""
-        if not replayed:
-            self.latency_ms.append((time.monotonic() - since) * 1e3)
-        self._identity.timeline.mark_published()
-
-    def wait_credit(self, closing: threading.Event) -> bool:
-        """Wait until a lossless pipeline may give more results; False when it shall not."""
-        return self._client.wait_credit(self.channel, closing)
-
-    def close(self) -> None:
-        """Close the channel."""
-        self._client.close_channel(self.channel)
-
-
-class SnapshotSink:
-    """Publishes a frame with its findings drawn: as the settings say, or after a request."""
-
-    def __init__(
-        self, settings: PipelineSettings, identity: Identity, client: Client, errors: FrameErrors
-    ) -> None:
-        self.requested = False
-        self.shapes: Callable[[], Sequence[Shape]] = tuple
-        """Returns zones and lines, to be drawn."""
-        self._wanted = _snapshots(settings)
-        self._last = -math.inf
-        """When the latest was published, monotonic seconds of its capture."""
-        x1, y1, x2, y2 = settings.roi
-        self._region = (x1, y1, x2, y2) if any(settings.roi) else None
-        self._topic = identity.topics.snapshot(settings.name)
-        self._client = client
-        self._errors = errors
-        self._candidate: tuple[float, int] | None = None
-        """When the first frame after a request came, and how many had been late before."""
-
-    def apply(self, settings: PipelineSettings) -> None:
-        """Publish as other settings say."""
-        self._wanted = _snapshots(settings)
-
-    def request(self) -> None:
-        """Publish the next frame."""
-        self.requested = True
-
-    def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
-        """Publish the frame if it is wanted."""
-        del pipeline
-        if not sample.picture:
-            return
-        wanted = self._wanted
-        due = wanted is not None and sample.since - self._last >= wanted.every_s
-        if due or self.requested:
-            self._last = sample.since
-            self._publish(sample.data, outcome.findings, sample)
-
-    def needs(self, picture: Array, late: int) -> bool:
-        """Whether a frame must be inferred though nothing moves in it.
-
-        Where every frame is too late to be inferred, it is published without findings.
-
-        Args:
-            picture: the frame, just captured.
-            late: how many frames of the pipeline were dropped by its deadline.
-
-        """
-        if not self.requested:
-            return False
-        now = time.monotonic()
-        since, before = self._candidate = self._candidate or (now, late)
-        if late > before and now - since > SNAPSHOT_SECONDS:
-            self._publish(picture, None, None)
-        return self.requested
-
-    def _publish(self, data: Array, found: Findings | None, sample: Sample | None) -> None:
-        """Publish a picture; *sample* it is the data of, None: it has no number."""
-        from .draw import annotate, jpeg, shrunk
-
-        self.requested, self._candidate = False, None
-        form = self._wanted or Snapshots()
-        drawn = annotate(data, found, self._region, self.shapes())
-        try:
-            picture = jpeg(shrunk(drawn, form.width), form.quality)
-        except SampleError as problem:
-            self._errors.record(problem)
-            return
-        time_ns = time.time_ns() if sample is None else sample.time_ns
-        about = {} if sample is None else {"seq": str(sample.seq)}
-        self._client.publish(self._topic, picture, about={**about, "time": payloads.iso(time_ns)})
-
-
-def _snapshots(settings: PipelineSettings) -> Snapshots | None:
-    """Return how snapshots are published without being requested; None: they are not."""
-    if isinstance(settings.snapshot, Snapshots):
-        return settings.snapshot
-    return Snapshots() if settings.snapshot else None

@@ -1,0 +1,111 @@
+"""Pictures of a pipeline's frames with what was found drawn, for whoever takes them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from ...config.settings import Pipeline as PipelineSettings
+from ...config.settings import Snapshots as Form
+from ...core.errors import SampleError
+from ...core.types import Array, Findings, Outcome, Sample
+from ...mqtt import payloads
+from .overlay import Shape
+from .sinks import Sink, Sinks, Stream
+from .status import FrameErrors
+
+SNAPSHOT_SECONDS = 2.0
+"""A requested snapshot waits so long for a frame that is not dropped by its deadline."""
+
+
+class Snapshots:
+    """Makes pictures of frames: as the settings say, after a request, or for sinks that ask."""
+
+    def __init__(
+        self, settings: PipelineSettings, stream: Stream, sinks: Sinks, errors: FrameErrors
+    ) -> None:
+        self.requested = False
+        self.shapes: Callable[[], Sequence[Shape]] = tuple
+        """Returns zones and lines, to be drawn."""
+        self._form = _form(settings)
+        self._last = -math.inf
+        """When the latest that the settings ask for was made, monotonic seconds of its capture."""
+        x1, y1, x2, y2 = settings.roi
+        self._region = (x1, y1, x2, y2) if any(settings.roi) else None
+        self._stream = stream
+        self._sinks = sinks
+        self._errors = errors
+        self._candidate: tuple[float, int] | None = None
+        """When the first frame after a request came, and how many had been late before."""
+
+    def apply(self, settings: PipelineSettings) -> None:
+        """Go on as other settings say."""
+        self._form = _form(settings)
+
+    def request(self) -> None:
+        """Make a picture of the next frame."""
+        self.requested = True
+
+    def _wanted(self) -> list[Sink]:
+        """List the sinks that want the next frame."""
+        return [sink for sink in self._sinks.all if sink.wants_picture(self._stream)]
+
+    def result(self, stream: Stream, sample: Sample, outcome: Outcome) -> None:
+        """Make a picture of the frame if it is wanted."""
+        del stream
+        if not sample.picture:
+            return
+        form = self._form
+        due = form is not None and sample.since - self._last >= form.every_s
+        if due or self.requested:
+            self._last = sample.since
+            self.requested, self._candidate = False, None
+            self._give(self._sinks.all, sample.data, outcome.findings, sample)
+        elif wanted := self._wanted():
+            self._give(wanted, sample.data, outcome.findings, sample)
+
+    def needs(self, picture: Array, late: int) -> bool:
+        """Whether a frame must be inferred though nothing moves in it.
+
+        Where every frame is too late to be inferred, a picture that was requested is made of one
+        without findings.
+
+        Args:
+            picture: (height, width, 3) uint8, BGR: the frame, just captured.
+            late: how many frames of the pipeline were dropped by its deadline.
+
+        """
+        if not self.requested:
+            return bool(self._wanted())
+        now = time.monotonic()
+        since, before = self._candidate = self._candidate or (now, late)
+        if late > before and now - since > SNAPSHOT_SECONDS:
+            self.requested, self._candidate = False, None
+            self._give(self._sinks.all, picture, None, None)
+        return self.requested
+
+    def _give(
+        self, sinks: Sequence[Sink], data: Array, found: Findings | None, sample: Sample | None
+    ) -> None:
+        """Give sinks a picture; *sample* it is the data of, None: it has no number."""
+        from .draw import annotate, jpeg, shrunk
+
+        form = self._form or Form()
+        drawn = annotate(data, found, self._region, self.shapes())
+        try:
+            picture = jpeg(shrunk(drawn, form.width), form.quality)
+        except SampleError as problem:
+            self._errors.record(problem)
+            return
+        time_ns = time.time_ns() if sample is None else sample.time_ns
+        about = {} if sample is None else {"seq": str(sample.seq)}
+        about["time"] = payloads.iso(time_ns)
+        self._sinks.give(lambda sink: sink.picture(self._stream, picture, about), sinks)
+
+
+def _form(settings: PipelineSettings) -> Form | None:
+    """Return how pictures are made without being requested; None: they are not."""
+    if isinstance(settings.snapshot, Form):
+        return settings.snapshot
+    return Form() if settings.snapshot else None
