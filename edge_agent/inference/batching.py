@@ -19,12 +19,13 @@ import numpy as np
 from ..core.containment import contained
 from ..core.errors import AgentError, EngineError, SampleError
 from ..core.types import Array, Kind, Outcome, Request, Tensors, TensorSpec
-from .compare import probe_input, race, relative_distance
+from .agreement import relative_distance
 from .engines.engine import Engine, FixShapes
 from .engines.registry import capabilities, open_engine
 from .folding.find import cut_for
 from .model import Model, PreparedSample
 from .preprocess.inputs import constants, fixed_shapes, sample_input
+from .probe import probe_input, race
 
 log = logging.getLogger(__name__)
 

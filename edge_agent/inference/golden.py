@@ -11,7 +11,7 @@ from ..core.containment import contained
 from ..core.errors import ModelError
 from ..core.types import Array
 from ..models.golden import read_arrays
-from .compare import SHARE, Agreement, compare_outputs
+from .agreement import SHARE, Agreement, compare_outputs
 from .model import Model
 
 
@@ -80,15 +80,14 @@ def check_golden(model: Model) -> Agreement | None:
 def _compare(model: Model, cases: Sequence[Case]) -> Agreement | None:
     if not cases:
         return None
-    tolerance = model.manifest.trial.tolerance
     failures = []
     for index, case in enumerate(cases):
         outputs = model.raw(case.inputs)
-        agreement = compare_outputs(model, case.inputs, case.outputs, outputs, tolerance)
+        agreement = compare_outputs(model, case.inputs, case.outputs, outputs)
         if not agreement.passed:
             failures.append(f"case {index}: {agreement.why}")
     count = "1 case agrees" if len(cases) == 1 else f"{len(cases)} cases agree"
     if failures and len(failures) > (1 - SHARE) * len(cases):
         more = f" (and {len(failures) - 1} more of {len(cases)} cases)" if len(failures) > 1 else ""
-        return Agreement(False, failures[0] + more)
+        return Agreement(False, failures[0] + more, 0.0)
     return Agreement(True, count)

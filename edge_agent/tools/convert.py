@@ -14,7 +14,7 @@ from ..core.child import ask
 from ..core.containment import contained
 from ..core.errors import EngineError, ModelError, UsageError
 from ..core.types import Array, TensorSpec
-from ..inference.compare import relative_distance
+from ..inference.agreement import relative_distance
 from ..inference.engines.engine import EngineChoice
 from ..inference.engines.registry import open_engine
 from ..inference.golden import check_golden

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core.errors import ModelError
 from ..core.types import Array, TensorSpec
-from ..inference.compare import probe_input
+from ..inference.probe import probe_input
 from ..models.files.facts import NetworkFacts
 from ..models.files.infer_layout import picture_input
 

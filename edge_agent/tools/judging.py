@@ -12,13 +12,14 @@ import numpy as np
 from ..core.errors import AgentError, ModelError, SampleError
 from ..core.frozen import record
 from ..core.types import Detections, Findings, Kind, Request, Sample, Tensors
+from ..inference.agreement import Margin, compare_findings
 from ..inference.drift import usual_of
 from ..inference.engines.engine import EngineChoice
 from ..inference.engines.ort_options import NAME
 from ..inference.model import Model, default_threshold, load_model
 from ..models.drift import Usual
 from ..models.manifest import SCORED, ModelFolder, load
-from .metrics import Truth, agreement, auc, mean_average_precision, top1
+from .metrics import Truth, auc, mean_average_precision, top1
 
 Metric = Literal["top-1", "mAP", "AUC"]
 EXACT = EngineChoice(NAME, options={"graph_optimization_level": "none"})
@@ -70,6 +71,7 @@ class Jury:
         self.metric = None if truths is None else metric_of(folder)
         given = default_threshold(folder)
         self._threshold = given if folder.manifest.task == "detection" else 0.0
+        self._margin = Margin(folder.manifest.trial.tolerance, given)
         self.expected = self._shown(self._look(folder, EXACT))
         if all(isinstance(one, Detections) and not len(one) for one in self.expected):
             raise ModelError(
@@ -82,7 +84,7 @@ class Jury:
         all_found = self._look(load(folder), choice)
         shown = self._shown(all_found)
         by_sample = tuple(
-            agreement(expected, found, self._threshold)
+            compare_findings(expected, found, self._margin).share
             for expected, found in zip(self.expected, shown, strict=True)
         )
         metric = None

@@ -48,8 +48,8 @@ def costs_of(folders: Sequence[Path], choice: EngineChoice, kind: Kind) -> list[
 def _answer(question: list[Any]) -> tuple[list[float], float]:
     """Return the median milliseconds of each network, and what all together take, MB."""
     paths, words, kind, rounds = question
-    from ..inference.compare import race
     from ..inference.engines.registry import load_library
+    from ..inference.probe import race
 
     choice = EngineChoice(**words)
     load_library(choice.engine)
@@ -61,8 +61,8 @@ def _answer(question: list[Any]) -> tuple[list[float], float]:
 
 def _runner(folder: Path, choice: EngineChoice, kind: Kind) -> Callable[[int], object]:
     """Load a model; return what runs it on one of a few inputs, by the number of the round."""
-    from ..inference.compare import probe_inputs
     from ..inference.model import load_model
+    from ..inference.probe import probe_inputs
     from ..models.manifest import load
 
     model, _ = load_model(load(folder), [choice], kind, checked=True)

@@ -1,4 +1,4 @@
-"""Figures of accuracy: agreement of two sets of findings, top-1, mAP and AUC."""
+"""Figures of accuracy: top-1, mAP and AUC."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ import numpy as np
 
 from ..core.frozen import record
 from ..core.types import Anomaly, Array, Classes, Detections, Findings
-from ..inference.compare import compare_findings, matched, overlap
-
-LEEWAY = 0.1
-"""How near two scores are that may as well stand the other way round: of a box to the threshold, of
-the two best classes to each other; and how far an anomaly score or a number may be off."""
-IOU = 0.5
+from ..inference.agreement import match_boxes
 
 
 @record(quick=True, eq=False)
@@ -27,27 +22,6 @@ class Truth:
     """(n, 4) x1, y1, x2, y2 in pixels …"""
     labels: tuple[str, ...] = ()
     """… and what they show."""
-
-
-def agreement(expected: Findings, found: Findings, threshold: float) -> float:
-    """Return how far findings are the same, 0 to 1.
-
-    Args:
-        expected: of the float network.
-        found: of another.
-        threshold: of boxes: one within `LEEWAY` of it may be there or not.
-
-    """
-    if isinstance(expected, Detections) and isinstance(found, Detections):
-        return matched(expected, found, threshold + LEEWAY)
-    if isinstance(expected, Classes) and isinstance(found, Classes):
-        near = [
-            label
-            for label, score in zip(expected.labels, expected.scores, strict=True)
-            if score >= expected.scores[0] - LEEWAY
-        ]
-        return float(not expected.labels if not found.labels else found.labels[0] in near)
-    return float(compare_findings(expected, found, LEEWAY).passed)
 
 
 def top1(found: Sequence[Findings], truths: Sequence[Truth]) -> float:
@@ -82,18 +56,11 @@ def mean_average_precision(found: Sequence[Findings], truths: Sequence[Truth]) -
             wanted[label] += 1
         if not isinstance(one, Detections) or truth.boxes is None:
             continue
-        free = set(range(len(truth.labels)))
-        for index in np.argsort(-one.scores, kind="stable"):
-            label = one.labels[index]
-            best, best_iou = -1, IOU
-            for other in free:
-                if truth.labels[other] != label:
-                    continue
-                shared = overlap(one.boxes[index], truth.boxes[other])
-                if shared >= best_iou:
-                    best, best_iou = other, shared
-            free.discard(best)
-            hits[label].append((float(one.scores[index]), best >= 0))
+        order = np.argsort(-one.scores, kind="stable")
+        names = [one.labels[index] for index in order]
+        matches = match_boxes(one.boxes[order], names, truth.boxes, truth.labels)
+        for label, score, match in zip(names, one.scores[order], matches, strict=True):
+            hits[label].append((float(score), match >= 0))
     return float(np.mean([_average(hits[label], count) for label, count in wanted.items()]))
 
 

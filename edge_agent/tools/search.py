@@ -12,7 +12,7 @@ import numpy as np
 from ..core.containment import contained
 from ..core.errors import AgentError, ModelError
 from ..core.types import Kind, Tensors
-from ..inference.compare import relative_distance
+from ..inference.agreement import relative_distance
 from . import nncf_quantization
 from .comparison import Candidate, Comparison, Way
 from .folders import copy_rest

@@ -199,7 +199,7 @@ def test_an_engine_that_computes_wrongly_gives_way_to_the_next(tmp_path: Path) -
     assert verdict.engine.startswith("onnxruntime:")
     ((number, why),) = verdict.wrong
     assert number == 0
-    assert why.startswith("beside onnxruntime:CPUExecutionProvider without optimisation: output ")
+    assert why.startswith("beside onnxruntime:CPUExecutionProvider without optimization: output ")
     alone = trial(new, OPENVINO, frame=lambda _specs: bright)
     assert not alone.passed
     assert alone.why == why
@@ -211,7 +211,7 @@ def test_dark_frames_do_not_tell_engines_apart(tmp_path: Path) -> None:
     verdict = trial(wrapping(tmp_path / "1"), OPENVINO, ORT, frame=lambda _specs: dark)
     assert verdict.passed
     assert verdict.engine.startswith("openvino:")
-    assert verdict.why.endswith("without optimisation on 3 live frames")
+    assert verdict.why.endswith("without optimization on 3 live frames")
     # They were the same frame.
     assert verdict.proven is None
 

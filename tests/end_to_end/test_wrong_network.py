@@ -32,7 +32,7 @@ from tests.helpers.support import (
 )
 
 pytestmark = [pytest.mark.assets, needs_assets]
-WHY = "beside onnxruntime:CPUExecutionProvider without optimisation: "
+WHY = "beside onnxruntime:CPUExecutionProvider without optimization: "
 OLDER = "2020.1.0"
 """A version of OpenVINO that is not installed."""
 Found = dict[str, list[str]]

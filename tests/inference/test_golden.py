@@ -13,13 +13,13 @@ import tomli_w
 from numpy.typing import NDArray
 
 from edge_agent.core.errors import ModelError
-from edge_agent.inference.compare import probe_inputs
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.golden import (
     compare_golden,
     read_golden,
 )
 from edge_agent.inference.model import Model, load_model
+from edge_agent.inference.probe import probe_inputs
 from edge_agent.models.manifest import load
 from tests.helpers.small_models import detector
 from tests.helpers.tiny_networks import constant_outputs
@@ -97,7 +97,9 @@ def test_another_best_class_is_a_disagreement(opened: Opener) -> None:
     agreement = compare_golden(model)
     assert agreement is not None
     assert not agreement.passed
-    assert agreement.why == "case 1: best class b, expected a"
+    assert (
+        agreement.why == "case 1: best class b, expected a ([trial] tolerance = 0.05 in model.toml)"
+    )
 
 
 @pytest.mark.parametrize(("off", "passed"), [(0.02, True), (0.8, False)])
@@ -129,7 +131,7 @@ def test_raw_tensors_agree_within_the_manifests_tolerance(opened: Opener) -> Non
     agreement = compare_golden(model)
     assert agreement is not None
     assert not agreement.passed
-    assert agreement.why.startswith("case 0: output scores: relative distance 0.0196, allowed 0.01")
+    assert agreement.why.startswith("case 0: output scores: relative distance 0.0196 ([trial] tol")
 
 
 def test_outputs_of_another_float_width_are_compared(opened: Opener) -> None:

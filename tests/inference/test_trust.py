@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_agent.inference.compare import compare_findings, probe_inputs
+from edge_agent.inference.agreement import Margin, compare_findings, compare_on_noise
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import plain_choice
 from edge_agent.inference.model import Model, load_model
-from edge_agent.inference.trust import compare_numbers, open_plain, why_wrong
+from edge_agent.inference.probe import probe_inputs
+from edge_agent.inference.trust import open_plain, why_wrong
 from edge_agent.models.manifest import load
 from tests.helpers.push import model_folder
 from tests.helpers.small_models import brightness, detector, write_manifest
@@ -57,7 +58,7 @@ def test_an_engine_that_finds_something_else_must_not(
     """The reason names what it was compared with."""
     why = verdict(tmp_path, expected, found)
     assert why is not None
-    assert why.startswith("beside onnxruntime:CPUExecutionProvider without optimisation: ")
+    assert why.startswith("beside onnxruntime:CPUExecutionProvider without optimization: ")
 
 
 def test_a_box_just_above_the_threshold_is_in_doubt(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_an_engine_agrees_with_a_plain_session(engine: str, tmp_path: Path) -> N
     model = load_model(folder, [EngineChoice(engine)], "picture")[0]
     picture = {"picture": np.full((1, 3, 16, 16), 40, np.float32)}
     assert why_wrong(plain, model, [picture]) is None
-    assert compare_numbers(plain, model, picture).passed
+    assert compare_on_noise(plain, model, picture).passed
 
 
 def test_what_no_plain_session_reads_is_compared_with_nothing(tmp_path: Path) -> None:
@@ -176,7 +177,7 @@ def test_last_digits_decide_which_of_a_crowd_stay(tmp_path: Path) -> None:
     flat[0, 0, 0, 0] = 255
     inputs = {"picture": flat}
     one, other = (each.decode(each.raw(inputs), inputs) for each in (right, rounded))
-    assert not compare_findings(one, other, tolerance=0.01).passed
+    assert not compare_findings(one, other, Margin(0.01)).passed
     assert why_wrong(right, rounded, [inputs]) is None
     assert why_wrong(right, crowd(tmp_path, "wrong", 0.05), [inputs]) is not None
 
@@ -196,5 +197,5 @@ def test_boxes_in_another_order_are_alike(tmp_path: Path) -> None:
         constant_outputs(folder / "model.onnx", {"output0": table.astype(np.float32)})
         models[name] = opened(write_manifest(folder, "1", "regression", output={"decoder": "raw"}))
     inputs = probe_inputs(models["one"].engine.inputs, seed=1)
-    assert compare_numbers(models["one"], models["other"], inputs).passed
-    assert not compare_numbers(models["one"], models["wrong"], inputs).passed
+    assert compare_on_noise(models["one"], models["other"], inputs).passed
+    assert not compare_on_noise(models["one"], models["wrong"], inputs).passed

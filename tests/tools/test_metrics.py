@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_agent.core.types import Anomaly, Classes, Detections, RawTensors
-from edge_agent.tools.metrics import Truth, agreement, auc, mean_average_precision, top1
+from edge_agent.core.types import Anomaly, Classes, Detections
+from edge_agent.tools.metrics import Truth, auc, mean_average_precision, top1
 
 BOX = [0.0, 0.0, 10.0, 10.0]
 OTHER = [50.0, 50.0, 60.0, 60.0]
@@ -57,30 +57,3 @@ def test_a_second_box_on_the_same_object_is_false() -> None:
     truths = [truth(("a", BOX), ("a", OTHER))]
     # Recall 1/2 at precision 1, recall 1 at precision 2/3.
     assert mean_average_precision(twice, truths) == pytest.approx((51 + 50 * 2 / 3) / 101)
-
-
-def test_agreement_of_boxes() -> None:
-    """A lost box counts, but not one that is near the threshold."""
-    before = boxes(("a", 0.9, BOX), ("b", 0.35, OTHER))
-    assert agreement(before, boxes(("a", 0.8, BOX)), 0.3) == 1.0
-    assert agreement(before, boxes(("b", 0.4, OTHER)), 0.3) == 0.5
-    assert agreement(before, boxes(("b", 0.9, BOX)), 0.3) < 0.5
-
-
-def test_agreement_of_classes() -> None:
-    """Another best class is a loss, unless the float network itself hardly tells the two apart."""
-    sure = Classes(("a", "b"), (0.9, 0.1))
-    unsure = Classes(("a", "b", "c"), (0.45, 0.40, 0.1))
-    other = Classes(("b", "a"), (0.6, 0.4))
-    assert agreement(sure, other, 0.0) == 0.0
-    assert agreement(unsure, other, 0.0) == 1.0
-    assert agreement(unsure, Classes(("c",), (0.5,)), 0.0) == 0.0
-    assert agreement(sure, Classes((), ()), 0.0) == 0.0
-
-
-def test_agreement_of_numbers() -> None:
-    """Scores and tensors may be off by a tenth."""
-    assert agreement(Anomaly(10.0, 5.0), Anomaly(10.9, 5.0), 0.0) == 1.0
-    assert agreement(Anomaly(10.0, 5.0), Anomaly(11.5, 5.0), 0.0) == 0.0
-    one = RawTensors({"y": np.ones(4, np.float32)})
-    assert agreement(one, RawTensors({"y": np.full(4, 2.0, np.float32)}), 0.0) == 0.0

@@ -11,7 +11,7 @@ import pytest
 from edge_agent.core.errors import UsageError
 from edge_agent.device.hardware import read_facts
 from edge_agent.device.resources import VNNI
-from edge_agent.inference.compare import relative_distance
+from edge_agent.inference.agreement import relative_distance
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import ENGINES, open_engine
 from edge_agent.tools.judging import EXACT

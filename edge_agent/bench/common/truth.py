@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import AgentError, EngineError
-from ...core.types import Array
+from ...core.types import Array, Detections
+from ...inference.agreement import unmatched
 from ...inference.engines.native_error import native_reason
 from .start_script import CLASSIFIERS, detect, prepare
 
@@ -21,7 +22,6 @@ LEEWAY = 0.1
 """Engines round differently: a class that comes this near to the best, as a share of how far the
 best is above the average, may be named in its place; a box whose score is this near to the
 threshold may be there or not."""
-OVERLAP = 0.5
 
 Box = tuple[str, float, list[float]]
 """Label, score, x1, y1, x2, y2 in pixels of the frame."""
@@ -126,26 +126,21 @@ def compare(true: Sequence[Box], said: Sequence[Box], threshold: float) -> str |
         threshold: least score of what is to be published.
 
     """
-    for wanted, others, what in ((true, said, "is missing"), (said, true, "is not there")):
-        for label, score, box in wanted:
-            if score < threshold + LEEWAY:
-                continue
-            if not any(
-                name == label and _overlap(box, other) > OVERLAP for name, _, other in others
-            ):
-                corners = ", ".join(f"{value:.0f}" for value in box)
-                return f"{label} {score:.2f} at {corners} {what}"
-    return None
+    missing, extra, _ = unmatched(_detections(true), _detections(said), threshold + LEEWAY)
+    wrong = [(true[place], "is missing") for place in missing]
+    wrong += [(said[place], "is not there") for place in extra]
+    if not wrong:
+        return None
+    (label, score, box), what = wrong[0]
+    return f"{label} {score:.2f} at {', '.join(f'{value:.0f}' for value in box)} {what}"
 
 
-def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the intersection over union."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
-    inter = max(width, 0.0) * max(height, 0.0)
-    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)]
-    whole = sum(areas) - inter
-    return inter / whole if whole > 0 else 0.0
+def _detections(boxes: Sequence[Box]) -> Detections:
+    return Detections(
+        np.array([box for _, _, box in boxes], np.float32).reshape(-1, 4),
+        np.array([score for _, score, _ in boxes], np.float32),
+        tuple(label for label, _, _ in boxes),
+    )
 
 
 def _label(model: dict[str, Any], number: int) -> str:

@@ -25,7 +25,7 @@ from .onnx_stream import OnnxFile
 from .stages import StagedEngine
 
 if TYPE_CHECKING:
-    from ...inference.compare import Agreement
+    from ...inference.agreement import Agreement
     from ...models.manifest import ModelFolder
 
 MAX_EARLY_BYTES = 16 * 2**20

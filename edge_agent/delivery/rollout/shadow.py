@@ -12,7 +12,7 @@ from ...core.containment import contained
 from ...core.errors import AgentError, ModelError
 from ...core.files import fault
 from ...core.types import Kind, Outcome, Sample
-from ...inference.compare import compare_findings
+from ...inference.agreement import compare_findings, margin_of
 from ...inference.model import Model, Region
 from ...mqtt.payloads import percentiles
 from ...runtime.serving.active import ActiveModels
@@ -86,9 +86,8 @@ class Comparison:
             if incumbent is None or self.model.in_order:
                 return
             with contained(self.model.id):
-                agreement = compare_findings(
-                    incumbent.findings, outcome.findings, self.model.manifest.trial.tolerance
-                )
+                margin = margin_of(self.model, threshold)
+                agreement = compare_findings(incumbent.findings, outcome.findings, margin)
         except AgentError as problem:
             self.errors += 1
             self.error = str(problem)

@@ -30,7 +30,7 @@ from ...inference.engines.registry import load_library
 
 if TYPE_CHECKING:
     from ...core.types import Array, Kind, Tensors, TensorSpec
-    from ...inference.compare import Agreement
+    from ...inference.agreement import Agreement
     from ...inference.model import Model
     from ...models.manifest import ModelFolder
     from ..early.follow import Followed
@@ -228,7 +228,7 @@ def _judge_on(
     trust: Trust | None,
 ) -> Verdict:
     """Return the verdict on a candidate as one engine has loaded it."""
-    from ...inference.compare import probe_inputs, race
+    from ...inference.probe import probe_inputs, race
     from ...inference.trust import INPUTS
 
     tensors = probe_inputs(model.engine.inputs, seed=7)
@@ -269,13 +269,14 @@ class Trust:
 
     def judge(self, model: Model, noise: Tensors) -> tuple[bool, str]:
         """Return whether an engine computes the model as a plain session does, and why."""
-        from ...inference.trust import compare_numbers, open_plain, why_wrong
+        from ...inference.agreement import compare_on_noise
+        from ...inference.trust import open_plain, why_wrong
 
         if self._plain is None:
             self._plain = open_plain(self._folder, self._kind)
         if self._plain is None:
             return True, "loads and runs; there is nothing to compare it with"
-        agreement = compare_numbers(self._plain, model, noise)
+        agreement = compare_on_noise(self._plain, model, noise)
         if not agreement.passed:
             return False, agreement.why
         why = why_wrong(self._plain, model, self._live(model.engine.inputs))
@@ -283,7 +284,7 @@ class Trust:
             return False, why
         frames = len(self._frames)
         seen = {0: "noise", 1: "a live frame"}.get(frames, f"{frames} live frames")
-        words = f"{self._plain.engine.label} without optimisation on {seen}"
+        words = f"{self._plain.engine.label} without optimization on {seen}"
         return True, f"no golden.npz; agrees with {words}"
 
     def _live(self, specs: tuple[TensorSpec, ...]) -> Iterator[Tensors]:
@@ -306,7 +307,7 @@ def _compare_stages(
     found: Verdict, followed: Followed, model: Model, choices: Sequence[EngineChoice], kind: Kind
 ) -> Verdict:
     """Compare what the stages gave while they arrived with what the complete network gives."""
-    from ...inference.compare import compare_outputs
+    from ...inference.agreement import compare_outputs
     from ...inference.model import load_model
 
     if followed.why:
@@ -317,9 +318,8 @@ def _compare_stages(
         whole, _ = load_model(model.folder, quick, kind, checked=True)
     if not followed.same(whole.raw):
         return replace(found, streamed="its stages gave other numbers than the whole: not counted")
-    tolerance = model.manifest.trial.tolerance
     for inputs, outputs in followed.runs if whole is not model else ():
-        agreement = compare_outputs(model, inputs, model.raw(inputs), outputs, tolerance)
+        agreement = compare_outputs(model, inputs, model.raw(inputs), outputs)
         if not agreement.passed:
             return replace(
                 found, streamed=f"{whole.engine.label} and {found.engine}: {agreement.why}"

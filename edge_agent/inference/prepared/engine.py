@@ -154,7 +154,7 @@ class OrtPreparedEngine:
         return True
 
     def _compare(self, expected: list[Array], found: list[Array]) -> None:
-        from ..compare import strict_distance
+        from ..agreement import strict_distance
 
         for name, one, other in zip(self._names, expected, found, strict=True):
             distance = strict_distance(one, other)

@@ -18,10 +18,10 @@ from typing import Protocol
 from ...core.containment import contained
 from ...core.errors import AgentError
 from ...core.types import Tensors
-from ...inference.compare import race
+from ...inference.agreement import compare_models
 from ...inference.engines.label import engine_words
 from ...inference.model import Model
-from ...inference.trust import compare_models
+from ...inference.probe import race
 from ..serving.active import ActiveModels, Serving
 from ..serving.challenger_results import NOT_FASTER, Decision, read_decision, write_decision
 

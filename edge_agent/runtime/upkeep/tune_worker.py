@@ -19,7 +19,6 @@ from ...core.errors import EngineError
 from ...core.files import size_of
 from ...core.types import Kind, Tensors, TensorSpec
 from ...device.resources import text, usable_cpus
-from ...inference.compare import probe_inputs
 from ...inference.engines.engine import Engine, EngineChoice, FixShapes
 from ...inference.engines.registry import open_engine
 from ...inference.folding.cut import InputCut
@@ -27,6 +26,7 @@ from ...inference.folding.find import cut_for
 from ...inference.prepared.artifact import Artifact, read
 from ...inference.prepared.engine import open_artifact
 from ...inference.preprocess.inputs import fixed_shapes
+from ...inference.probe import probe_inputs
 from ...models.manifest import ModelFolder, load
 from ..serving.tuning_results import Way
 from .tuner import Question

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ....core.types import Tensors
 from ....device.allocator import return_freed_memory
-from ...compare import race
+from ...probe import race
 from ..artifact import Artifact
 from ..engine import OrtPreparedEngine
 from ..load import Load, load_artifact

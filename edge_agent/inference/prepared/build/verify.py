@@ -8,10 +8,11 @@ import numpy as np
 
 from ....core.errors import EngineError
 from ....core.types import Array, Tensors, TensorSpec
-from ...compare import alike, probe_inputs, strict_distance
+from ...agreement import compare_likeness, margin_of, strict_distance
 from ...engines.engine import Engine
 from ...golden import read_golden
 from ...model import Model
+from ...probe import probe_inputs
 from ..artifact import Artifact, ArtifactError
 from ..engine import OrtPreparedEngine
 from ..load import load_artifact
@@ -32,6 +33,7 @@ class Reference:
             ModelError: its golden inputs are damaged.
 
         """
+        self._margin = margin_of(model)
         samples = [probe_inputs(engine.inputs, seed) for seed in SEEDS]
         try:
             results = [engine.infer(tensors) for tensors in samples]
@@ -73,7 +75,7 @@ class Reference:
         )
 
     def check_like(self, plain: Engine) -> None:
-        """Check that the network's numbers are what a session without optimisation gives.
+        """Check that the network's numbers are what a session without optimization gives.
 
         Args:
             plain: that session; it is closed.
@@ -85,10 +87,10 @@ class Reference:
         """
         try:
             for tensors, expected in zip(self.samples, self._expected, strict=True):
-                agreement = alike(plain.infer(tensors), expected)
+                agreement = compare_likeness(plain.infer(tensors), expected, self._margin)
                 if not agreement.passed:
                     raise ArtifactError(
-                        f"{plain.label} computes it wrongly: unlike without optimisation: "
+                        f"{plain.label} computes it wrongly: unlike without optimization: "
                         f"{agreement.why}"
                     )
         finally:

@@ -1,0 +1,64 @@
+"""Inputs that networks are probed with, and runs timed against each other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..core.types import Array, TensorSpec
+
+
+def probe_inputs(specs: Sequence[TensorSpec], seed: int) -> dict[str, Array]:
+    """Return ordinary inputs of a network: seeded noise, as zeros can be quicker than any picture.
+
+    Sizes that are open are 1.
+    """
+    random = np.random.default_rng(seed)
+    return {spec.name: probe_input(spec, random) for spec in specs}
+
+
+def probe_input(spec: TensorSpec, random: np.random.Generator, loudness: float = 1.0) -> Array:
+    """Return noise for one input: floats about zero, integers over what a byte can hold.
+
+    Args:
+        spec: of the input.
+        random: where the noise comes from.
+        loudness: factor of how far the noise goes from its middle.
+
+    Returns:
+        An array of the input's shape, open sizes being 1, and type.
+
+    """
+    shape = tuple(size or 1 for size in spec.shape)
+    kind = np.dtype(spec.dtype)
+    if kind.kind == "b":
+        return random.integers(0, 2, shape).astype(kind)
+    if kind.kind in "iu":
+        # Negative only where a byte is: wider integers may be indices.
+        low, high = (-128, 127) if kind == np.int8 else (0, 255)
+        middle = (low + high + 1) // 2
+        span = round((high - middle) * loudness)
+        return random.integers(middle - span, middle + span, shape, endpoint=True).astype(kind)
+    return (random.standard_normal(shape) * loudness).astype(kind)
+
+
+def race(runs: Sequence[Callable[[int], object]], rounds: int) -> list[list[float]]:
+    """Time functions in turns, so that what disturbs one disturbs all.
+
+    Args:
+        runs: each is called with the number of the round.
+        rounds: how often.
+
+    Returns:
+        Of each the milliseconds of every round.
+
+    """
+    took: list[list[float]] = [[] for _ in runs]
+    for number in range(rounds):
+        for run, times in zip(runs, took, strict=True):
+            start = time.perf_counter()
+            run(number)
+            times.append((time.perf_counter() - start) * 1e3)
+    return took
