@@ -30,9 +30,10 @@ from onnx import TensorProto, helper, numpy_helper
 from edge_agent.bench.common.generated import find_model
 from edge_agent.cli.lineup import engines_for
 from edge_agent.core.errors import AgentError
-from edge_agent.inference.compare import probe_inputs, race, relative_distance
+from edge_agent.inference.agreement import relative_distance
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import load_model
+from edge_agent.inference.probe import probe_inputs, race
 from edge_agent.models.manifest import load
 from edge_agent.tools.folders import copy_rest
 

@@ -268,7 +268,8 @@ def test_a_golden_file_that_disagrees_rejects_the_model(place: Place) -> None:
     other = np.array([[0.8, 0.1, 0.1]], np.float32)
     arrays: dict[str, Any] = {"input/images": PICTURE, "output/scores": other}
     np.savez(place.model / "golden.npz", **arrays)
-    line = "level@1: golden: case 0: best class b, expected a"
+    key = "[trial] tolerance = 0.05 in model.toml"
+    line = f"level@1: golden: case 0: best class b, expected a ({key})"
     added = call_cli("add", str(place.model), "--config", place.config)
     assert (added.code, added.error) == (1, f"edge-agent: {line}")
     checked = call_cli("check", "--config", place.config)
