@@ -6,7 +6,6 @@ What cannot be applied takes effect at the next start, and the log says so.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -65,7 +64,6 @@ class SettingsReload:
         self._file = file
         self._lazy = lazy
         self._gone = gone
-        self._arranging = threading.Lock()
         """Held while pipelines come and go, so that no model is released that one begins to use."""
 
     def run(self) -> None:
@@ -127,7 +125,7 @@ class SettingsReload:
         if before != after:
             # The first result of what comes now is not that of the start.
             runner.timeline.give_up()
-        with self._arranging:
+        with self._runner.arranging:
             for name in [name for name in after if name in before and after[name] != before[name]]:
                 if before[name].differs_live(after[name]):
                     runner.pipelines[name].apply(runner.overrides.applied(after[name]))
@@ -156,7 +154,7 @@ class SettingsReload:
         active.load_all()
         if self._runner.stopping():
             return
-        with self._arranging:
+        with self._runner.arranging:
             gone = active.forget({(s.reference, s.kind) for s in self._runner.used()})
         # Not while that is held: frames on their way through them may take long, and the next
         # reload would wait, with all else that the main thread does.

@@ -7,6 +7,7 @@ the first result; requests, pushes and health come after it (`control`).
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ from ...config.settings import Settings, parse_route
 from ...core.errors import UsageError
 from ...core.threads import Stops, ThreadGroup
 from ...core.timeline import Timeline
+from ...core.types import Kind
 from ...device.wall_clock import WallClock
 from ...inference.model import Model
 from ...mqtt import payloads
@@ -38,6 +40,7 @@ from .sinks import ResultStage, Sink, Sinks
 
 if TYPE_CHECKING:
     from ...models.store.catalog import Library
+    from ..scheduler.requests import RequestQueue
     from ..serving.loader import ModelLoader
 
 log = logging.getLogger(__name__)
@@ -113,6 +116,10 @@ class Runner:
         self._lane_count = lanes
         self._lanes: list[Lane] = []
         self._stages = stages
+        self.arranging = threading.Lock()
+        """Held while pipelines come and go, and while models that nothing uses are forgotten."""
+        self._accepted: list[tuple[RequestQueue[Model], Serving]] = []
+        """Queues of requests that belong to no pipeline, and their models."""
         self._counted: dict[str, int] = {}
         """Of pipelines that are gone: how far they had counted."""
         self._waiting: list[Pipeline] = []
@@ -166,6 +173,8 @@ class Runner:
         """Stop capturing."""
         for pipeline in self.pipelines.values():
             pipeline.halt()
+        for queue, _ in self._accepted:
+            queue.close()
 
     def watch(self) -> None:
         """Replace capture threads that hang; called every second or so."""
@@ -223,12 +232,55 @@ class Runner:
         gone.stop()
         self._counted[name] = gone.queue.seq
 
+    # Requests
+
+    def accept(
+        self, name: str, model: str, kind: Kind, *, room: int, priority: int = 0
+    ) -> RequestQueue[Model]:
+        """Take requests that belong to no pipeline, and load their model if it is not there.
+
+        Args:
+            name: of their account, among those of requests.
+            model: its reference, as "face" or "face@3"; no pipeline need have it.
+            kind: what it is asked about.
+            room: how many may wait.
+            priority: as a pipeline's.
+
+        Raises:
+            UsageError: the reference is none.
+
+        """
+        from ..scheduler.requests import RequestQueue
+
+        with self.arranging:
+            serving = self.active.serving_for(parse_route(model)[0], kind)
+            serving.lazy = False
+            queue = RequestQueue(
+                *(self.board, f"requests:{name}", lambda: serving.model),
+                room=room,
+                priority=priority,
+            )
+            self._accepted.append((queue, serving))
+        self.active.load(serving)
+        return queue
+
+    def refuse(self, queue: RequestQueue[Model]) -> None:
+        """Take no more of these requests, and unload a model that was there for them alone."""
+        with self.arranging:
+            queue.close()
+            self._accepted = [each for each in self._accepted if each[0] is not queue]
+            gone = self.active.forget({(s.reference, s.kind) for s in self.used()})
+        for model in gone:
+            self.active.retire(model)
+
+    # What others ask
+
     def used(self) -> list[Serving]:
-        """List the servings that pipelines use."""
+        """List the servings that pipelines and requests use."""
         found: list[Serving] = []
         for pipeline in list(self.pipelines.values()):
             found += [*pipeline.servings, *(serving for _, serving in pipeline.seconds)]
-        return found
+        return found + [serving for _, serving in list(self._accepted)]
 
     def present(self) -> frozenset[object]:
         """Return what takes memory while it is there: sources that run, and models."""
@@ -277,6 +329,7 @@ class Runner:
     def lazy(self, *, wanted: bool) -> None:
         """Load the models of second stages when they are needed, or at once."""
         first = {id(s) for pipeline in self.pipelines.values() for s in pipeline.servings}
+        first |= {id(serving) for _, serving in self._accepted}
         for pipeline in self.pipelines.values():
             for _, serving in pipeline.seconds:
                 serving.lazy = wanted and id(serving) not in first

@@ -120,6 +120,11 @@ class Board(Generic[M]):
                 self._work.notify()
             return True
 
+    def offer(self, queue: FrameQueue[M], make: Callable[[int], Sample]) -> bool:
+        """Add a capture if there is room; see `put`. Returns False where there is none."""
+        with self._lock:
+            return not queue.full and self.put(queue, make)
+
     def wait_turn(
         self, queue: FrameQueue[M], *, burst: bool = True, timeout: float | None = None
     ) -> bool:

@@ -1,0 +1,116 @@
+"""Requests that belong to no pipeline: through the same lanes and models, counted by themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Generic
+
+from ...core.errors import AgentError, RequestError
+from ...core.types import Array, Outcome, Request, Sample, State
+from .board import Board
+from .queue import FrameQueue, Job, M
+
+Region = tuple[int, int, int, int]
+
+
+class RequestQueue(Generic[M]):
+    """Takes requests for one model, in a bounded queue. Any thread may call `submit`.
+
+    Its account is on the board, by its name. A request waits while there is no model; an exchange
+    of the model loses none.
+    """
+
+    def __init__(
+        self,
+        board: Board[M],
+        name: str,
+        choose: Callable[[], M | None],
+        *,
+        room: int,
+        priority: int = 0,
+    ) -> None:
+        """Take requests from now on.
+
+        Args:
+            board: whose lanes infer them.
+            name: its account's; no pipeline has it.
+            choose: returns the model that serves; called with the board's lock held.
+            room: how many may wait for a lane.
+            priority: those of the highest go first, as for pipelines.
+
+        """
+        self.name = name
+        self.choose = choose
+        self.refused = 0
+        """Requests that found no room; they are in no account."""
+        self._board = board
+        self._waiting: dict[int, tuple[Request, Future[Outcome]]] = {}
+        """By number: those that wait for a lane, or are in one."""
+        self._queue: FrameQueue[M] = FrameQueue(
+            name, self, room=room, lossless=True, priority=priority
+        )
+        board.add(self._queue)
+
+    def submit(
+        self, data: Array, *, threshold: float | None = None, region: Region | None = None
+    ) -> Future[Outcome]:
+        """Ask what the model finds; does not wait.
+
+        Args:
+            data: picture: (height, width, 3) uint8, BGR; signal: (window, channels) float32.
+            threshold: lowest score of a finding; None: the model's.
+            region: of a picture, only this part: x1, y1, x2, y2 in its pixels.
+
+        Returns:
+            Gives the outcome, or raises why there is none; it is cancelled where this is closed.
+
+        Raises:
+            RequestError: too many wait, or this is closed.
+
+        """
+        future: Future[Outcome] = Future()
+
+        def make(seq: int) -> Sample:
+            now, picture = time.monotonic(), data.ndim == 3
+            sample = Sample(data, seq, time.time_ns(), now, picture=picture, follows=False)
+            self._waiting[seq] = Request(sample, threshold, region, State()), future
+            return sample
+
+        if not self._board.offer(self._queue, make):
+            if self._queue.removed:
+                raise RequestError(f"{self.name}: takes no more requests")
+            self.refused += 1
+            raise RequestError(f"{self.name}: {self._queue.room} requests wait; ask again later")
+        return future
+
+    def close(self) -> None:
+        """Take no more; what waits is cancelled, what is in a lane is answered. May come twice."""
+        if not self._queue.removed:
+            self._board.remove(self._queue)
+        for _, future in list(self._waiting.values()):
+            future.cancel()
+
+    # The route; see `queue.Route`
+
+    def advance(self) -> None:
+        """Do nothing: there is one model."""
+
+    def request(self, sample: Sample) -> Request:
+        """Return what was asked, which can be cancelled no more."""
+        request, future = self._waiting[sample.seq]
+        future.set_running_or_notify_cancel()
+        return request
+
+    def complete(self, job: Job[M], answer: Outcome | AgentError) -> None:
+        """Give the answer, unless it was cancelled."""
+        _, future = self._waiting.pop(job.sample.seq)
+        failed = isinstance(answer, AgentError)
+        self._board.finish(job, None if failed else lambda: None)
+        if future.cancelled():
+            return
+        if isinstance(answer, AgentError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
