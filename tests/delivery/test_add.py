@@ -262,9 +262,30 @@ def test_files_are_owned_as_the_store_is(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
     os.chown(state, 12345, 23456)
+    open_to_strangers(tmp_path)
     assert box.add(brightness(tmp_path / "light")).code == 0
     owners = {(path.stat().st_uid, path.stat().st_gid) for path in state.rglob("*")}
     assert owners == {(12345, 23456)}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root follows what another user plants")
+@pytest.mark.parametrize("planted", ["models", "added"])
+def test_root_follows_no_link_that_the_services_user_planted(tmp_path: Path, planted: str) -> None:
+    """A link in the state folder to one that only root may enter gets nothing made in it."""
+    box = Box(tmp_path)
+    state, private = tmp_path / "state", tmp_path / "private"
+    private.mkdir(mode=0o700)
+    state.mkdir()
+    (state / planted).symlink_to(private)
+    os.chown(state, 12345, 23456)
+    os.chown(state / planted, 12345, 23456, follow_symlinks=False)
+    open_to_strangers(tmp_path)
+    added = box.add(brightness(tmp_path / "light"))
+    assert list(private.iterdir()) == []
+    assert private.stat().st_uid == 0
+    if planted == "models":
+        assert added.code in {1, 2}
+        assert added.err.count("\n") == 1
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...core.errors import ModelError, UsageError
 from ...core.names import is_name, safe_name, version_key
+from ...core.privileges import User, acting_as, hand_over, owner_of
 from ...core.text import printable
 from ...inference.engines.label import engine_words
 from ..options import Options, add_config, load_settings
@@ -54,6 +56,7 @@ def main(options: Options) -> int:
         raise UsageError(f"PATH: {options.path!r}: no such file or folder")
     settings = load_settings(options)
     from ...config.load import find_file
+    from ...models.importing import file_of, import_model
     from ...models.store.install import install_folder
     from ...runtime.serving.loader import (
         match_profile,
@@ -62,10 +65,15 @@ def main(options: Options) -> int:
         variants_here,
     )
 
-    store = open_store(settings)
-    library = open_library(settings, store)
-    here = variants_here(settings, *match_profile(settings))
-    with _imported(path, options, store, library, here) as imported:
+    path = file_of(path)
+    user = owner_of(settings.state)
+    with acting_as(user, reading=True):
+        store = open_store(settings)
+        library = open_library(settings, store)
+        here = variants_here(settings, *match_profile(settings))
+        version = _version_of(path, options, store, library)
+    # What it names may be root's alone to read.
+    with import_model(path, options.name, version, here) as imported:
         for assumption in imported.assumptions:
             print(f"assumed  {assumption}")
         folder = imported.folder
@@ -75,32 +83,53 @@ def main(options: Options) -> int:
                 f" {folder.variant or 'none'}"
             )
         name, version = folder.manifest.name, folder.manifest.version
-        if not options.allow_older:
-            _refuse_older(store, name, version)
+        with acting_as(user, reading=True):
+            if not options.allow_older:
+                _refuse_older(store, name, version)
         _try_out(settings, options.config, folder)
-        install_folder(store, folder)
+        with _handed_over(folder, user) as copied, acting_as(user, reading=True):
+            install_folder(store, copied)
     file = find_file(options.config)
     of = f"the state folder of {file}" if file else "the default; --config FILE names settings"
     print(printable(f"into {store.root}, {of}"))
-    if not store.has_agent():
+    with acting_as(user, reading=True):
+        is_running = store.has_agent()
+    if not is_running:
         print(f"{name}@{version} is installed; the agent tries it at its next start")
         return 0
-    _hand_over(store, name, version)
+    with acting_as(user, reading=True):
+        _hand_over(store, name, version)
     print(f"{name}@{version} is installed and live")
     return 0
 
 
-def _imported(
-    path: Path, options: Options, store: Store, library: Library, here: Sequence[str]
-) -> Any:
-    """Make a folder of what the user names: a context."""
-    from ...models.importing import BARE, file_of, import_model
+def _version_of(path: Path, options: Options, store: Store, library: Library) -> str | None:
+    """Return the version of what the user names; None: its own."""
+    from ...models.importing import BARE
 
-    path = file_of(path)
-    name, version = options.name, options.model_version
+    name: str | None = options.name
+    version: str | None = options.model_version
     if path.suffix in BARE and version is None and (name is None or is_name(name)):
         version = _next_version(store, library, name or safe_name(path.stem))
-    return import_model(path, name, version, here)
+    return version
+
+
+@contextmanager
+def _handed_over(folder: ModelFolder, user: User | None) -> Iterator[ModelFolder]:
+    """Copy a folder for the user that the store belongs to; None: it is used where it is."""
+    if user is None:
+        yield folder
+        return
+    from ...core.files import disk_errors
+    from ...core.scratch import scratch_folder
+    from ...models.importing import copy_folder
+    from ...models.manifest import load
+
+    with scratch_folder("handed") as made:
+        with disk_errors(f"{folder.path}: copying it"):
+            copy_folder(folder.path, made)
+            hand_over(made, user)
+        yield load(made, () if folder.variant is None else (folder.variant,))
 
 
 def _refuse_older(store: Store, name: str, version: str) -> None:

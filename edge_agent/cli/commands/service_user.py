@@ -9,11 +9,12 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+
+from ...core.privileges import User, acting_as
 
 UNIT = Path("/etc/systemd/system/edge-agent.service")
 _HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
@@ -103,19 +104,9 @@ class ServiceUser:
             )
         return None
 
-    @contextmanager
-    def _acting(self) -> Iterator[None]:
+    def _acting(self) -> AbstractContextManager[None]:
         """Be the user, as far as rights go."""
-        groups = os.getgroups()
-        os.setgroups(self.groups)
-        os.setegid(self.gid)
-        os.seteuid(self.uid)
-        try:
-            yield
-        finally:
-            os.seteuid(0)
-            os.setegid(0)
-            os.setgroups(groups)
+        return acting_as(User(self.uid, self.gid, self.groups))
 
 
 def service_user(unit: Path = UNIT) -> ServiceUser | None:

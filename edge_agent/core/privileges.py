@@ -1,0 +1,86 @@
+"""Root works in folders of another user as that user: it follows no link that was laid for it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+_CAPABILITY_VERSION = 0x20080522
+_READ_SEARCH = 1 << 2
+
+
+class User(NamedTuple):
+    """Who a folder belongs to."""
+
+    uid: int
+    gid: int
+    groups: Sequence[int] = ()
+
+
+def owner_of(folder: Path) -> User | None:
+    """Return who is to work in a folder; None: the user that this process runs as.
+
+    Args:
+        folder: may be absent.
+
+    """
+    if os.geteuid() != 0 or not folder.exists():
+        return None
+    known = folder.stat()
+    if known.st_uid == 0:
+        return None
+    try:
+        name = pwd.getpwuid(known.st_uid).pw_name
+    except KeyError:
+        return User(known.st_uid, known.st_gid)
+    return User(known.st_uid, known.st_gid, os.getgrouplist(name, known.st_gid))
+
+
+@contextmanager
+def acting_as(user: User | None, *, reading: bool = False) -> Iterator[None]:
+    """Have the rights of a user, for as long as the context lasts.
+
+    Args:
+        user: None: nothing changes.
+        reading: root's right to read stays with the calling thread: Python loads its own modules
+            while it works, which may lie where only root may read.
+
+    """
+    if user is None:
+        yield
+        return
+    groups = os.getgroups()
+    os.setgroups(list(user.groups))
+    os.setegid(user.gid)
+    os.seteuid(user.uid)
+    if reading:
+        _keep_reading()
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+
+
+def _keep_reading() -> None:
+    """Make CAP_DAC_READ_SEARCH effective again, where it is permitted; see capabilities(7)."""
+    libc = ctypes.CDLL(None)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; the same of higher numbers
+    if libc.capget(header, sets) == 0:
+        sets[0] |= sets[1] & _READ_SEARCH
+        libc.capset(header, sets)
+
+
+def hand_over(folder: Path, user: User) -> None:
+    """Give a folder that only root can enter, and all in it, to a user; itself last."""
+    for parent, folders, names in os.walk(folder, topdown=False):
+        for name in (*folders, *names):
+            os.chown(Path(parent, name), user.uid, user.gid, follow_symlinks=False)
+    os.chown(folder, user.uid, user.gid, follow_symlinks=False)
