@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import field
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..core.errors import SampleError, SourceError
 from ..core.frozen import record
@@ -43,10 +43,10 @@ class SourceContext:
     """Whether streams may be decoded by hardware, where there is any."""
     topics: Topics | None = None
     """Where messages of others come from; None: nowhere."""
-    hubs: dict[str, object] = field(default_factory=dict)
-    """By source: devices that pipelines share, see `live_signal`."""
+    shared: dict[str, Any] = field(default_factory=dict)
+    """By the text of the settings: sources that pipelines share; see `shared.Shared`."""
     sharing: threading.Lock = field(default_factory=threading.Lock)
-    """Held while `hubs` is looked into."""
+    """Held while `shared` is looked into."""
 
 
 class Source(Protocol):
