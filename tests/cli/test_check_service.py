@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -158,6 +159,27 @@ def test_what_the_unit_hides_is_said(box: Box) -> None:
         box.settings(source=f"dir:{hidden}/x")
         (said,) = box.check()
     assert said.startswith(f"FAIL  pipeline p source: {hidden}/x: the service does not see /tmp (")
+
+
+@pytest.mark.parametrize(("major", "allowed"), [(188, True), (81, True), (240, False)])
+def test_a_device_that_the_unit_denies_is_said(box: Box, major: int, allowed: bool) -> None:
+    """Rights of the file are not all: the unit names the kinds of devices that may be used."""
+    device = box.place / "ttyX0"
+    try:
+        os.mknod(device, stat.S_IFCHR, os.makedev(major, 0))
+    except PermissionError:
+        pytest.skip("this machine makes no devices")
+    device.chmod(0o666)
+    box.settings(source="serial:/srv/ttyX0")
+    denied = [line for line in box.check() if "denies this kind of device" in line]
+    assert bool(denied) is not allowed, denied
+    assert all("DeviceAllow=/srv/ttyX0 rw" in line for line in denied)
+
+
+def test_what_fsck_keeps_is_not_looked_into(box: Box) -> None:
+    """The state folder may be a file system of its own, with a lost+found of root's."""
+    (box.state / "lost+found").mkdir(mode=0o700)
+    assert box.check() == ["ok    service: its user, nobody, may read all that the settings name"]
 
 
 def test_other_settings_than_the_services_get_a_note(box: Box) -> None:

@@ -9,8 +9,10 @@ import grp
 import os
 import pwd
 import stat
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 
@@ -22,7 +24,10 @@ _STATES = Path("/var/lib")
 _TEMPORARY = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - what the unit hides
 _YES = frozenset({"1", "yes", "true", "on"})
 _LISTS = frozenset(
-    {"BindPaths", "BindReadOnlyPaths", "SupplementaryGroups", "StateDirectory", "ReadWritePaths"}
+    {
+        *("BindPaths", "BindReadOnlyPaths", "DeviceAllow", "ReadWritePaths"),
+        *("StateDirectory", "SupplementaryGroups"),
+    }
 )
 _MOST = 1000
 """Files of a folder that are looked at."""
@@ -45,6 +50,8 @@ class ServiceUser:
     """Folders that systemd gives it at the start, whoever has owned them."""
     writable: tuple[Path, ...]
     """Where the unit lets it write, if it has the rights."""
+    devices: tuple[str, ...] | None
+    """What DeviceAllow= of the unit names; None: every device."""
 
     def runs(self, settings: Path) -> bool:
         """Whether these are the service's own settings."""
@@ -59,7 +66,12 @@ class ServiceUser:
             return None
         if (hiding := self._hiding(path)) is not None:
             return hiding
-        inside = (each for each in path.rglob("*") if each.exists()) if path.is_dir() else ()
+        inside = (each for each in _inside(path) if each.exists()) if path.is_dir() else ()
+        if not self._is_allowed(path):
+            return (
+                f"{path}: the service's unit denies this kind of device; systemctl edit edge-agent, "
+                f"[Service] DeviceAllow={path} rw"
+            )
         wanted = [path, *islice(inside, _MOST)]
         with self._acting():
             for each in wanted:
@@ -83,7 +95,7 @@ class ServiceUser:
         for each in self.made:
             if place.is_relative_to(each) and each.stat().st_uid != self.uid:
                 return None  # with all that is in it, it is going to be the user's
-        inside = [each for each in islice(folder.rglob("*"), _MOST) if not each.is_symlink()]
+        inside = [each for each in islice(_inside(folder), _MOST) if not each.is_symlink()]
         with self._acting():
             if not _may(folder.parent, os.X_OK):
                 return f"{folder}: the service's user {self.name} {_refused(folder)}"
@@ -94,6 +106,21 @@ class ServiceUser:
                         f"chown -R {self.name}: {folder}"
                     )
         return None
+
+    def _is_allowed(self, path: Path) -> bool:
+        """Whether the unit lets it use a device; of what is none, True."""
+        known = path.stat()
+        if self.devices is None or not stat.S_ISCHR(known.st_mode):
+            return True
+        major = os.major(known.st_rdev)
+        kinds = {"char-*", f"char-{major}", *(f"char-{name}" for name in _drivers(major))}
+        for each in self.devices:
+            if any(fnmatchcase(kind, each) for kind in kinds):
+                return True
+            named = Path(each)
+            if named.is_absolute() and named.exists() and named.stat().st_rdev == known.st_rdev:
+                return True
+        return False
 
     def _hiding(self, path: Path) -> str | None:
         place = path.resolve()
@@ -141,7 +168,27 @@ def service_user(unit: Path = UNIT) -> ServiceUser | None:
         tuple(Path(each.split(":")[0]) for each in bound),
         made,
         writable,
+        _devices(keys),
     )
+
+
+def _devices(keys: dict[str, str]) -> tuple[str, ...] | None:
+    if keys.get("DevicePolicy", "auto") == "auto" and not keys.get("DeviceAllow"):
+        return None
+    return tuple(keys.get("DeviceAllow", "").split())
+
+
+def _drivers(major: int) -> list[str]:
+    """Return the names of a number of character devices, as /proc/devices has them."""
+    listed = Path("/proc/devices").read_text(encoding="utf-8").partition("Block devices")[0]
+    pairs = [line.split() for line in listed.splitlines() if line.strip()[:1].isdigit()]
+    return [name for number, name in pairs if number == str(major)]
+
+
+def _inside(folder: Path) -> Iterator[Path]:
+    """Iterate over what is in a folder, but for what its file system keeps there for fsck."""
+    top = folder / "lost+found"
+    return (each for each in folder.rglob("*") if each != top and top not in each.parents)
 
 
 def _keys(unit: Path) -> dict[str, str]:
