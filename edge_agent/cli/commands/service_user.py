@@ -69,8 +69,8 @@ class ServiceUser:
         inside = (each for each in _inside(path) if each.exists()) if path.is_dir() else ()
         if not self._is_allowed(path):
             return (
-                f"{path}: the service's unit denies this kind of device; systemctl edit edge-agent, "
-                f"[Service] DeviceAllow={path} rw"
+                f"{path}: the service's unit denies this kind of device; "
+                f"systemctl edit edge-agent, [Service] DeviceAllow={path} rw"
             )
         wanted = [path, *islice(inside, _MOST)]
         with self._acting():
