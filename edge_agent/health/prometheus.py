@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..core.errors import UsageError
@@ -168,170 +168,75 @@ class _Collector:
             yield from families(health)
 
 
-Samples = Iterable[tuple[Sequence[str], float]]
-"""Label values, in the order of the family's labels, and the value."""
-
-
-class _Family(NamedTuple):
-    """One metric, and how it is read from the health payload."""
+class _Metric(NamedTuple):
+    """One metric, and where it is in the health payload."""
 
     kind: Literal["gauge", "counter"]
     name: str
+    path: str
+    """Keys with dots between. `{label}` takes each key as a label, `{label}+key` the value of that
+    key in it, too; `label=key` is a key that is one. What is not there gives no sample."""
     text: str
-    read: Callable[[Health], Samples]
-    """Without samples there is no metric."""
-    labels: tuple[str, ...] = ()
+    convert: Callable[[Any], float] = float
+    """To base units."""
 
 
-def _device(*keys: str, factor: float = 1) -> Callable[[Health], Samples]:
-    """Read one number of the whole device, times a factor to base units; nothing if absent."""
-
-    def read(health: Health) -> Samples:
-        value: Any = health
-        for key in keys:
-            value = value.get(key)
-            if value is None:
-                return []
-        return [((), value * factor)]
-
-    return read
+def _bytes(megabytes: float) -> float:
+    return megabytes * 2**20
 
 
-def _pipelines(read: Callable[[Health], float]) -> Callable[[Health], Samples]:
-    """Read one number of each pipeline."""
-    return lambda health: [((name,), read(one)) for name, one in _of(health, "pipelines")]
+def _seconds(milliseconds: float) -> float:
+    return milliseconds / 1e3
 
 
-def _dropped(health: Health) -> Samples:
-    for name, pipeline in _of(health, "pipelines"):
-        for reason, count in pipeline["dropped"].items():
-            yield (name, reason), count
+def _cores(percent: float) -> float:
+    return percent / 100
 
 
-def _age(health: Health) -> Samples:
-    for name, pipeline in _of(health, "pipelines"):
-        yield from _quantiles((name,), pipeline["latency_ms"])
+def _not_ok(state: str) -> float:
+    return float(state != "ok")
 
 
-def _drift(health: Health) -> Samples:
-    for name, pipeline in _of(health, "pipelines"):
-        drift = pipeline.get("drift", {})
-        for channel, index in drift.get("inputs", {}).items():
-            yield (name, channel), index
-        if drift.get("score") is not None:
-            yield (name, "score"), drift["score"]
+def _running(state: str) -> float:
+    return float(state == "running")
 
 
-def _model_inferences(health: Health) -> Samples:
-    for name, model in _of(health, "models"):
-        yield (name, model["engine"]), model["inferred"]
-
-
-def _model_seconds(health: Health) -> Samples:
-    for name, model in _of(health, "models"):
-        yield from _quantiles((name, model["engine"]), model["infer_ms"])
-
-
-def _of(health: Health, key: str) -> Iterable[tuple[str, Health]]:
-    found: Mapping[str, Health] = health.get(key, {})
-    return found.items()
-
-
-def _quantiles(labels: tuple[str, ...], percentiles: Mapping[str, Any] | None) -> Samples:
-    """Convert percentiles in ms to quantiles in seconds."""
-    for key, quantile in (("p50", "0.5"), ("p95", "0.95"), ("p99", "0.99")):
-        value = (percentiles or {}).get(key)
-        if value is not None:
-            yield (*labels, quantile), value / 1e3
-
-
-_PIPELINE = ("pipeline",)
-_FAMILIES = (
-    _Family(
-        *("gauge", "degraded", "1: not as it should be; `why` says more."),
-        lambda health: [((), float(health.get("state") != "ok"))],
-    ),
-    _Family("gauge", "uptime_seconds", "Since the agent started.", _device("uptime_s")),
-    _Family(
-        *("gauge", "resident_memory_bytes", "Memory of the agent's process."),
-        _device("rss_mb", factor=2**20),
-    ),
-    _Family(
-        *("gauge", "cpu_cores", "Cores in use by the agent and its children."),
-        _device("cpu_percent", factor=0.01),
-    ),
-    _Family("gauge", "temperature_celsius", "Of the hottest sensor.", _device("temperature_c")),
-    _Family(
-        *("gauge", "disk_free_bytes", "Where state_dir is."), _device("disk_free_mb", factor=2**20)
-    ),
-    _Family(
-        *("counter", "reconnects", "Connections to the broker after the first."),
-        _device("reconnects"),
-    ),
-    _Family(
-        *("counter", "malformed_messages", "Messages that could not be understood."),
-        _device("malformed"),
-    ),
-    _Family(
-        *("counter", "watchdog_fed", "Times that systemd's watchdog was fed."),
-        _device("watchdog", "fed"),
-    ),
-    *(
-        _Family(
-            *("gauge", f"spool_{key}", f"What waits for the broker, or did not make it: {key}."),
-            _device("spool", key),
-        )
-        for key in ("waiting", "on_disk", "bytes", "replayed", "dropped", "lost", "refused")
-    ),
-    _Family(
-        *("counter", "pipeline_captures", "Frames or windows that the source gave."),
-        *(_pipelines(lambda one: one["captured"]), _PIPELINE),
-    ),
-    _Family(
-        *("counter", "pipeline_inferences", "Those that went through the model."),
-        *(_pipelines(lambda one: one["inferred"]), _PIPELINE),
-    ),
-    _Family(
-        *("counter", "pipeline_results", "Results handed to the broker's connection."),
-        *(_pipelines(lambda one: one["published"]), _PIPELINE),
-    ),
-    _Family(
-        *("counter", "pipeline_results_lost", "Results dropped."),
-        *(_pipelines(lambda one: one["lost"]), _PIPELINE),
-    ),
-    _Family(
-        *("counter", "pipeline_dropped", "Captures that went no further."),
-        *(_dropped, ("pipeline", "reason")),
-    ),
-    _Family(
-        *("gauge", "pipeline_inferences_per_second", "Since the health payload before."),
-        *(_pipelines(lambda one: one["fps"]), _PIPELINE),
-    ),
-    _Family(
-        *("gauge", "pipeline_source_running", "1: the source gives something."),
-        *(_pipelines(lambda one: float(one["source"] == "running")), _PIPELINE),
-    ),
-    _Family(
-        *("gauge", "pipeline_waiting", "Captures that wait or are being inferred."),
-        *(_pipelines(lambda one: one["waiting"]), _PIPELINE),
-    ),
-    _Family(
-        *("gauge", "pipeline_age_seconds", "Capture to publication, of the last 1000 results."),
-        *(_age, ("pipeline", "quantile")),
-    ),
-    _Family(
-        *("gauge", "pipeline_drift", "Population stability index of inputs and score."),
-        *(_drift, ("pipeline", "of")),
-    ),
-    _Family(
-        *("counter", "model_inferences", "By this version on this engine."),
-        *(_model_inferences, ("model", "engine")),
-    ),
-    _Family(
-        *("gauge", "model_inference_seconds", "Of the last inferences."),
-        *(_model_seconds, ("model", "engine", "quantile")),
-    ),
+_EACH = "pipelines.{pipeline}"
+_DRIFT = f"{_EACH}.drift.inputs.{{of}} {_EACH}.drift.of=score"
+_MODEL = "models.{model}+engine"
+_TOOK = f"{_MODEL}.infer_ms.{{quantile}}"
+_DROPPED = f"{_EACH}.dropped.{{reason}}"
+_SPOOL = ("waiting", "on_disk", "bytes", "replayed", "dropped", "lost", "refused")
+_WAITS = "What waits for the broker, or did not make it"
+_AGE = "Capture to publication, of the last 1000 results."
+_M = _Metric
+# fmt: off
+_METRICS = (
+    _M("gauge", "degraded", "state", "1: not as it should be; `why` says more.", _not_ok),
+    _M("gauge", "uptime_seconds", "uptime_s", "Since the agent started."),
+    _M("gauge", "resident_memory_bytes", "rss_mb", "Memory of the agent's process.", _bytes),
+    _M("gauge", "cpu_cores", "cpu_percent", "In use by the agent and its children.", _cores),
+    _M("gauge", "temperature_celsius", "temperature_c", "Of the hottest sensor."),
+    _M("gauge", "disk_free_bytes", "disk_free_mb", "Where state_dir is.", _bytes),
+    _M("counter", "reconnects", "reconnects", "Connections to the broker after the first."),
+    _M("counter", "malformed_messages", "malformed", "Messages that could not be understood."),
+    _M("counter", "watchdog_fed", "watchdog.fed", "Times that systemd's watchdog was fed."),
+    *(_M("gauge", f"spool_{key}", f"spool.{key}", f"{_WAITS}: {key}.") for key in _SPOOL),
+    _M("counter", "pipeline_captures", f"{_EACH}.captured", "Frames or windows that came."),
+    _M("counter", "pipeline_inferences", f"{_EACH}.inferred", "Those that went through the model."),
+    _M("counter", "pipeline_results", f"{_EACH}.published", "Results handed to a connection."),
+    _M("counter", "pipeline_results_lost", f"{_EACH}.lost", "Results dropped."),
+    _M("counter", "pipeline_dropped", _DROPPED, "Captures that went no further."),
+    _M("gauge", "pipeline_inferences_per_second", f"{_EACH}.fps", "Since the last payload."),
+    _M("gauge", "pipeline_source_running", f"{_EACH}.source", "1: it is running.", _running),
+    _M("gauge", "pipeline_waiting", f"{_EACH}.waiting", "Captures that wait or are in a lane."),
+    _M("gauge", "pipeline_age_seconds", f"{_EACH}.latency_ms.{{quantile}}", _AGE, _seconds),
+    _M("gauge", "pipeline_drift", _DRIFT, "Population stability index of inputs and score."),
+    _M("counter", "model_inferences", f"{_MODEL}.inferred", "By this version on this engine."),
+    _M("gauge", "model_inference_seconds", _TOOK, "Of the last inferences.", _seconds),
 )
+# fmt: on
+_QUANTILES = {"p50": "0.5", "p95": "0.95", "p99": "0.99"}
 
 
 def families(health: Health) -> Iterator[Metric]:
@@ -339,10 +244,32 @@ def families(health: Health) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
-    for kind, name, text, read, labels in _FAMILIES:
-        samples = list(read(health))
-        if samples:
-            family = kinds[kind](f"{PREFIX}_{name}", text, labels=labels)
-            for values, value in samples:
-                family.add_metric(values, value)
-            yield family
+    for metric in _METRICS:
+        found = [each for path in metric.path.split() for each in _find(health, path.split("."))]
+        if not found:
+            continue
+        family = kinds[metric.kind](
+            f"{PREFIX}_{metric.name}", metric.text, labels=tuple(found[0][0])
+        )
+        for labels, value in found:
+            family.add_metric(tuple(labels.values()), metric.convert(value))
+        yield family
+
+
+def _find(node: Mapping[str, Any], path: list[str]) -> Iterator[tuple[dict[str, str], Any]]:
+    """Yield the labels and the value of everything at a path."""
+    step, *rest = path
+    label, _, only = step.rpartition("=")
+    beside = ""
+    if step.startswith("{"):
+        label, _, beside = step[1:].partition("}")
+    for key in node if step.startswith("{") else (only,):
+        child = node.get(key)
+        labels = {label: _QUANTILES[key] if label == "quantile" else key} if label else {}
+        if beside and child is not None:
+            labels[beside[1:]] = child[beside[1:]]
+        if not rest and child is not None:
+            yield labels, child
+        elif rest and isinstance(child, Mapping):
+            for more, value in _find(child, rest):
+                yield {**labels, **more}, value
