@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,97 @@ from ..runtime.serving.active import Serving
 from .throughput import Throughput
 
 WATCHDOG_OFF: Mapping[str, Any] = {"enabled": False, "fed": 0}
+
+
+class _Promises:
+    """Notices results with `qos = 1` that were dropped."""
+
+    def __init__(self) -> None:
+        self._lost: dict[str, tuple[float, int, int]] = {}
+        """By pipeline: when, how many before that began, how many."""
+
+    def broken(self, pipeline: Pipeline, now: float) -> list[str]:
+        """Return a reason if some were dropped within the last minute."""
+        if pipeline.settings.qos != 1:
+            return []
+        lost = pipeline.stream.channel.lost
+        at, before, seen = self._lost.get(pipeline.name, (now, 0, 0))
+        if lost < seen or (lost == seen and now - at >= RECENT_SECONDS):
+            at, before = now, lost  # counted from 0 again, or quiet for long enough
+        elif lost > seen:
+            at = now
+        self._lost[pipeline.name] = (at, before, lost)
+        if lost == before:
+            return []
+        results, were = counted(lost - before, "result"), "was" if lost - before == 1 else "were"
+        return [f"pipeline {pipeline.name}: {results} with qos = 1 {were} dropped"]
+
+
+class _Rates:
+    """Frames a second of each pipeline, and the processor's use, since the payload before."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._last: dict[str, tuple[Pipeline, float, int]] = {}
+        """By name: which pipeline, when, how many it had inferred."""
+        self._gathered = self._began
+        self._cpu = (time.monotonic(), sum(os.times()[:4]))
+
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since the agent began to report."""
+        return round(time.monotonic() - self._began, 1)
+
+    def fps(self, pipeline: Pipeline, inferred: int) -> float:
+        """Return how many it has inferred a second."""
+        now = time.monotonic()
+        known, before, count = self._last.get(pipeline.name, (None, 0.0, 0))
+        if known is not pipeline:
+            # New, or made again by a reload: it counts from 0. Its first result may have been long
+            # before this was made, or have waited for its model.
+            began = pipeline.stream.began
+            before, count = (self._gathered, 0) if began is None else (began, 1)
+        self._last[pipeline.name] = (pipeline, now, inferred)
+        return round((inferred - count) / max(now - before, 1e-3), 2)
+
+    def gathered(self, names: Collection[str]) -> None:
+        """Record that a payload is complete; forget all but these pipelines."""
+        self._last = {name: each for name, each in self._last.items() if name in names}
+        self._gathered = time.monotonic()
+
+    def cpu_percent(self) -> float:
+        """Return percent of one core since the last call, children included, as `top` has it."""
+        now, used = time.monotonic(), sum(os.times()[:4])
+        (before, had), self._cpu = self._cpu, (now, used)
+        return round(100 * (used - had) / max(now - before, 1e-3), 1)
+
+
+class _Machine:
+    """Temperature, memory, and the disk of the state folder."""
+
+    def __init__(self, root: Path, state_dir: Path) -> None:
+        self._root = root
+        self._state_dir = state_dir
+        self._thermometer = Thermometer(root)
+
+    def celsius(self) -> float | None:
+        """Return the temperature of the hottest sensor; None: there is none."""
+        return self._thermometer.read().celsius
+
+    def disk_free_mb(self) -> int:
+        """Return how much room there is; 0 where it is not known."""
+        try:
+            return shutil.disk_usage(self._state_dir).free // 2**20
+        except OSError:
+            return 0
+
+    def problems(self) -> list[str]:
+        """Return what is too hot or too full."""
+        return [
+            *self._thermometer.read().problems(),
+            *pressure.memory_problems(self._root),
+            *pressure.disk_problems(self._state_dir),
+        ]
 
 
 class Health:
@@ -69,18 +160,10 @@ class Health:
         self._client = client
         self._pipelines = pipelines
         self._servings = servings
-        self._state_dir = state_dir
-        self._began = time.monotonic()
-        self._root = root
-        self._thermometer = Thermometer(root)
+        self._machine = _Machine(root, state_dir)
         self._throughput = Throughput()
-        self._lost: dict[str, tuple[float, int, int]] = {}
-        """Of pipelines whose results are promised: when, how many since when it began, how many."""
-        self._last: dict[str, tuple[Pipeline, float, int]] = {}
-        """Of pipelines: which one of that name, when, how many it had inferred."""
-        self._gathered = self._began
-        """When the latest payload was."""
-        self._cpu = (time.monotonic(), sum(os.times()[:4]))
+        self._promises = _Promises()
+        self._rates = _Rates()
         self._malformed = malformed
         self._credible = credible
         self._problems = problems
@@ -96,67 +179,30 @@ class Health:
             reasons.append(
                 f"clock: shows {shown} and has not been set; times are not to be trusted"
             )
-        for serving in self._servings():
-            if serving.model is None and serving.problem is not None:
-                reasons.append(f"model {serving.reference}: {serving.problem}")
-            elif serving.stands_in is not None:
-                reasons.append(f"model {serving.stands_in}")
-            elif serving.passed and serving.model is not None:
-                reasons.append(
-                    f"model {serving.reference}: on {serving.model.engine.label}, "
-                    f"because {serving.passed[0]}"
-                )
+        reasons += [why for serving in self._servings() for why in _serving_problems(serving)]
         now = self._clock()
-        for pipeline in self._pipelines():
-            if pipeline.state == "lost":
-                reasons.append(f"source of {pipeline.name}: {pipeline.error}")
-            if (
-                pipeline.errors.latest is not None
-                and now - pipeline.errors.latest[0] < RECENT_SECONDS
-            ):
-                reasons.append(f"pipeline {pipeline.name}: {pipeline.errors.latest[1]}")
-            problem = pipeline.threshold_problem()
-            if problem is not None:
-                reasons.append(f"pipeline {pipeline.name}: {problem}")
-            reasons += self._broken_promises(pipeline, now)
-        deadlines = {one.name: one.settings.deadline_ms for one in self._pipelines()}
+        pipelines = self._pipelines()
+        reasons += [why for each in pipelines for why in self._pipeline_problems(each, now)]
+        deadlines = {one.name: one.settings.deadline_ms for one in pipelines}
         expected = self._expected()
         reasons += self._throughput.problems(
             {name: account for name, account in expected.items() if name in deadlines}, deadlines
         )
-        counters = self._client.counters()
-        if not counters.connected:
-            reasons.append(f"broker: {counters.problem or 'not connected yet'}")
-        elif counters.problem is not None:
-            reasons.append(f"broker: {counters.problem}")
-        elif counters.unauthorized:
-            reasons.append(
-                "broker: refuses some of the messages of this device (see its access list)"
-            )
-        if counters.disk_problem is not None:
-            reasons.append(
-                f"spool: {counters.disk_problem}; until then what waits is in memory only"
-            )
-        reasons += self._thermometer.read().problems()
-        reasons += pressure.memory_problems(self._root)
-        reasons += pressure.disk_problems(self._state_dir)
+        reasons += _broker_problems(self._client.counters())
+        reasons += self._machine.problems()
         return [engine_words(reason) for reason in reasons]
 
-    def _broken_promises(self, pipeline: Pipeline, now: float) -> list[str]:
-        """Return a reason if results with `qos = 1` were dropped within the last minute."""
-        if pipeline.settings.qos != 1:
-            return []
-        lost = pipeline.stream.channel.lost
-        at, before, seen = self._lost.get(pipeline.name, (now, 0, 0))
-        if lost < seen or (lost == seen and now - at >= RECENT_SECONDS):
-            at, before = now, lost  # counted from 0 again, or quiet for long enough
-        elif lost > seen:
-            at = now
-        self._lost[pipeline.name] = (at, before, lost)
-        if lost == before:
-            return []
-        results, were = counted(lost - before, "result"), "was" if lost - before == 1 else "were"
-        return [f"pipeline {pipeline.name}: {results} with qos = 1 {were} dropped"]
+    def _pipeline_problems(self, pipeline: Pipeline, now: float) -> list[str]:
+        reasons = []
+        if pipeline.state == "lost":
+            reasons.append(f"source of {pipeline.name}: {pipeline.error}")
+        latest = pipeline.errors.latest
+        if latest is not None and now - latest[0] < RECENT_SECONDS:
+            reasons.append(f"pipeline {pipeline.name}: {latest[1]}")
+        problem = pipeline.threshold_problem()
+        if problem is not None:
+            reasons.append(f"pipeline {pipeline.name}: {problem}")
+        return reasons + self._promises.broken(pipeline, now)
 
     def _expected(self) -> dict[str, Account]:
         """Return the accounts of the pipelines that ought to keep up with their source."""
@@ -192,14 +238,14 @@ class Health:
         payload: dict[str, Any] = {
             "schema": payloads.SCHEMA,
             "time": payloads.iso(time.time_ns()),
-            "uptime_s": round(time.monotonic() - self._began, 1),
+            "uptime_s": self._rates.uptime_s,
             "state": "degraded" if why else "ok",
             "why": why,
             "pipelines": {},
-            "models": {},
+            "models": self._models(),
             "rss_mb": round(process.memory_info().rss / 2**20, 1),
-            "cpu_percent": self._cpu_percent(),
-            "disk_free_mb": self._disk_free(),
+            "cpu_percent": self._rates.cpu_percent(),
+            "disk_free_mb": self._machine.disk_free_mb(),
             "spool": _spool(counters),
             "reconnects": counters.reconnects,
             "malformed": self._malformed(),
@@ -210,67 +256,77 @@ class Health:
             payload["actions"] = dict(actions)
         if not self._credible():
             payload["clock"] = payloads.UNSET
-        temperature = self._thermometer.read().celsius
+        temperature = self._machine.celsius()
         if temperature is not None:
             payload["temperature_c"] = round(temperature, 1)
-        for pipeline, state, published, lost in states:
-            account = accounts.get(pipeline.name)
-            if account is None:
-                continue
-            payload["pipelines"][pipeline.name] = {
-                "fps": self._fps(pipeline, account.inferred),
-                "captured": account.captured,
-                "inferred": account.inferred,
-                "published": published,
-                "lost": lost,
-                "waiting": account.waiting,
-                "dropped": dict(account.dropped),
-                "latency_ms": payloads.percentiles(list(pipeline.stream.latency_ms)),
-                "source": state or "opening",
-            }
-            if pipeline.errors.sinks:
-                payload["pipelines"][pipeline.name]["sink_errors"] = pipeline.errors.sinks
-            if (drift := pipeline.drift) is not None:
-                payload["pipelines"][pipeline.name]["drift"] = drift
-            if pipeline.counts is not None:
-                payload["pipelines"][pipeline.name]["signal"] = asdict(pipeline.counts)
-        for model in {
-            id(s.model): s.model for s in self._servings() if s.model is not None
-        }.values():
-            payload["models"][model.id] = {
+        payload["pipelines"] = {
+            pipeline.name: self._pipeline(pipeline, accounts[pipeline.name], state, results, lost)
+            for pipeline, state, results, lost in states
+            if pipeline.name in accounts
+        }
+        self._rates.gathered(accounts)
+        self.latest = payload
+        return payload
+
+    def _pipeline(
+        self, pipeline: Pipeline, account: Account, state: str | None, published: int, lost: int
+    ) -> dict[str, Any]:
+        """Return what is known of one pipeline."""
+        made: dict[str, Any] = {
+            "fps": self._rates.fps(pipeline, account.inferred),
+            "captured": account.captured,
+            "inferred": account.inferred,
+            "published": published,
+            "lost": lost,
+            "waiting": account.waiting,
+            "dropped": account.dropped,
+            "latency_ms": payloads.percentiles(list(pipeline.stream.latency_ms)),
+            "source": state or "opening",
+        }
+        if pipeline.errors.sinks:
+            made["sink_errors"] = pipeline.errors.sinks
+        if (drift := pipeline.drift) is not None:
+            made["drift"] = drift
+        if pipeline.counts is not None:
+            made["signal"] = asdict(pipeline.counts)
+        return made
+
+    def _models(self) -> dict[str, Any]:
+        """Return what each model that serves has done, by its id."""
+        models = {id(s.model): s.model for s in self._servings() if s.model is not None}
+        return {
+            model.id: {
                 "engine": model.engine.label,
                 "inferred": model.inferred,
                 "errors": model.errors,
                 "infer_ms": payloads.percentiles(list(model.infer_ms)),
             }
-        for gone in self._last.keys() - accounts.keys():
-            del self._last[gone]
-        self._gathered = time.monotonic()
-        self.latest = payload
-        return payload
+            for model in models.values()
+        }
 
-    def _fps(self, pipeline: Pipeline, inferred: int) -> float:
-        now = time.monotonic()
-        known, before, count = self._last.get(pipeline.name, (None, 0.0, 0))
-        if known is not pipeline:
-            # New, or made again by a reload: it counts from 0. Its first result may have been long
-            # before this was made, or have waited for its model.
-            began = pipeline.stream.began
-            before, count = (self._gathered, 0) if began is None else (began, 1)
-        self._last[pipeline.name] = (pipeline, now, inferred)
-        return round((inferred - count) / max(now - before, 1e-3), 2)
 
-    def _cpu_percent(self) -> float:
-        """Return percent of one core since the last call, children included, as `top` has it."""
-        now, used = time.monotonic(), sum(os.times()[:4])
-        (before, had), self._cpu = self._cpu, (now, used)
-        return round(100 * (used - had) / max(now - before, 1e-3), 1)
+def _serving_problems(serving: Serving) -> list[str]:
+    model, reference = serving.model, serving.reference
+    if model is None and serving.problem is not None:
+        return [f"model {reference}: {serving.problem}"]
+    if serving.stands_in is not None:
+        return [f"model {serving.stands_in}"]
+    if serving.passed and model is not None:
+        return [f"model {reference}: on {model.engine.label}, because {serving.passed[0]}"]
+    return []
 
-    def _disk_free(self) -> int:
-        try:
-            return shutil.disk_usage(self._state_dir).free // 2**20
-        except OSError:
-            return 0
+
+def _broker_problems(counters: Counters) -> list[str]:
+    reasons = []
+    if not counters.connected:
+        reasons.append(f"broker: {counters.problem or 'not connected yet'}")
+    elif counters.problem is not None:
+        reasons.append(f"broker: {counters.problem}")
+    elif counters.unauthorized:
+        reasons.append("broker: refuses some of the messages of this device (see its access list)")
+    if counters.disk_problem is not None:
+        reasons.append(f"spool: {counters.disk_problem}; until then what waits is in memory only")
+    return reasons
 
 
 def _spool(counters: Counters) -> dict[str, Any]:
