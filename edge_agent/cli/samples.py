@@ -184,11 +184,19 @@ class Samples:
     def _read(self) -> Iterator[Sample]:
         windower: Windower | None = None
         skipped = 0
+
+        def skip(problem: SampleError) -> None:
+            # No window spans it.
+            nonlocal skipped
+            skipped += 1
+            if skipped <= MOST_SKIPPED:
+                self._tell(printable(f"skipped  {problem}"))
+            if windower is not None:
+                windower.reset()
+
         for reading in readings(self._source):
             if isinstance(reading, SampleError):
-                skipped += 1
-                if skipped <= MOST_SKIPPED:
-                    self._tell(printable(f"skipped  {reading}"))
+                skip(reading)
                 continue
             if self._source.kind == "picture":
                 yield Sample(
@@ -200,16 +208,18 @@ class Samples:
             if reading.gap:
                 windower.reset()
             try:
-                windows = windower.push(reading)
+                for part in windower.usable(reading):
+                    if isinstance(part, SampleError):
+                        skip(part)
+                        continue
+                    for window in windower.push(part):
+                        yield window.sample(self._next_seq())
             except ModelError as problem:
                 if not self._spec.live:
                     raise
                 # Others may fit.
                 self._tell(printable(f"skipped  {problem}"))
                 windower.reset()
-                continue
-            for window in windows:
-                yield window.sample(self._next_seq())
         if skipped > MOST_SKIPPED:
             self._tell(f"skipped  {skipped - MOST_SKIPPED} more")
         if self._seq == 0 and self._spec.kind == "signal" and not self._closing.is_set():

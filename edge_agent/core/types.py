@@ -5,10 +5,11 @@ Arrays in records are never written to after construction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
+from .errors import SampleError
 from .frozen import record
 
 Kind = Literal["picture", "signal"]
@@ -59,6 +60,9 @@ class Reading:
     """Rows a second, where the source itself knows."""
     gap: bool = False
     """Whether something is missing between the reading before and this one."""
+    flaw: Callable[[int, int], SampleError] | None = None
+    """Of rows in which numbers may be missing (NaN): says why, by row and column, until the next
+    reading. Raises ModelError where the column holds no numbers at all."""
 
 
 @record(quick=True, eq=False)

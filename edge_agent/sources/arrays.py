@@ -44,6 +44,7 @@ class ArrayRows:
     """The rows of one array in a file."""
 
     columns: tuple[str, ...] = ()
+    flaw = None
     rate_hz: float | None = None
 
     def __init__(self, file: BinaryIO, name: str, layout: Layout) -> None:

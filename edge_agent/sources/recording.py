@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from ..core.errors import SampleError, SourceError
@@ -30,7 +31,7 @@ class Rows(Protocol):
     """Rows a second when they were recorded, where the file says it."""
 
     def read(self, limit: int) -> Array | None:
-        """Read up to *limit* further rows, float32, each finite where its column is numeric.
+        """Read up to *limit* further rows, float32; NaN: what `flaw` tells of.
 
         Returns:
             (n, channels), or (n, …) of ready model inputs, n ≥ 1; None at the end.
@@ -40,6 +41,10 @@ class Rows(Protocol):
             SourceError: the file cannot be read on.
 
         """
+
+    @property
+    def flaw(self) -> Callable[[int, int], SampleError] | None:
+        """What says why numbers are missing in the rows read last; None: none ever is."""
 
     def rewind(self) -> None:
         """Go back to the first row."""
@@ -96,7 +101,12 @@ class Recording:
             raise self._data
         rows = self._rows
         return Reading(
-            self._data, self._time_ns, self._since, columns=rows.columns, rate_hz=rows.rate_hz
+            self._data,
+            self._time_ns,
+            self._since,
+            columns=rows.columns,
+            rate_hz=rows.rate_hz,
+            flaw=rows.flaw,
         )
 
     def close(self) -> None:

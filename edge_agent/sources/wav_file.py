@@ -29,6 +29,7 @@ class WavRows:
     """The samples of one file, (n, channels) float32; PCM from -1 to 1."""
 
     columns: tuple[str, ...] = ()
+    flaw = None
 
     def __init__(self, path: Path, name: str) -> None:
         """Open the file and read its header; *name* is what errors call it.

@@ -181,19 +181,6 @@ def test_names_need_a_header() -> None:
         windower.push(reading(numbered(4)))
 
 
-def test_a_column_of_text_is_refused_by_name() -> None:
-    """A text column, which sources give as NaN, never reaches a model."""
-    rows = numbered(4, 3)
-    rows[:, 0] = np.nan
-    columns = ("time", "ax", "ay")
-    windower = Windower(InputSpec(window=2), columns)
-    chosen = Windower(InputSpec(window=2, channels=("ax",)), columns)
-
-    with pytest.raises(ModelError, match="column 'time' of the source is text"):
-        windower.push(reading(rows, columns=columns))
-    assert len(chosen.push(reading(rows, columns=columns))) == 2
-
-
 def test_without_a_window_each_entry_is_an_input() -> None:
     """Where the manifest sets no window, the first axis counts ready inputs, of any shape."""
     cubes = np.arange(2 * 3 * 4 * 1, dtype=np.float32).reshape(2, 3, 4, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import socket
 import struct
@@ -19,8 +20,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge_agent.core.errors import SampleError, SourceError, UsageError
+from edge_agent.core.errors import ModelError, SampleError, SourceError, UsageError
 from edge_agent.core.types import Reading
+from edge_agent.inference.preprocess.windowing import Windower
+from edge_agent.models.manifest import InputSpec
 from edge_agent.sources.ask_camera import why_closed
 from edge_agent.sources.csv_file import MAX_LINE
 from edge_agent.sources.opencv import load
@@ -790,30 +793,61 @@ def test_a_separator_that_is_given(
 def test_a_bad_row_costs_only_itself(text: str, says: str, options: str, tmp_path: Path) -> None:
     """A row that cannot be used is one SampleError with line and column; the others come."""
     text_file(tmp_path, text)
-    source = opened(f"csv:rows.csv{options}", tmp_path)
+    first, bad, last = usable_rows(opened(f"csv:rows.csv{options}", tmp_path))
+    assert first == [1, 2]
+    assert re.search(says, str(bad))
+    assert last == [5, 6]
 
-    assert source.grab()
-    assert source.retrieve().data.tolist() == [[1, 2]]
-    assert source.grab()
-    with pytest.raises(SampleError, match=says):
-        source.retrieve()
-    assert source.grab()
-    assert source.retrieve().data.tolist() == [[5, 6]]
-    assert not source.grab()
+
+def usable_rows(source: Source, *channels: str) -> list[list[float] | str]:
+    """Read a source as a pipeline does that takes some channels; rows, and what is said of others.
+
+    Row by row or in pieces makes no difference.
+    """
+    windower = Windower(InputSpec(channels=channels))
+    found: list[list[float] | str] = []
+    while source.grab():
+        for part in windower.usable(source.retrieve()):
+            if isinstance(part, SampleError):
+                found.append(str(part))
+            else:
+                found += [window.data.tolist() for window in windower.push(part)]
+    return found
+
+
+def test_cells_that_no_channel_reads_decide_nothing(tmp_path: Path) -> None:
+    """Columns of a slower sensor are empty in most rows; a model of the others takes every row."""
+    rows = "".join(f"{n},{-n},{n if n % 10 == 0 else ''}\n" for n in range(40))
+    text_file(tmp_path, "ax,ay,lat\n" + rows)
+    wanted = [[n, -n] for n in range(40)]
+    assert usable_rows(opened("csv:rows.csv", tmp_path), "ax", "ay") == wanted
+    found = usable_rows(opened("csv:rows.csv", tmp_path), "lat")
+    assert [row for row in found if isinstance(row, list)] == [[0], [10], [20], [30]]
+    assert "line 3, column 'lat': expected a number, found an empty cell" in str(found[1])
+
+
+def test_one_row_does_not_decide_what_a_column_is(tmp_path: Path) -> None:
+    """Where a log begins before its sensor is ready, the first row is a missing reading."""
+    text_file(tmp_path, "ax,ay\n,1\n3,2\n")
+    bad, good = usable_rows(opened("csv:rows.csv", tmp_path))
+    assert "line 2, column 'ax': expected a number, found an empty cell" in str(bad)
+    assert good == [3, 2]
+
+
+def test_a_column_of_text_is_refused_by_name(tmp_path: Path) -> None:
+    """A model that takes it cannot run; one that names others can."""
+    text_file(tmp_path, "time,ax\n09:00:01,1\n09:00:02,2\n")
+    assert usable_rows(opened("csv:rows.csv", tmp_path), "ax") == [[1], [2]]
+    with pytest.raises(ModelError, match="column 'time' of the source is text"):
+        usable_rows(opened("csv:rows.csv", tmp_path))
 
 
 def test_empty_lines_of_one_column_are_a_gap(tmp_path: Path) -> None:
     """Where a row is one cell, an empty line in the middle is a missing reading as well."""
     text_file(tmp_path, "1\n2\n\n3\n\n")
-    source = opened("csv:rows.csv", tmp_path)
-    assert source.grab()
-    assert source.retrieve().data.tolist() == [[1], [2]]
-    assert source.grab()
-    with pytest.raises(SampleError, match="line 3 is empty"):
-        source.retrieve()
-    assert source.grab()
-    assert source.retrieve().data.tolist() == [[3]]
-    assert not source.grab()
+    first, second, bad, last = usable_rows(opened("csv:rows.csv", tmp_path))
+    assert (first, second, last) == ([1], [2], [3])
+    assert "line 3 is empty" in str(bad)
 
 
 def test_a_text_column_does_not_spoil_the_others(tmp_path: Path) -> None:
@@ -827,19 +861,16 @@ def test_a_text_column_does_not_spoil_the_others(tmp_path: Path) -> None:
 def test_numbers_that_only_python_reads_are_errors_from_the_first_row_on(tmp_path: Path) -> None:
     """A first row with `1_000` does not make its column text, and is no header."""
     text_file(tmp_path, "a,b\n1_000,2\n3,4\n")
-    source = opened("csv:rows.csv", tmp_path)
-    assert source.grab()
-    with pytest.raises(SampleError, match="line 2, column 'a': expected a number, found '1_000'"):
-        source.retrieve()
-    assert source.grab()
-    assert source.retrieve().data.tolist() == [[3, 4]]
+    bad, good = usable_rows(opened("csv:rows.csv", tmp_path))
+    assert "line 2, column 'a': expected a number, found '1_000'" in str(bad)
+    assert good == [3, 4]
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
         (b"a;b\n1,5;2,5\n", r"line 2, column 'a': .*'1,5', a decimal comma; .*\?separator=;"),
-        (b"1,5;2,5\n3,5;4\n", r"line 1, column 0: .*'1,5', a decimal comma; .*\?separator=;"),
+        (b"1,5;2,5\n3,5;4,5\n", r"line 1, column 0: .*'1,5', a decimal comma; .*\?separator=;"),
         (b"09:00:01;1,5\n09:00:02;2,5\n", r"line 1, column 1: .*'1,5', a decimal comma"),
         (b"1,5\t2,5\n", r"a decimal comma; .* \?separator=tab"),
         (b"a b\n1 2\n", r"line 2 holds no number.*\?separator=space"),

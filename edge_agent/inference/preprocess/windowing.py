@@ -5,23 +5,24 @@ Knows neither sources nor engines: rows come in pieces of any length, windows go
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.errors import ModelError
+from ...core.errors import ModelError, SampleError
 from ...core.text import counted
 from ...core.types import Array, Reading, Sample
 from ...models.manifest import InputSpec
+from .channels import Channels
 
 if TYPE_CHECKING:
     from .resampling import Resampler
 
 ROWS = 1024
 """Of a block, at least: so many windows of one row each share it."""
-ODD = 3
-"""Readings in a row of another number of channels after which that is what the source gives."""
 
 
 class Window(NamedTuple):
@@ -66,24 +67,10 @@ class Windower:
 
         """
         self._spec = spec
-        self._columns = columns
-        self._every = spec.every
-        self._window = spec.window
         self._hop = spec.hop or spec.window or 1
-        self._lead = spec.lead
-        self._wanted = spec.channels
-        self._picked: list[int] | None = None
-        """None: all, in their order."""
-        self._only: tuple[str, ...] | None = None
-        """Name of the only channel, where another name is wanted; () if it has none."""
-        self._named = False
-        """Whether the source has given the names that are wanted."""
-        self._shape: tuple[int, ...] | None = None
-        self._odd = 0
         self._resampler: Resampler | None = None
         self.reset()
-        if columns:
-            self._picked = self._pick(columns, len(columns))
+        self._channels = Channels(spec, columns, self.reset)
 
     def reset(self) -> None:
         """Drop what was pushed: what comes next does not follow on it."""
@@ -107,6 +94,28 @@ class Windower:
         """Samples that wait for a window to be complete and that no window has included yet."""
         return self._end - self._start - self._shared
 
+    def usable(self, reading: Reading) -> Iterator[Reading | SampleError]:
+        """Yield the parts of a reading that have all numbers, and why the rows between have not.
+
+        Only the channels that the model takes decide. A `reset` is due after each error.
+
+        Raises:
+            ModelError: these rows do not fit the manifest.
+
+        """
+        if reading.flaw is None:
+            yield reading
+            return
+        missing = np.isnan(self._channels.pick(reading))
+        begin = 0
+        for row in map(int, np.flatnonzero(missing.any(axis=1))):
+            if row > begin:
+                yield replace(reading, data=reading.data[begin:row])
+            yield reading.flaw(row, self._channels.number(int(missing[row].argmax())))
+            begin = row + 1
+        if begin < len(missing):
+            yield replace(reading, data=reading.data[begin:])
+
     def push(self, reading: Reading) -> list[Window]:
         """Add further rows, oldest first; return the windows that they complete.
 
@@ -117,14 +126,7 @@ class Windower:
             ModelError: these rows do not fit the manifest.
 
         """
-        columns = reading.columns
-        if columns != self._columns:
-            self._picked = self._pick(columns, len(columns)) if columns else None
-            self._columns = columns
-        rows, times = reading.data, reading.times
-        self._check(rows)
-        if rows.ndim == 2 and self._picked is not None:
-            rows = rows[:, self._picked]
+        rows, times = self._channels.pick(reading), reading.times
         if self._spec.resample_hz:
             rows, times = self._resample(rows, reading)
         elif reading.rate_hz and self._spec.rate_hz and reading.rate_hz != self._spec.rate_hz:
@@ -132,15 +134,14 @@ class Windower:
                 f"input.rate_hz: the source gives {reading.rate_hz:g} samples a second, the model "
                 f"takes {self._spec.rate_hz:g}; set input.resample_hz = {self._spec.rate_hz:g}"
             )
-        kept = rows[self._skip :: self._every]
+        every = self._spec.every
+        kept = rows[self._skip :: every]
         if times is not None:
-            times = times[self._skip :: self._every]
+            times = times[self._skip :: every]
         # Where the next sample to keep lies, counted from the end of these rows.
-        self._skip = (self._skip - len(rows)) % self._every
-        if np.isnan(kept).any():
-            self._blame(kept)
+        self._skip = (self._skip - len(rows)) % every
         time_ns, since = reading.time_ns, reading.since
-        window = self._window
+        window = self._spec.window
         if window is None:
             return [Window(_own(row), time_ns, since, None, True) for row in kept]
         clocks = np.full(len(kept), time_ns, np.int64) if times is None else times
@@ -201,7 +202,7 @@ class Windower:
         """Begin the first block, with the zeros of `lead`."""
         self._block, self._times = _allocate(window, channels)
         self._start, self._end, self._shared = 0, 0, 0
-        lead = min(self._lead, window - 1)
+        lead = min(self._spec.lead, window - 1)
         self._block[:lead] = 0.0
         self._times[:lead] = times[0] if len(times) else 0
         self._end = self._shared = lead
@@ -215,86 +216,6 @@ class Windower:
         self._block, self._times = block, times
         self._start, self._end = 0, count
 
-    def _check(self, rows: Array) -> None:
-        """Check the first rows, and those whose shape changes, against the manifest."""
-        if rows.shape[1:] == self._shape:
-            self._odd = 0
-            return
-        if self._window is not None and rows.ndim != 2:
-            shape = " by ".join(str(size) for size in rows.shape[1:])
-            raise ModelError(
-                f"input.window: the source gives ready inputs of {shape}, which cannot be cut "
-                "into windows; leave `window` out of the manifest"
-            )
-        if self._shape is not None:
-            self._odd += 1
-            before = self._shape
-            if self._odd >= ODD:
-                self._shape, self._odd = None, 0
-            raise ModelError(
-                f"the source changed from {_values(before)} a row to {_values(rows.shape[1:])}"
-            )
-        if rows.ndim == 2 and self._wanted:
-            self._picked = self._pick(self._columns, rows.shape[1])
-        self._shape = rows.shape[1:]
-
-    def _pick(self, columns: tuple[str, ...], count: int) -> list[int] | None:
-        """Find the channels that the manifest names among *count*."""
-        if not self._wanted:
-            return None
-        if self._is_only(columns, count):
-            return [0]
-        picked = [self._find(channel, columns, count) for channel in self._wanted]
-        if self._only is not None:
-            # What was taken for the channel, before it came by its name, is no part of it.
-            self.reset()
-            self._only = None
-        self._named = bool(columns)
-        return None if picked == list(range(count)) else picked
-
-    def _is_only(self, columns: tuple[str, ...], count: int) -> bool:
-        """Whether the one channel that is wanted is the one that there is, by whatever name.
-
-        Not where the source gives now this and now that, as objects of JSON may: their names tell.
-        """
-        if count != 1 or len(self._wanted) != 1 or not isinstance(self._wanted[0], str):
-            return False
-        if columns == self._wanted or self._named or self._only not in {None, columns}:
-            return False
-        self._only = columns
-        return True
-
-    def _find(self, channel: int | str, columns: tuple[str, ...], count: int) -> int:
-        if isinstance(channel, int):
-            if 0 <= channel < count:
-                return channel
-            raise ModelError(
-                f"input.channels: {channel} is not a channel of the source, which has {count}, "
-                "counted from 0"
-            )
-        if not columns:
-            raise ModelError(
-                f"input.channels: the source has no names for its {count} channels, so that "
-                f"{channel!r} cannot be found; use numbers, counted from 0"
-            )
-        places = [place for place, name in enumerate(columns) if name == channel]
-        if len(places) != 1:
-            what = "is the name of several columns" if places else "is not a column"
-            raise ModelError(
-                f"input.channels: {channel!r} {what} of the source, which has {', '.join(columns)}"
-            )
-        return places[0]
-
-    def _blame(self, kept: Array) -> None:
-        """Raise with the channel that is no number: sources give NaN for text only."""
-        place = int(np.argwhere(np.isnan(kept))[0][-1])
-        number = place if self._picked is None else self._picked[place]
-        name = repr(self._columns[number]) if number < len(self._columns) else str(number)
-        raise ModelError(
-            f"input.channels: column {name} of the source is text, or begins with a cell that is "
-            "no number; mend that cell, or name other channels in input.channels"
-        )
-
 
 def _allocate(window: int, channels: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     rows = max(2 * window, min(ROWS, 16 * window))
@@ -305,10 +226,6 @@ def _allocate(window: int, channels: int) -> tuple[NDArray[np.float32], NDArray[
             f"input.window: {window} samples of {counted(channels, 'channel')} "
             "do not fit into memory"
         ) from None
-
-
-def _values(shape: tuple[int, ...]) -> str:
-    return " by ".join(map(str, shape)) + (" value" if shape == (1,) else " values")
 
 
 def _own(row: Array) -> NDArray[np.float32]:

@@ -267,13 +267,7 @@ class Capture:
                 elif not windows.put(reading, attempt):
                     return
             except SampleError as problem:
-                self.board.drop(self.queue, "error")
-                self._errors.record(problem)
-                if windows is not None:
-                    windows.end("gap" if self.spec.live else "partial")  # no window spans it
-                if lossless:
-                    # A looped recording of nothing but damage must not spin.
-                    attempt.closing.wait(0.005)
+                self.refuse(problem, attempt, windows)
                 continue
             if windows is not None:
                 self._misfit = False
@@ -281,6 +275,16 @@ class Capture:
                 return
         if windows is not None:
             windows.end()
+
+    def refuse(self, problem: SampleError, attempt: Attempt, windows: Windows | None) -> None:
+        """Count a reading, or a row of one, that cannot be used."""
+        self.board.drop(self.queue, "error")
+        self._errors.record(problem)
+        if windows is not None:
+            windows.end("gap" if self.spec.live else "partial")  # no window spans it
+        if self.spec.lossless:
+            # A looped recording of nothing but damage must not spin.
+            attempt.closing.wait(0.005)
 
     def _check_region(self, picture: Array) -> None:
         """Check that the region is inside the picture: a camera may change its size, and back.
@@ -404,10 +408,14 @@ class Windows:
         if reading.gap:
             self.end("gap")
         try:
-            windows = self._windower.push(reading)
+            for part in self._windower.usable(reading):
+                if isinstance(part, SampleError):
+                    self._capture.refuse(part, attempt, self)
+                elif not all(self._put(w, attempt) for w in self._windower.push(part)):
+                    return False
         except ModelError as problem:
             raise self._misfit(model, problem) from None
-        return all(self._put(window, attempt) for window in windows)
+        return True
 
     def _put(self, window: Window, attempt: Attempt) -> bool:
         """Put a window on the board; False when it shall stop."""

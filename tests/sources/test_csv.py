@@ -1,0 +1,77 @@
+"""CSV: whatever the lines are, rows come as they stand, in pieces of any length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from edge_agent.core.errors import ModelError, SampleError, SourceError
+from edge_agent.sources.csv_file import CsvRows
+
+GOOD = ("1", "-2.5", "+3e5", ".5", "7.", "1e-400", "3.4028235e38", "12345678901234567890", " 4\t")
+ODD = (
+    *("nan", "-inf", "Infinity", "", "x", "1_0", "1,5", "1e39", "\u0663", "1 2", '"8"', '"9,9"'),
+    *("0x1", "1e", "--1", "1\x00", "#2", "\x1c4", "\xa05", "1\r2", '"a\nb"', '1"2', "1d5"),
+)
+cells = (
+    st.sampled_from(GOOD)
+    | st.sampled_from((*GOOD, *ODD))
+    | st.text("0123456789.eE+-_ ,x", max_size=9)
+)
+lines = st.lists(cells, min_size=1, max_size=3)
+
+
+def read(path: Path, limit: int) -> list[str]:
+    """Read a file twice, as a looped recording is; gives rows and what is said of bad cells."""
+    found: list[str] = []
+    try:
+        rows = CsvRows(path, "rows", ",")
+        for _ in range(2):
+            while (some := rows.read(limit)) is not None:
+                found += map(str, some.tolist())
+                for row, column in np.argwhere(np.isnan(some)).tolist():
+                    try:
+                        found.append(str(rows.flaw(row, column)))
+                    except ModelError as problem:
+                        found.append(str(problem))
+            rows.rewind()
+        rows.close()
+    except SourceError as problem:
+        return [*found, str(problem)]
+    return found
+
+
+@settings(deadline=None)
+@given(st.lists(lines, max_size=12), st.sampled_from(["\n", "\r\n"]))
+@example([["a", "b"], ["1", "2"], ["", ""], ["3", "4"]], "\n")
+@example([["1"], ["2"], [""], ["3"], [" "]], "\r\n")
+@example([["09:00:01", "1.5"], ["09:00:02", "2"], ["a#b", "3"]], "\n")
+def test_pieces_of_any_length_give_the_same(
+    tmp_path_factory: pytest.TempPathFactory, table: list[list[str]], end: str
+) -> None:
+    """Row by row or all at once: the numbers and what is said of each bad cell are the same."""
+    path = tmp_path_factory.mktemp("csv") / "rows.csv"
+    path.write_bytes("".join(",".join(line) + end for line in table).encode())
+    assert sorted(read(path, 1)) == sorted(read(path, 1024))
+
+
+def test_a_bad_row_has_its_own_line_number(tmp_path: Path) -> None:
+    """Each number of a long file is the one that was written, and a bad cell is named."""
+    values = np.random.default_rng(0).normal(size=(30_000, 2)).astype(np.float32)
+    written = [f"{x!r},{y!r}" for x, y in values.tolist()]
+    written[20_000] = "1,x"
+    path = tmp_path / "long.csv"
+    path.write_text("a,b\n" + "\n".join(written) + "\n")
+    rows = CsvRows(path, "rows")
+    found = []
+    said: list[SampleError] = []
+    while (some := rows.read(1000)) is not None:
+        said += [rows.flaw(row, column) for row, column in np.argwhere(np.isnan(some)).tolist()]
+        found.append(some[~np.isnan(some).any(axis=1)])
+    rows.close()
+    assert list(map(str, said)) == ["rows: line 20002, column 'b': expected a number, found 'x'"]
+    assert np.array_equal(np.concatenate(found), np.delete(values, 20_000, axis=0))
