@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..core.names import NAME_RULE, is_name
-from ..models.drift import MOST_INDEX
+from ..core.text import closest
 from ..models.manifest import ModelFolder
+from .rule_kinds import RULE_KINDS, RuleKind, kind_of
 from .settings import Action, Pipeline, Rule
 from .shapes import MOST_SHAPES, line_trouble, polygon_trouble
 from .templates import braces_trouble, source_trouble, topic_trouble, trouble, url_trouble
@@ -17,10 +18,7 @@ MOST_OF = 62
 """Results that `frames` can look back on."""
 Problem = tuple[str, str]
 """Key and text."""
-ON_OBJECTS = frozenset({"enter", "leave", "cross", "dwell", "count", "absent"})
-TASKS = {"class": "classification", "anomaly": "anomaly", "value": "regression"}
-"""By kind of rule: the task of the models whose results it looks at; of drift any."""
-BOUNDED = frozenset({"count", "class", "anomaly", "value", "drift"})
+NEEDED = {"line": "a line", "value": "a value, by its name", "above": "`above` or `below`"}
 
 
 def rule_problems(
@@ -71,15 +69,22 @@ def _rule_problems(rule: Rule, pipeline: Pipeline) -> Iterator[Problem]:
     lines = [line.name for line in pipeline.lines]
     if rule.zone is not None and rule.zone not in zones:
         yield "zone", f"there is no zone {rule.zone!r}; there are {', '.join(zones) or 'none'}"
-    if rule.when == "cross" and rule.line is None:
-        mend = f"name one of: {', '.join(lines)}" if lines else "give one in [[pipelines.lines]]"
-        yield "line", f'a rule of when = "cross" needs a line; {mend}'
     if rule.line is not None and rule.line not in lines:
         yield "line", f"there is no line {rule.line!r}; there are {', '.join(lines) or 'none'}"
-    if rule.when == "value" and rule.value is None:
-        yield "value", 'a rule of when = "value" names the value'
-    if rule.when == "value" and rule.above is None and rule.below is None:
-        yield "above", 'a rule of when = "value" needs `above` or `below`'
+    kind = RULE_KINDS.get(rule.when)
+    if kind is None:
+        close = closest(rule.when, RULE_KINDS)
+        mend = f"; did you mean {close!r}?" if close else ""
+        yield "when", f"expected {_one_of(RULE_KINDS)}, found {rule.when!r}{mend}"
+        return
+    for key in kind.needs:
+        if getattr(rule, key) is None and not (key == "above" and rule.below is not None):
+            mend = ""
+            if key == "line":
+                mend = (
+                    f"; {f'name {_one_of(lines)}' if lines else 'give one in [[pipelines.lines]]'}"
+                )
+            yield key, f'a rule of when = "{rule.when}" needs {NEEDED[key]}{mend}'
     if rule.above is not None and rule.below is not None and rule.below > rule.above:
         yield (
             "below",
@@ -88,6 +93,11 @@ def _rule_problems(rule: Rule, pipeline: Pipeline) -> Iterator[Problem]:
                 f"found {rule.below:g}"
             ),
         )
+
+
+def _one_of(names: Iterable[str]) -> str:
+    *most, last = map(repr, names)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def _action_problems(
@@ -160,12 +170,35 @@ def lint_rules(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> Iter
 def _lint_rule(
     rule: Rule, pipeline: Pipeline, known: Sequence[ModelFolder], tasks: set[str], names: str
 ) -> Iterator[str]:
-    wanted = "detection" if rule.when in ON_OBJECTS else TASKS.get(rule.when)
-    fits = wanted is None or wanted in tasks or (rule.when == "value" and "raw" in tasks)
-    if known and not fits:
-        kind = f'when = "{rule.when}" looks at results of task {wanted}'
-        yield f": never acts: {kind}, not those of {names}"
+    kind = kind_of(rule)
+    when = f'when = "{rule.when}"'
+    if known and kind.tasks and not tasks & {*kind.tasks}:
+        looks = f"{when} looks at results of task {' or '.join(kind.tasks)}"
+        yield f": never acts: {looks}, not those of {names}"
         return
+    yield from _lint_labels(rule, pipeline, known, names)
+    if kind.by_channel and rule.value is not None and known:
+        inputs = known[0].manifest.input
+        channels = inputs.channels if inputs.is_signal else ("blue", "green", "red")
+        measured = [*map(str, channels), "score"]
+        if channels and rule.value not in measured:
+            yield f".value: never acts: {rule.when} is measured of {', '.join(measured)}"
+    yield from _lint_bounds(rule, kind)
+    if rule.for_s and not kind.lasts:
+        yield f".for_s has no effect: {when} is of a moment"
+    if rule.line is not None and kind.trigger != "crosses":
+        yield f".line has no effect on {when}"
+    if rule.zone is not None and not kind.in_zone:
+        yield f".zone has no effect on {when}"
+    never = {"once"} if kind.lasts else {"update", "end"}
+    for action in rule.do:
+        if action.on in never:
+            yield f'.do: on = "{action.on}" never occurs with {when}'
+
+
+def _lint_labels(
+    rule: Rule, pipeline: Pipeline, known: Sequence[ModelFolder], names: str
+) -> Iterator[str]:
     if rule.labels and pipeline.labels and not set(rule.labels) & set(pipeline.labels):
         yield f".labels: never acts: the pipeline's labels are {', '.join(pipeline.labels)}"
     elif rule.labels and known and all(folder.labels for folder in known):
@@ -174,29 +207,16 @@ def _lint_rule(
         if absent:
             acts = "never acts: " if len(absent) == len(rule.labels) else ""
             yield f".labels: {acts}{', '.join(map(repr, absent))} is not among what {names} finds"
-    if rule.when == "drift" and rule.value is not None and known:
-        inputs = known[0].manifest.input
-        channels = inputs.channels if inputs.is_signal else ("blue", "green", "red")
-        if channels and rule.value not in {*map(str, channels), "score"}:
-            measured = ", ".join([*map(str, channels), "score"])
-            yield f".value: never acts: drift is measured of {measured}"
-    if rule.above is not None and rule.when == "class" and rule.above >= 1:
-        yield f".above: never acts: no score is above {rule.above:g}"
-    if rule.above is not None and rule.when == "drift" and rule.above >= MOST_INDEX:
-        yield f".above: never acts: no index of drift is above {MOST_INDEX:g}"
-    if rule.below is not None and rule.above is None and rule.when == "drift" and rule.below <= 0:
-        yield f".below: never acts: no index of drift is below {rule.below:g}"
-    if rule.below is not None and rule.above is None and rule.when == "count" and rule.below <= 0:
-        yield f".below: never acts: no count is below {rule.below:g}"
-    if rule.for_s and not rule.lasts:
-        yield f'.for_s has no effect: when = "{rule.when}" is of a moment'
-    if (rule.above is not None or rule.below is not None) and rule.when not in BOUNDED:
-        yield f'.above and .below have no effect on when = "{rule.when}"'
-    if rule.line is not None and rule.when != "cross":
-        yield f'.line has no effect on when = "{rule.when}"'
-    if rule.zone is not None and rule.when not in ON_OBJECTS - {"cross"}:
-        yield f'.zone has no effect on when = "{rule.when}"'
-    for action in rule.do:
-        never = {"once"} if rule.lasts else {"update", "end"}
-        if action.on in never:
-            yield f'.do: on = "{action.on}" never occurs with when = "{rule.when}"'
+
+
+def _lint_bounds(rule: Rule, kind: RuleKind) -> Iterator[str]:
+    above, below = rule.above, rule.below
+    if not kind.bounded:
+        if above is not None or below is not None:
+            yield f'.above and .below have no effect on when = "{rule.when}"'
+        return
+    least, most = kind.range
+    if above is not None and above >= most:
+        yield f".above: never acts: no {kind.unit} is above {most:g}"
+    if below is not None and above is None and below <= least:
+        yield f".below: never acts: no {kind.unit} is below {least:g}"

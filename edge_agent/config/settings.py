@@ -210,9 +210,8 @@ class Rule:
 
     __pydantic_config__ = _STRICT
     name: str
-    when: Literal[
-        "enter", "leave", "cross", "dwell", "count", "absent", "class", "anomaly", "value", "drift"
-    ]
+    when: str
+    """One of `rule_kinds.RULE_KINDS`."""
     zone: str | None = None
     """None: the whole frame."""
     line: str | None = None
@@ -236,11 +235,6 @@ class Rule:
         """Of how many results, in the last how many, it must be true."""
         needed, _, of = self.frames.partition("/")
         return int(needed), int(of)
-
-    @property
-    def lasts(self) -> bool:
-        """Whether its events begin and end; the others are of a moment."""
-        return self.when not in {"enter", "leave", "cross"}
 
 
 @storable

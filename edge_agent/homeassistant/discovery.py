@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..config.rule_kinds import kind_of
 from ..config.settings import Pipeline
 from ..core.frozen import record
 from ..mqtt.topics import Topics
@@ -190,7 +191,7 @@ def _of_pipeline(topics: Topics, shown: Shown) -> Iterator[tuple[str, str, str, 
     yield from _counts(topics, shown)
     for rule in settings.rules:
         mine = f"value_json.rule == {_text(rule.name)}"
-        if not rule.lasts:
+        if not kind_of(rule).lasts:
             # One that waited out a broken connection is no news.
             on = f"{{{{ 'ON' if {mine} and value_json.replayed is not defined else '' }}}}"
             more: Component = {"off_delay": OFF_SECONDS}

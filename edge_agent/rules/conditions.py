@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
+from ..config.rule_kinds import kind_of
 from ..config.settings import Rule
-from ..core.types import Anomaly, Classes, Outcome, Values
 
 Change = Literal["begin", "end"]
-MUCH_DRIFT = 0.25
-"""Population stability index above which a rule without bounds is true: the usual rule of thumb."""
 
 
 class Condition:
@@ -19,10 +16,13 @@ class Condition:
     def __init__(self, rule: Rule) -> None:
         self.active = False
         """Between its begin and its end."""
+        kind = kind_of(rule)
+        assert kind.measure is not None  # noqa: S101 - it has one if it is a condition
+        self.measure = kind.measure
         self._rule = rule
-        counted = rule.when in {"count", "absent"}
+        self._bounded = kind.bounded
         # What is counted was true in k of n by itself, object by object.
-        self._least, self._of = (1, 1) if counted else rule.needed
+        self._least, self._of = (1, 1) if kind.trigger == "count" else rule.needed
         self._bits = 0
         self._true = False
         self._since = 0.0
@@ -59,6 +59,8 @@ class Condition:
         self._bits = 0
 
     def _holds(self, value: float, *, plain: bool) -> bool:
+        if not self._bounded:
+            return plain
         above, below = self._rule.above, self._rule.below
         if above is not None and below is not None and self._true:
             return value >= below
@@ -67,53 +69,3 @@ class Condition:
         if below is not None:
             return value < below
         return plain
-
-
-def measured(rule: Rule, outcome: Outcome) -> tuple[float | None, bool, dict[str, object]]:
-    """Return what a result says of a rule on classes, anomaly, values or drift.
-
-    Returns:
-        The value to compare, None where there is none; whether the rule is true where it has no
-        bounds; and what an event about it tells.
-
-    """
-    if rule.when == "drift":
-        return _drifted(rule, outcome.drift)
-    match outcome.findings:
-        case Classes() as found if rule.when == "class" and found.labels:
-            best = next(
-                (i for i, label in enumerate(found.labels) if label in rule.labels),
-                0 if not rule.labels else None,
-            )
-            if best is None:
-                # Not among those that leave the decoder: its score is lower than theirs.
-                return 0.0, False, {}
-            score = float(found.scores[best])
-            return score, best == 0, {"label": found.labels[best], "score": round(score, 4)}
-        case Anomaly() as found if rule.when == "anomaly":
-            facts = {
-                "score": float(f"{found.score:.6g}"),
-                "threshold": None if found.threshold is None else float(f"{found.threshold:.6g}"),
-                "anomalous": found.anomalous,
-            }
-            return found.score, found.anomalous, {"anomaly": facts}
-        case Values() as found if (
-            rule.when == "value" and rule.value is not None and rule.value in found.values
-        ):
-            value = float(found.values[rule.value])
-            return value, False, {"value": float(f"{value:.6g}")}
-        case _:
-            return None, False, {}
-
-
-def _drifted(
-    rule: Rule, drift: Mapping[str, float]
-) -> tuple[float | None, bool, dict[str, object]]:
-    if rule.value is not None:
-        drift = {name: index for name, index in drift.items() if name == rule.value}
-    if not drift:
-        return None, False, {}
-    channel = max(drift, key=lambda name: drift[name])
-    index = drift[channel]
-    facts: dict[str, object] = {"value": float(f"{index:.6g}"), "channel": channel}
-    return index, index > MUCH_DRIFT, facts

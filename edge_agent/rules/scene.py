@@ -18,12 +18,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..config.rule_kinds import Measured, kind_of, rules_by_trigger
 from ..config.settings import Pipeline as PipelineSettings
 from ..config.settings import Rule
 from ..core.frozen import record
 from ..core.types import Array, Detections, Outcome, Sample
 from ..runtime.pipelines.overlay import Shape
-from .conditions import Change, Condition, measured
+from .conditions import Change, Condition
 from .event import Event, State, Why
 from .geometry import Gates, Zones, anchors, margins, ones, where
 from .slots import grow
@@ -36,8 +37,6 @@ KNOWN = 2
 UPDATE_SECONDS = 1.0
 BETTER = 0.05
 """An update tells of a score that is so much better."""
-ON_OBJECTS = frozenset({"enter", "leave", "dwell", "count", "absent"})
-ON_RESULTS = frozenset({"class", "anomaly", "value", "drift"})
 
 Floats = NDArray[np.float64]
 Slots = NDArray[np.intp]
@@ -134,7 +133,7 @@ class Scene:
 
         # Columns: the zones themselves, then the rules on objects.
         zones = [zone.name for zone in settings.zones]
-        self._rules = [rule for rule in settings.rules if rule.when in ON_OBJECTS]
+        self._rules = [rule for rule in settings.rules if kind_of(rule).in_zone]
         whole = len(zones)
         self._zone_of = np.array(
             [*range(whole), *(zones.index(r.zone) if r.zone else whole for r in self._rules)],
@@ -163,13 +162,14 @@ class Scene:
         self._scores = np.zeros(room, np.float32)
 
         # Gates: the lines themselves, then the rules on lines.
-        self._crossings = [rule for rule in settings.rules if rule.when == "cross"]
+        self._crossings = rules_by_trigger(settings.rules, "crosses")
         gates = [*settings.lines, *(self._lines[r.line] for r in self._crossings if r.line)]
         each = [USUAL] * len(settings.lines) + [rule.needed for rule in self._crossings]
         self._gates = Gates(gates, each, room) if gates else None
 
         self._enters, self._leaves, self._dwells = (
-            self._columns(*when) for when in (("enter",), ("leave", "dwell"), ("dwell",))
+            self._columns(*triggers)
+            for triggers in (("arrives",), ("departs", "stays"), ("stays",))
         )
         self._dwelling: dict[tuple[int, int], _Lasting] = {}
         """By column and slot."""
@@ -180,23 +180,23 @@ class Scene:
                 *(
                     (c, r)
                     for c, r in enumerate(self._rules, whole)
-                    if r.when in {"count", "absent"}
+                    if kind_of(r).trigger == "count"
                 ),
-                *((-1, r) for r in settings.rules if r.when in ON_RESULTS),
+                *((-1, r) for r in rules_by_trigger(settings.rules, "result")),
             )
         ]
-        self._dwell_s = np.array([r.for_s for r in self._rules if r.when == "dwell"])
-        self._counted = self._columns("count", "absent")
+        self._dwell_s = np.array([r.for_s for r in rules_by_trigger(settings.rules, "stays")])
+        self._counted = self._columns("count")
         self._lasting: dict[str, _Lasting] = {}
         """By rule: the events of conditions."""
         self._facts_of: dict[str, dict[str, Any]] = {}
         """By rule: what the latest result says of a condition."""
 
-    def _columns(self, *when: str) -> Slots:
+    def _columns(self, *triggers: str) -> Slots:
         """Return the columns of rules on objects of some kinds."""
         first = len(self._settings.zones)
-        kinds = [rule.when in when for rule in self._rules]
-        return np.flatnonzero(np.array(kinds, bool)) + first
+        there = [kind_of(rule).trigger in triggers for rule in self._rules]
+        return np.flatnonzero(np.array(there, bool)) + first
 
     # Before a result is published
 
@@ -339,22 +339,8 @@ class Scene:
                     if self._results < max(KNOWN, rule.needed[0]):
                         # Who is there cannot have been counted yet.
                         continue
-                    count = counts[column]
-                    absent = rule.when == "absent"
-                    facts: dict[str, Any] = {} if absent else {"count": count}
-                    if len(rule.labels) == 1:
-                        facts["label"] = rule.labels[0]
-                    self._step(
-                        rule,
-                        condition,
-                        None if absent and count else float(count),
-                        plain=count > 0 or absent,
-                        facts=facts,
-                        sample=sample,
-                    )
-                    continue
-                value, plain, more = measured(rule, outcome)
-                self._step(rule, condition, value, plain=plain, facts=more, sample=sample)
+                count = counts.get(column, 0)
+                self._step(rule, condition, condition.measure(rule, outcome, count), sample)
             if now - self._updated >= UPDATE_SECONDS:
                 self._updated = now
                 self._update_dwells(sample)
@@ -411,7 +397,7 @@ class Scene:
 
     def _tell_moved(self, column: int, slot: int, sample: Sample) -> None:
         rule = self._rules[column - self._inside.shape[1]]
-        if rule.when == "dwell":
+        if kind_of(rule).trigger == "stays":
             self._end_dwell(column, slot, "over", sample)
         else:
             self._once(rule, self._facts(slot, rule), sample)
@@ -463,16 +449,8 @@ class Scene:
             lasting.facts |= self._facts(slot, rule)
             self._send(rule, "update", lasting, lasting.facts, sample)
 
-    def _step(
-        self,
-        rule: Rule,
-        condition: Condition,
-        value: float | None,
-        *,
-        plain: bool,
-        facts: dict[str, Any],
-        sample: Sample,
-    ) -> None:
+    def _step(self, rule: Rule, condition: Condition, found: Measured, sample: Sample) -> None:
+        value, plain, facts = found
         change = condition.step(value, sample.since, plain=plain)
         if rule.zone is not None:
             facts["zone"] = rule.zone

@@ -1,0 +1,187 @@
+"""The kinds of rules, `when` in the settings: one record each, and all that is special about it.
+
+Checks of settings, the rule engine, discovery for Home Assistant and the terminal read this table
+and know no kind by its name: another kind is another record here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any, Literal
+
+from ..core.frozen import record
+from ..core.types import Anomaly, Classes, Outcome, Values
+from ..models.drift import MOST_INDEX
+from .settings import Rule
+
+MUCH_DRIFT = 0.25
+"""Population stability index above which a rule without bounds is true: the usual rule of thumb."""
+
+Trigger = Literal["arrives", "departs", "crosses", "stays", "count", "result"]
+"""What makes a rule fire: an object that arrives in the zone, departs from it, crosses the line or
+stays in the zone for `for_s`; or what is measured, of the number of objects in the zone or of a
+whole result."""
+MOMENTS = frozenset({"arrives", "departs", "crosses"})
+Measured = tuple[float | None, bool, dict[str, Any]]
+"""The value to compare with `above` and `below`, None where there is none; whether the rule is
+true without bounds; and what an event says about it."""
+
+
+@record(kw_only=True)
+class RuleKind:
+    """What is known of a kind of rule."""
+
+    trigger: Trigger
+    sentence: str
+    """What an event says in a terminal, as a format of `cli.event_words`."""
+    measure: Callable[[Rule, Outcome, int], Measured] | None = None
+    """Measures a result, given the objects counted in the zone; where `trigger` says so."""
+    tasks: tuple[str, ...] = ("detection",)
+    """Of the models whose results it looks at; empty: of all."""
+    needs: tuple[str, ...] = ()
+    """Keys that a rule must have; "above" stands for either bound."""
+    bounded: bool = False
+    """Whether `above` and `below` have an effect."""
+    range: tuple[float, float] = (-inf, inf)
+    """What is measured is never below the first and never above the second."""
+    unit: str = "value"
+    """What is measured, in words."""
+    by_channel: bool = False
+    """Whether `value` names a channel of the model's input."""
+
+    @property
+    def lasts(self) -> bool:
+        """Whether its events begin and end; the others are of a moment."""
+        return self.trigger not in MOMENTS
+
+    @property
+    def in_zone(self) -> bool:
+        """Whether it looks at objects within a zone."""
+        return self.trigger not in {"crosses", "result"}
+
+
+def _count(rule: Rule, outcome: Outcome, count: int) -> Measured:
+    del outcome
+    return count, count > 0, {"count": count, **_label(rule)}
+
+
+def _absent(rule: Rule, outcome: Outcome, count: int) -> Measured:
+    del outcome
+    return count, count == 0, _label(rule)
+
+
+def _label(rule: Rule) -> dict[str, Any]:
+    return {"label": rule.labels[0]} if len(rule.labels) == 1 else {}
+
+
+def _class(rule: Rule, outcome: Outcome, count: int) -> Measured:
+    del count
+    found = outcome.findings
+    if not isinstance(found, Classes) or not found.labels:
+        return None, False, {}
+    wanted = (i for i, label in enumerate(found.labels) if label in rule.labels)
+    best = next(wanted, None) if rule.labels else 0
+    if best is None:
+        # Not among those that leave the decoder: its score is lower than theirs.
+        return 0.0, False, {}
+    score = float(found.scores[best])
+    return score, best == 0, {"label": found.labels[best], "score": round(score, 4)}
+
+
+def _anomaly(rule: Rule, outcome: Outcome, count: int) -> Measured:
+    del rule, count
+    found = outcome.findings
+    if not isinstance(found, Anomaly):
+        return None, False, {}
+    facts = {
+        "score": float(f"{found.score:.6g}"),
+        "threshold": None if found.threshold is None else float(f"{found.threshold:.6g}"),
+        "anomalous": found.anomalous,
+    }
+    return found.score, found.anomalous, {"anomaly": facts}
+
+
+def _value(rule: Rule, outcome: Outcome, count: int) -> Measured:
+    del count
+    found = outcome.findings
+    if not isinstance(found, Values) or rule.value is None or rule.value not in found.values:
+        return None, False, {}
+    value = float(found.values[rule.value])
+    return value, False, {"value": float(f"{value:.6g}")}
+
+
+def _drift(rule: Rule, outcome: Outcome, count: int) -> Measured:
+    del count
+    drift = outcome.drift
+    if rule.value is not None:
+        drift = {name: index for name, index in drift.items() if name == rule.value}
+    if not drift:
+        return None, False, {}
+    channel = max(drift, key=drift.__getitem__)
+    index = drift[channel]
+    return index, index > MUCH_DRIFT, {"value": float(f"{index:.6g}"), "channel": channel}
+
+
+RULE_KINDS: dict[str, RuleKind] = {
+    "enter": RuleKind(trigger="arrives", sentence="{who} {entered}"),
+    "leave": RuleKind(trigger="departs", sentence="{who} {left}"),
+    "cross": RuleKind(
+        trigger="crosses", sentence="{who} crossed {line} {direction}", needs=("line",)
+    ),
+    "dwell": RuleKind(trigger="stays", sentence="{who} stays {there}"),
+    "count": RuleKind(
+        trigger="count",
+        sentence="{counted} {there}",
+        measure=_count,
+        bounded=True,
+        range=(0, inf),
+        unit="count",
+    ),
+    "absent": RuleKind(trigger="count", sentence="{nobody} {there}", measure=_absent),
+    "class": RuleKind(
+        trigger="result",
+        sentence="it is {who}",
+        measure=_class,
+        tasks=("classification",),
+        bounded=True,
+        range=(0, 1),
+        unit="score",
+    ),
+    "anomaly": RuleKind(
+        trigger="result",
+        sentence="anomalous{anomaly_score}",
+        measure=_anomaly,
+        tasks=("anomaly",),
+        bounded=True,
+    ),
+    "value": RuleKind(
+        trigger="result",
+        sentence="{value:.6g}",
+        measure=_value,
+        tasks=("regression", "raw"),
+        needs=("value", "above"),
+        bounded=True,
+    ),
+    "drift": RuleKind(
+        trigger="result",
+        sentence="drift of {channel}, {value:.3g}",
+        measure=_drift,
+        tasks=(),
+        bounded=True,
+        range=(0, MOST_INDEX),
+        unit="index of drift",
+        by_channel=True,
+    ),
+}
+"""By name."""
+
+
+def kind_of(rule: Rule) -> RuleKind:
+    """Return the kind of a rule whose settings have been checked."""
+    return RULE_KINDS[rule.when]
+
+
+def rules_by_trigger(rules: tuple[Rule, ...], *triggers: Trigger) -> list[Rule]:
+    """Return the rules that one of these triggers makes fire."""
+    return [rule for rule in rules if kind_of(rule).trigger in triggers]
