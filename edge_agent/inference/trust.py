@@ -1,7 +1,10 @@
 """No engine serves on trust: what it finds in real frames is compared with a plain session's.
 
-An engine may compute a network wrongly, with scores that look well. A session that computes each
-operator as it stands in the file is slow, and right.
+An engine may compute a network wrongly, with scores that look well. Golden outputs decide where
+there are some. Else a session that computes each operator as it stands in the file is the
+reference: slow, and most often right. It is not for every network of integers, whose original
+computed in integers alone; so where an engine differs from it, another engine is asked, and two
+against one are believed.
 """
 
 from __future__ import annotations
@@ -15,11 +18,14 @@ import numpy as np
 
 from ..core.containment import contained
 from ..core.errors import AgentError, EngineError
+from ..core.files import size_of
 from ..core.frozen import record
 from ..core.types import Findings, Kind, Tensors
+from ..device.headroom import has_room
 from ..models.manifest import ModelFolder
 from .agreement import Answer, answer_of, compare_answers, find_in_noise
-from .engines.registry import plain_choice
+from .engines.engine import EngineChoice
+from .engines.registry import plain_choice, readers
 from .model import Model, load_model
 
 log = logging.getLogger(__name__)
@@ -203,15 +209,59 @@ def why_unlike(statements: Sequence[Statement], model: Model) -> str | None:
     return None
 
 
-def why_wrong(reference: Model, model: Model, inputs: Iterable[Tensors]) -> str | None:
-    """Return why an engine must not serve a model; None: it agrees with the reference.
+def is_confirmed(model: Model, kind: Kind, inputs: Sequence[Tensors]) -> bool:
+    """Whether a session of another engine gives what an engine gives for a model.
+
+    Asked where the engine differs from the reference: it is loaded for this question alone.
+
+    Args:
+        model: on the engine in question.
+        kind: of sample that it is given.
+        inputs: of the network, unfolded, on which it differs.
+
+    """
+    folder = model.folder
+    if not inputs or not has_room(size_of(folder.path)):
+        return False
+    for engine in readers(folder.network.suffix):
+        if engine == model.choice.engine:
+            continue
+        try:
+            other, _ = load_model(folder, [EngineChoice(engine)], kind, checked=True)
+        except AgentError as problem:
+            log.debug("model %s: no second opinion by %s: %s", model.id, engine, problem)
+            continue
+        try:
+            if why_unlike_session(other, model, inputs) is None:
+                told = model.id, model.engine.label, other.engine.label
+                log.info(
+                    "model %s: %s and %s agree against the session without optimization", *told
+                )
+                return True
+        finally:
+            other.close()
+    return False
+
+
+def why_wrong(reference: Model, model: Model, kind: Kind, inputs: Iterable[Tensors]) -> str | None:
+    """Return why an engine must not serve a model; None: it may.
+
+    It may where it agrees with the reference, and where another engine agrees with it.
 
     Args:
         reference: see `open_plain`.
         model: on the engine in question.
+        kind: of sample that it is given.
         inputs: of the network, unfolded, made of real frames.
 
     """
+    given = list(inputs)
+    why = why_unlike_session(reference, model, given)
+    return None if why is None or is_confirmed(model, kind, given) else why
+
+
+def why_unlike_session(reference: Model, model: Model, inputs: Iterable[Tensors]) -> str | None:
+    """Return how a model on one engine differs from a session beside it; None: it does not."""
     for tensors in inputs:
         try:
             expected = answer_of(reference, tensors)

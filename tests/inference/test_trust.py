@@ -14,7 +14,7 @@ from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import plain_choice
 from edge_agent.inference.model import Model, load_model
 from edge_agent.inference.probe import probe_inputs
-from edge_agent.inference.trust import open_plain, why_wrong
+from edge_agent.inference.trust import open_plain, why_unlike_session
 from edge_agent.models.manifest import load
 from tests.helpers.push import model_folder
 from tests.helpers.small_models import brightness, detector, write_manifest
@@ -35,7 +35,7 @@ def verdict(tmp_path: Path, expected: Rows, found: Rows) -> str | None:
     right = opened(detector(tmp_path / "right", expected, ["person", "car"]))
     other = opened(detector(tmp_path / "other", found, ["person", "car"]))
     inputs = probe_inputs(right.engine.inputs, seed=1)
-    return why_wrong(right, other, [inputs])
+    return why_unlike_session(right, other, [inputs])
 
 
 def test_an_engine_that_finds_the_same_may_serve(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_two_classes_as_likely_are_a_tie(gap: float, wrong: bool, tmp_path: Path
         models.append(opened(write_manifest(folder, "1", "classification", output=output)))
     right, other = models
     inputs = probe_inputs(right.engine.inputs, seed=1)
-    assert (why_wrong(right, other, [inputs]) is not None) is wrong
+    assert (why_unlike_session(right, other, [inputs]) is not None) is wrong
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_classes_about_the_threshold(
         output = {"decoder": "softmax", "labels": ["cat", "dog"], "threshold": 0.5}
         models.append(opened(write_manifest(folder, "1", "classification", output=output)))
     right, other = models
-    told = why_wrong(right, other, [probe_inputs(right.engine.inputs, seed=1)])
+    told = why_unlike_session(right, other, [probe_inputs(right.engine.inputs, seed=1)])
     assert told is None if why is None else told is not None and why in told
 
 
@@ -127,7 +127,7 @@ def test_an_engine_agrees_with_a_plain_session(engine: str, tmp_path: Path) -> N
     assert plain is not None
     model = load_model(folder, [EngineChoice(engine)], "picture")[0]
     picture = {"picture": np.full((1, 3, 16, 16), 40, np.float32)}
-    assert why_wrong(plain, model, [picture]) is None
+    assert why_unlike_session(plain, model, [picture]) is None
     assert compare_on_noise(plain, model, picture).passed
 
 
@@ -178,8 +178,8 @@ def test_last_digits_decide_which_of_a_crowd_stay(tmp_path: Path) -> None:
     inputs = {"picture": flat}
     one, other = (each.decode(each.raw(inputs), inputs) for each in (right, rounded))
     assert not compare_findings(one, other, Margin(0.01)).passed
-    assert why_wrong(right, rounded, [inputs]) is None
-    assert why_wrong(right, crowd(tmp_path, "wrong", 0.05), [inputs]) is not None
+    assert why_unlike_session(right, rounded, [inputs]) is None
+    assert why_unlike_session(right, crowd(tmp_path, "wrong", 0.05), [inputs]) is not None
 
 
 def test_boxes_in_another_order_are_alike(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from ...core.errors import (
 )
 from ...core.names import is_name
 from ...core.text import counted
-from ...core.types import Array, Outcome, Request, Sample, State
+from ...core.types import Array, Kind, Outcome, Request, Sample, State
 from ...inference.engines.label import engine_words
 from ...inference.golden import compare_golden
 from ...inference.model import Model, load_model
@@ -254,7 +254,7 @@ def _compare_engines(
             say(f"golden   {trouble}; devices refuse the model so")
         with attendant.doing(f"the comparison of {name} with a session without optimisation"):
             plain = plain or open_plain(imported.folder, spec.kind)
-            why = None if plain is None else _why_wrong(plain, model, sample)
+            why = None if plain is None else _why_wrong(plain, model, spec.kind, sample)
         if why is not None:
             refusals.append(f"{name}: {why}")
             say(f"engine   {name}: is wrong here, and does not serve: {why}")
@@ -292,13 +292,13 @@ def _golden_trouble(model: Model, name: str) -> str | None:
     return None if agreement is None or agreement.passed else f"{name}: {agreement.why}"
 
 
-def _why_wrong(plain: Model, model: Model, sample: Sample) -> str | None:
+def _why_wrong(plain: Model, model: Model, kind: Kind, sample: Sample) -> str | None:
     """Return why an engine must not serve, by what it finds in the first sample; None: it may."""
     try:
         tensors = plain.prepare(Request(sample)).tensors
     except SampleError:
         return None  # the sample does not fit the model, which is reported where it is inferred
-    return why_wrong(plain, model, [plain.unfolded(tensors)])
+    return why_wrong(plain, model, kind, [plain.unfolded(tensors)])
 
 
 def _rate(

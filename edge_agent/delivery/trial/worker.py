@@ -270,16 +270,16 @@ class Trust:
     def judge(self, model: Model, noise: Tensors) -> tuple[bool, str]:
         """Return whether an engine computes the model as a plain session does, and why."""
         from ...inference.agreement import compare_on_noise
-        from ...inference.trust import open_plain, why_wrong
+        from ...inference.trust import is_confirmed, open_plain, why_wrong
 
         if self._plain is None:
             self._plain = open_plain(self._folder, self._kind)
         if self._plain is None:
             return True, "loads and runs; there is nothing to compare it with"
         agreement = compare_on_noise(self._plain, model, noise)
-        if not agreement.passed:
+        if not agreement.passed and not is_confirmed(model, self._kind, [noise]):
             return False, agreement.why
-        why = why_wrong(self._plain, model, self._live(model.engine.inputs))
+        why = why_wrong(self._plain, model, self._kind, self._live(model.engine.inputs))
         if why is not None:
             return False, why
         frames = len(self._frames)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from ...inference.agreement import compare_models
 from ...inference.engines.label import engine_words
 from ...inference.model import Model
 from ...inference.probe import race
+from ...inference.trust import is_confirmed
 from ..serving.active import ActiveModels, Serving
 from ..serving.challenger_results import NOT_FASTER, Decision, read_decision, write_decision
 
@@ -61,6 +62,7 @@ class Challenge:
         name: str,
         *,
         faster: str | None = None,
+        confirmed: Callable[[Model, Sequence[Tensors]], bool] = lambda _model, _inputs: False,
     ) -> None:
         """Load nothing yet.
 
@@ -72,9 +74,12 @@ class Challenge:
             name: of the challenger, by which it will be known again: engine, version and options.
             faster: how it is known to be the faster one, as from a tune: it need only agree. None:
                 it has to be measured.
+            confirmed: whether another engine agrees with a challenger on inputs, where a
+                provisional incumbent does not.
 
         """
         self._incumbent = incumbent
+        self._confirmed = confirmed
         self._load = load
         self._notes = notes
         self._name = name
@@ -160,7 +165,15 @@ class Challenge:
         self._inputs.append(tensors)
         agreement = compare_models(incumbent, model, tensors)
         if not agreement.passed:
-            return self._against(f"{_DISAGREES}: {agreement.why}")
+            if not incumbent.provisional or not self._confirmed(model, [tensors]):
+                return self._against(f"{_DISAGREES}: {agreement.why}")
+            # What was loaded first is the one that is wrong, however fast it is.
+            self._known = Decision(
+                engine=self._name,
+                takes_over=True,
+                why=f"another engine agrees with it: {agreement.why}",
+            )
+            return self._decide(incumbent, model)
         return self._decide(incumbent, model) if len(self._inputs) == INPUTS else None
 
     def _decide(self, incumbent: Model, model: Model) -> Decision:
@@ -245,6 +258,7 @@ class Challenger:
             notes,
             name,
             faster=faster,
+            confirmed=lambda other, inputs: is_confirmed(other, serving.kind, inputs),
         )
 
     def compare(self) -> Decision | None:

@@ -16,13 +16,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakKeyDictionary
 
-from ...core.errors import AgentError
+from ...core.errors import AgentError, SampleError
 from ...core.files import size_of
 from ...core.types import Kind, Tensors
 from ...device.headroom import has_room
 from ...inference.golden import compare_golden
 from ...inference.model import Model, Witness, load_model
-from ...inference.trust import INPUTS, Statement, open_plain, state, why_unlike, why_wrong
+from ...inference.trust import (
+    INPUTS,
+    Statement,
+    is_confirmed,
+    open_plain,
+    state,
+    why_unlike,
+    why_wrong,
+)
 from ..serving.active import ActiveModels, Serving
 from ..serving.engine_doubts import EngineDoubts
 from ..serving.loader import ModelLoader
@@ -82,15 +90,16 @@ class EngineCheck:
     def run(self, serving: Serving, model: Model) -> float | None:
         """Check a model's engine; None: it has been checked."""
         doubts = self._loader.doubts
-        if model.provisional:
+        golden = model.folder.golden.is_file()
+        if model.provisional and not golden:
             return None  # computes what the network says, and is what others are compared with
         if doubts is not None and model.stands_in:
             return self._take_turns(doubts, serving, model)
         if doubts is None or doubts.sound(model.folder.path, model.choice):
             _dismiss(model)
             return None
-        if model.folder.golden.is_file():
-            self._conclude(doubts, serving, model, _why_not_golden(model))
+        if golden:
+            self._conclude(doubts, serving, model, why_not_golden(model))
             return None
         if model.witness is not None:
             return self._hear(doubts, serving, model, model.witness)
@@ -119,8 +128,11 @@ class EngineCheck:
         """Conclude from what the model's witness has found, once it has."""
         if not witness.settled:
             return IDLE_SECONDS if model.last is None else POLL_SECONDS
+        why, last = witness.why, model.last
+        if why is not None and last is not None:
+            why = None if is_confirmed(model, serving.kind, [model.unfolded(last)]) else why
         if witness.satisfied or witness.why is not None:
-            self._conclude(doubts, serving, model, witness.why)
+            self._conclude(doubts, serving, model, why)
         else:
             _dismiss(model)  # it could compute nothing, and has said so
         return None
@@ -175,7 +187,7 @@ class EngineCheck:
             if not self._loader.unheard_alone(folder, model.choice):
                 return model
             golden = folder.golden.is_file()
-            why = _why_not_golden(model) if golden else why_unlike(said, model)
+            why = why_not_golden(model) if golden else why_unlike(said, model)
             if why is None:
                 doubts.clear(folder.path, model.choice)
                 self._found()
@@ -205,7 +217,7 @@ class EngineCheck:
         if any(last is each for each in check.inputs):
             return POLL_SECONDS
         check.inputs.append(last)
-        why = why_wrong(check.plain, model, [model.unfolded(last)])
+        why = why_wrong(check.plain, model, serving.kind, [model.unfolded(last)])
         if why is None and len(check.inputs) < INPUTS:
             return POLL_SECONDS
         self.close()
@@ -229,7 +241,7 @@ class EngineCheck:
         words = f"model {model.id}: {model.engine.label} computes it wrongly: {why}"
         doubts.add(model.folder.path, model.choice, why)
         try:
-            other, _ = self._loader.load(model.folder, serving.kind, checked=True)
+            other = self._load_other(doubts, serving, model)
         except AgentError as problem:
             log.error("%s; nothing else runs it: %s", words, problem)  # noqa: TRY400 - one line
             # As at the next start: refused with the reason, in what the device says of itself.
@@ -242,6 +254,23 @@ class EngineCheck:
         log.warning("%s; now on %s", words, other.engine.label)
         self._degraded[model.manifest.name] = f"{words}; runs on {other.engine.label}"
 
+    def _load_other(self, doubts: EngineDoubts, serving: Serving, model: Model) -> Model:
+        """Load a model on the next engine that may serve it, and gives its golden outputs.
+
+        Raises:
+            AgentError: there is none.
+
+        """
+        while True:
+            other, _ = self._loader.load(model.folder, serving.kind, checked=True)
+            why = why_not_golden(other)
+            if why is None:
+                return other
+            log.warning("model %s: %s computes it wrongly: %s", other.id, other.engine.label, why)
+            doubts.add(other.folder.path, other.choice, why)
+            _dismiss(other)
+            other.close()
+
     def _load_again(self, serving: Serving, model: Model) -> None:
         """Unload a model, and load it as a start would."""
         for old in self._active.unload(lambda _serving, one: one is model):
@@ -249,9 +278,12 @@ class EngineCheck:
         self._active.load(serving)
 
 
-def _why_not_golden(model: Model) -> str | None:
-    """Return how a model differs from its golden outputs; None: it does not."""
-    agreement = compare_golden(model)
+def why_not_golden(model: Model) -> str | None:
+    """Return how a model differs from its golden outputs; None: it does not, or has none."""
+    try:
+        agreement = compare_golden(model)
+    except SampleError as problem:
+        return f"golden: {problem}"
     return None if agreement is None or agreement.passed else f"golden: {agreement.why}"
 
 

@@ -10,11 +10,14 @@ import logging
 from collections.abc import Callable
 
 from ...core.types import Tensors
+from ...inference.engines.engine import EngineChoice
 from ...inference.model import Model
 from ...inference.trust import INPUTS, why_wrong
+from ...models.manifest import ModelFolder
 from ..serving.active import ActiveModels, Serving
 from ..serving.loader import ModelLoader
 from .challenger import POLL_SECONDS
+from .engine_check import why_not_golden
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +57,8 @@ class FormCheck:
             return None
         if not self._loader.unproven(folder, choice):
             return None
+        if folder.golden.is_file():
+            return self._check_golden(serving, folder, choice)
         if not model.provisional and not doubts.sound(folder.path, model.choice):
             return IDLE_SECONDS
         if model.last is None or self._beside not in {None, model}:
@@ -68,18 +73,39 @@ class FormCheck:
         if any(last is each for each in self._inputs):
             return POLL_SECONDS
         self._inputs.append(last)
-        why = why_wrong(model, self._form, [model.unfolded(last)])
+        why = why_wrong(model, self._form, serving.kind, [model.unfolded(last)])
         if why is None and len(self._inputs) < INPUTS:
             return POLL_SECONDS
-        label = self._form.engine.label
+        beside = self._form
         self.close()
+        self._conclude(beside, choice, why)
+        return None
+
+    def _check_golden(
+        self, serving: Serving, folder: ModelFolder, choice: EngineChoice
+    ) -> float | None:
+        """Hold a form to the golden outputs of its model; no frame is needed for that."""
+        form = self._loader.prepared_form(folder, serving.kind)
+        if form is not None:
+            loaded = self._loader.load_prepared(folder, form, serving.kind)
+            try:
+                self._conclude(loaded, choice, why_not_golden(loaded))
+            finally:
+                loaded.close()
+        return None
+
+    def _conclude(self, form: Model, choice: EngineChoice, why: str | None) -> None:
+        """Keep what was found of a form."""
+        doubts, path = self._loader.doubts, form.folder.path
+        if doubts is None:
+            return
         if why is None:
-            doubts.clear(folder.path, choice)
+            doubts.clear(path, choice)
             self._found()
         else:
-            doubts.add(folder.path, choice, why)
-            log.warning("model %s: %s computes it wrongly: %s", model.id, label, why)
-        return None
+            doubts.add(path, choice, why)
+            label = form.engine.label
+            log.warning("model %s: %s computes it wrongly: %s", form.id, label, why)
 
     def close(self) -> None:
         """Give up the check under way."""
