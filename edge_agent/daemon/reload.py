@@ -16,7 +16,7 @@ from ..core.errors import UsageError
 from ..core.logs import ANSWER
 from ..core.text import counted
 from ..health.prometheus import MetricsPort
-from ..mqtt.connection import tls_context
+from ..mqtt.paho_client import tls_context
 from ..runtime.pipelines.runner import Runner
 from ..sources.spec import parse_source
 from .announcements import Announcements

@@ -1,28 +1,24 @@
-"""One MQTT connection, from CONNECT to its end: the only importer of paho.
+"""One MQTT connection, from CONNECT to its end.
 
-It never reconnects: each connection is a new paho client, so that nothing is left in paho's own
-unbounded queues. paho runs by `loop_start` only; under `loop_forever` in a thread of ours,
-publishing from other threads garbles the stream (measured).
+It never reconnects: each connection is a new client of paho, so that nothing is left in paho's own
+unbounded queues.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..config.settings import Broker
 from ..core.errors import BrokerError
 from ..core.frozen import record
 from ..core.json_text import read_json
-from ..core.parameters import shown
+from . import paho_client
+from .paho_client import CONNECT_TIMEOUT, acknowledge_now, code_of, make_client, tls_context
 
 if TYPE_CHECKING:
     import ssl
@@ -32,16 +28,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KEEPALIVE = 20
-CONNECT_TIMEOUT = 10.0
 SILENCE = 5.0
 """Seconds without an answer to a CONNECT of MQTT 5 after which 3.1.1 is tried: some brokers of
 3.1.1 drop what they cannot read and keep the connection (amqtt 0.12)."""
 TICK = 0.02
 """Seconds between two checks for the answer to CONNECT."""
-RECEIVE_MAXIMUM = 64
-"""Unacknowledged messages that the broker may send to us: bounds memory during a push."""
-SESSION_EXPIRY = 3600
-"""Seconds for which the broker keeps messages for us after a disconnect."""
 REFUSAL = 0x80
 """The first of the MQTT 5 reason codes that mean failure."""
 UNSUPPORTED_PROTOCOL = frozenset({0x84, 0x01})
@@ -151,7 +142,7 @@ class RefusesProtocol(BrokerError):
     def __init__(self, text: str, *, explicit: bool, silent: bool = False) -> None:
         super().__init__(text)
         self.explicit = explicit
-        """Whether CONNACK said so; else the broker may only have been restarting."""
+        """CONNACK said so; else the broker may only have been restarting."""
         self.silent = silent
         """Whether it said nothing, and kept the connection."""
 
@@ -168,7 +159,9 @@ class RefusesWill(BrokerError):
 class Connection:
     """A connection that the broker has accepted."""
 
-    def __init__(self, client: Client, protocol: int, abilities: Abilities = ALL) -> None:
+    def __init__(
+        self, client: Client, protocol: int, abilities: Abilities, hooks: Hooks, *, manual_ack: bool
+    ) -> None:
         self.protocol = protocol
         self.abilities = abilities
         self.protocol_confirmed = True
@@ -179,11 +172,22 @@ class Connection:
         self.reason: str = ""
         self.code = 0
         """Why the connection ended: in words, and as a reason code."""
-        self._client = client
-        self._answered = threading.Event()
-        self._refusal: Refusal | None = None
+        self.answered = threading.Event()
+        """CONNACK has come."""
+        self.refusal: Refusal | None = None
         """The CONNACK, where it is negative."""
-        self._on_publish: Any = None
+        self._client = client
+        self._hooks = hooks
+        self._manual_ack = manual_ack
+        self._closed = False
+        paho_client.guard_loop(client, self._lose)
+        client.on_socket_open = paho_client.send_at_once
+        client.on_connect = self._on_connect
+        client.on_disconnect = self._on_disconnect
+        client.on_message = self._on_message
+        client.on_publish = self._on_publish
+        client.on_unsubscribe = self._on_unsubscribe
+        client.on_subscribe = self._on_subscribe
 
     def publish(
         self,
@@ -212,9 +216,9 @@ class Connection:
         qos, retain = min(qos, self.abilities.qos), retain and self.abilities.retain
         properties = None
         if self.protocol == 5 and correlation is not None:
-            properties = _properties("PUBLISH", CorrelationData=correlation)
+            properties = paho_client.properties("PUBLISH", CorrelationData=correlation)
         elif self.protocol == 5 and about is not None:
-            properties = _properties("PUBLISH", UserProperty=list(about.items()))
+            properties = paho_client.properties("PUBLISH", UserProperty=list(about.items()))
         return self._client.publish(topic, payload, qos, retain=retain, properties=properties)
 
     def hear_published(self, *, wanted: bool) -> None:
@@ -223,7 +227,7 @@ class Connection:
         It is for acknowledgements. At QoS 0 it says no more than the receipt does, and paho takes
         30 µs for each call (MQTT 5 properties and a reason, measured).
         """
-        self._client.on_publish = self._on_publish if wanted else None
+        self._client.on_publish = self._on_publish if wanted and not self._closed else None
 
     def subscribe(
         self, filters: list[str], *, as_published: bool = False, others: list[str] | None = None
@@ -232,8 +236,7 @@ class Connection:
 
         Args:
             filters: topic filters.
-            others: further ones, of whose messages only those are marked as retained that the
-                broker had kept.
+            others: further ones, for which `as_published` does not hold.
             as_published: keep the retain flag of messages that are delivered as they are published
                 (MQTT 5, 3.8.3.1); MQTT 3.1.1 cannot.
 
@@ -243,10 +246,7 @@ class Connection:
         if not filters:
             return
         if as_published and self.protocol == 5:
-            from paho.mqtt.subscribeoptions import SubscribeOptions
-
-            options = SubscribeOptions(qos=1, retainAsPublished=True)
-            self._client.subscribe([(topic, options) for topic in filters])
+            self._client.subscribe([paho_client.as_published(topic) for topic in filters])
         else:
             self._client.subscribe([(topic, 1) for topic in filters])
 
@@ -267,8 +267,71 @@ class Connection:
             except OSError:
                 log.debug("the connection was already closed")
         self._client.loop_stop()
-        self._on_publish = None
-        _detach(self._client)
+        self._closed = True
+        paho_client.detach(self._client)
+
+    # Called by paho's thread
+
+    def _on_connect(self, _c: Any, _u: Any, _flags: Any, reason: Any, properties: Any) -> None:
+        # Kept apart from the reason of the disconnect, which paho reports at once: after a refusal
+        # that would be "Protocol error", or nothing.
+        code = code_of(reason)
+        if code != 0:
+            self.refusal = Refusal(code, str(reason))
+        elif self.protocol == 5:
+            self.abilities = Abilities(
+                min(1, getattr(properties, "MaximumQoS", 1)),
+                bool(getattr(properties, "RetainAvailable", 1)),
+            )
+        self.max_packet = getattr(properties, "MaximumPacketSize", None)
+        self.answered.set()
+        acknowledge_now(self._client)
+
+    def _on_disconnect(self, _c: Any, _u: Any, flags: Any, reason: Any, _properties: Any) -> None:
+        if not self.gone.is_set():
+            self.code, self.reason = code_of(reason), str(reason)
+            if self.code == UNSPECIFIED and not flags.is_disconnect_packet_from_server:
+                self.reason = "closed without a DISCONNECT packet, or broken on the way"
+        self.gone.set()
+
+    def _lose(self) -> None:
+        self.code, self.reason = UNSPECIFIED, "it sent what cannot be read"
+        self.gone.set()
+
+    def _on_message(self, client: Client, _u: Any, message: Any) -> None:
+        properties, mid, qos = message.properties, message.mid, message.qos
+        try:
+            topic = message.topic
+        except UnicodeDecodeError:
+            # As an unknown topic: it is handled as malformed, and acknowledged.
+            topic = repr(message._topic)  # noqa: SLF001 - there is no other way to it
+        self._hooks.message(
+            ReceivedMessage(
+                topic,
+                message.payload,
+                bool(message.retain),
+                getattr(properties, "ResponseTopic", None),
+                getattr(properties, "CorrelationData", None),
+                (lambda: client.ack(mid, qos)) if self._manual_ack else (lambda: None),
+                qos,
+            )
+        )
+        acknowledge_now(client)
+
+    def _on_publish(self, client: Client, _u: Any, mid: int, reason: Any, _properties: Any) -> None:
+        acknowledge_now(client)
+        code = code_of(reason)
+        self._hooks.published(self, mid, Refusal(code, str(reason)) if code >= REFUSAL else None)
+
+    def _on_unsubscribe(self, client: Client, _u: Any, mid: int, *_: Any) -> None:
+        acknowledge_now(client)
+        self._hooks.unsubscribed(self, mid)
+
+    def _on_subscribe(self, client: Client, _u: Any, _mid: int, reasons: Any, _props: Any) -> None:
+        acknowledge_now(client)
+        for reason in reasons:
+            if code_of(reason) >= REFUSAL:
+                self._hooks.refused(self, Refusal(code_of(reason), str(reason)))
 
 
 def connect(
@@ -292,8 +355,7 @@ def connect(
         protocol: 5 or 4, instead of the one in the settings.
         will: last will.
         tls: from `tls_context`; made here where it is not given.
-        session: have the broker keep messages for us over short absences, and acknowledge by
-            hand; else every connection starts a clean session and paho acknowledges.
+        session: have the broker keep messages for us over short absences, acknowledge by hand.
         stopping: ends the attempt when set.
         abilities: of the broker, as far as they are known.
 
@@ -354,16 +416,11 @@ def _connect(
     abilities: Abilities,
 ) -> Connection:
     address = broker.address
-    client = _client(broker, client_id, protocol, will, tls, session, abilities)
-    connection = Connection(client, protocol, abilities)
-    _attach(client, connection, hooks, manual_ack=session)
-    options: dict[str, Any] = {}
-    if protocol == 5:
-        limits = {
-            "ReceiveMaximum": RECEIVE_MAXIMUM,
-            **({"SessionExpiryInterval": SESSION_EXPIRY} if session else {}),
-        }
-        options = {"clean_start": not session, "properties": _properties("CONNECT", **limits)}
+    client = make_client(broker, client_id, protocol, tls, session=session)
+    if will is not None:
+        client.will_set(will.topic, will.payload, abilities.qos, retain=abilities.retain)
+    connection = Connection(client, protocol, abilities, hooks, manual_ack=session)
+    options = paho_client.session_options(keep=session) if protocol == 5 else {}
     try:
         try:
             client.connect(address.host, address.port, KEEPALIVE, **options)
@@ -396,7 +453,7 @@ def _await_answer(
     # Counted in waits, not by the clock: time in which this process was stopped does not count
     # against the broker.
     left = round((SILENCE if newest else CONNECT_TIMEOUT) / TICK)
-    while not (connection._answered.wait(TICK) or connection.gone.is_set()):  # noqa: SLF001
+    while not (connection.answered.wait(TICK) or connection.gone.is_set()):
         left -= 1
         if stopping is not None and stopping.is_set():
             raise BrokerError(f"{address} does not answer")
@@ -405,7 +462,7 @@ def _await_answer(
                 words = f"{address} does not answer to MQTT 5"
                 raise RefusesProtocol(words, explicit=False, silent=True)
             raise BrokerError(f"{address} does not answer; is it an MQTT broker, and at work?")
-    if not connection._answered.is_set():  # noqa: SLF001
+    if not connection.answered.is_set():
         if newest:
             # Old brokers close the connection without a CONNACK.
             raise RefusesProtocol(f"{address} closed the connection on MQTT 5", explicit=False)
@@ -416,8 +473,8 @@ def _await_answer(
             # With 3.1.1 there is no other way to refuse a will (mosquitto 2).
             raise RefusesWill(why, Abilities(qos=0, retain=False))
         raise BrokerError(why)
-    if connection._refusal is not None:  # noqa: SLF001
-        code, reason = connection._refusal.code, connection._refusal.reason  # noqa: SLF001
+    if connection.refusal is not None:
+        code, reason = connection.refusal.code, connection.refusal.reason
         if newest and code in UNSUPPORTED_PROTOCOL:
             raise RefusesProtocol(f"{address} refuses MQTT 5 ({reason})", explicit=True)
         can = connection.abilities
@@ -429,215 +486,3 @@ def _await_answer(
         from .diagnose import connack_hint
 
         raise BrokerError(f"{address} refused the connection: {reason}{connack_hint(code, broker)}")
-
-
-def _client(
-    broker: Broker,
-    client_id: str,
-    protocol: int,
-    will: Will | None,
-    tls: ssl.SSLContext | None,
-    session: bool,
-    abilities: Abilities,
-) -> Client:
-    _import_lazily("urllib.request")
-    _import_lazily("hashlib")
-    if tls is None:
-        _import_lazily("ssl", errors=("SSLWantReadError", "SSLWantWriteError"))
-    import paho.mqtt.client as paho
-    from paho.mqtt.enums import CallbackAPIVersion
-
-    client = paho.Client(
-        CallbackAPIVersion.VERSION2,
-        client_id=client_id,
-        clean_session=None if protocol == 5 else not session,
-        protocol=paho.MQTTv5 if protocol == 5 else paho.MQTTv311,
-        reconnect_on_failure=False,
-        manual_ack=session,
-    )
-    address = broker.address
-    username = broker.username or address.username
-    if username is not None:
-        client.username_pw_set(username, broker.password or address.password)
-    if tls is not None:
-        client.tls_set_context(tls)
-    if will is not None:
-        client.will_set(will.topic, will.payload, abilities.qos, retain=abilities.retain)
-    client.connect_timeout = CONNECT_TIMEOUT
-    return client
-
-
-class _NeverRaised(Exception):
-    """Stands for the exceptions of a module that is not imported yet."""
-
-
-def _import_lazily(name: str, errors: tuple[str, ...] = ()) -> None:
-    """Put a stand-in into `sys.modules` that imports a module on the first use of an attribute.
-
-    paho imports `urllib.request`, and with it HTTP and mail, and `hashlib` for WebSockets, which
-    are not used here, and `ssl`, which most brokers on a local network do without: half of paho's
-    own import time, on the way to the first result, and 4 MB of libraries.
-
-    Args:
-        name: of the module.
-        errors: exceptions that only the module itself raises: an `except` clause that names one
-            does not import the module.
-
-    """
-    if name in sys.modules:
-        return
-
-    def get(attribute: str) -> Any:
-        if sys.modules.get(name) is stand_in:
-            if attribute in errors:
-                return _NeverRaised
-            sys.modules.pop(name, None)
-        return getattr(import_module(name), attribute)
-
-    stand_in: Any = ModuleType(name)
-    stand_in.__getattr__ = get
-    sys.modules[name] = stand_in
-    parent, _, own = name.rpartition(".")
-    if parent:
-        setattr(import_module(parent), own, stand_in)
-
-
-def _attach(client: Client, connection: Connection, hooks: Hooks, *, manual_ack: bool) -> None:
-    def on_connect(_c: Any, _u: Any, _flags: Any, reason: Any, properties: Any) -> None:
-        # Kept apart from the reason of the disconnect, which paho reports at once: after a refusal
-        # that would be "Protocol error", or nothing.
-        if _code(reason) != 0:
-            connection._refusal = Refusal(_code(reason), str(reason))  # noqa: SLF001
-        elif connection.protocol == 5:
-            connection.abilities = Abilities(
-                min(1, getattr(properties, "MaximumQoS", 1)),
-                bool(getattr(properties, "RetainAvailable", 1)),
-            )
-        connection.max_packet = getattr(properties, "MaximumPacketSize", None)
-        connection._answered.set()  # noqa: SLF001
-        _acknowledge_now(client)
-
-    def on_disconnect(_c: Any, _u: Any, flags: Any, reason: Any, _properties: Any) -> None:
-        if not connection.gone.is_set():
-            connection.code, connection.reason = _code(reason), str(reason)
-            if _code(reason) == UNSPECIFIED and not flags.is_disconnect_packet_from_server:
-                connection.reason = "closed without a DISCONNECT packet, or broken on the way"
-        connection.gone.set()
-
-    def on_message(_c: Any, _u: Any, message: Any) -> None:
-        properties = message.properties
-        mid, qos = message.mid, message.qos
-        try:
-            topic = message.topic
-        except UnicodeDecodeError:
-            # As an unknown topic: it is handled as malformed, and acknowledged.
-            topic = repr(message._topic)  # noqa: SLF001 - there is no other way to it
-        hooks.message(
-            ReceivedMessage(
-                topic,
-                message.payload,
-                bool(message.retain),
-                getattr(properties, "ResponseTopic", None),
-                getattr(properties, "CorrelationData", None),
-                (lambda: client.ack(mid, qos)) if manual_ack else (lambda: None),
-                qos,
-            )
-        )
-
-        _acknowledge_now(client)
-
-    def on_publish(_c: Any, _u: Any, mid: int, reason: Any, _properties: Any) -> None:
-        _acknowledge_now(client)
-        code = _code(reason)
-        hooks.published(connection, mid, Refusal(code, str(reason)) if code >= REFUSAL else None)
-
-    def on_unsubscribe(_c: Any, _u: Any, mid: int, *_: Any) -> None:
-        _acknowledge_now(client)
-        hooks.unsubscribed(connection, mid)
-
-    def on_subscribe(_c: Any, _u: Any, _mid: int, reasons: Any, _properties: Any) -> None:
-        _acknowledge_now(client)
-        for reason in reasons:
-            if _code(reason) >= REFUSAL:
-                hooks.refused(connection, Refusal(_code(reason), str(reason)))
-
-    def on_socket_open(_c: Any, _u: Any, wire: Any) -> None:
-        wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    loop = client.loop_forever
-
-    def guarded_loop(*args: Any, **kwargs: Any) -> Any:
-        """Run paho's thread; what it cannot read ends the connection, not the agent.
-
-        paho 2.2 reports a malformed packet, 2.1 raises.
-        """
-        try:
-            return loop(*args, **kwargs)
-        except Exception as problem:  # noqa: BLE001 - of whatever the broker has sent
-            log.warning("broker: sent what cannot be read: %s", shown(problem))
-            connection.code, connection.reason = UNSPECIFIED, "it sent what cannot be read"
-            connection.gone.set()
-
-    client.loop_forever = guarded_loop  # type: ignore[method-assign]
-    client.on_socket_open = on_socket_open
-    client.on_connect = on_connect
-    client.on_disconnect = on_disconnect
-    client.on_message = on_message
-    client.on_publish = connection._on_publish = on_publish  # noqa: SLF001
-    client.on_unsubscribe = on_unsubscribe
-    client.on_subscribe = on_subscribe
-
-
-def _detach(client: Client) -> None:
-    """Undo `_attach`: the callbacks refer to paho's client, which keeps its sockets open.
-
-    They are closed with the client. In a reference cycle that is at the next full collection: until
-    then two sockets were left of each restart of a broker (seen: 14 after seven).
-    """
-    client.on_connect = client.on_disconnect = client.on_message = None
-    client.on_publish = client.on_unsubscribe = client.on_subscribe = None
-    vars(client).pop("loop_forever", None)
-
-
-def _acknowledge_now(client: Client) -> None:
-    """Set TCP_QUICKACK: have the kernel acknowledge at once what has just been read.
-
-    By default a broker holds back a small packet until the one before is acknowledged (Nagle), and
-    the kernel delays that acknowledgement by 40 ms in the hope of data to go with it: each request
-    and answer of a transfer took that long (measured with mosquitto 2 on loopback).
-    """
-    wire: Any = client.socket()
-    if wire is not None:
-        # It may be closed by now; `on_disconnect` reports that.
-        with contextlib.suppress(OSError):
-            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-
-
-def _properties(packet: str, **values: Any) -> Any:
-    from paho.mqtt.packettypes import PacketTypes
-    from paho.mqtt.properties import Properties
-
-    properties = Properties(getattr(PacketTypes, packet))  # type: ignore[no-untyped-call]
-    for name, value in values.items():
-        setattr(properties, name, value)
-    return properties
-
-
-def tls_context(broker: Broker) -> ssl.SSLContext | None:
-    """Return the TLS context of a broker's settings; None without TLS.
-
-    Raises:
-        UsageError: a certificate file is missing or malformed.
-
-    """
-    if not broker.address.tls:
-        return None
-    from .tls import make_context
-
-    return make_context(broker)
-
-
-def _code(reason: Any) -> int:
-    """Return the number of a reason code: paho passes either an object or an int."""
-    value = getattr(reason, "value", reason)
-    return int(value) if isinstance(value, int) else 0

@@ -1,21 +1,22 @@
-"""MQTT client of one command: connects once, subscribes, and returns messages as they arrive.
-
-A publish that the broker refuses ends the command; only MQTT 5 reports that.
-"""
+"""MQTT clients of one command: messages as they arrive, or topics that are read as sensors."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator
+from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from ..config.settings import Broker
+from ..core.backoff import Backoff
 from ..core.errors import BrokerError
 from .connection import Connection, Hooks, ReceivedMessage, Refusal, connect, is_acknowledged
+from .feeds import Feeds, Put
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,10 @@ class _RefusedPublish(NamedTuple):
 
 
 class OneShotClient:
-    """One connection for the life of a command."""
+    """One connection for the life of a command: returns messages as they arrive.
+
+    A publish that the broker refuses ends the command; only MQTT 5 reports that.
+    """
 
     def __init__(self, broker: Broker, filters: list[str]) -> None:
         """Connect and subscribe.
@@ -161,3 +165,71 @@ class OneShotClient:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class TopicReader:
+    """Hands over the messages of topics of others; a context. Any thread may open a topic.
+
+    Connects at the first, and again when the connection is lost. The agent itself reads them over
+    its own connection (`client`).
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        """Do not connect yet."""
+        self._broker = broker
+        self._feeds = Feeds()
+        self._feeds.on_open = self._subscribe
+        self._client: OneShotClient | None = None
+        self._changing = threading.Lock()
+        self._closing = threading.Event()
+
+    def open(self, topic: str, put: Put) -> None:
+        """Hand the payloads of a topic to *put*, which must not wait.
+
+        Raises:
+            BrokerError: the broker cannot be reached or refuses the connection.
+
+        """
+        self._feeds.open(topic, put)
+
+    def close(self, topic: str, put: Put) -> None:
+        """Hand it no more."""
+        self._feeds.close(topic, put)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        with self._changing:
+            if self._client is not None:
+                self._client.close()
+
+    def _subscribe(self, topic: str) -> None:
+        with self._changing:
+            if self._client is not None:
+                self._client.subscribe([topic])
+                return
+            self._client = OneShotClient(self._broker, [topic])
+            work = partial(self._read, self._client)
+            threading.Thread(target=work, name="topics", daemon=True).start()
+
+    def _read(self, client: OneShotClient) -> None:
+        """Hand over what comes, and connect again whenever the connection is lost, until closed."""
+        backoff, lost = Backoff(first=0.5, most=30.0), False
+        while not self._closing.is_set():
+            try:
+                if lost:
+                    with self._changing:
+                        client.reconnect()
+                    lost = False
+                    backoff.reset()
+                message = client.next(0.5)
+                if message is not None:
+                    self._feeds.take(message)
+            except BrokerError as problem:
+                if self._closing.is_set():
+                    return
+                log.warning("broker: %s; trying again", problem)
+                lost = True
+                self._closing.wait(backoff.pause())

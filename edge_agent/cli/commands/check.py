@@ -139,7 +139,7 @@ def _pipeline(
 
     def source() -> str:
         if spec.form.scheme == "mqtt":
-            from ...mqtt.topic_reader import TopicReader
+            from ...mqtt.one_shot import TopicReader
 
             with TopicReader(settings.broker) as topics:
                 open_source(spec, SourceContext(topics=topics)).close()

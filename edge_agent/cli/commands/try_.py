@@ -48,7 +48,7 @@ from ..terminal import say
 from ..times import span
 
 if TYPE_CHECKING:
-    from ...mqtt.topic_reader import TopicReader
+    from ...mqtt.one_shot import TopicReader
     from ..following import Follower
     from ..signal_trace import SignalTrace
 
@@ -160,7 +160,7 @@ def _topics(options: Options, spec: SourceSpec) -> Iterator[TopicReader | None]:
     if spec.form.scheme != "mqtt":
         yield None
         return
-    from ...mqtt.topic_reader import TopicReader
+    from ...mqtt.one_shot import TopicReader
 
     with TopicReader(broker_settings(options).broker) as reader:
         yield reader

@@ -1,0 +1,229 @@
+"""How paho's client is made and kept: the only importer of paho.
+
+paho runs by `loop_start` only; under `loop_forever` in a thread of ours, publishing from other
+threads garbles the stream (measured).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ..config.settings import Broker
+from ..core.errors import UsageError
+from ..core.parameters import shown
+
+if TYPE_CHECKING:
+    import ssl
+
+    from paho.mqtt.client import Client
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds."""
+RECEIVE_MAXIMUM = 64
+"""Unacknowledged messages that the broker may send to us: bounds memory during a push."""
+SESSION_EXPIRY = 3600
+"""Seconds for which the broker keeps messages for us after a disconnect."""
+
+
+def make_client(
+    broker: Broker, client_id: str, protocol: int, tls: ssl.SSLContext | None, *, session: bool
+) -> Client:
+    """Make a client that is not connected.
+
+    Args:
+        broker: has the name and password.
+        client_id: MQTT client id.
+        protocol: 5 or 4.
+        tls: None: without TLS.
+        session: the broker keeps messages for us, and what arrives is acknowledged by hand.
+
+    """
+    _import_lazily("urllib.request")
+    _import_lazily("hashlib")
+    if tls is None:
+        _import_lazily("ssl", errors=("SSLWantReadError", "SSLWantWriteError"))
+    import paho.mqtt.client as paho
+    from paho.mqtt.enums import CallbackAPIVersion
+
+    client = paho.Client(
+        CallbackAPIVersion.VERSION2,
+        client_id=client_id,
+        clean_session=None if protocol == 5 else not session,
+        protocol=paho.MQTTv5 if protocol == 5 else paho.MQTTv311,
+        reconnect_on_failure=False,
+        manual_ack=session,
+    )
+    address = broker.address
+    username = broker.username or address.username
+    if username is not None:
+        client.username_pw_set(username, broker.password or address.password)
+    if tls is not None:
+        client.tls_set_context(tls)
+    client.connect_timeout = CONNECT_TIMEOUT
+    return client
+
+
+class _NeverRaised(Exception):
+    """Stands for the exceptions of a module that is not imported yet."""
+
+
+def _import_lazily(name: str, errors: tuple[str, ...] = ()) -> None:
+    """Put a stand-in into `sys.modules` that imports a module on the first use of an attribute.
+
+    paho imports `urllib.request`, and with it HTTP and mail, and `hashlib` for WebSockets, which
+    are not used here, and `ssl`, which most brokers on a local network do without: half of paho's
+    own import time, on the way to the first result, and 4 MB of libraries.
+
+    Args:
+        name: of the module.
+        errors: exceptions that only the module itself raises: an `except` clause that names one
+            does not import the module.
+
+    """
+    if name in sys.modules:
+        return
+
+    def get(attribute: str) -> Any:
+        if sys.modules.get(name) is stand_in:
+            if attribute in errors:
+                return _NeverRaised
+            sys.modules.pop(name, None)
+        return getattr(import_module(name), attribute)
+
+    stand_in: Any = ModuleType(name)
+    stand_in.__getattr__ = get
+    sys.modules[name] = stand_in
+    parent, _, own = name.rpartition(".")
+    if parent:
+        setattr(import_module(parent), own, stand_in)
+
+
+def guard_loop(client: Client, lost: Callable[[], object]) -> None:
+    """Have what paho's thread cannot read end the connection, not the agent.
+
+    paho 2.2 reports a malformed packet, 2.1 raises.
+    """
+    loop = client.loop_forever
+
+    def guarded_loop(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return loop(*args, **kwargs)
+        except Exception as problem:  # noqa: BLE001 - of whatever the broker has sent
+            log.warning("broker: sent what cannot be read: %s", shown(problem))
+            lost()
+
+    client.loop_forever = guarded_loop  # type: ignore[method-assign]
+
+
+def detach(client: Client) -> None:
+    """Remove all callbacks: they refer to paho's client, which keeps its sockets open.
+
+    Those are closed with it. In a reference cycle that is at the next full collection: until then
+    two sockets were left of each restart of a broker (seen: 14 after seven).
+    """
+    client.on_connect = client.on_disconnect = client.on_message = None
+    client.on_publish = client.on_unsubscribe = client.on_subscribe = None
+    vars(client).pop("loop_forever", None)
+
+
+def send_at_once(_client: Any, _userdata: Any, wire: Any) -> None:
+    """Set TCP_NODELAY on a socket that was opened."""
+    wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def acknowledge_now(client: Client) -> None:
+    """Set TCP_QUICKACK: have the kernel acknowledge at once what has just been read.
+
+    By default a broker holds back a small packet until the one before is acknowledged (Nagle), and
+    the kernel delays that acknowledgement by 40 ms in the hope of data to go with it: each request
+    and answer of a transfer took that long (measured with mosquitto 2 on loopback).
+    """
+    wire: Any = client.socket()
+    if wire is not None:
+        # It may be closed by now; `on_disconnect` reports that.
+        with contextlib.suppress(OSError):
+            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+
+def properties(packet: str, **values: Any) -> Any:
+    """Make the properties of a kind of MQTT 5 packet."""
+    from paho.mqtt.packettypes import PacketTypes
+    from paho.mqtt.properties import Properties
+
+    made = Properties(getattr(PacketTypes, packet))  # type: ignore[no-untyped-call]
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
+def session_options(*, keep: bool) -> dict[str, Any]:
+    """Return what CONNECT of MQTT 5 says of the session; *keep*: it outlives the connection."""
+    limits = {"ReceiveMaximum": RECEIVE_MAXIMUM}
+    if keep:
+        limits["SessionExpiryInterval"] = SESSION_EXPIRY
+    return {"clean_start": not keep, "properties": properties("CONNECT", **limits)}
+
+
+def as_published(topic: str) -> tuple[str, Any]:
+    """Return a subscription at QoS 1 that keeps the retain flag of what is published."""
+    from paho.mqtt.subscribeoptions import SubscribeOptions
+
+    return topic, SubscribeOptions(qos=1, retainAsPublished=True)
+
+
+def code_of(reason: Any) -> int:
+    """Return the number of a reason code: paho passes either an object or an int."""
+    value = getattr(reason, "value", reason)
+    return int(value) if isinstance(value, int) else 0
+
+
+def tls_context(broker: Broker) -> ssl.SSLContext | None:
+    """Return a TLS context with the certificates of `[broker]`; None without TLS.
+
+    Raises:
+        UsageError: a certificate file is missing or malformed.
+
+    """
+    if not broker.address.tls:
+        return None
+    import ssl
+
+    context = ssl.create_default_context()
+    files: tuple[tuple[str, str | None], ...] = (
+        ("ca_file", broker.ca_file),
+        ("cert_file", broker.cert_file),
+        ("key_file", broker.key_file),
+    )
+    for key, name in files:
+        if name is None:
+            continue
+        try:
+            with open(name, "rb"):  # noqa: PTH123 - only to check whether it can be
+                pass
+        except OSError as problem:
+            raise UsageError(f"broker.{key}: {name}: {problem.strerror}") from None
+    try:
+        if broker.ca_file is not None:
+            context.load_verify_locations(broker.ca_file)
+    except ssl.SSLError:
+        raise UsageError(
+            f"broker.ca_file: {broker.ca_file}: holds no certificate in PEM form"
+        ) from None
+    try:
+        if broker.cert_file is not None:
+            context.load_cert_chain(broker.cert_file, broker.key_file, password=lambda: b"")
+    except ssl.SSLError:
+        raise UsageError(
+            f"broker.cert_file: {broker.cert_file} and {broker.key_file}: not a certificate and "
+            "its key without a passphrase, in PEM form"
+        ) from None
+    return context
