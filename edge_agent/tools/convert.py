@@ -13,17 +13,18 @@ import numpy as np
 from ..core.child import ask
 from ..core.containment import contained
 from ..core.errors import EngineError, ModelError, UsageError
+from ..core.text import counted
 from ..core.types import Array, TensorSpec
-from ..inference.agreement import relative_distance
+from ..inference.agreement import EIGHT_BITS, Margin, distance_within
 from ..inference.engines.engine import EngineChoice
 from ..inference.engines.registry import open_engine
-from ..inference.golden import check_golden
 from ..inference.model import load_model
 from ..models.files.check_onnx import check_network, inspect
 from ..models.files.facts import NetworkFacts
 from ..models.importing import PYTORCH, hint_of
 from ..models.manifest import GOLDEN, load
 from .comparison import Progress
+from .golden_cases import CASES, clearest, try_folder, write_golden
 from .pytorch_file import recognise
 
 TOLERANCE = 1e-3
@@ -31,10 +32,6 @@ TOLERANCE = 1e-3
 order."""
 TOLERANCE_16 = 2e-2
 """Of numbers of 16 bits."""
-TOLERANCE_8 = 0.25
-"""Of eight bits, which round at each step: LiteRT's own two sets of kernels are up to 0.12 apart on
-MobileNetV2 (measured). There golden outputs tell more, which are compared by what is found."""
-
 _TORCH = (
     "PyTorch is not installed ({missing}); pip install torch onnxscript --extra-index-url "
     "https://download.pytorch.org/whl/cpu"
@@ -91,6 +88,7 @@ def convert(
     network = next(one for one in folder.iterdir() if one.suffix in {".onnx", ".tflite"})
     facts = inspect(network)
     tolerance = _tolerance(facts)
+    margin = Margin(tolerance, facts=lambda: facts)
     engines = list(engines_for(network))
     distances: dict[str, float] = {}
     refused: dict[str, str] = {}
@@ -98,7 +96,7 @@ def convert(
         name = f"{choice.engine}:{choice.device}"
         progress(f"comparing on {name}", len(distances), len(engines))
         try:
-            distances[name], worst = _distance(network, folder / GOLDEN, choice)
+            distances[name], worst = _distance(network, folder / GOLDEN, choice, margin)
         except EngineError as problem:
             refused[name] = str(problem)
             continue
@@ -113,12 +111,13 @@ def convert(
         raise EngineError(f"{path}: no engine can run what it becomes: {why}")
     left = tuple(said["left"])
     able = [choice for choice in engines if f"{choice.engine}:{choice.device}" in distances]
+    needed, cases = _needed(folder, able, excused=bool(left))
     return Conversion(
         facts,
         tuple(said["assumed"]),
         left,
-        _needed(folder, able, excused=bool(left)),
-        said["golden"],
+        needed,
+        f"{counted(cases, 'case')} {said['golden']}",
         distances,
         refused,
         tolerance,
@@ -177,60 +176,80 @@ def _make(
 
 def _tolerance(facts: NetworkFacts) -> float:
     if facts.quantized:
-        return TOLERANCE_8
+        return EIGHT_BITS
     half = any(one.dtype == "float16" for one in (*facts.inputs, *facts.outputs))
     return TOLERANCE_16 if half else TOLERANCE
 
 
-def _distance(network: Path, golden: Path, choice: EngineChoice) -> tuple[float, str]:
+def _read(golden: Path) -> tuple[list[dict[str, Array]], list[dict[str, Array]]]:
+    """Return the inputs and the outputs of the golden cases of a folder in the making."""
+    with np.load(golden, allow_pickle=False) as file:
+        arrays: dict[str, Array] = dict(file)
+    return tuple(  # type: ignore[return-value]
+        [
+            {
+                name.removeprefix(part): np.asarray(array[case], order="C")
+                for name, array in arrays.items()
+                if name.startswith(part)
+            }
+            for case in range(len(next(iter(arrays.values()))))
+        ]
+        for part in ("input/", "output/")
+    )
+
+
+def _distance(
+    network: Path, golden: Path, choice: EngineChoice, margin: Margin
+) -> tuple[float, str]:
     """Return the worst distance of an output on an engine, and which output it is.
 
     Raises:
         EngineError: the engine cannot run the network.
 
     """
-    with np.load(golden, allow_pickle=False) as file:
-        arrays: dict[str, Array] = dict(file)
-    inputs = {
-        name.removeprefix("input/"): each for name, each in arrays.items() if name[:6] == "input/"
-    }
-    outputs = {
-        name.removeprefix("output/"): each for name, each in arrays.items() if name[:7] == "output/"
-    }
+    inputs, outputs = _read(golden)
     with contained(f"{choice.engine}:{choice.device}"):
         engine = open_engine(
-            choice, network, lambda _: {name: each.shape[1:] for name, each in inputs.items()}
+            choice, network, lambda _: {name: each.shape for name, each in inputs[0].items()}
         )
         try:
             return max(
-                (relative_distance(outputs[name][case], found), name)
-                for case in range(len(next(iter(inputs.values()))))
-                for name, found in engine.infer(
-                    {key: np.asarray(each[case], order="C") for key, each in inputs.items()}
-                ).items()
+                (distance_within(name, expected[name], found, margin), name)
+                for given, expected in zip(inputs, outputs, strict=True)
+                for name, found in engine.infer(given).items()
             )
         finally:
             engine.close()
 
 
-def _needed(folder: Path, engines: Sequence[EngineChoice], *, excused: bool) -> str | None:
-    """Check the folder as a device does; return what its manifest lacks.
+def _needed(
+    folder: Path, engines: Sequence[EngineChoice], *, excused: bool
+) -> tuple[str | None, int]:
+    """Keep the clearest golden cases and try the folder as a device does.
+
+    Returns:
+        What its manifest lacks, and how many cases were kept.
 
     Raises:
         ModelError: it does not find what the original finds, or is not fit to serve though
             nothing is left to be decided.
 
     """
-    for choice in engines:
-        try:
-            made = load(folder)
-            model, _ = load_model(made, [choice], made.manifest.input.kind, checked=True)
-        except ModelError as problem:
-            if not excused:
-                raise
-            return str(problem).removeprefix(f"{folder}/")
-        try:
-            check_golden(model)
-        finally:
-            model.close()
-    return None
+    inputs, outputs = _read(folder / GOLDEN)
+    made = load(folder)
+    kind, lacks = made.manifest.input.kind, None
+    kept = list(range(len(inputs)))[:CASES]
+    try:
+        model, _ = load_model(made, engines, kind, checked=True)
+        kept = clearest(model, inputs, outputs)
+        model.close()
+    except ModelError as problem:
+        if not excused:
+            raise
+        lacks = str(problem).removeprefix(f"{folder}/")
+    write_golden(folder, [inputs[n] for n in kept], [outputs[n] for n in kept])
+    refused = {} if lacks else try_folder(folder, kind, engines)
+    if refused:
+        why = "; ".join(f"{name}: {problem}" for name, problem in refused.items())
+        raise ModelError(f"{made.manifest.id}: {why}")
+    return lacks, len(kept)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-
 from ..core.errors import UsageError
-from ..core.types import Tensors
 from ..models.files.check_onnx import inspect
 from ..models.importing import write_manifest
 from ..models.manifest import GOLDEN, MANIFEST, ModelFolder, load
@@ -58,16 +55,6 @@ def copy_rest(source: ModelFolder, folder: Path) -> None:
         ),
         folder,
     )
-
-
-def write_golden(folder: Path, inputs: Sequence[Tensors], outputs: Sequence[Tensors]) -> None:
-    """Write golden inputs and what they give, one case each, into a model folder."""
-    arrays = {
-        f"{part}/{name}": np.stack([each[name] for each in tensors])
-        for part, tensors in (("input", inputs), ("output", outputs))
-        for name in tensors[0]
-    }
-    np.savez_compressed(folder / GOLDEN, **arrays)  # type: ignore[arg-type]
 
 
 def stand_in(network: Path, source: ModelFolder, place: Path) -> ModelFolder:

@@ -7,20 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from ..core.types import Kind
 from ..inference import drift
 from ..models.manifest import load
-from .folders import move_to, write_golden
-from .judging import outputs_of
+from .folders import move_to
 from .quantize import Report, Row
 
 CARD = "README.md"
 
 
-def publish(report: Report, kind: Kind, place: Path) -> None:
+def publish(report: Report, place: Path) -> None:
     """Complete the chosen folder and move it to its place, as a whole."""
     folder = report.chosen.folder
-    write_golden(folder, report.golden, outputs_of(folder, kind, report.golden))
     if report.usual is not None:
         drift.save(report.usual, folder)
     (folder / CARD).write_text(card(report), encoding="utf-8")

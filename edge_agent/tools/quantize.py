@@ -11,10 +11,12 @@ from ..core.frozen import record
 from ..core.text import counted
 from ..core.types import Findings, Kind, Sample, Tensors
 from ..inference.engines.engine import EngineChoice
+from ..inference.model import load_model
 from ..models.drift import Usual
 from ..models.files.check_onnx import inspect
 from ..models.manifest import ModelFolder, load
 from .comparison import Candidate, Comparison, Progress, Way, label
+from .golden_cases import CANDIDATES, clearest, try_folder, write_golden
 from .judging import EXACT, Jury, Metric, Verdict, network_inputs, usual_findings
 from .measure import Cost
 from .metrics import Truth
@@ -68,8 +70,6 @@ class Report:
     notes: list[str]
     worst: list[tuple[Sample, Findings, Findings, float]]
     """Sample, what the float network finds, what the other does, how far they agree."""
-    golden: list[Tensors]
-    """Inputs; none where it was only judged."""
     usual: Usual | None
     """Of the calibration samples and what the chosen network finds in them; None: it did not
     pass, or was only judged."""
@@ -138,17 +138,36 @@ def quantize(
             found.folder, kind, samples, lambda done: progress(words, done, most)
         )
     report = _report(comparison, chosen, target, target != own, max_drop)
-    step = max(1, len(inputs) // 4)
+    refused = {}
+    if found is not None:
+        progress("trying its golden outputs", 0, 0)
+        _write_golden(found.folder, kind, inputs)
+        refused = try_folder(found.folder, kind, [] if target != own else engines)
+        if refused and len(refused) == len(engines):
+            raise ModelError(f"{manifest.id}: no engine of this device would run it: {refused}")
     return replace(
         report,
         calibrated_on=len(calibration),
         held_out=held_out,
         passed=found is not None,
         candidates=search.candidates,
-        notes=[*search.failed, *report.notes],
-        golden=list(inputs[::step][:4]),
+        notes=[
+            *search.failed,
+            *report.notes,
+            *(f"a trial would refuse it on {name}: {why}" for name, why in refused.items()),
+        ],
         usual=usual,
     )
+
+
+def _write_golden(folder: Path, kind: Kind, inputs: Sequence[Tensors]) -> None:
+    """Write the clearest golden cases of some inputs, computed exactly."""
+    candidates = inputs[:: max(1, len(inputs) // CANDIDATES)][:CANDIDATES]
+    model, _ = load_model(load(folder), [EXACT], kind, checked=True)
+    outputs = [model.raw(each) for each in candidates]
+    kept = clearest(model, candidates, outputs)
+    model.close()
+    write_golden(folder, [candidates[n] for n in kept], [outputs[n] for n in kept])
 
 
 def judge(
@@ -276,7 +295,6 @@ def _report(
             )
             for place in order[:WORST]
         ],
-        [],
         None,
     )
 

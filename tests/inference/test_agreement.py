@@ -22,6 +22,7 @@ from edge_agent.inference.agreement import (
     relative_distance,
     strict_distance,
 )
+from edge_agent.models.files.facts import NetworkFacts
 
 STRICT, USUAL = Margin(0), Margin(0.05)
 
@@ -196,7 +197,19 @@ def test_above_its_scale_a_number_must_be_as_large() -> None:
 
 def test_an_outputs_range_is_its_scale() -> None:
     """Of chances, five points are as good as none; a single pixel that is found is not."""
-    chances = Margin(0.05, scale=lambda _name: 1.0)
+    facts = NetworkFacts(
+        kind="onnx",
+        files=(),
+        inputs=(),
+        outputs=(),
+        makers={"map": "Sigmoid"},
+        metadata={},
+        nodes=1,
+        operators=frozenset(),
+        weight_bytes=0,
+        quantized=False,
+    )
+    chances = Margin(0.05, facts=lambda: facts)
     empty = np.zeros((1, 64, 64), np.float32)
     step = empty + np.float32(1 / 256)
     assert compare_tensors({"map": empty}, {"map": step}, chances).passed

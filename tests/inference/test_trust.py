@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_agent.inference.agreement import Margin, compare_findings, compare_on_noise
+from edge_agent.inference.agreement import (
+    Margin,
+    compare_findings,
+    compare_on_noise,
+    relative_distance,
+)
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import plain_choice
 from edge_agent.inference.model import Model, load_model
@@ -199,3 +204,27 @@ def test_boxes_in_another_order_are_alike(tmp_path: Path) -> None:
     inputs = probe_inputs(models["one"].engine.inputs, seed=1)
     assert compare_on_noise(models["one"], models["other"], inputs).passed
     assert not compare_on_noise(models["one"], models["wrong"], inputs).passed
+
+
+@pytest.mark.parametrize("task", ["raw", "regression"])
+def test_surely_nothing_keeps_a_healthy_engine(task: str, tmp_path: Path) -> None:
+    """A sigmoid of -17: a session without optimization rounds it to a multiple of 6e-8."""
+    save_onnx(
+        tmp_path / "model.onnx",
+        [
+            node("ReduceMean", ["picture"], ["mean"], axes=[1, 2, 3], keepdims=0),
+            node("Sub", ["mean", "far"], ["logit"]),
+            node("Sigmoid", ["logit"], ["chance"]),
+        ],
+        [("picture", "float32", (1, 3, 8, 8))],
+        [("chance", "float32", (1,))],
+        {"far": np.array(17.3, np.float32)},
+    )
+    folder = load(write_manifest(tmp_path, "1", task, output={"decoder": "raw"}))
+    plain = open_plain(folder, "picture")
+    assert plain is not None
+    model = load_model(folder, [EngineChoice("openvino")], "picture")[0]
+    inputs = [{"picture": np.full((1, 3, 8, 8), step / 10, np.float32)} for step in range(5)]
+    distance = relative_distance(*(one.raw(inputs[0])["chance"] for one in (plain, model)))
+    assert distance > model.manifest.trial.tolerance
+    assert why_wrong(plain, model, inputs) is None

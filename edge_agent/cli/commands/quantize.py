@@ -138,7 +138,7 @@ def _make(options: Options, picture: Path | None, progress: Progress) -> int:
                 "with the most sensitive operators left float: nothing is written; calibrate with "
                 "more samples, or allow more"
             )
-        publish(report, folder.manifest.input.kind, out)
+        publish(report, out)
     say(f"{out}: written; edge-agent push {out} --device ID sends it")
     return 0
 

@@ -1,0 +1,197 @@
+"""The golden cases of a model folder: inputs, what the model gives for them, and which are kept.
+
+A case on which the model's own answer is decided by its last digits proves nothing: a box at the
+threshold, two classes that are as likely. The trial of a device does not count these; they are not
+written where others are to be had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import AgentError, ModelError
+from ..core.types import Anomaly, Array, Classes, Detections, Findings, Kind, Tensors, TensorSpec
+from ..inference.agreement import EIGHT_BITS
+from ..inference.engines.engine import EngineChoice
+from ..inference.golden import compare_golden
+from ..inference.model import Model, load_model
+from ..inference.probe import probe_input
+from ..models.files.check_onnx import inspect
+from ..models.files.facts import NetworkFacts
+from ..models.files.infer_layout import picture_input
+from ..models.manifest import GOLDEN, MANIFEST, TrialSpec, load
+
+CASES = 4
+CANDIDATES = 8
+"""Of which the clearest are kept."""
+CLEAR = 0.02
+"""Least distance of a score from what decides over it: some steps of eight bits."""
+MAX_BYTES = 64 * 2**20
+"""Of all cases, unpacked."""
+_UNKNOWN = ((127.5,), (64.0,))
+"""Mean and scale where they are not known: about -2 to 2, where most networks' inputs lie."""
+
+
+def golden_inputs(
+    facts: NetworkFacts, sizes: Sequence[Sequence[int]], given: Mapping[str, Any]
+) -> tuple[list[dict[str, Array]], str]:
+    """Make golden inputs.
+
+    A picture is made of flat squares, larger ones from case to case: it packs well, and
+    convolutions find edges in it. All else is noise.
+
+    Args:
+        facts: of the network.
+        sizes: of each of its inputs.
+        given: [input] of its manifest, as far as it is known.
+
+    Returns:
+        The inputs of each case, and what they are in words.
+
+    """
+    random = np.random.default_rng(0)
+    try:
+        picture, _ = picture_input(facts, "")
+    except ModelError:
+        picture = None
+    known = "scale" in given or "mean" in given
+    total = sum(
+        int(np.prod(size)) * np.dtype(spec.dtype).itemsize
+        for spec, size in zip(facts.inputs, sizes, strict=True)
+    )
+    count = max(1, min(CANDIDATES, MAX_BYTES // max(total, 1)))
+    cases = [
+        {
+            spec.name: _picture(spec, size, given if known else None, 4 << number % CASES, random)
+            if picture is not None and spec.name == picture.name
+            else probe_input(TensorSpec(spec.name, tuple(size), spec.dtype), random)
+            for spec, size in zip(facts.inputs, sizes, strict=True)
+        }
+        for number in range(count)
+    ]
+    if picture is None:
+        return cases, "seeded noise"
+    if known or "int" in picture.dtype:
+        return cases, "seeded pictures, 0 to 255 before mean and scale"
+    return cases, "seeded pictures, -2 to 2, as mean and scale are not known"
+
+
+def _picture(
+    spec: TensorSpec,
+    size: Sequence[int],
+    given: Mapping[str, Any] | None,
+    side: int,
+    random: np.random.Generator,
+) -> Array:
+    """Return one picture, ready for the network, of squares of *side* pixels."""
+    channels_last = size[1] not in {1, 3}
+    height, width, channels = size[1:] if channels_last else (size[2], size[3], size[1])
+    few = random.integers(0, 256, (-(-height // side), -(-width // side), channels))
+    pixels = few.repeat(side, 0).repeat(side, 1)[:height, :width].astype(np.float64)
+    if "int" in spec.dtype and given is None:
+        ready = pixels - (128 if spec.dtype == "int8" else 0)
+    else:
+        mean, scale = _UNKNOWN if given is None else (given.get("mean", 0), given.get("scale", 1))
+        ready = (pixels - np.array(mean)) / np.array(scale)
+    if "int" in spec.dtype:
+        bounds = np.iinfo(spec.dtype)
+        ready = np.clip(np.round(ready), bounds.min, bounds.max)
+    ready = ready if channels_last else ready.transpose(2, 0, 1)
+    return np.ascontiguousarray(ready[None], spec.dtype)
+
+
+def write_golden(folder: Path, inputs: Sequence[Tensors], outputs: Sequence[Tensors]) -> None:
+    """Write golden inputs and what they give, one case each, into a model folder."""
+    arrays = {
+        f"{part}/{name}": np.stack([each[name] for each in tensors])
+        for part, tensors in (("input", inputs), ("output", outputs))
+        for name in tensors[0]
+    }
+    np.savez_compressed(folder / GOLDEN, **arrays)  # type: ignore[arg-type]
+
+
+def clearest(model: Model, inputs: Sequence[Tensors], outputs: Sequence[Tensors]) -> list[int]:
+    """Return the numbers of the cases to keep: the first `CASES` that are clear, else the clearest.
+
+    Args:
+        model: decodes the outputs.
+        inputs: of the network, one for each case.
+        outputs: that they give.
+
+    """
+    threshold = model.threshold
+    model.threshold = max(threshold - 2 * CLEAR, 0.0)
+    try:
+        ranked = [
+            _clearance(model.decode(given, taken), threshold)
+            for taken, given in zip(inputs, outputs, strict=True)
+        ]
+    finally:
+        model.threshold = threshold
+    clear = [number for number, far in enumerate(ranked) if far >= CLEAR][:CASES]
+    return clear or [max(range(len(ranked)), key=ranked.__getitem__)]
+
+
+def _clearance(found: Findings, threshold: float) -> float:
+    """Return how far the nearest score is from what decides over it, on the scale of scores."""
+    match found:
+        case Detections():
+            return float(np.abs(found.scores - threshold).min(initial=1.0))
+        case Classes():
+            scores = (*found.scores[:2], 0.0)
+            near = [scores[0] - scores[1], abs(scores[0] - threshold)]
+            return min(near) if found.labels else 1.0
+        case Anomaly():
+            return abs(found.score / threshold - 1) if threshold and np.isfinite(threshold) else 1.0
+        case _:
+            return 1.0
+
+
+def try_folder(folder: Path, kind: Kind, engines: Sequence[EngineChoice]) -> dict[str, str]:
+    """Compare a folder's golden outputs on engines as the trial of a device does.
+
+    Where outputs of eight bits are compared as numbers, the tolerance that they need is written
+    into the manifest, up to `EIGHT_BITS`.
+
+    Returns:
+        By engine that refuses it or cannot run it: why.
+
+    """
+    refused = {}
+    for choice in engines:
+        name = f"{choice.engine}:{choice.device}"
+        try:
+            why = _refusal(folder, kind, choice)
+        except AgentError as problem:
+            why = str(problem)
+        if why is not None:
+            refused[name] = why
+    return refused
+
+
+def _refusal(folder: Path, kind: Kind, choice: EngineChoice) -> str | None:
+    made = load(folder)
+    model, _ = load_model(made, [choice], kind, checked=True)
+    try:
+        agreement = compare_golden(model)
+        if agreement is None or agreement.passed:
+            return None
+        quantized = inspect(made.network).quantized
+        if made.manifest.task not in {"raw", "regression"} or not quantized:
+            return f"golden: {agreement.why}"
+        text = (folder / MANIFEST).read_text(encoding="utf-8")
+        for tolerance in np.arange(0.1, EIGHT_BITS + 0.01, 0.05).round(2).tolist():
+            model.manifest = replace(made.manifest, trial=TrialSpec(tolerance=tolerance))
+            wider = compare_golden(model)
+            if wider is not None and wider.passed and "[trial]" not in text:
+                more = f"\n[trial]\ntolerance = {tolerance:g}\n"
+                (folder / MANIFEST).write_text(text + more, encoding="utf-8")
+                return None
+        return f"golden: {agreement.why}"
+    finally:
+        model.close()
