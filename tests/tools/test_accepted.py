@@ -25,7 +25,8 @@ from tests.helpers.small_models import detector, write_manifest
 from tests.helpers.support import ASSETS, call_cli, needs_assets
 
 QUICK = ["imu_gesture_cnn", "anomaly_toycar_ae"]
-FLOAT = [name for name in MODELS if name != "kws_dscnn"]  # that one has integers inside already
+FLOAT = [name for name in MODELS if name not in {"kws_dscnn", "seg_deeplab_mnv2_dm05"}]
+"""Of the others, one has integers inside already, and one takes five minutes."""
 
 
 def check_accepted(folder: Path) -> None:
@@ -60,7 +61,7 @@ def test_what_quantize_writes_is_accepted(name: str, tmp_path: Path) -> None:
     report = quantize(
         folder,
         kind,
-        samples[:16],
+        samples[:12],
         None,
         engines=engines_for(folder.network),
         target=target,
@@ -102,11 +103,7 @@ def test_a_device_adds_what_quantize_wrote(tmp_path: Path) -> None:
     assert said.code == 0, said.err
     for engine in readers(".onnx"):
         config = tmp_path / f"{engine}.toml"
-        config.write_text(
-            f'models_dir = "{tmp_path / engine}"\n[mqtt]\nhost = "127.0.0.1"\n'
-            f'[engine]\nengine = "{engine}"\n[[pipeline]]\nname = "door"\nmodel = "vww-person"\n'
-            f'[pipeline.source]\nkind = "folder"\npath = "{pictures}"\n'
-        )
+        config.write_text(f'state_dir = "{tmp_path / engine}"\nengine = "{engine}"\n')
         added = call_cli("add", str(out), "--config", str(config))
         assert added.code == 0, added.err
 
