@@ -227,4 +227,4 @@ def test_surely_nothing_keeps_a_healthy_engine(task: str, tmp_path: Path) -> Non
     inputs = [{"picture": np.full((1, 3, 8, 8), step / 10, np.float32)} for step in range(5)]
     distance = relative_distance(*(one.raw(inputs[0])["chance"] for one in (plain, model)))
     assert distance > model.manifest.trial.tolerance
-    assert why_wrong(plain, model, inputs) is None
+    assert why_unlike_session(plain, model, inputs) is None
