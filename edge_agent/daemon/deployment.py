@@ -10,7 +10,7 @@ from ..core.state_file import StateFile
 from ..core.threads import Stop, Stops
 from ..delivery.local_requests import LocalRequests
 from ..delivery.rollout.deployer import Deployer
-from ..inference.prepared.build import collect
+from ..inference.prepared.compile import collect
 from ..models.store.housekeeping import clean_leftovers
 from ..models.store.store import Store
 from ..runtime.pipelines.runner import Runner

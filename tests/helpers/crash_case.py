@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from edge_agent.core.files import FAULT_VARIABLE, STORE_POINTS
-from edge_agent.inference.prepared.build import collect
+from edge_agent.inference.prepared.compile import collect
 from edge_agent.models.packages.build import Package, open_package
 from edge_agent.models.store.housekeeping import clean_leftovers
 from edge_agent.models.store.incoming import Incoming

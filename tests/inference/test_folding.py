@@ -33,7 +33,7 @@ from edge_agent.inference.folding.find import cut_for, find
 from edge_agent.inference.folding.fold import Fold
 from edge_agent.inference.model import Model, assemble, load_model
 from edge_agent.inference.prepared.artifact import WEIGHTS, Artifact, read
-from edge_agent.inference.prepared.build.cache import prepare
+from edge_agent.inference.prepared.compile.cache import prepare
 from edge_agent.inference.prepared.fallback import FallbackEngine, load_prepared
 from edge_agent.inference.preprocess.inputs import fixed_shapes
 from edge_agent.inference.preprocess.preprocessor import build_preprocessor

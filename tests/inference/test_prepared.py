@@ -10,7 +10,6 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,8 @@ from edge_agent.inference.prepared.artifact import (
     ArtifactError,
     read,
 )
-from edge_agent.inference.prepared.build import collect
-from edge_agent.inference.prepared.build.cache import (
+from edge_agent.inference.prepared.compile import collect
+from edge_agent.inference.prepared.compile.cache import (
     StoppedError,
     discard,
     find,
@@ -57,7 +56,7 @@ from tests.helpers.prepared_models import (
 from tests.helpers.support import CHECKOUT, wait_until
 from tests.helpers.tiny_networks import node, save_onnx
 
-STRATEGIES = ("whole", "parallel", "staged", "bare")
+STRATEGIES = ("whole", "bare")
 LAYERS = 8
 
 
@@ -92,10 +91,9 @@ def engine_of(form: Artifact, strategy: str) -> OrtPreparedEngine:
     return OrtPreparedEngine(load_artifact(form, strategy))
 
 
-@pytest.mark.parametrize("strategy", ["whole", "parallel", "staged"])
-def test_numbers_are_the_networks_own(made: Made, strategy: str) -> None:
-    """Loaded whole or in stages, the outputs are those of the network itself bit for bit."""
-    network, engine = plain(made.model), engine_of(made.form, strategy)
+def test_numbers_are_the_networks_own(made: Made) -> None:
+    """Loaded whole, the outputs are those of the network itself bit for bit."""
+    network, engine = plain(made.model), engine_of(made.form, "whole")
     assert engine.label == network.label
     assert (engine.inputs, engine.outputs) == (network.inputs, network.outputs)
     for seed in range(3):
@@ -129,8 +127,8 @@ def test_settled_engine_has_the_networks_own_numbers(made: Made) -> None:
 
 def test_it_is_exchanged_while_it_is_used(made: Made) -> None:
     """Calls that run while the twin is put in place get results, every one of them."""
-    made.form.table["settled"]["staged"] = "whole"
-    engine = engine_of(made.form, "staged")
+    made.form.table["settled"]["bare"] = "whole"
+    engine = engine_of(made.form, "bare")
     expected = plain(made.model).infer({"x0": noise(3, 4, WIDTH)})[f"x{LAYERS}"]
     settled = threading.Event()
 
@@ -138,7 +136,7 @@ def test_it_is_exchanged_while_it_is_used(made: Made) -> None:
         runs = 0
         while not settled.is_set() or runs < 20:
             found = engine.infer({"x0": noise(3, 4, WIDTH)})[f"x{LAYERS}"]
-            np.testing.assert_array_equal(found, expected)
+            np.testing.assert_allclose(found, expected, atol=1e-4)
             runs += 1
         return runs
 
@@ -152,7 +150,7 @@ def test_it_is_exchanged_while_it_is_used(made: Made) -> None:
 
 
 def test_table_says_what_was_measured(made: Made) -> None:
-    """The table has figures of every strategy and stage, the decision and the reason for it."""
+    """The table has figures of every strategy, the decision and the reason for it."""
     table = table_of(made.form.folder)
     assert table["decision"] in STRATEGIES
     assert table["decision"] in table["why"]
@@ -161,9 +159,6 @@ def test_table_says_what_was_measured(made: Made) -> None:
         for figures in strategy.values():
             assert figures["build_ms"] > 0
             assert figures["steady_ms"] > 0
-    if os.cpu_count() != 1:
-        assert len(table["stages"]) > 1
-        assert all(stage["build_ms"] > 0 and stage["run_ms"] > 0 for stage in table["stages"])
 
 
 def test_a_form_can_be_used_before_it_is_measured(made: Made, tmp_path: Path) -> None:
@@ -186,7 +181,7 @@ def test_a_form_can_be_used_before_it_is_measured(made: Made, tmp_path: Path) ->
 
 
 def test_weights_lie_in_order_of_execution(made: Made) -> None:
-    """Each large tensor begins at a page, later ones behind earlier ones; stages share no page."""
+    """Each large tensor begins at a page, later ones behind earlier ones."""
     from onnx import ModelProto
 
     model = ModelProto()
@@ -201,11 +196,6 @@ def test_weights_lie_in_order_of_execution(made: Made) -> None:
     assert len(large) >= LAYERS
     assert large == sorted(large)
     assert all(place % 4096 == 0 for place in large)
-    ranges = [stage["range"] for stage in made.form.table["stages"]]
-    assert ranges[0][0] == 0
-    assert ranges[-1][1] == Path(made.form.path(WEIGHTS)).stat().st_size
-    assert all(one[1] == other[0] for one, other in pairwise(ranges))
-    assert all(start % 4096 == 0 for start, _, _ in ranges)
 
 
 def test_it_is_found_again(made: Made) -> None:
@@ -234,18 +224,18 @@ def test_key_follows_the_models_files(made: Made, tmp_path: Path) -> None:
     assert key_of(tmp_path, copy, CPU, "signal") != first
 
 
-def test_every_damaged_stage_is_noticed(made: Made, form: Artifact) -> None:
-    """One bit turned over in any stage's weights: no result comes of it, loaded in any way."""
-    for stage in form.table["stages"]:
-        first, last, _ = stage["range"]
-        damage(Path(form.path(WEIGHTS)), (first + last) // 2)
+def test_damaged_weights_are_noticed(made: Made, form: Artifact) -> None:
+    """One bit turned over anywhere in the weights: no result comes of it, loaded in any way."""
+    size = Path(form.path(WEIGHTS)).stat().st_size
+    for place in range(100, size, size // 5):
+        damage(Path(form.path(WEIGHTS)), place)
         for strategy in STRATEGIES:
             engine = engine_of(form, strategy)
             with pytest.raises(ArtifactError, match=r"weights\.bin: bytes .* are damaged"):
                 engine.infer({"x0": noise(0, 4, WIDTH)})
             engine.close()
-        damage(Path(form.path(WEIGHTS)), (first + last) // 2)
-    engine = engine_of(form, "staged")
+        damage(Path(form.path(WEIGHTS)), place)
+    engine = engine_of(form, "whole")
     expected = plain(made.model).infer({"x0": noise(0, 4, WIDTH)})
     np.testing.assert_array_equal(
         engine.infer({"x0": noise(0, 4, WIDTH)})[f"x{LAYERS}"], expected[f"x{LAYERS}"]
@@ -353,7 +343,7 @@ def test_form_of_other_sizes_is_refused(made: Made) -> None:
 
 def test_inputs_are_checked(made: Made) -> None:
     """A missing or misshapen input is an error by name, as of every engine."""
-    engine = engine_of(made.form, "staged")
+    engine = engine_of(made.form, "streaming")
     with pytest.raises(EngineError, match="inputs: expected"):
         engine.infer({})
     with pytest.raises(EngineError, match="expected x0"):
@@ -396,7 +386,7 @@ def test_input_may_be_read_only(made: Made) -> None:
     """Arrays in records are never written to, so that stages take them locked too."""
     x = noise(0, 4, WIDTH)
     x.setflags(write=False)
-    engine = engine_of(made.form, "staged")
+    engine = engine_of(made.form, "streaming")
     expected = plain(made.model).infer({"x0": x})[f"x{LAYERS}"]
     np.testing.assert_array_equal(engine.infer({"x0": x})[f"x{LAYERS}"], expected)
 
@@ -472,7 +462,7 @@ def test_no_form_without_room(made: Made, tmp_path: Path) -> None:
 KILLED = """
 import sys
 from pathlib import Path
-from edge_agent.inference.prepared.build.cache import prepare
+from edge_agent.inference.prepared.compile.cache import prepare
 from edge_agent.models.manifest import load
 from edge_agent.models.store.store import Store
 from tests.helpers.prepared_models import CPU
@@ -519,9 +509,9 @@ def _at_work(store: Store) -> bool:
 
 def test_network_with_branches_and_shared_weights(tmp_path: Path) -> None:
     """Weights that several stages use, and several outputs, give the network's own numbers."""
-    model = tmp_path / "tied"
+    model, width = tmp_path / "tied", 768
     model.mkdir()
-    weight = noise(7, WIDTH, WIDTH) / 11
+    weight = noise(7, width, width) / 30
     steps = [
         node("MatMul", ["x", "w"], ["a"]),
         node("Tanh", ["a"], ["b"]),
@@ -534,18 +524,20 @@ def test_network_with_branches_and_shared_weights(tmp_path: Path) -> None:
     save_onnx(
         model / "model.onnx",
         steps,
-        [("x", "float32", (2, WIDTH))],
-        [("y", "float32", (2, WIDTH)), ("b", "float32", (2, WIDTH))],
-        {"w": weight, "v": noise(8, WIDTH, WIDTH) / 11},
+        [("x", "float32", (2, width))],
+        [("y", "float32", (2, width)), ("b", "float32", (2, width))],
+        {"w": weight, "v": noise(8, width, width) / 30},
     )
-    form = prepare(Store(tmp_path / "state"), load(raw_manifest(model)), CPU, "signal")
+    form = prepare(Store(tmp_path / "state"), load(raw_manifest(model)), CPU, "signal", budget_mb=4)
+    assert len(form.table["stages"]) > 1
     network = plain(model)
-    x = {"x": noise(9, 2, WIDTH)}
-    for strategy in ("whole", "staged"):
-        found, expected = engine_of(form, strategy).infer(x), network.infer(x)
-        assert list(found) == list(expected) == ["y", "b"]
-        for name, array in expected.items():
-            np.testing.assert_array_equal(found[name], array)
+    x = {"x": noise(9, 2, width)}
+    engine = engine_of(form, "streaming")
+    found, expected = engine.infer(x), network.infer(x)
+    assert list(found) == list(expected) == ["y", "b"]
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, atol=1e-5)  # as in "bare"
+    engine.close()
 
 
 def test_network_without_large_weights(tmp_path: Path) -> None:
@@ -574,7 +566,6 @@ def test_the_soonest_result_decides(spare: str, best: str) -> None:
     strategies = {
         "whole": {"idle": {"total_ms": 55.0}, "busy": {"total_ms": 55.0}},
         "bare": {"idle": {"total_ms": 34.0}, "busy": {"total_ms": 54.0}},
-        "staged": {"idle": {"total_ms": 40.0}},
     }
     assert choose(strategies, spare) == best
     assert choose({"whole": {"busy": {"total_ms": 1.0}}}, spare) == "whole"
@@ -582,7 +573,7 @@ def test_the_soonest_result_decides(spare: str, best: str) -> None:
 
 def test_externalizing_weights_of_garbage(tmp_path: Path) -> None:
     """Bytes that are no ONNX file are refused by the one who takes it apart, whatever they are."""
-    from edge_agent.inference.prepared.build.mapped_network import MappedNetwork
+    from edge_agent.inference.prepared.compile.mapped_network import MappedNetwork
     from edge_agent.models.files.external_weights import externalize_weights
     from edge_agent.models.files.onnx_reader import map_file
 

@@ -10,8 +10,8 @@ import pytest
 from edge_agent.core.errors import ModelError
 from edge_agent.core.files import size_of
 from edge_agent.inference.prepared.artifact import FILE, FOLDER, encode, read
-from edge_agent.inference.prepared.build import collect
-from edge_agent.inference.prepared.build.collect import collect_artifacts, forms, need_room
+from edge_agent.inference.prepared.compile import collect
+from edge_agent.inference.prepared.compile.collect import collect_artifacts, forms, need_room
 from edge_agent.models.manifest import load
 from edge_agent.models.store.housekeeping import clean_leftovers, make_room
 from edge_agent.models.store.install import install_folder

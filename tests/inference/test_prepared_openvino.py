@@ -13,7 +13,7 @@ import pytest
 from edge_agent.core.errors import EngineError
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.prepared.artifact import BLOB, Artifact, ArtifactError, read
-from edge_agent.inference.prepared.build.cache import find, prepare
+from edge_agent.inference.prepared.compile.cache import find, prepare
 from edge_agent.inference.prepared.engine import open_artifact
 from edge_agent.inference.prepared.load import load_folder
 from edge_agent.models.manifest import load

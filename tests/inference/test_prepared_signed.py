@@ -10,8 +10,8 @@ import onnxruntime as ort
 import pytest
 
 from edge_agent.device.resources import adds_bytes_exactly
-from edge_agent.inference.prepared.build.mapped_network import MappedNetwork
-from edge_agent.inference.prepared.build.signed import FILE, rewrite
+from edge_agent.inference.prepared.compile.mapped_network import MappedNetwork
+from edge_agent.inference.prepared.compile.signed import FILE, rewrite
 from tests.helpers.tiny_networks import node, save_onnx
 
 WIDTH = 48

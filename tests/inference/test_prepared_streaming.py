@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from edge_agent.core.errors import EngineError
 from edge_agent.inference.engines.registry import open_engine
 from edge_agent.inference.model import assemble
 from edge_agent.inference.prepared.artifact import WEIGHTS, Artifact, ArtifactError
-from edge_agent.inference.prepared.build.cache import prepare
-from edge_agent.inference.prepared.build.verify import Reference
+from edge_agent.inference.prepared.compile.cache import prepare
+from edge_agent.inference.prepared.compile.verify import Reference
 from edge_agent.inference.prepared.engine import OrtPreparedEngine
 from edge_agent.inference.prepared.load import load_artifact
 from edge_agent.models.manifest import load
@@ -45,6 +46,16 @@ def form(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     model = chain(folder / "large", LAYERS, width=WIDTH)
     store = Store(folder / "state")
     return prepare(store, load(model), CPU, "signal", budget_mb=BUDGET_MB)
+
+
+def test_stages_share_no_page(form: Artifact) -> None:
+    """The weights of the stages lie behind each other, each stage's from a page on."""
+    ranges = [stage["range"] for stage in form.table["stages"]]
+    assert len(ranges) > 2
+    assert ranges[0][0] == 0
+    assert ranges[-1][1] == Path(form.path(WEIGHTS)).stat().st_size
+    assert all(one[1] == other[0] for one, other in pairwise(ranges))
+    assert all(start % 4096 == 0 for start, _, _ in ranges)
 
 
 def test_it_is_compared_with_a_session_without_optimisation(tmp_path: Path) -> None:

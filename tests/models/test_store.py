@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from edge_agent.core.errors import ModelError, UsageError
 from edge_agent.core.files import STORE_POINTS, drop_lock, take_lock
 from edge_agent.core.names import version_key
-from edge_agent.inference.prepared.build import collect
+from edge_agent.inference.prepared.compile import collect
 from edge_agent.models.manifest import load
 from edge_agent.models.packages.archive import open_archive
 from edge_agent.models.packages.build import Package, make, open_package, pack

@@ -14,7 +14,7 @@ import pytest
 
 from edge_agent.core.types import Sample
 from edge_agent.inference.engines.engine import EngineChoice
-from edge_agent.inference.prepared.build.cache import prepare
+from edge_agent.inference.prepared.compile.cache import prepare
 from edge_agent.inference.prepared.digests import corrupted_file, corrupted_files, digests
 from edge_agent.inference.prepared.fallback import FallbackEngine, load_prepared
 from edge_agent.models.manifest import load

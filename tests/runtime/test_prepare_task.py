@@ -14,7 +14,7 @@ import pytest
 from edge_agent.config.settings import Arm
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model
-from edge_agent.inference.prepared.build.cache import prepare
+from edge_agent.inference.prepared.compile.cache import prepare
 from edge_agent.inference.prepared.fallback import load_prepared
 from edge_agent.models.manifest import load
 from edge_agent.models.store.store import Store

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from ...core.errors import ModelError
 from ...core.names import version_key
-from ...inference.prepared.build import collect
+from ...inference.prepared.compile import collect
 from ...models.manifest import chosen, variant_kept, variant_words
 from ...models.packages.keys import TrustedKeys
 from ...models.packages.package import PackageHeader, check_expiry, check_targets, verify_header

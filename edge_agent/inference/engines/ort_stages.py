@@ -7,7 +7,6 @@ result: ONNX Runtime is imported when the first session is opened.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -59,10 +58,7 @@ def open_session(
 class Stage:
     """A part of a network and, once it is built, its session."""
 
-    __slots__ = (
-        *("_done", "_session", "build_ms", "inputs", "name", "outputs"),
-        *("problem", "run_ms", "spent"),
-    )
+    __slots__ = (*("_done", "_session", "inputs", "name", "outputs", "problem", "spent"),)
 
     def __init__(self, name: str, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         """Describe a stage that is not built yet.
@@ -79,20 +75,16 @@ class Stage:
         self.spent: Sequence[str] = ()
         """Tensors to release after this stage; see `release_early`."""
         self.problem: BaseException | None = None
-        self.build_ms = self.run_ms = 0.0
-        """Of its session, and of the last run of it."""
         self._session: Any = None
         self._done = threading.Event()
 
     def build(self, open_it: Callable[[], Any]) -> None:
         """Open the session and wake those that wait for it; `ready` raises what goes wrong."""
-        start = time.perf_counter()
         try:
             session = open_it()
         except BaseException as problem:  # noqa: BLE001 - raised in `ready`
             self.fail(problem)
             return
-        self.build_ms = (time.perf_counter() - start) * 1e3
         # Failed meanwhile, that is closed: it will not be asked for.
         if self.problem is None:
             self._session = session
@@ -102,11 +94,6 @@ class Stage:
         """Release the session, or record that there will be none."""
         self._session, self.problem = None, problem
         self._done.set()
-
-    @property
-    def session(self) -> Any:
-        """The session; None where it is not built (yet)."""
-        return self._session
 
     def ready(self) -> Any:
         """Wait for the session.
@@ -125,10 +112,8 @@ class Stage:
 
     def run(self, session: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         """Run the stage on values of ONNX Runtime's own; return those that it makes, by name."""
-        start = time.perf_counter()
         feeds = {name: values[name] for name in self.inputs}
         made = session.run_with_ort_values(self.outputs, feeds)
-        self.run_ms = (time.perf_counter() - start) * 1e3
         return dict(zip(self.outputs, made, strict=True))
 
 

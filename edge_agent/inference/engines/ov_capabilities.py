@@ -30,5 +30,5 @@ CAPABILITIES = Capabilities(
     plain={"LP_TRANSFORMS_MODE": "NO"},
     prepared="blob",
     prepared_module="edge_agent.inference.prepared.ov_engine",
-    maker_module="edge_agent.inference.prepared.build.ov_blob",
+    maker_module="edge_agent.inference.prepared.compile.ov_blob",
 )

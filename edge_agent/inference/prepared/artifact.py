@@ -5,7 +5,7 @@ On the way to the first result: imports next to nothing, and reads no more than 
     state_dir/prepared/<key>/
       form.json       its table: everything that is known of it, with a checksum
       graph.onnx      the whole network, as the engine has optimized it, without weights
-      stage-<n>.onnx  the same graph cut up
+      stage-<n>.onnx  the same graph cut up, where it does not fit in memory
       weights.bin     all weights, in order of execution
 """
 
@@ -24,7 +24,7 @@ from ...device.resources import instructions
 if TYPE_CHECKING:
     from ..folding.fold import Fold
 
-FORMAT = 6
+FORMAT = 7
 """Of artifacts: raised with every change of what is written or how it is read."""
 FOLDER = "prepared"
 FILE = "form.json"
@@ -73,7 +73,8 @@ class Artifact:
     @property
     def measured(self) -> bool:
         """Whether it is known how it is loaded soonest; until then in one piece."""
-        return "ways" not in self.table
+        measured: bool = self.table["measured"]
+        return measured
 
     @property
     def weights(self) -> str:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
 from ..engines.engine import Engine, EngineChoice, FixShapes, check_inputs, fix_inputs
-from ..engines.ort_stages import run_stages
 from ..engines.registry import capabilities
 from .artifact import GRAPH, Artifact, ArtifactError
 from .load import Load, load_artifact
@@ -28,7 +27,7 @@ Run = Callable[[Tensors], list[Array]]
 """Returns the outputs in the network's order."""
 
 # By strategy; every other is "resident".
-_MODES = {"staged": "staged", "bare": "bare", "streaming": "streaming"}
+_MODES = {"bare": "bare", "streaming": "streaming"}
 AGREE = 1e-3
 """Relative distance allowed between a bare session and its twin: they add in another order."""
 
@@ -76,7 +75,7 @@ class OrtPreparedEngine:
             self._streamer = StreamingRunner(load)
             self._run: Run = self._streamer.run
         else:
-            self._run = self._runner(load)
+            self._run = self._run_whole(load.stages[0].ready())
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
         """Run the network; the arrays returned are new ones, made for this call.
@@ -96,13 +95,7 @@ class OrtPreparedEngine:
         if load is None:
             raise EngineError(f"{self.label}: the network has been closed")
         try:
-            try:
-                results = run(tensors)
-            except ArtifactError:
-                if self._run is run:
-                    raise
-                # Exchanged before it had come to the last stage.
-                results = self._run(tensors)
+            results = run(tensors)
         except EngineError:
             raise
         except Exception as problem:  # its exceptions have no common class but this one
@@ -162,23 +155,6 @@ class OrtPreparedEngine:
                 raise EngineError(
                     f"{self.label}: output {name} of the prepared twin is {distance:.2g} away"
                 )
-
-    def _runner(self, load: Load) -> Run:
-        """Return what runs one session, or several one after the other."""
-        stages = list(load.stages)
-        if len(stages) == 1:
-            return self._run_whole(stages[0].ready())
-
-        def run_staged(tensors: Tensors) -> list[Array]:
-            # Taken now: an exchange meanwhile does not pull them from under this run.
-            sessions = [stage.session for stage in stages]
-            built = (
-                (stage, session or stage.ready())
-                for stage, session in zip(stages, sessions, strict=True)
-            )
-            return run_stages(built, tensors, self._names)
-
-        return run_staged
 
     def _run_whole(self, session: Any) -> Run:
         def run(tensors: Tensors) -> list[Array]:

@@ -3,18 +3,17 @@
 Imports ONNX Runtime and next to nothing else: it is the first step on the way to the first result,
 taken before the rest of the program is imported. What was loaded counts once its checksum matches.
 
-Of these strategies the one goes that gave the first result soonest when measured on this device:
+Of the first two strategies the one goes that gave the first result soonest when measured on this
+device. (Loading in stages of which the first run while the last are built was never the soonest of
+ResNet-50 and ViT-B/16, in floats and in INT8, with two cores.)
 
     whole      one session, its weights mapped
-    parallel   the same, its weights prepared by all its threads
-    staged     a session for each stage, built by a thread of its own while earlier ones run
     bare       a session that computes on the weights as they are; its prepared twin follows
     streaming  stages whose weights come and go: for a model that does not fit in memory
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -27,7 +26,7 @@ from ..engines.ort_stages import Stage, open_session
 from .artifact import GRAPH, WEIGHTS, Artifact, ArtifactError, need_version, read
 from .mapped import MappedWeights, WeightCheck
 
-STRATEGIES = ("whole", "parallel", "staged", "bare")
+STRATEGIES = ("whole", "bare")
 """Those to choose from, in the order in which they are preferred where the difference is small."""
 MARGIN = 0.03
 SLACK_MS = 1.0
@@ -39,11 +38,8 @@ first result, the head start included; steady_ms: a later run."""
 ENGINE = NAME
 """Whose forms are loaded here."""
 _ENTRIES: Mapping[str, Mapping[str, str]] = {
-    "parallel": {"session.prepack.enable_parallel": "1"},
     "bare": {"session.disable_prepacking": "1"},
-    # Each stage has threads of its own: those that wait must not take the cores from the others
-    # (4 stages of a ResNet-50 in INT8, 2 cores: 79 ms with spinning, 38 ms without).
-    "staged": {"session.intra_op.allow_spinning": "0"},
+    # Each stage has threads of its own: those that wait must not take the cores from the others.
     "streaming": {
         "session.intra_op.allow_spinning": "0",
         "session.disable_prepacking": "1",
@@ -89,9 +85,6 @@ def prefetch(folder: str) -> None:
 def load_folder(folder: str) -> Load:
     """Load the artifact in a folder, on ONNX Runtime's CPU, by the best strategy.
 
-    Returns:
-        When it can run, or with `staged`: when its first stage can.
-
     Raises:
         ArtifactError: it cannot be used here.
 
@@ -111,10 +104,10 @@ def load_artifact(artifact: Artifact, strategy: str | None = None) -> Load:
 
 
 class Load:
-    """A load in progress; `inference.prepared.engine` makes an engine of it."""
+    """An artifact that has been loaded; `inference.prepared.engine` makes an engine of it."""
 
     def __init__(self, artifact: Artifact, strategy: str) -> None:
-        """Load, as far as `load_folder` does before it returns."""
+        """Open its sessions."""
         self.artifact = artifact
         self.strategy = strategy
         try:
@@ -130,22 +123,16 @@ class Load:
         import onnxruntime as ort
 
         need_version(artifact, ENGINE, ort.__version__)
-        if strategy in {"staged", "streaming"}:
-            stages = [
+        inputs, outputs = ([name for name, _, _ in table[key]] for key in ("inputs", "outputs"))
+        self.stages = [Stage(GRAPH, inputs, outputs)]
+        if strategy == "streaming":
+            self.stages = [
                 Stage(each["graph"], each["takes"], each["gives"]) for each in table["stages"]
             ]
-        else:
-            inputs = [name for name, _, _ in table["inputs"]]
-            outputs = [name for name, _, _ in table["outputs"]]
-            stages = [Stage(GRAPH, inputs, outputs)]
-        self.stages = stages
-        for stage in stages:
+        for stage in self.stages:
             self._check_graph(stage.name)
-        if strategy == "staged":
-            threading.Thread(target=self._build, name="loader", daemon=True).start()
-        else:
-            self._build()
-        stages[0].ready()
+            stage.build(partial(self.session, stage.name, strategy))
+            stage.ready()
 
     def _check_graph(self, name: str) -> None:
         """Check a graph before the engine parses it; they are small."""
@@ -153,14 +140,6 @@ class Load:
         with open(path, "rb") as file:  # noqa: PTH123 - pathlib is not there yet
             if xxh3_64_hexdigest(file.read()) != self.artifact.table["files"][name][1]:
                 raise ArtifactError(f"{path}: damaged")
-
-    def _build(self) -> None:
-        for stage in self.stages:
-            stage.build(partial(self.session, stage.name, self.strategy))
-            if stage.problem is not None:
-                for other in self.stages:
-                    other.fail(stage.problem)
-                return
 
     def session(self, graph: str, strategy: str, threads: int | None = None) -> Any:
         """Open a session of one of the artifact's graphs; with *threads* instead of its own.

@@ -37,7 +37,7 @@ from ...inference.engines.registry import (
     titles,
 )
 from ...inference.prepared.artifact import Artifact, ArtifactError
-from ...inference.prepared.build.cache import find, prepare
+from ...inference.prepared.compile.cache import find, prepare
 from ...inference.quick_check import quick_engines
 from ...models.files.check_onnx import check_network
 from ...models.manifest import ModelFolder

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.frozen import record
 from ...core.types import Kind
 from ...inference.engines.engine import EngineChoice
-from ...inference.prepared.build.cache import find, prepare
+from ...inference.prepared.compile.cache import find, prepare
 from ...models.files.check_onnx import check_network
 from ...models.manifest import ModelFolder
 from ...models.store.store import Store

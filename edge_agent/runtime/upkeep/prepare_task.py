@@ -18,8 +18,8 @@ from ...inference.engines.engine import EngineChoice, PreparedForm
 from ...inference.engines.registry import installed, titles
 from ...inference.model import Model
 from ...inference.prepared.artifact import Artifact, ArtifactError
-from ...inference.prepared.build.cache import StoppedError, discard, find, measure, prepare
-from ...inference.prepared.build.collect import collect_artifacts
+from ...inference.prepared.compile.cache import StoppedError, discard, find, measure, prepare
+from ...inference.prepared.compile.collect import collect_artifacts
 from ...inference.prepared.mapped import MappedWeights, WeightCheck
 from ...models.manifest import ModelFolder
 from ...models.store.store import Store

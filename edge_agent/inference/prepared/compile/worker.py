@@ -47,7 +47,7 @@ def make(question: Mapping[str, Any]) -> dict[str, Any]:
     table["model"] = question["model"]
     table["kind"] = question["kind"]
     table["files"] = _files(folder)
-    table["sha256"] = _digests(folder, table)
+    table["sha256"] = {path.name: sha256(path) for path in sorted(folder.iterdir())}
     (folder / FILE).write_bytes(encode(table))
     return {"strategy": table["decision"], "why": table["why"]}
 
@@ -55,8 +55,7 @@ def make(question: Mapping[str, Any]) -> dict[str, Any]:
 def measure(question: Mapping[str, Any]) -> dict[str, Any]:
     """Measure an artifact that is in its place; write what was found to its table.
 
-    Who runs it goes on running it: only its table changes, in one step, and graphs go that nothing
-    has been loaded from.
+    Who runs it goes on running it: only its table changes, in one step.
 
     Args:
         question: as for `make`; `folder`: of the artifact; `head_ms`: of a start, or None.
@@ -81,14 +80,8 @@ def measure(question: Mapping[str, Any]) -> dict[str, Any]:
         budget_mb=question["budget_mb"],
     )
     folder = Path(artifact.folder)
-    graphs = _stage_graphs(artifact.table)
-    gone = graphs - {each["graph"] for each in table["stages"]}
-    table["files"] = {name: each for name, each in table["files"].items() if name not in gone}
-    table["sha256"] |= {name: sha256(folder / name) for name in graphs - gone}
     with disk_errors(f"{folder}: measuring it"):
         replace_file(folder / FILE, encode(table))
-        for name in gone:
-            (folder / name).unlink(missing_ok=True)
     return {"strategy": table["decision"], "why": table["why"]}
 
 
@@ -104,17 +97,6 @@ def _files(folder: Path) -> dict[str, tuple[int, str]]:
         digest = xxh3_64_hexdigest(path.read_bytes()) if path.suffix == ".onnx" else ""
         files[path.name] = (path.stat().st_size, digest)
     return files
-
-
-def _digests(folder: Path, table: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digest of every file that stays: which graphs do is not known before measuring."""
-    graphs = _stage_graphs(table)
-    return {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.name not in graphs}
-
-
-def _stage_graphs(table: Mapping[str, Any]) -> set[str]:
-    """Return the files of all stages that are still to be measured."""
-    return {each["graph"] for stages in table.get("ways", {}).values() for each in stages}
 
 
 _TASKS = {"make": make, "measure": measure}

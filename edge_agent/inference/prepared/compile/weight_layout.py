@@ -10,8 +10,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 from ....models.files.onnx_reader import map_file
 from ..artifact import WEIGHTS
-from .mapped_network import MappedNetwork, location, refer, tensors
-from .stage_cuts import names
+from .mapped_network import MappedNetwork, location, names, refer, tensors
 
 if TYPE_CHECKING:
     from onnx import GraphProto, TensorProto

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ....core.errors import EngineError
 from ....core.types import Kind, TensorSpec
 from ....device.allocator import return_freed_memory
-from ....device.resources import usable_cpus
 from ....models.manifest import ModelFolder
 from ...engines.engine import EngineChoice, fix_inputs
 from ...engines.ort import OrtEngine, specs
@@ -32,7 +30,7 @@ from .choose_strategy import choose_resident, choose_streaming
 from .mapped_network import NO_PREPACKING, MappedNetwork
 from .measure import head_start_ms
 from .rewrites import FILES, Rewriter
-from .stage_graphs import external_sizes, provisional, write_files
+from .stage_graphs import external_sizes, provisional, stage_table, write_files
 from .verify import Reference
 from .weight_layout import ALIGNED, align
 
@@ -42,8 +40,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
-WAYS = (2, 3, 4, 6)
-"""Numbers of stages that are tried; more lost to what each costs (8 and 9: measured)."""
 RESIDENT = 2.4
 """What a network takes at most, as a multiple of its weights: mapped, and prepared once more."""
 _THRIFTY = {"enable_cpu_mem_arena": False}
@@ -69,9 +65,6 @@ def make_artifact(
 ) -> dict[str, Any]:
     """Write the files of an artifact; return its table, but for its key and list of files.
 
-    Returns:
-        Where the network fits in memory: with "ways", of which nothing has been measured yet.
-
     Raises:
         AgentError: the network cannot be prepared, or the result has not its numbers.
 
@@ -94,22 +87,18 @@ def make_artifact(
     optimized = network.optimize(words, folder)
     for name in (ALIGNED, *FILES):
         (folder / name).unlink(missing_ok=True)
-    counts = _counts(optimized, None if resident else budget_mb)
-    written = write_files(optimized, words, folder, counts)
+    stages = 1 if resident else _stage_count(optimized, budget_mb)
+    written = write_files(optimized, words, folder, stages)
     table = _describe(original, words, fold, changes)
-    artifacts = {count: provisional(folder, table, written, count) for count in written.ways}
+    table["stages"] = stage_table(written)
+    artifact = provisional(folder, table)
     if resident:
-        chosen = min(artifacts)
-        original.reference.check_identical(artifacts[chosen], "whole")
-        first = "parallel" if usable_cpus() > 1 and words["threads"] > 1 else "whole"
-        if first != "whole":
-            original.reference.check_identical(artifacts[chosen], first)
-        table["ways"] = {count: each.table["stages"] for count, each in artifacts.items()}
-        table["decision"] = table["only"] = first
+        original.reference.check_identical(artifact, "whole")
+        table["decision"] = table["only"] = "whole"
         table["why"] = "nothing has been measured yet"
     else:
-        chosen = choose_streaming(artifacts, original.reference, table, written.layout, budget_mb)
-    table["stages"] = artifacts[chosen].table["stages"]
+        choose_streaming(artifact, original.reference, table, written.layout, budget_mb)
+    table["measured"] = not resident
     return table
 
 
@@ -122,13 +111,13 @@ def measure_artifact(
     head_ms: float | None,
     budget_mb: int,
 ) -> dict[str, Any]:
-    """Measure the ways to load an artifact; return its table with the best, and without "ways".
+    """Measure the ways to load an artifact; return its table with the best.
 
     Args:
         model: that it is of.
         choice: that it was made for.
         kind: of sample.
-        artifact: with "ways" in its table; loaded whole it has the network's own numbers.
+        artifact: that has not been measured; loaded whole it has the network's own numbers.
         head_ms: how long a start takes from the start of loading until there is a frame; None: it
             is measured.
         budget_mb: what the model may take; 0: no bound.
@@ -138,20 +127,14 @@ def measure_artifact(
 
     """
     table = {**artifact.table, "head_ms": head_start_ms() if head_ms is None else head_ms}
-    ways = table.pop("ways")
-    table["only"] = None
-    artifacts = {
-        int(count): Artifact(artifact.folder, {**table, "stages": stages})
-        for count, stages in ways.items()
-    }
+    table |= {"only": None, "measured": True}
     engine = OrtPreparedEngine(load_artifact(artifact, "whole"))
     reference = Reference(engine, assemble(model, choice, engine, kind))
     engine.close()
     # For readers of the figures: what else was going on.
     table["load"] = round(os.getloadavg()[0], 2)
     weights_mb = table["files"][WEIGHTS][0] / _MIB
-    chosen = choose_resident(artifacts, reference, table, weights_mb, budget_mb)
-    table["stages"] = artifacts[chosen].table["stages"]
+    choose_resident(artifact, reference, table, weights_mb, budget_mb)
     return table
 
 
@@ -200,13 +183,11 @@ def _run_original(
     return _Original(engine.label, declared, inputs, outputs, reference)
 
 
-def _counts(optimized: ModelProto, budget_mb: int | None) -> Sequence[int]:
-    """Return the numbers of stages to try; *budget_mb* where the network does not fit in it."""
-    if budget_mb is None:
-        return (1, *WAYS) if usable_cpus() > 1 else (1,)
+def _stage_count(optimized: ModelProto, budget_mb: int) -> int:
+    """Return in how many stages a network runs that does not fit in memory."""
     # So that two of them are a small part of what there is.
     size = sum(external_sizes(optimized).values())
-    return (max(2, -(-size * 10 // (budget_mb * _MIB))),)
+    return max(2, -(-size * 10 // (budget_mb * _MIB)))
 
 
 def _describe(

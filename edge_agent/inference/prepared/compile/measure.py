@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -33,8 +33,6 @@ class Measured(NamedTuple):
     steady_ms: float
     anon_mb: float
     """Memory of its own that it took; mapped weights are not in it."""
-    stages: list[tuple[float, float]]
-    """Of several sessions: build and run of each, ms."""
 
 
 _REST = """
@@ -98,7 +96,6 @@ def load_once(
         (first - start) * 1e3,
         statistics.median(steady),
         max(0.0, after - before),
-        [(stage.build_ms, stage.run_ms) for stage in load.stages],
     )
 
 
@@ -119,28 +116,30 @@ def figures(loads: list[Measured]) -> dict[str, float]:
 
 
 def measure_in_turns(
-    ways: Mapping[str, tuple[Artifact, str]],
+    artifact: Artifact,
+    strategies: Sequence[str],
     tensors: Tensors,
     head_ms: float = 0.0,
     rounds: int = ROUNDS,
 ) -> dict[str, list[Measured]]:
-    """Load in every way, in turns, so that what disturbs disturbs all alike.
+    """Load by every strategy, in turns, so that what disturbs disturbs all alike.
 
     Args:
-        ways: by a name of the caller's: the artifact and the strategy to load it by.
+        artifact: to load.
+        strategies: how.
         tensors: what to run it on.
         head_ms: as for `load_once`.
         rounds: how often.
 
     """
-    found: dict[str, list[Measured]] = {name: [] for name in ways}
+    found: dict[str, list[Measured]] = {name: [] for name in strategies}
     interval = sys.getswitchinterval()
     # As a start has it: a thread that returns from native code does not wait long for its turn.
     sys.setswitchinterval(0.0005)
     try:
         for _ in range(rounds):
-            for name, (artifact, strategy) in ways.items():
-                found[name].append(load_once(artifact, strategy, tensors, head_ms))
+            for name in strategies:
+                found[name].append(load_once(artifact, name, tensors, head_ms))
     finally:
         sys.setswitchinterval(interval)
     return found

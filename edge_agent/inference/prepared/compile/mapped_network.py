@@ -20,7 +20,7 @@ from ...engines.ort_options import Words
 from ...engines.ort_stages import open_session
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, TensorProto
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
     from ...folding.cut import InputCut
 
@@ -218,3 +218,16 @@ def refer(tensor: TensorProto, file: str, offset: int, length: int) -> None:
     del tensor.external_data[:]
     for key, value in (("location", file), ("offset", str(offset)), ("length", str(length))):
         tensor.external_data.add(key=key, value=value)
+
+
+def names(node: NodeProto) -> Iterator[str]:
+    """Yield what a node takes, also within its branches and loops."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+            inner = {name for each in graph.node for name in each.output}
+            inner |= {value.name for value in graph.input}
+            inner |= {tensor.name for tensor in graph.initializer}
+            for each in graph.node:
+                yield from (name for name in names(each) if name not in inner)
+            yield from (v.name for v in graph.output if v.name not in inner)

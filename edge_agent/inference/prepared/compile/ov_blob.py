@@ -69,6 +69,7 @@ def make_artifact(
         "fold": note(fold),
         "stages": [{"range": [0, len(blob), digest]}],
         "only": "blob",
+        "measured": True,
         "decision": "blob",
         "compile_ms": round(compile_ms, 1),
     }
