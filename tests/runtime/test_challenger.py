@@ -156,6 +156,27 @@ def test_one_that_won_before_must_still_agree(slow: Model, tried: Tried, tmp_pat
     assert "disagrees" in last.why
 
 
+def test_a_winner_whose_engine_is_verified_takes_over_at_the_first_frame(
+    slow: Model, tried: Tried, tmp_path: Path
+) -> None:
+    """After a restart nothing is left to find out: a saturated box is not slow for seconds."""
+    first = tried(Stage(slow), lambda: opened(products(tmp_path / "one", 2)))
+    stage = Stage(opened(tmp_path / "slow"))
+    other = opened(products(tmp_path / "two", 2))
+    again = Challenge(stage, lambda: other, tmp_path / "form", "other", verified=True)
+    assert again.step() is None  # no frame yet
+    decision = again.step()
+    assert decision is not None
+    assert (decision.takes_over, decision.incumbent_ms) == (True, first.incumbent_ms)
+    assert stage.model is other
+    assert stage.looks == 2
+    new = Challenge(
+        stage, lambda: opened(tmp_path / "slow"), tmp_path / "form", "new", verified=True
+    )
+    assert new.step() is None  # its speed is not known: it is measured
+    new.close()
+
+
 def test_one_that_does_not_load_may_try_again(slow: Model, tried: Tried, tmp_path: Path) -> None:
     """A driver that is not up yet is no decision."""
 

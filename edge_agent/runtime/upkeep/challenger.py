@@ -62,6 +62,7 @@ class Challenge:
         name: str,
         *,
         faster: str | None = None,
+        verified: bool = False,
         confirmed: Callable[[Model, Sequence[Tensors]], bool] = lambda _model, _inputs: False,
     ) -> None:
         """Load nothing yet.
@@ -74,11 +75,14 @@ class Challenge:
             name: of the challenger, by which it will be known again: engine, version and options.
             faster: how it is known to be the faster one, as from a tune: it need only agree. None:
                 it has to be measured.
+            verified: its engine is known to compute this model as it should: where it is known to
+                be faster, too, there is nothing left to compare.
             confirmed: whether another engine agrees with a challenger on inputs, where a
                 provisional incumbent does not.
 
         """
         self._incumbent = incumbent
+        self._verified = verified
         self._confirmed = confirmed
         self._load = load
         self._notes = notes
@@ -162,6 +166,8 @@ class Challenge:
             self._compared_with = None
             return self.stopped()
         self._compared_with = incumbent
+        if self._verified and self._known is not None:
+            return self._decide(incumbent, model)
         self._inputs.append(tensors)
         agreement = compare_models(incumbent, model, tensors)
         if not agreement.passed:
@@ -246,6 +252,7 @@ class Challenger:
         name: str,
         *,
         faster: str | None = None,
+        verified: bool = False,
     ) -> None:
         """Begin a challenge of the model that serves; the other arguments are those of `Challenge`.
 
@@ -258,6 +265,7 @@ class Challenger:
             notes,
             name,
             faster=faster,
+            verified=verified,
             confirmed=lambda other, inputs: is_confirmed(other, serving.kind, inputs),
         )
 

@@ -89,6 +89,7 @@ class EngineUpgrade:
         prepared = model.engine.prepared
         best = self._loader.best_way(model.folder)
         known = best is not None and best.engine == choice.engine
+        doubts = self._loader.doubts
         self._challenger.begin(
             serving,
             model,
@@ -96,6 +97,7 @@ class EngineUpgrade:
             None if prepared is None else Path(prepared.folder),
             name_of(choice),
             faster=f"tuned: {best}" if known else None,
+            verified=doubts is not None and doubts.sound(model.folder.path, choice),
         )
 
     def _challenger_of(self, serving: Serving, model: Model, choice: EngineChoice) -> Model:
