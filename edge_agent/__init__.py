@@ -1,23 +1,7 @@
 """edge-agent: cameras and sensors through INT8 models, results over MQTT.
 
-The packages, bottom to top; each imports only from those before it::
-
-    core        errors, names, records, files, threads, logs
-    device      what this machine is, and what of it may be used
-    models      models at rest: manifest, files, packages, store
-    inference   from a sample to a result: preprocessing, engines, decoders, prepared forms
-    sources     cameras, clips, pictures, recorded sensor data
-    config      settings, device profiles
-    mqtt        the broker: connection, publishing, spool, requests, topics
-    runtime     scheduler, pipelines, serving models, and their upkeep
-    delivery    a pushed model: received, tried, rolled out, rolled back
-    health      what is measured and reported of the running agent
-    daemon      `edge-agent run`: composition, services, fast start
-    bench       measures this device, beside what plain scripts get
-    cli         the commands
-
-Start reading at `daemon/agent.py`; the ways of a frame, a push and a setting are in
-`docs/architecture.md`. `tests/test_architecture.py` holds the order of the packages.
+Start reading at `daemon/agent.py`. The packages, and the ways of a frame, a push and a setting, are
+in `docs/architecture.md`.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The architecture, as a test: imports point down, and each native library has one home.
+"""The architecture, as a test: imports point down, each native library has one home, sizes stay.
 
 Read from the source, so that imports inside functions count too.
 """
@@ -6,6 +6,7 @@ Read from the source, so that imports inside functions count too.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -25,7 +26,22 @@ PACKAGES = (
     *("core", "device", "models", "inference", "sources", "config", "mqtt"),
     *("runtime", "delivery", "health", "rules", "homeassistant", "daemon", "tools", "bench", "cli"),
 )
-"""From bottom to top: a package imports from those before it only."""
+"""From bottom to top: a package imports from those before it only; see docs/architecture.md."""
+
+NOT_IN_RUN = frozenset({"bench", "tools"})
+"""Packages of which the running agent imports nothing, at no time."""
+CLI_OF_RUN = frozenset(
+    {"cli", "cli.attended", "cli.commands", "cli.commands.run", "cli.main", "cli.options"}
+)
+"""What the running agent has of the command line."""
+
+MOST_FILE_LINES = 500
+MOST_FUNCTION_LINES = 60
+"""Of a function without its docstring."""
+MOST_ATTRIBUTES = 15
+
+LARGE_FILES, LONG_FUNCTIONS, LARGE_CLASSES = 8, 12, 22
+"""How many may be above the limits: never more than there are."""
 
 # Who may import a library. Names as above; a library that is not here may be used anywhere.
 HOMES: Mapping[str, str] = {
@@ -142,9 +158,85 @@ def test_imports_point_down(module: str) -> None:
         assert PACKAGES.index(other.split(".")[0]) <= own, f"{module} imports {other}"
 
 
+def _named_in_text(module: str) -> set[str]:
+    """Return the modules that a module names in its strings: tables, and children with `-m`."""
+    texts = (
+        node.value.split(":")[0].removeprefix("edge_agent.")
+        for node in ast.walk(ast.parse(modules()[module].read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and node.value.startswith("edge_agent.")
+    )
+    return {text for text in texts if text in modules()}
+
+
+def test_what_run_may_import() -> None:
+    """`run` reaches its own packages, by however many steps; neither bench, tools nor a command."""
+    reached: set[str] = set()
+    waiting = ["__main__", "cli.commands.run"]
+    while waiting:
+        module = waiting.pop()
+        if module in reached:
+            continue
+        reached.add(module)
+        waiting += [above] if (above := module.rpartition(".")[0]) else []
+        if module != "cli.main":  # its table names every command; the argument chooses one
+            waiting += _named_in_text(module)
+        waiting += imports(module)[0]
+    packages = {module.split(".")[0] for module in reached}
+    assert packages == {*PACKAGES, "__init__", "__main__"} - NOT_IN_RUN
+    assert {module for module in reached if covers("cli", module)} == CLI_OF_RUN
+
+
+def test_the_table_of_packages_is_the_one_in_the_documentation() -> None:
+    """docs/architecture.md lists the packages in this order, which no other page repeats."""
+    rows = (CHECKOUT / "docs" / "architecture.md").read_text().split("## The map")[1]
+    table = rows.split("\n## ")[0]
+    listed = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert listed == list(PACKAGES)
+
+
+@cache
+def _sizes() -> tuple[list[str], list[str], list[str]]:
+    """Return the files, functions and classes above the limits."""
+    files, functions, classes = [], [], []
+    for module, path in modules().items():
+        text = path.read_text(encoding="utf-8")
+        if text.count("\n") > MOST_FILE_LINES:
+            files.append(module)
+        for node in ast.walk(ast.parse(text)):
+            match node:
+                case ast.FunctionDef(name=name, body=[first, *_]):
+                    lines = (node.end_lineno or 0) - node.lineno + 1
+                    if ast.get_docstring(node) is not None:
+                        lines -= (first.end_lineno or 0) - first.lineno + 1
+                    if lines > MOST_FUNCTION_LINES:
+                        functions.append(f"{module}:{name}")
+                case ast.ClassDef(name=name):
+                    own = {
+                        each.attr
+                        for each in ast.walk(node)
+                        if isinstance(each, ast.Attribute)
+                        and isinstance(each.ctx, ast.Store)
+                        and isinstance(each.value, ast.Name)
+                        and each.value.id == "self"
+                    }
+                    if len(own) > MOST_ATTRIBUTES:
+                        classes.append(f"{module}:{name}")
+    return files, functions, classes
+
+
+def test_files_functions_and_classes_stay_small() -> None:
+    """No more of them are above the limits than there have been."""
+    files, functions, classes = _sizes()
+    assert len(files) <= LARGE_FILES, files
+    assert len(functions) <= LONG_FUNCTIONS, functions
+    assert len(classes) <= LARGE_CLASSES, classes
+
+
 def test_folders_within_a_package_do_not_see_each_other_in_a_circle() -> None:
     """Folders can be put in an order, too; what lies beside them counts file by file."""
-    folders = {name.rpartition(".")[0] for name, path in modules().items()}
+    folders = {name.rpartition(".")[0] for name in modules()}
 
     def folder(module: str) -> str:
         if modules()[module].name == "__init__.py":

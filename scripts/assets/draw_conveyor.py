@@ -125,7 +125,10 @@ METALS: tuple[tuple[float, float, float], ...] = (  # blue, green, red
 )
 
 
-def draw_part(rng: Rng, light: float, label: int, *, plain: bool = False) -> Sprite:
+# One drawing from top to bottom; the order of its random numbers is part of the assets.
+def draw_part(  # noqa: PLR0914, PLR0915
+    rng: Rng, light: float, label: int, *, plain: bool = False
+) -> Sprite:
     """Draw one part, lit from the angle `light`.
 
     Args:
