@@ -13,7 +13,7 @@ from ..core.errors import UsageError
 from ..core.types import Outcome, Sample
 from ..inference.model import Model
 from ..rules.event import Event, payload
-from ..rules.scene import Scene
+from ..rules.rule_engine import RuleEngine
 from ..rules.totals import LineTotals
 from ..runtime.pipelines.filters import Filter
 from ..runtime.pipelines.masks import Masks
@@ -52,7 +52,7 @@ class Follower:
         self._say = say
         self._totals = LineTotals(None)
         names = itertools.count(1)
-        self._scene = Scene(
+        self._engine = RuleEngine(
             pipeline,
             lossless=lossless,
             name_event=lambda: f"try-{next(names)}",
@@ -71,23 +71,23 @@ class Follower:
             sample = replace(sample, data=self._masks.apply(sample.data), early=None)
         given = self._pipeline.threshold
         limit = model.threshold if given is None else given
-        asked = [limit, self._filter.least, self._scene.least]
+        asked = [limit, self._filter.least, self._engine.tracking_score]
         outcome = model.infer(sample, threshold=min(each for each in asked if each is not None))
         found, weak = self._filter.split(outcome.findings, limit)
-        outcome = self._scene.process(sample, replace(outcome, findings=found), weak)
-        self._scene.result("try", sample, outcome)
+        outcome = self._engine.process(sample, replace(outcome, findings=found), weak)
+        self._engine.result("try", sample, outcome)
         return sample, outcome
 
     def shapes(self) -> list[Shape]:
         """Return zones and lines with their counts, to be drawn."""
-        return self._scene.shapes()
+        return self._engine.shapes()
 
     def counts(self) -> str:
         """Return the counts in words; empty: there are no zones or lines."""
         if not (self._pipeline.zones or self._pipeline.lines):
             return ""
         lines = self._totals.of([line.name for line in self._pipeline.lines])
-        return count_words({"zones": self._scene.counts(), **lines})
+        return count_words({"zones": self._engine.counts(), **lines})
 
     def _emit(self, event: Event) -> None:
         said = payload(event, "", "")

@@ -1,25 +1,36 @@
-"""Conditions of a whole result: true in k of n, for so long, with hysteresis."""
+"""Rules about a whole result, or about how many objects are in a zone.
+
+Each is a condition: true in k of n results, for so long, with hysteresis; its event lasts while it
+is true.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..config.rule_kinds import kind_of
 from ..config.settings import Rule
+from ..core.types import Outcome
+from .event import Why
+from .event_log import UPDATE_SECONDS, EventLog, OngoingEvent
 
 Change = Literal["begin", "end"]
+KNOWN = 2
+"""Results in which an object is seen before it has a number, and is counted."""
 
 
 class Condition:
-    """Whether a rule that lasts is true, from result to result. Used by one thread at a time."""
+    """Whether a rule is true, from result to result."""
 
     def __init__(self, rule: Rule) -> None:
         self.active = False
         """Between its begin and its end."""
-        kind = kind_of(rule)
-        assert kind.measure is not None  # noqa: S101 - it has one if it is a condition
-        self.measure = kind.measure
         self._rule = rule
+        kind = kind_of(rule)
         self._bounded = kind.bounded
         # What is counted was true in k of n by itself, object by object.
         self._least, self._of = (1, 1) if kind.trigger == "count" else rule.needed
@@ -44,9 +55,9 @@ class Condition:
         if not self._true and self.active:
             self.active = False
             return "end"
-        return self.last(now)
+        return self.advance(now)
 
-    def last(self, now: float) -> Change | None:
+    def advance(self, now: float) -> Change | None:
         """Go on in time without another result; return what changes with that."""
         if self._true and not self.active and now - self._since >= self._rule.for_s:
             self.active = True
@@ -59,13 +70,95 @@ class Condition:
         self._bits = 0
 
     def _holds(self, value: float, *, plain: bool) -> bool:
+        above, below = self._rule.above, self._rule.below
         if not self._bounded:
             return plain
-        above, below = self._rule.above, self._rule.below
-        if above is not None and below is not None and self._true:
-            return value >= below
         if above is not None:
-            return value > above
-        if below is not None:
-            return value < below
-        return plain
+            return value >= below if below is not None and self._true else value > above
+        return plain if below is None else value < below
+
+
+class _Entry:
+    """A rule with its condition and its event."""
+
+    __slots__ = ("column", "condition", "event", "facts", "measure", "rule")
+
+    def __init__(self, rule: Rule, column: int | None) -> None:
+        kind = kind_of(rule)
+        assert kind.measure is not None  # noqa: S101 - kinds of these triggers have one
+        self.measure = kind.measure
+        self.rule = rule
+        self.column = column
+        self.condition = Condition(rule)
+        self.event: OngoingEvent | None = None
+        self.facts: dict[str, Any] = {}
+        """What the latest result says."""
+
+
+class Conditions:
+    """All conditions of one pipeline, and their events. Used by one thread at a time."""
+
+    def __init__(self, rules: Mapping[int, Rule], others: list[Rule], log: EventLog) -> None:
+        """Begin with nothing known.
+
+        Args:
+            rules: on the number of objects, by column of `Occupancy`.
+            others: on whole results.
+            log: makes the events.
+
+        """
+        self._log = log
+        self._entries = [_Entry(rule, column) for column, rule in rules.items()]
+        self._entries += [_Entry(rule, None) for rule in others]
+
+    def step(self, outcome: Outcome, counts: NDArray[np.intp] | None, results: int) -> None:
+        """Look at a result.
+
+        Args:
+            outcome: what was found.
+            counts: (columns,) objects that count in each; None: the result is not one of objects.
+            results: those of objects so far, this one too.
+
+        """
+        for entry in self._entries:
+            rule, count = entry.rule, 0
+            if entry.column is not None:
+                # Who is there cannot have been counted in the very first results.
+                if counts is None or results < max(KNOWN, rule.needed[0]):
+                    continue
+                count = int(counts[entry.column])
+            value, plain, entry.facts = entry.measure(rule, outcome, count)
+            if rule.zone is not None:
+                entry.facts["zone"] = rule.zone
+            self._tell(entry, entry.condition.step(value, self._log.now, plain=plain))
+
+    def advance(self) -> None:
+        """Go on in time without a result."""
+        for entry in self._entries:
+            self._tell(entry, entry.condition.advance(self._log.now))
+
+    def finish(self, why: Why) -> None:
+        """End all events, and forget what was."""
+        for entry in self._entries:
+            if entry.event is not None:
+                self._log.end(entry.event, why)
+            entry.event = None
+            entry.condition.reset()
+
+    def _tell(self, entry: _Entry, change: Change | None) -> None:
+        """Begin, update or end the event of a condition."""
+        event, facts = entry.event, entry.facts
+        if event is None:
+            # Also where the cooldown ends while the condition still holds.
+            if entry.condition.active:
+                entry.event = self._log.begin(entry.rule, facts)
+            return
+        if facts.get("label") != event.facts.get("label"):
+            facts = {}  # of another label than the event
+        if change == "end":
+            entry.event = None
+            self._log.end(event, "over", facts)
+        elif self._log.now - event.updated >= UPDATE_SECONDS and (
+            facts.get("count") != event.facts.get("count") or event.is_better(facts)
+        ):
+            self._log.update(event, facts)

@@ -25,7 +25,7 @@ from .actions import MESSAGES, Actions
 from .event import Event, Why, payload
 from .journal import Journal, Payload
 from .pictures import Evidence, render
-from .scene import Scene
+from .rule_engine import RuleEngine
 from .totals import TotalsFile
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Desk:
         """Up to how much pictures were kept when they were last looked through."""
         self._numbers = itertools.count(1)
         self._stem = session.replace("-", "")[:12]
-        self._scenes: dict[str, tuple[Scene, PipelineSettings]] = {}
+        self._scenes: dict[str, tuple[RuleEngine, PipelineSettings]] = {}
         self._events: deque[Event] = deque()
         self._pictures = 0
         self._changed = threading.Condition()
@@ -98,11 +98,11 @@ class Desk:
         one that is gone is cleared once."""
         client.retained.register(topics.count(""), self._count_topics)
 
-    # Scenes
+    # RuleEngines
 
-    def open(self, settings: PipelineSettings, *, lossless: bool) -> Scene:
+    def open(self, settings: PipelineSettings, *, lossless: bool) -> RuleEngine:
         """Make the scene of a pipeline, instead of the one that it has."""
-        scene = Scene(
+        scene = RuleEngine(
             settings,
             lossless=lossless,
             name_event=self._name_event,
@@ -255,15 +255,13 @@ class Desk:
         if now - self._counted < COUNT_SECONDS and not self._closing:
             return
         self._counted = now
-        changed = [
-            (scene, settings)
-            for scene, settings in list(self._scenes.values())
-            if (settings.zones or settings.lines)
-            and (scene.changed or self._totals.of(settings.name).changed)
-        ]
         # First to the disk, so that what was published is known after a power cut.
-        self._totals.save()
-        for scene, settings in changed:
+        crossed = self._totals.save()
+        for scene, settings in list(self._scenes.values()):
+            if not (settings.zones or settings.lines):
+                continue
+            if not (scene.changed or settings.name in crossed):
+                continue
             made = {
                 "schema": payloads.SCHEMA,
                 "zones": scene.counts(),

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config.settings import Line, Zone
-from .slots import grow
+from ..core.frozen import record
+from .slots import grown
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -28,30 +29,37 @@ EDGE = 1e-3
 """Pixels: what lies on the frame's edge is inside the frame."""
 
 
-def anchors(boxes: NDArray[np.float32], size: tuple[int, int]) -> tuple[Floats, Floats]:
-    """Return the anchors of boxes, within the frame: the middles of lower edges, and centers.
+@record(quick=True, eq=False)
+class Placed:
+    """Where n boxes are in a frame, in pixels."""
 
-    Each is (2, n), x and y. A box at the frame's edge may reach beyond it; its anchor is what can
-    be seen of it.
+    bottom: Floats
+    """(2, n) x and y of the middles of lower edges, …"""
+    center: Floats
+    """(2, n) … and of centers: the anchors."""
+    margin: Floats
+    """(n,) how far beyond an edge each has to be to be sure."""
+    size: tuple[int, int]
+    """Width and height of the frame."""
+
+
+def place(boxes: NDArray[np.float32], size: tuple[int, int]) -> Placed:
+    """Return where boxes, (n, 4) x1, y1, x2, y2 in pixels, are in a frame.
+
+    A box at the frame's edge may reach beyond it; its anchors are those of what can be seen of it.
     """
     width, height = size
     x1, y1, x2, y2 = boxes.T.astype(np.float64)
+    margin = MARGIN_PIXELS + MARGIN * np.sqrt(np.maximum(x2 - x1, 1) * np.maximum(y2 - y1, 1))
     x1, x2 = _within(x1, width), _within(x2, width)
     y1, y2 = _within(y1, height), _within(y2, height)
     middle = (x1 + x2) / 2
-    return np.array([middle, y2]), np.array([middle, (y1 + y2) / 2])
+    return Placed(np.array([middle, y2]), np.array([middle, (y1 + y2) / 2]), margin, size)
 
 
 def _within(values: Floats, size: int) -> Floats:
     found: Floats = np.minimum(np.maximum(values, EDGE), size - EDGE)
     return found
-
-
-def margins(boxes: NDArray[np.float32]) -> Floats:
-    """Return how far beyond an edge each box has to be to be sure."""
-    sides = np.maximum(boxes[:, 2:] - boxes[:, :2], 1).astype(np.float64)
-    result: Floats = MARGIN_PIXELS + MARGIN * np.sqrt(sides[:, 0] * sides[:, 1])
-    return result
 
 
 class Edges:
@@ -142,27 +150,22 @@ class Zones:
         self._slope: Floats = np.zeros(0)
         """Of each side: pixels to the right for each pixel down."""
 
-    def inside(
-        self, bottom: Floats, center: Floats, margin: Floats, before: Flags, size: tuple[int, int]
-    ) -> Flags:
+    def inside(self, placed: Placed, before: Flags) -> Flags:
         """Return (n, zones): who is inside.
 
         Args:
-            bottom: (2, n) anchors of boxes at their lower edge.
-            center: (2, n) their centers.
-            margin: (n,) what was inside stays so up to this distance from the zone.
-            before: (n, zones) who was inside.
-            size: width and height of the frame.
+            placed: where boxes are.
+            before: (n, zones) who was inside, and stays so up to its margin beyond the zone.
 
         """
-        if size != self._size:
-            self._size = size
-            self._edges.scale(size)
+        if placed.size != self._size:
+            self._size = placed.size
+            self._edges.scale(placed.size)
             # A level side is crossed by no level line.
             level = self._edges.dy == 0
             self._slope = np.where(level, 0, self._edges.dx / np.where(level, 1, self._edges.dy))
         edges = self._edges
-        x, y = edges.points(bottom, center)
+        x, y = edges.points(placed.bottom, placed.center)
         off_y = y - edges.y
         # Sides that a line from the point to the right would cross: an odd number, from inside.
         spans = (off_y >= 0) != (off_y >= edges.dy)
@@ -173,7 +176,7 @@ class Zones:
         doubtful = before & ~now
         rows = np.flatnonzero(doubtful.any(axis=1))
         if rows.size:
-            near = margin[rows, None] >= edges.distance(x[:, rows], y[:, rows]).T
+            near = placed.margin[rows, None] >= edges.distance(x[:, rows], y[:, rows]).T
             now[rows] |= doubtful[rows] & near
         return now
 
@@ -212,31 +215,25 @@ class Gates:
         """… and in which results since then it was seen beyond, a bit for each."""
 
     def grow(self, room: int) -> None:
-        """Make room for more slots."""
-        grow(self, ("_known", "_last_x", "_last_y", "_pending", "_seen"), room, axis=1)
+        """Make room for so many slots."""
+        if room > self._known.shape[1]:
+            arrays = (self._known, self._last_x, self._last_y, self._pending, self._seen)
+            self._known, self._last_x, self._last_y, self._pending, self._seen = grown(
+                room, *arrays, axis=1
+            )
 
     def forget(self, slots: NDArray[np.intp]) -> None:
         """Forget where objects were: the slots are others' now."""
         self._known[:, slots] = False
         self._pending[:, slots] = 0
 
-    def update(
-        self,
-        slots: NDArray[np.intp],
-        bottom: Floats,
-        center: Floats,
-        margin: Floats,
-        size: tuple[int, int],
-    ) -> NDArray[np.int8]:
-        """Take where objects are now; return (n, gates): 1 crossed in, -1 out, 0 neither.
-
-        Anchors and margins are those of `Zones.inside`.
-        """
-        if size != self._size:
+    def update(self, slots: NDArray[np.intp], at: Placed) -> NDArray[np.int8]:
+        """Take where the objects of n slots are; return (n, gates): 1 crossed in, -1 out, 0 not."""
+        if at.size != self._size:
             if self._size != (0, 0):
                 self.forget(np.arange(self._known.shape[1]))
-            self._size = size
-            self._edges.scale(size)
+            self._size = at.size
+            self._edges.scale(at.size)
         edges = self._edges
         # All slots are looked at, also those that are not there: picking out and putting back
         # those that are takes longer.
@@ -244,7 +241,7 @@ class Gates:
         there = np.zeros(room, bool)
         there[slots] = True
         placed = np.zeros((5, room))
-        placed[:, slots] = np.concatenate([bottom, center, margin[None]])
+        placed[:, slots] = np.concatenate([at.bottom, at.center, at.margin[None]])
         x, y = edges.points(placed[:2], placed[2:4])
         distance = edges.distance(x, y)
         sure = (distance > placed[4]) & there
@@ -292,8 +289,8 @@ class Gates:
         self._pending[:, some], self._seen[:, some] = pending, seen
         return counted
 
-    def last(self, slots: NDArray[np.intp]) -> NDArray[np.int8]:
-        """Return the crossings of objects that have gone: they stayed where they were last seen."""
+    def pending(self, slots: NDArray[np.intp]) -> NDArray[np.int8]:
+        """Return (n, gates): crossings not counted yet of objects that were seen there last."""
         pending: NDArray[np.int8] = self._pending[:, slots].T
         return pending
 

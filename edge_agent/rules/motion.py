@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .slots import grow
+from .slots import grown
 
 Floats = NDArray[np.float64]
 
@@ -42,7 +42,8 @@ class Motion:
 
     def grow(self, room: int) -> None:
         """Make room for more slots."""
-        grow(self, ("_place", "_speed", "_pp", "_pv", "_vv"), room, axis=1)
+        arrays = (self._place, self._speed, self._pp, self._pv, self._vv)
+        self._place, self._speed, self._pp, self._pv, self._vv = grown(room, *arrays, axis=1)
 
     def place(self, slots: NDArray[np.intp]) -> Floats:
         """Return (n, 4): center x, y, width, height in pixels."""

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+Slots = NDArray[np.intp]
 
 
-def grow(owner: object, names: Iterable[str], room: int, axis: int = 0) -> None:
-    """Extend arrays of *owner* by zeros.
-
-    Args:
-        owner: has the arrays as attributes.
-        names: of these attributes.
-        room: slots from now on.
-        axis: along which they are.
-
-    """
-    for name in names:
-        old = getattr(owner, name)
-        more = [(0, 0)] * old.ndim
-        more[axis] = (0, room - old.shape[axis])
-        setattr(owner, name, np.pad(old, more))
+def grown(room: int, *arrays: NDArray[Any], axis: int = 0) -> Iterator[NDArray[Any]]:
+    """Yield arrays extended by zeros to *room* slots along one axis."""
+    for array in arrays:
+        more = [(0, 0)] * array.ndim
+        more[axis] = (0, room - array.shape[axis])
+        yield np.pad(array, more)

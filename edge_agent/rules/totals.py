@@ -61,9 +61,12 @@ class LineTotals:
 
     def content(self) -> dict[str, Any]:
         """Return all totals, to be kept."""
-        # First: what is counted from here on is another change, be it in the content or not.
-        self.changed = False
         return self.of(list(self._lines))
+
+    def take_change(self) -> bool:
+        """Return whether totals have changed since this was asked last."""
+        changed, self.changed = self.changed, False
+        return changed
 
 
 class TotalsFile:
@@ -79,11 +82,14 @@ class TotalsFile:
         """Return the totals of a pipeline."""
         return self._totals.setdefault(pipeline, LineTotals(None))
 
-    def save(self) -> None:
-        """Write what has changed, durably."""
+    def save(self) -> set[str]:
+        """Write what has changed, durably; return the pipelines whose totals have."""
         everything = list(self._totals.items())  # a pipeline may come meanwhile
-        if any(totals.changed for _, totals in everything):
+        # First: what is counted from here on is another change, be it in the content or not.
+        changed = {name for name, totals in everything if totals.take_change()}
+        if changed:
             self._file.save({name: totals.content() for name, totals in everything})
+        return changed
 
 
 def _parse(content: Any) -> dict[str, LineTotals]:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from ..core.types import Detections
 from .assignment import assign
 from .motion import Floats, Motion, overlaps, places
-from .slots import grow
+from .slots import Slots, grown
 
-WEAK = 0.1
+LOWEST_SCORE = 0.1
 """Lowest score of a detection that can carry on a track."""
 OVERLAP = 0.2
 """Least overlap of a sure detection with a track …"""
@@ -42,7 +42,6 @@ FRAMES_PER_SECOND = 30.0
 LONGEST = 3 * FRAMES_PER_SECOND
 """Frames: no farther is extrapolated."""
 
-Slots = NDArray[np.intp]
 Flags = NDArray[np.bool_]
 NONE: Slots = np.zeros(0, np.intp)
 
@@ -254,7 +253,8 @@ class Tracker:
     def _grow(self) -> None:
         room = self.room
         self.motion.grow(2 * room)
-        grow(self, ("number", "votes", "_unseen", "_missed"), 2 * room)
+        arrays = (self.number, self.votes, self._unseen, self._missed)
+        self.number, self.votes, self._unseen, self._missed = grown(2 * room, *arrays)
         self._free += range(2 * room - 1, room - 1, -1)
 
     def _release(self, slots: Slots) -> None:

@@ -1,4 +1,4 @@
-"""Scenes without an agent: boxes in, tracks, counts and events out."""
+"""Rule engines without an agent: boxes in, tracks, counts and events out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.topics import Topics
 from edge_agent.rules.desk import Desk
 from edge_agent.rules.event import Event
-from edge_agent.rules.scene import Scene
+from edge_agent.rules.rule_engine import RuleEngine
 from edge_agent.runtime.pipelines.mqtt_sink import MqttSink
 from edge_agent.runtime.pipelines.sinks import Sinks
 from edge_agent.runtime.pipelines.status import Identity
@@ -43,7 +43,7 @@ def detections(boxes: Sequence[Box]) -> Detections:
 
 
 class Stage:
-    """A scene of 100 by 100 pixels, and what it has told."""
+    """A rule engine for frames of 100 by 100 pixels, and the events it has emitted."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Stage:
         self.seq = 0
         self._picture = np.zeros((size[1], size[0], 3), np.uint8)
         names = count(1)
-        self.scene = Scene(
+        self.engine = RuleEngine(
             Pipeline(
                 name="p",
                 source="dir:.",
@@ -115,15 +115,15 @@ class Stage:
         self.seq += 1
         sample = Sample(self._picture, self.seq, int(self.now * 1e9), self.now)
         outcome = Outcome("m@1", "none", findings, Timing(0.0, 0.0, 0.0), drift=drift or {})
-        outcome = self.scene.process(sample, outcome, detections(weak) if weak else None)
-        self.scene.result("p", sample, outcome)
+        outcome = self.engine.process(sample, outcome, detections(weak) if weak else None)
+        self.engine.result("p", sample, outcome)
         return outcome.findings
 
     def still(self, wait: float | None = None) -> None:
         """Give the next frame as one in which nothing moves, which is not inferred."""
         self.now += self.period if wait is None else wait
         self.seq += 1
-        self.scene.still(Sample(self._picture, self.seq, int(self.now * 1e9), self.now))
+        self.engine.advance_time(Sample(self._picture, self.seq, int(self.now * 1e9), self.now))
 
     def told(self) -> list[tuple[str, str]]:
         """Give rule and state of all events so far."""

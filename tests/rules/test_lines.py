@@ -78,9 +78,9 @@ def test_an_object_that_is_last_seen_beyond_has_crossed_before_a_lost_source_and
         stage.show(box(50, y))
     assert not stage.events
     if how == "lost":
-        stage.scene.gone(switched_off=False, at=stage.now)
+        stage.engine.source_lost(switched_off=False, at=stage.now)
     else:
-        stage.scene.close("reloaded")
+        stage.engine.close("reloaded")
     assert sum(stage.crossed.values()) == 1
     [event] = stage.events
     assert (event.state, event.seq) == ("once", stage.seq)

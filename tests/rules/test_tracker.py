@@ -83,7 +83,7 @@ def test_a_source_that_was_lost_begins_new_tracks() -> None:
     stage = Stage()
     for _ in range(3):
         numbers(stage, box(20, 50))
-    stage.scene.gone(switched_off=False, at=stage.now)
+    stage.engine.source_lost(switched_off=False, at=stage.now)
     assert numbers(stage, box(20, 50)) == [0]
     assert numbers(stage, box(20, 50)) == [2]
 
@@ -91,14 +91,14 @@ def test_a_source_that_was_lost_begins_new_tracks() -> None:
 def test_a_source_that_is_lost_often_takes_no_more_room() -> None:
     """What has just ended when the source is lost gives its place back, too."""
     stage = Stage(rate=10)
-    tracker = stage.scene._tracker
+    tracker = stage.engine._objects.tracker
     for _ in range(3 * tracker.room):
         stage.show(box(20, 50))
         stage.show(box(21, 50))
         while not tracker.ended.size:
             stage.show()
-        stage.scene.gone(switched_off=False, at=stage.now)
-    assert tracker.room == Stage().scene._tracker.room
+        stage.engine.source_lost(switched_off=False, at=stage.now)
+    assert tracker.room == Stage().engine._objects.tracker.room
 
 
 def test_two_labels_on_one_object_are_one_track() -> None:
@@ -107,7 +107,7 @@ def test_two_labels_on_one_object_are_one_track() -> None:
     for _ in range(5):
         numbers(stage, box(20, 50, label="good"), box(20.3, 50, label="crack", score=0.6))
     assert numbers(stage, box(20, 50, label="crack")) == [1]
-    assert stage.scene.counts() == {}
+    assert stage.engine.counts() == {}
 
 
 def test_objects_that_meet_keep_their_numbers() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...config.settings import Line, Pipeline, Rule, Zone
 from ...core.types import Detections, Outcome, Sample, Timing
-from ...rules.scene import Scene
+from ...rules.rule_engine import RuleEngine
 from ...rules.totals import LineTotals
 
 FRAMES = 300
@@ -30,7 +30,7 @@ def following_ms() -> dict[str, float]:
     """Measure frames with few and with many objects, 8 zones, 8 lines and 16 rules, and without.
 
     Returns:
-        The median of each, ms a frame. Without anything to follow a pipeline has no scene: what is
+        The median of each, ms a frame. Without anything to follow a pipeline has no engine: what is
         left is asking for it, and the clock.
 
     """
@@ -42,9 +42,9 @@ def following_ms() -> dict[str, float]:
 
 def _measure(pipeline: Pipeline, count: int) -> float:
     rng = np.random.default_rng(count)
-    scene = None
+    engine = None
     if pipeline.follows:
-        scene = Scene(
+        engine = RuleEngine(
             pipeline,
             lossless=False,
             name_event=lambda: "bench-1",
@@ -65,9 +65,9 @@ def _measure(pipeline: Pipeline, count: int) -> float:
         sample = Sample(picture, frame, int(frame / RATE * 1e9), frame / RATE)
         outcome = Outcome("bench@1", "none", found, Timing(0.0, 0.0, 0.0))
         start = time.perf_counter()
-        if scene is not None:
-            outcome = scene.process(sample, outcome, None)
-            scene.result("bench", sample, outcome)
+        if engine is not None:
+            outcome = engine.process(sample, outcome, None)
+            engine.result("bench", sample, outcome)
         costs.append((time.perf_counter() - start) * 1e3)
     return round(statistics.median(costs[WARM_UP:]), 4)
 

@@ -190,14 +190,14 @@ class Pipeline:
         """End what is followed from result to result."""
         stage = self._route.stage
         if stage is not None:
-            stage.gone(switched_off=switched_off, at=time.monotonic())
+            stage.source_lost(switched_off=switched_off, at=time.monotonic())
 
     def _stay(self, sample: Sample) -> None:
         """Let time go on for what is followed from result to result."""
         stage = self._route.stage
         # Else a result is on its way of what was there before.
         if stage is not None and self.queue.at_rest:
-            stage.still(sample)
+            stage.advance_time(sample)
 
     def _shapes(self) -> Sequence[Shape]:
         stage = self._route.stage

@@ -151,9 +151,9 @@ class PipelineRoute:
     def _least(self) -> float | None:
         """What is asked for below the threshold; None: nothing."""
         least, stage = self.filter.least, self.stage
-        if stage is None or stage.least is None:
+        if stage is None or stage.tracking_score is None:
             return least
-        return stage.least if least is None else min(least, stage.least)
+        return stage.tracking_score if least is None else min(least, stage.tracking_score)
 
     # After inference
 

@@ -179,7 +179,7 @@ class Sinks:
 class ResultStage(Protocol):
     """Adds to results before the sinks take them; takes each itself once they have it."""
 
-    least: float | None
+    tracking_score: float | None
     """It wants detections of this score, too; None: no weaker ones than the settings."""
 
     def process(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> Outcome:
@@ -195,13 +195,13 @@ class ResultStage(Protocol):
     def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
         """Take that result once the sinks have it."""
 
-    def still(self, sample: Sample) -> None:
+    def advance_time(self, sample: Sample) -> None:
         """Take a capture in which nothing has moved, so that the latest result holds in it."""
 
     def shapes(self) -> Sequence[Shape]:
         """Return what is drawn over pictures beside the findings."""
 
-    def gone(self, *, switched_off: bool, at: float) -> None:
+    def source_lost(self, *, switched_off: bool, at: float) -> None:
         """Forget what was: the source is lost, has ended, or was switched off.
 
         Args:

@@ -34,7 +34,7 @@ def test_what_is_in_a_zone_is_told_by_result_and_counted_by_track() -> None:
     for _ in range(5):
         found = stage.show(box(50, 60, label="cat"), box(10, 10, label="dog", score=0.8))
     assert found.zones == (("yard",), ())
-    assert stage.scene.counts() == {"yard": {"cat": 1}}
+    assert stage.engine.counts() == {"yard": {"cat": 1}}
 
 
 def test_an_object_enters_once_and_leaves_once_however_it_trembles_on_the_edge() -> None:
@@ -111,7 +111,7 @@ def test_nobody_is_missed_before_there_was_time_to_count_him(frames: str) -> Non
     for _ in range(2):
         for _ in range(10):
             stage.show(box(60, 60))
-        stage.scene.gone(switched_off=False, at=stage.now)
+        stage.engine.source_lost(switched_off=False, at=stage.now)
     assert stage.told() == []
     for _ in range(10):
         stage.show(box(10, 10))
@@ -154,7 +154,7 @@ def test_anomaly_and_values_have_rules_too() -> None:
         stage.give(Anomaly(float(score), 5.0))
     assert stage.told() == [("r", "begin")]
     assert stage.events[0].facts["anomaly"] == {"score": 9.0, "threshold": 5.0, "anomalous": True}
-    stage.scene.close("stopped")
+    stage.engine.close("stopped")
     begun, ended = stage.events
     assert (ended.seq, ended.time_ns - begun.time_ns) == (8, 40_000_000), "when it was true last"
     stage = Stage(rules=[rule("value", value="t", above=80, below=70, frames="1/1")])
@@ -200,9 +200,9 @@ def test_what_lasts_is_ended_with_the_reason(why: Any) -> None:
     begun = {event.id for event in stage.events if event.state == "begin"}
     assert len(begun) == 3
     if why == "lost":
-        stage.scene.gone(switched_off=False, at=stage.now)
+        stage.engine.source_lost(switched_off=False, at=stage.now)
     else:
-        stage.scene.close(why)
+        stage.engine.close(why)
     ends = [event for event in stage.events if event.state == "end"]
     assert {event.id for event in ends} == begun
     assert {event.facts["why"] for event in ends} == {why}
@@ -220,18 +220,18 @@ def test_what_was_captured_before_the_source_was_lost_counts_no_more() -> None:
     for _ in range(5):
         stage.show(box(60, 60))
     before, stage.now = stage.now, stage.now + 1
-    stage.scene.gone(switched_off=True, at=stage.now)
+    stage.engine.source_lost(switched_off=True, at=stage.now)
     stage.now = before
     for _ in range(5):
         assert stage.show(box(60, 60)).tracks is None
     stage.give(Classes(("a",), (0.9,)))
     assert stage.told() == [("r", "begin"), ("r", "end")]
-    assert stage.scene.counts() == {"yard": {}}
+    assert stage.engine.counts() == {"yard": {}}
     stage.now += 1
     for _ in range(5):
         stage.show(box(60, 60))
     assert stage.told()[2:] == [("r", "begin")]
-    assert stage.scene.counts() == {"yard": {"a": 1}}
+    assert stage.engine.counts() == {"yard": {"a": 1}}
 
 
 def test_labels_of_a_rule_are_those_of_the_track() -> None:

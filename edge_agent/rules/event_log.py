@@ -1,0 +1,128 @@
+"""The events of one pipeline: each begins, is updated and ends, or is of a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..config.settings import Rule
+from ..core.types import Array, Sample
+from .event import Event, State, Why
+
+UPDATE_SECONDS = 1.0
+BETTER_SCORE = 0.05
+"""An update is due where the score is so much better than in the message before."""
+
+
+class OngoingEvent:
+    """An event between its begin and its end."""
+
+    __slots__ = ("began", "began_ns", "facts", "id", "rule", "score", "updated")
+
+    def __init__(
+        self, rule: Rule, name: str, now: float, time_ns: int, facts: dict[str, Any]
+    ) -> None:
+        self.rule = rule
+        self.id = name
+        self.began = self.updated = now
+        """Monotonic seconds."""
+        self.began_ns = time_ns
+        self.facts = facts
+        self.score = float(facts.get("score", 0.0))
+        """The best that was told."""
+
+    def is_better(self, facts: Mapping[str, Any]) -> bool:
+        """Whether *facts* have a score that is worth an update."""
+        return float(facts.get("score", 0.0)) >= self.score + BETTER_SCORE
+
+
+class EventLog:
+    """Makes events, and none of a rule within `cooldown_s` after one. One thread at a time."""
+
+    def __init__(
+        self, pipeline: str, name_event: Callable[[], str], emit: Callable[[Event], None]
+    ) -> None:
+        """Begin without events.
+
+        Args:
+            pipeline: its name.
+            name_event: returns another name for an event.
+            emit: takes the events, must not wait. All that leave the engine pass here.
+
+        """
+        self.seq = -1
+        """Of the latest sample, …"""
+        self.now = 0.0
+        """… when it was captured, monotonic seconds, …"""
+        self.time_ns = 0
+        self.picture: Array | None = None
+        """… and its frame, while its rules are looked at."""
+        self._pipeline = pipeline
+        self._name_event = name_event
+        self._emit = emit
+        self._silent_until: dict[tuple[str, str], float] = {}
+        """By rule and label."""
+
+    def go_on(self, sample: Sample, *, picture: bool = False) -> None:
+        """Take *sample* for the present; its picture may go with events where that is wanted."""
+        self.seq, self.now, self.time_ns = sample.seq, sample.since, sample.time_ns
+        self.picture = sample.data if picture and sample.picture else None
+
+    def is_silent(self, rule: Rule, facts: Mapping[str, Any]) -> bool:
+        """Whether the cooldown of a rule goes on, for this label."""
+        return self.now < self._silent_until.get(_key(rule, facts), 0.0)
+
+    def once(self, rule: Rule, facts: dict[str, Any]) -> None:
+        """Tell of a moment."""
+        if self.is_silent(rule, facts):
+            return
+        self._silence(rule, facts)
+        moment = OngoingEvent(rule, self._name_event(), self.now, self.time_ns, facts)
+        self._send("once", moment, facts)
+
+    def begin(self, rule: Rule, facts: dict[str, Any]) -> OngoingEvent | None:
+        """Begin an event; None: the rule is silent."""
+        if self.is_silent(rule, facts):
+            return None
+        event = OngoingEvent(rule, self._name_event(), self.now, self.time_ns, facts)
+        self._send("begin", event, facts)
+        return event
+
+    def update(self, event: OngoingEvent, facts: Mapping[str, Any]) -> None:
+        """Tell more of an event."""
+        event.updated = self.now
+        event.score = max(event.score, float(facts.get("score", 0.0)))
+        event.facts |= facts
+        self._send("update", event, event.facts)
+
+    def end(self, event: OngoingEvent, why: Why, facts: Mapping[str, Any] | None = None) -> None:
+        """End an event, with what is to be told of its end."""
+        seconds = round(max(0.0, self.now - event.began), 3)
+        self._silence(event.rule, event.facts)
+        told = {**event.facts, **(facts or {}), "seconds": seconds, "why": why}
+        self._send("end", event, told)
+
+    def _silence(self, rule: Rule, facts: Mapping[str, Any]) -> None:
+        if rule.cooldown_s:
+            self._silent_until[_key(rule, facts)] = self.now + rule.cooldown_s
+
+    def _send(self, state: State, event: OngoingEvent, facts: Mapping[str, Any]) -> None:
+        rule = event.rule
+        pictured = rule.picture != "none" and state != "end"
+        self._emit(
+            Event(
+                event.id,
+                rule,
+                self._pipeline,
+                state,
+                max(0, self.seq),
+                self.time_ns,
+                event.began_ns,
+                dict(facts),
+                self.picture if pictured else None,
+            )
+        )
+
+
+def _key(rule: Rule, facts: Mapping[str, Any]) -> tuple[str, str]:
+    return rule.name, str(facts.get("label", ""))

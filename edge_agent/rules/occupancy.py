@@ -1,0 +1,135 @@
+"""Which tracked object is in which zone, and has been for long enough to count there.
+
+Arrays are (slots of the tracker, columns): a column for each zone, then one for each rule on
+objects in a zone. All objects and columns are updated together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config.rule_kinds import Trigger, kind_of
+from ..config.settings import Rule, Zone
+from .geometry import Flags, Placed, Zones, ones
+from .slots import Slots, grown
+from .tracker import Tracker
+
+NEEDED = (2, 3)
+"""Results in which an object must be in a zone, or beyond a line, to be counted there."""
+
+
+class Occupancy:
+    """Who counts in which zone and for which rule. Used by one thread at a time."""
+
+    def __init__(self, zones: Sequence[Zone], rules: Sequence[Rule], room: int) -> None:
+        """Begin with nobody there.
+
+        Args:
+            zones: all of the pipeline.
+            rules: all of the pipeline.
+            room: slots of the tracker.
+
+        """
+        within = [rule for rule in rules if kind_of(rule).in_zone]
+        self.names = [zone.name for zone in zones]
+        whole = len(zones)
+        self.rules = dict(enumerate(within, whole))
+        """By column."""
+        self.changed = True
+        """Whether `counts` have changed since they were read last."""
+        self._zones = Zones(zones) if zones else None
+        places = [self.names.index(rule.zone) if rule.zone else whole for rule in within]
+        self._zone_of = np.array([*range(whole), *places], np.intp)
+        """By column: its zone; as many as there are: the whole frame."""
+        needed = [NEEDED] * whole + [rule.needed for rule in within]
+        self._needed = np.array([least for least, _ in needed], np.int64)
+        self._of = np.array([of for _, of in needed], np.int64)
+        self._labels = [frozenset[str]()] * whole + [frozenset(rule.labels) for rule in within]
+        self._label_fits = np.zeros((0, len(needed)), bool)
+        """By label of the tracker and column."""
+        self._inside = np.zeros((room, whole), bool)
+        self._bits = np.zeros((room, len(needed)), np.int64)
+        """The latest results, a bit each, the newest lowest: whether it was there."""
+        self.held = np.zeros((room, len(needed)), bool)
+        """Whether it counts there: k of n results say so, and no k of n against it."""
+        self.since = np.zeros((room, len(needed)))
+        """When that became true, monotonic seconds."""
+
+    def columns(self, *triggers: Trigger) -> Slots:
+        """Return the columns of rules with one of these triggers."""
+        found = [place for place, rule in self.rules.items() if kind_of(rule).trigger in triggers]
+        return np.array(found, np.intp)
+
+    def update(
+        self, slots: Slots, placed: Placed, tracker: Tracker, now: float
+    ) -> tuple[Flags, Flags, Flags]:
+        """Take where objects are.
+
+        Args:
+            slots: (n,) of the objects that are seen.
+            placed: where they are.
+            tracker: knows their labels and numbers.
+            now: monotonic seconds.
+
+        Returns:
+            (n, zones) who is inside; (n, columns) what becomes true; (n, columns) what becomes
+            false.
+
+        """
+        there = np.ones((len(slots), len(self.names) + 1), bool)
+        if self._zones is not None:
+            before = self._inside.take(slots, axis=0)
+            self._inside[slots] = there[:, :-1] = self._zones.inside(placed, before)
+        present = there.take(self._zone_of, axis=1)
+        if any(self._labels):
+            present &= self._fits(tracker.labels).take(tracker.label_of(slots), axis=0)
+        bits = (self._bits.take(slots, axis=0) << 1 | present) & ((1 << self._of) - 1)
+        self._bits[slots] = bits
+        count = ones(bits)
+        enough = count >= self._needed
+        before = self.held.take(slots, axis=0)
+        known = (tracker.number[slots] > 0)[:, None]
+        held = (enough & known) | (before & (enough | (self._of - count < self._needed)))
+        self.held[slots] = held
+        rose, fell = held & ~before, before & ~held
+        if (rose | fell).any():
+            self.changed = True
+            self.since[slots] = np.where(rose, now, self.since.take(slots, axis=0))
+        return there[:, :-1], rose, fell
+
+    def _fits(self, labels: Sequence[str]) -> Flags:
+        """Return (labels, columns): which labels count in which columns."""
+        if len(self._label_fits) < len(labels):
+            fits = [[not w or label in w for w in self._labels] for label in labels]
+            self._label_fits = np.array(fits, bool)
+        return self._label_fits
+
+    def count(self) -> NDArray[np.intp]:
+        """Return (columns,) how many objects count in each."""
+        found: NDArray[np.intp] = self.held.sum(axis=0)
+        return found
+
+    def counts(self, tracker: Tracker) -> dict[str, dict[str, int]]:
+        """Return by zone how many objects of each label count in it."""
+        alive, labels = tracker.alive, tracker.labels
+        kinds = tracker.label_of(alive)
+        return {
+            zone: dict(Counter(labels[kind] for kind in kinds[self.held[alive, column]].tolist()))
+            for column, zone in enumerate(self.names)
+        }
+
+    def forget(self, slots: Slots) -> None:
+        """Forget objects: their slots are others' from now on."""
+        if slots.size:
+            self.changed = self.changed or bool(self.held[slots].any())
+            self._inside[slots] = self.held[slots] = False
+            self._bits[slots] = 0
+
+    def grow(self, room: int) -> None:
+        """Make room for more slots."""
+        arrays = (self._inside, self._bits, self.held, self.since)
+        self._inside, self._bits, self.held, self.since = grown(room, *arrays)

@@ -1,0 +1,215 @@
+"""From results to events: the order in which one pipeline's tracks, zones, lines and rules act.
+
+As a stage the engine adds tracks and zones to a result before it is published; once the sinks have
+the result, it looks at the rules.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..config.rule_kinds import kind_of, rules_by_trigger
+from ..config.settings import Pipeline
+from ..core.types import Detections, Outcome, Sample
+from ..runtime.pipelines.overlay import Shape
+from .conditions import Conditions
+from .event import Event, Why
+from .event_log import UPDATE_SECONDS, EventLog
+from .object_rules import Crossings, Moves, Stays, Totals
+from .tracked import TrackedObjects, View
+from .tracker import LOWEST_SCORE
+
+FIRST_SECONDS = 1 / 30
+"""Between a first result and the one before, which is not there."""
+
+
+class RuleEngine:
+    """Tracks, zones, lines and rules of one pipeline. Any thread may call it."""
+
+    tracking_score: float | None = LOWEST_SCORE
+
+    def __init__(
+        self,
+        settings: Pipeline,
+        *,
+        lossless: bool,
+        name_event: Callable[[], str],
+        emit: Callable[[Event], None],
+        totals: Totals,
+    ) -> None:
+        """Begin with nothing seen.
+
+        Args:
+            settings: the pipeline's.
+            lossless: every capture is inferred, as fast as it goes: time between two of them is
+                told by their numbers, not by the clock.
+            name_event: returns another name for an event.
+            emit: takes the events, must not wait.
+            totals: of the lines.
+
+        """
+        self._settings = settings
+        self._lossless = lossless
+        self._totals = totals
+        self._lock = threading.Lock()
+        self._log = EventLog(settings.name, name_event, emit)
+        self._objects = objects = TrackedObjects(settings)
+        self._crossings = Crossings(settings, objects, self._log, totals)
+        self._moves = Moves(objects, self._log)
+        self._stays = Stays(objects, self._log)
+        columns = objects.occupancy.rules.items()
+        counted = {place: rule for place, rule in columns if kind_of(rule).trigger == "count"}
+        whole = rules_by_trigger(settings.rules, "result")
+        self._conditions = Conditions(counted, whole, self._log)
+        self._view: View | None = None
+        """Of the result that `process` has seen and `result` has not."""
+        self._results = 0
+        """Of objects, since the source has been there."""
+        self._updated = 0.0
+        self._valid_after = -math.inf
+        """Results of samples from before, which lanes may still have, count no more."""
+
+    # Before a result is published
+
+    def process(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> Outcome:
+        """Add tracks and zones to a result.
+
+        Args:
+            sample: what it was found in.
+            outcome: what was found.
+            weak: detections below the threshold, which carry on tracks.
+
+        """
+        found = outcome.findings
+        with self._lock:
+            if sample.since <= self._valid_after:
+                return outcome
+            seconds = self._seconds_to(sample)
+            self._log.go_on(sample)
+            if not isinstance(found, Detections):
+                return outcome
+            height, width = sample.data.shape[:2]
+            found, self._view = self._objects.update(
+                found, weak, seconds, (width, height), sample.since
+            )
+            return replace(outcome, findings=found)
+
+    def _seconds_to(self, sample: Sample) -> float:
+        """Return the seconds from the sample before, as what moves has spent them."""
+        if self._log.seq < 0:
+            return FIRST_SECONDS
+        if self._lossless:
+            return (sample.seq - self._log.seq) / 30
+        return sample.since - self._log.now
+
+    # Behind it
+
+    def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
+        """Look at the rules, given a result that `process` has seen."""
+        del pipeline
+        with self._lock:
+            if sample.since <= self._valid_after:
+                return
+            self._log.go_on(sample, picture=True)
+            view, self._view = self._view, None
+            if view is not None:
+                self._results += 1
+                self._look_at_objects(view)
+            isolated = isinstance(outcome.findings, Detections)
+            counts = self._objects.occupancy.count() if isolated else None
+            self._conditions.step(outcome, counts, self._results)
+            if sample.since - self._updated >= UPDATE_SECONDS:
+                self._updated = sample.since
+                self._stays.update()
+            self._log.picture = None
+
+    def _look_at_objects(self, view: View) -> None:
+        parts = (self._crossings, self._stays, self._moves)
+        for part in parts:
+            part.step(view)
+        for part in parts:
+            part.end(view.ended)
+        self._objects.occupancy.forget(view.ended)
+        self._stays.advance()
+
+    def advance_time(self, sample: Sample) -> None:
+        """Go on in time: nothing has moved in a capture, so that the latest result holds in it.
+
+        It is none of the results that `frames` of a rule counts.
+
+        Args:
+            sample: the capture; all before it have been given to `result`.
+
+        """
+        with self._lock:
+            if self._log.seq < 0 or sample.since <= self._valid_after:
+                return
+            # What moves next has stood until now.
+            self._log.go_on(sample, picture=True)
+            self._stays.advance()
+            self._conditions.advance()
+            self._log.picture = None
+
+    # What others call
+
+    @property
+    def changed(self) -> bool:
+        """Whether `counts` may be others than when they were read last."""
+        return self._objects.occupancy.changed
+
+    def counts(self, *, seen: bool = True) -> dict[str, dict[str, int]]:
+        """Return by zone how many objects of each label are in it.
+
+        Args:
+            seen: the change is known with this.
+
+        """
+        with self._lock:
+            if seen:
+                self._objects.occupancy.changed = False
+            return self._objects.counts()
+
+    def shapes(self) -> list[Shape]:
+        """Return zones and lines with what is counted in them, to be drawn."""
+        inside = self.counts(seen=False)
+        shapes = [
+            Shape(zone.polygon, True, f"{zone.name} {sum(inside[zone.name].values())}")
+            for zone in self._settings.zones
+        ]
+        totals = self._totals.of([line.name for line in self._settings.lines])["lines"]
+        for line in self._settings.lines:
+            ways = {way: sum(counts.values()) for way, counts in totals[line.name].items()}
+            text = f"{line.name} in {ways['in']} out {ways['out']}"
+            shapes.append(Shape(line.points, False, text))
+        return shapes
+
+    def source_lost(self, *, switched_off: bool, at: float) -> None:
+        """End all events, and forget all objects: the source is lost, or was switched off.
+
+        Args:
+            switched_off: it was.
+            at: monotonic seconds; what was captured before counts no more.
+
+        """
+        self._finish("stopped" if switched_off else "lost", at)
+
+    def close(self, why: Why) -> None:
+        """End all events, for good: the pipeline stops, or goes on with other settings."""
+        self._finish(why, math.inf)
+
+    def _finish(self, why: Why, valid_after: float) -> None:
+        with self._lock:
+            self._valid_after = valid_after
+            self._stays.finish(why)
+            self._conditions.finish(why)
+            # They are other tracks hereafter, which begin where these were last seen.
+            if self._view is not None:
+                self._crossings.step(self._view)
+            self._crossings.end(self._objects.tracker.alive)
+            self._objects.reset()
+            self._view = None
+            self._log.seq = -1
+            self._results = 0
