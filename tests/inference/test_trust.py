@@ -19,10 +19,10 @@ from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import plain_choice
 from edge_agent.inference.model import Model, load_model
 from edge_agent.inference.probe import probe_inputs
-from edge_agent.inference.trust import open_plain, why_unlike_session
+from edge_agent.inference.trust import is_confirmed, open_plain, why_unlike_session, why_wrong
 from edge_agent.models.manifest import load
 from tests.helpers.push import model_folder
-from tests.helpers.small_models import brightness, detector, write_manifest
+from tests.helpers.small_models import brightness, detector, wrapping, write_manifest
 from tests.helpers.tiny_networks import constant_outputs, node, save_onnx
 
 Rows = Sequence[tuple[float, ...]]
@@ -228,3 +228,20 @@ def test_surely_nothing_keeps_a_healthy_engine(task: str, tmp_path: Path) -> Non
     distance = relative_distance(*(one.raw(inputs[0])["chance"] for one in (plain, model)))
     assert distance > model.manifest.trial.tolerance
     assert why_unlike_session(plain, model, inputs) is None
+
+
+@pytest.mark.parametrize(("gray", "right"), [(20, True), (200, False)])
+def test_two_engines_are_believed_against_one(tmp_path: Path, gray: int, right: bool) -> None:
+    """An engine is confirmed by another engine that gives the same, and by nothing else.
+
+    Bytes that overflow are computed by OpenVINO in its own way, which no other engine confirms.
+    """
+    folder = load(wrapping(tmp_path / "wrapping"))
+    model = load_model(folder, [EngineChoice("openvino")], "picture")[0]
+    inputs = [{"picture": np.full((1, 3, 16, 16), gray, np.float32)}]
+    assert is_confirmed(model, "picture", inputs) is right
+    # A reference that differs from both does not condemn an engine that is confirmed.
+    other = opened(brightness(tmp_path / "other"))
+    other_inputs = [{"picture": each["picture"]} for each in inputs]
+    why = why_wrong(other, model, "picture", other_inputs)
+    assert (why is None) is right
