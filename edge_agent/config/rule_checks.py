@@ -121,6 +121,10 @@ def _action_problems(
         yield ".payload", why
 
 
+LEAVES_NOTHING = "leaves nothing to publish"
+"""Of a filter: not only without effect, but silent for ever."""
+
+
 def lint_filters(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> Iterator[str]:
     """Yield which filters of a pipeline can have no effect, or leave nothing; as `lint_rules`."""
     known = [folder for folder in firsts if folder is not None]
@@ -135,13 +139,26 @@ def lint_filters(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> It
         given = []
     if any(pipeline.min_box) and "detection" not in tasks:
         yield f"min_box has no effect: {names} finds no boxes"
-    if not all(folder.labels for folder in known):
-        return  # classes without names are called by their numbers, however many there are
     found = {label for folder in known for label in folder.labels}
     for key in given:
-        absent = [label for label in getattr(pipeline, key) if label not in found]
-        if absent:
-            yield f"{key}: {', '.join(map(repr, absent))} is not among what {names} finds"
+        labels = list(getattr(pipeline, key))
+        if not all(folder.labels for folder in known):
+            # Classes without names are called by their numbers, however many there are.
+            absent = [label for label in labels if label not in found and not label.isdecimal()]
+            why = (
+                f"{names} has no names for its classes and calls them by their numbers; write a "
+                "labels.txt, one a line, and name it in model.toml: output.labels"
+            )
+        else:
+            absent = [label for label in labels if label not in found]
+            why = ""
+        if not absent:
+            continue
+        words = ", ".join(map(repr, absent))
+        if key == "labels" and len(absent) == len(labels):
+            yield f"{key}: {words} {LEAVES_NOTHING}: " + (why or f"it is not what {names} finds")
+        else:
+            yield f"{key}: {words} is not among what {names} finds{why and f': {why}'}"
 
 
 def lint_rules(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..config.device_profile import unlisted
 from ..config.lint import lint_pipeline
+from ..config.rule_checks import LEAVES_NOTHING
 from ..core.errors import ModelError
 from ..core.listeners import Listeners
 from ..inference.engines.label import engine_words
@@ -266,6 +267,11 @@ class Announcements:
         for name, line in sorted(now - self._logged_doubts):
             log.warning("pipeline %s: %s", name, line)
         self._logged_doubts = now
+
+    def problems(self) -> list[str]:
+        """Return which filters leave nothing of what a model finds."""
+        doubts = sorted(self._logged_doubts)
+        return [f"pipeline {name}: {line}" for name, line in doubts if LEAVES_NOTHING in line]
 
     def _log_streaming(self, model: Model) -> None:
         """Log once why a model is slow."""

@@ -166,6 +166,7 @@ def compose(
             inventory.crashes.problems,
             background.problems,
             runner.sinks.problems,
+            announcements.problems,
             lambda: inventory.other_variants(s.model.folder for s in active.all() if s.model),
         ),
         actions=following.health,

@@ -189,7 +189,11 @@ GATE = Line(name="gate", points=((0.0, 0.0), (1.0, 1.0)))
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"labels": ("dog",)}, "labels: 'dog' is not among what face@1 finds"),
+        (
+            {"labels": ("dog",)},
+            "labels: 'dog' leaves nothing to publish: it is not what face@1 finds",
+        ),
+        ({"labels": ("dog", "face")}, "labels: 'dog' is not among what face@1 finds"),
         ({"thresholds": {"dog": 0.5}}, "thresholds: 'dog' is not among"),
         (
             {"rules": (Rule(name="r", when="drift", value="ax"),)},
@@ -234,6 +238,15 @@ def test_a_rule_that_can_never_act_is_said(
     """One line names the rule, or the filter, and why nothing can come of it."""
     (line,) = lint_pipeline(asked(**keys), [face], [])
     assert line.startswith(words)
+
+
+def test_labels_of_a_model_without_names_leave_nothing(tmp_path: Path) -> None:
+    """Its classes are called by their numbers, which may be named; what may not is said."""
+    nameless = load(detector(tmp_path / "boxes", [(0, 0.9, 0.1, 0.1, 0.4, 0.9)], []))
+    (line,) = lint_pipeline(asked(labels=("person",)), [nameless], [])
+    assert line.startswith("labels: 'person' leaves nothing to publish: ")
+    assert "labels.txt" in line
+    assert lint_pipeline(asked(labels=("0",)), [nameless], []) == []
 
 
 def test_zones_and_filters_of_boxes_on_a_model_of_numbers_are_said(light: ModelFolder) -> None:
