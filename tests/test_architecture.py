@@ -73,8 +73,8 @@ HOMES: Mapping[str, str] = {
     "serial": "sources.serial_line",
     "matplotlib": "tools bench.pipeline.bars",
     "nncf": "tools.nncf_quantization",
-    "torch": "tools.pytorch_original",
-    "ai_edge_litert": "tools.tflite_original",
+    "torch": "tools.pytorch_model",
+    "ai_edge_litert": "tools.source_model",
 }
 
 # What is imported by another name than it is installed by, or comes with something installed.

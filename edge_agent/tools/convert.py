@@ -23,7 +23,7 @@ from ..models.files.check_onnx import check_network, inspect
 from ..models.files.facts import NetworkFacts
 from ..models.importing import PYTORCH, hint_of
 from ..models.manifest import GOLDEN, load
-from .comparison import Progress
+from .evaluation import Progress
 from .golden_cases import CASES, clearest, try_folder, write_golden
 from .pytorch_file import recognise
 
@@ -170,7 +170,7 @@ def _make(
         "inputs": [(list(each.shape), each.dtype) for each in inputs],
         "folder": str(folder),
     }
-    said: dict[str, Any] = ask("edge_agent.tools.converting", question, f"converting {path}")
+    said: dict[str, Any] = ask("edge_agent.tools.conversion_worker", question, f"converting {path}")
     return said
 
 

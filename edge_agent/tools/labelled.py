@@ -17,7 +17,7 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.files import subfolders
 from ..core.types import Sample
-from .judging import Metric
+from .evaluation import Metric
 from .metrics import NORMAL, Truth
 
 MAX_JSON_BYTES = 256 * 2**20

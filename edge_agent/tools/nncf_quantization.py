@@ -1,4 +1,4 @@
-"""NNCF's static quantisation, where it is installed: another way to the same kind of network."""
+"""NNCF's static quantization, where it is installed: another way to the same kind of network."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..core.types import Tensors
-from .network import quiet
-from .targets import Target
+from .cpu_targets import Target
+from .float_model import quiet
 
 
 def is_installed() -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..core.errors import ModelError, UsageError
-from .network import MAX_WEIGHT_BYTES
+from .float_model import MAX_WEIGHT_BYTES
 
 Kind = Literal["exported", "script"]
 Read = Callable[[str], bytes]

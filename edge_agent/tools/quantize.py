@@ -1,9 +1,9 @@
-"""Quantisation from a model folder to a report: search, measure, compare."""
+"""Quantization from a model folder to a report: search, measure, compare."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from ..core.errors import ModelError, UsageError
@@ -15,14 +15,25 @@ from ..inference.model import load_model
 from ..models.drift import Usual
 from ..models.files.check_onnx import inspect
 from ..models.manifest import ModelFolder, load
-from .comparison import Candidate, Comparison, Progress, Way, label
+from .cpu_targets import Target
+from .evaluation import (
+    EXACT,
+    Candidate,
+    Comparison,
+    Evaluator,
+    Metric,
+    Progress,
+    Recipe,
+    Scores,
+    label,
+    network_inputs,
+    usual_findings,
+)
+from .float_model import make_ready
 from .golden_cases import CANDIDATES, clearest, try_folder, write_golden
-from .judging import EXACT, Jury, Metric, Verdict, network_inputs, usual_findings
 from .measure import Cost
 from .metrics import Truth
-from .network import make_ready
-from .search import Search
-from .targets import Target
+from .quantization_search import Search
 
 LEAST_SAMPLES = 8
 HELD_OUT_FROM = 60
@@ -39,12 +50,12 @@ class Row:
     """One network on one engine."""
 
     engine: str
-    verdict: Verdict
+    scored: Scores
     cost: Cost | None
     """None: of the exact computation, which no box runs."""
 
 
-@record(quick=True, eq=False)
+@record(kw_only=True, eq=False)
 class Report:
     """What came out."""
 
@@ -53,10 +64,10 @@ class Report:
     foreign: bool
     """Whether the target is another processor than this one: then only the exact computation
     counts, for this one's engines run such a network in another way."""
-    calibrated_on: int
+    calibrated_on: int = 0
     """0: it was not made here, only judged."""
     judged_on: int
-    held_out: bool
+    held_out: bool = True
     metric: Metric | None
     max_drop: float
     drop: float
@@ -66,11 +77,11 @@ class Report:
     float_bytes: int
     quantized_bytes: int
     chosen: Candidate
-    candidates: list[Candidate]
+    candidates: list[Candidate] = field(default_factory=list)
     notes: list[str]
     worst: list[tuple[Sample, Findings, Findings, float]]
     """Sample, what the float network finds, what the other does, how far they agree."""
-    usual: Usual | None
+    usual: Usual | None = None
     """Of the calibration samples and what the chosen network finds in them; None: it did not
     pass, or was only judged."""
 
@@ -88,7 +99,7 @@ def quantize(
     place: Path,
     progress: Progress,
 ) -> Report:
-    """Quantise a model and compare what comes out with what went in.
+    """Quantize a model and compare what comes out with what went in.
 
     Args:
         folder: of the float model.
@@ -96,7 +107,7 @@ def quantize(
         samples: to calibrate with.
         evaluation: samples and what they show, to judge by; None: judged by agreement.
         engines: of this device.
-        target: to quantise for.
+        target: to quantize for.
         own: what this device is.
         max_drop: what may be lost.
         place: an empty folder to work in; the chosen network lies in it.
@@ -104,7 +115,7 @@ def quantize(
 
     Raises:
         UsageError: too few samples.
-        ModelError: the network cannot be quantised.
+        ModelError: the network cannot be quantized.
         EngineError: an engine cannot run it.
 
     """
@@ -130,32 +141,27 @@ def quantize(
     comparison = _comparison(folder, kind, judged, truths, engines, target != own, progress)
     search = Search(comparison, network, inputs, target, max_drop, place)
     found = search.run()
-    chosen = found or min(search.candidates, key=lambda each: each.drop)
-    usual = None
+    usual, notes = None, []
     if found is not None:
         words, most = "learning what is usual", len(samples)
         usual = usual_findings(
             found.folder, kind, samples, lambda done: progress(words, done, most)
         )
-    report = _report(comparison, chosen, target, target != own, max_drop)
-    refused = {}
-    if found is not None:
         progress("trying its golden outputs", 0, 0)
         _write_golden(found.folder, kind, inputs)
         refused = try_folder(found.folder, kind, [] if target != own else engines)
         if refused and len(refused) == len(engines):
             raise ModelError(f"{manifest.id}: no engine of this device would run it: {refused}")
+        notes = [f"a trial would refuse it on {name}: {why}" for name, why in refused.items()]
+    chosen = found or min(search.candidates, key=lambda each: each.drop)
+    report = _report(comparison, chosen, target, target != own, max_drop)
     return replace(
         report,
         calibrated_on=len(calibration),
         held_out=held_out,
         passed=found is not None,
         candidates=search.candidates,
-        notes=[
-            *search.failed,
-            *report.notes,
-            *(f"a trial would refuse it on {name}: {why}" for name, why in refused.items()),
-        ],
+        notes=[*search.failed, *report.notes, *notes],
         usual=usual,
     )
 
@@ -194,7 +200,7 @@ def judge(
         samples: to judge on.
         truths: what each shows; None: judged by agreement.
         engines: of this device.
-        target: that it was quantised for.
+        target: that it was quantized for.
         own: what this device is.
         max_drop: what may be lost.
         progress: is told of each step.
@@ -209,7 +215,7 @@ def judge(
         raise UsageError("no samples to judge on: name a source that has some")
     comparison = _comparison(folder, kind, samples, truths, engines, target != own, progress)
     progress(f"judging {name}", 0, 0)
-    candidate = comparison.judge(Way(tool=name), other.path)
+    candidate = comparison.judge(Recipe(tool=name), other.path)
     comparison.time([candidate])
     return _report(comparison, candidate, target, target != own, max_drop)
 
@@ -241,16 +247,16 @@ def _comparison(
     progress: Progress,
 ) -> Comparison:
     progress("judging the float network", 0, 0)
-    jury = Jury(folder, kind, samples, truths)
+    evaluator = Evaluator(folder, kind, samples, truths)
     deciding = [EXACT] if foreign else [*engines, EXACT]
-    return Comparison(folder, jury, deciding, engines, progress)
+    return Comparison(folder, evaluator, deciding, engines, progress)
 
 
 def _report(
     comparison: Comparison, chosen: Candidate, target: Target, foreign: bool, max_drop: float
 ) -> Report:
     """Report on a network that was judged and timed, without what was tried before."""
-    folder, jury = comparison.folder, comparison.jury
+    folder, evaluator = comparison.folder, comparison.evaluator
     floats: list[Row] = []
     quantized: list[Row] = []
     engines = [*comparison.timed, EXACT]
@@ -259,43 +265,40 @@ def _report(
         comparison.progress("measuring", number, len(engines))
         for rows, path, known, costs in (
             (floats, folder.path, comparison.floats, comparison.float_costs),
-            (quantized, chosen.folder, chosen.verdicts, chosen.costs),
+            (quantized, chosen.folder, chosen.scores, chosen.costs),
         ):
-            verdict = known.get(name) or jury.judge(path, choice)
-            rows.append(Row(name, verdict, costs.get(name)))
+            scored = known.get(name) or evaluator.judge(path, choice)
+            rows.append(Row(name, scored, costs.get(name)))
     worst_row = min(
         (row for row in quantized if not foreign or row.engine == label(EXACT)),
-        key=lambda row: row.verdict.agreement,
+        key=lambda row: row.scored.agreement,
     )
-    order = sorted(range(len(jury.samples)), key=lambda place: worst_row.verdict.by_sample[place])
+    by_sample = worst_row.scored.by_sample
+    order = sorted(range(len(by_sample)), key=by_sample.__getitem__)
     return Report(
-        folder.manifest.id,
-        target,
-        foreign,
-        0,
-        len(jury.samples),
-        True,
-        jury.metric,
-        max_drop,
-        chosen.drop,
-        chosen.drop <= max_drop,
-        floats,
-        quantized,
-        size_of_network(folder),
-        size_of_network(load(chosen.folder)),
-        chosen,
-        [],
-        _notes(floats, quantized, target, foreign),
-        [
+        model=folder.manifest.id,
+        target=target,
+        foreign=foreign,
+        judged_on=len(by_sample),
+        metric=evaluator.metric,
+        max_drop=max_drop,
+        drop=chosen.drop,
+        passed=chosen.drop <= max_drop,
+        floats=floats,
+        quantized=quantized,
+        float_bytes=size_of_network(folder),
+        quantized_bytes=size_of_network(load(chosen.folder)),
+        chosen=chosen,
+        notes=_notes(floats, quantized, target, foreign),
+        worst=[
             (
-                jury.samples[place],
-                jury.expected[place],
-                worst_row.verdict.findings[place],
-                worst_row.verdict.by_sample[place],
+                evaluator.samples[place],
+                evaluator.expected[place],
+                worst_row.scored.findings[place],
+                by_sample[place],
             )
             for place in order[:WORST]
         ],
-        None,
     )
 
 
@@ -313,10 +316,10 @@ def _notes(floats: Sequence[Row], rows: Sequence[Row], target: Target, foreign: 
             f"for {target.name}, which this device is not: judged by the exact computation alone"
         )
     notes += [
-        f"{row.engine} agrees in {row.verdict.agreement:.1%}, the exact computation in "
-        f"{exact.verdict.agreement:.1%}: on this processor it computes something else"
+        f"{row.engine} agrees in {row.scored.agreement:.1%}, the exact computation in "
+        f"{exact.scored.agreement:.1%}: on this processor it computes something else"
         for row in rows
-        if row.verdict.agreement < exact.verdict.agreement - SATURATED
+        if row.scored.agreement < exact.scored.agreement - SATURATED
     ]
     faster = [
         before.cost.infer_ms > after.cost.infer_ms

@@ -1,4 +1,4 @@
-"""ONNX Runtime's static quantisation: calibrate once, then quantise as often as wanted, in QDQ."""
+"""ONNX Runtime's static quantization: calibrate once, then quantize as often as wanted, in QDQ."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from ..core.errors import ModelError
 from ..core.scratch import scratch_folder
 from ..core.types import Tensors
-from .network import quiet
-from .targets import Target
+from .cpu_targets import Target
+from .float_model import quiet
 
 Method = Literal["minmax", "percentile", "entropy"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -99,7 +99,7 @@ def quantize_onnx(
         ranges: as `calibrate` wrote them.
         target: says how eight bits are used.
         method: that the ranges were made with.
-        kinds: types of operators to quantise; none: all that can be.
+        kinds: types of operators to quantize; none: all that can be.
         exclude: names of operators that stay float.
 
     """

@@ -4,7 +4,7 @@
 
 The teacher is a model folder of the agent's that finds boxes, run by the agent's own code. Its
 boxes are the truth that the trainer of `models/parts-inspection` gets; what it is in doubt about
-counts neither way. A quarter of the frames is not trained on, but judged on. The student comes
+counts neither recipe. A quarter of the frames is not trained on, but judged on. The student comes
 out as a model folder in float32; `edge-agent quantize` makes eight bits of it.
 
 Needs: edge-agent with its extra tools, and torch.
@@ -39,8 +39,8 @@ from edge_agent.core.types import Detections, Request, Sample
 from edge_agent.inference.model import Model, default_threshold, load_model
 from edge_agent.models.manifest import ModelFolder, load
 from edge_agent.sources.spec import guess_source, parse_source
+from edge_agent.tools.evaluation import EXACT, Evaluator
 from edge_agent.tools.folders import move_to, new_folder
-from edge_agent.tools.judging import EXACT, Jury
 
 STRETCH = 25  # frames in a row; those of a clip are so like their neighbours that single ones
 EVERY = 4  # would be no test: of so many stretches one is judged on
@@ -123,7 +123,7 @@ def distil(options: argparse.Namespace) -> None:
         model.close()
         count = sum(int(np.count_nonzero(each >= 0)) for each in data.labels)
         print(f"{len(data)} frames with {count} boxes to learn from, {len(judged)} to judge on")
-        jury = Jury(teacher, "picture", judged, None)
+        evaluator = Evaluator(teacher, "picture", judged, None)
         net = train(net, data, options.epochs, lambda _net, _epoch: None)
         write_folder(net, place, name, labels, threshold)
         network = in_onnxruntime(place / "model.onnx")
@@ -132,7 +132,8 @@ def distil(options: argparse.Namespace) -> None:
         cases = np.stack([model_ready(image) for image in data.images[:2]])
         write_golden(place, cases, np.stack([network(case) for case in cases]), NAMES)
         for title, folder in (("before", untrained), ("after", place)):
-            print(f"agreement with the teacher {title}: {jury.judge(folder, EXACT).agreement:.1%}")
+            share = evaluator.judge(folder, EXACT).agreement
+            print(f"agreement with the teacher {title}: {share:.1%}")
         move_to(place, options.out)
 
 

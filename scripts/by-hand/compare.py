@@ -17,8 +17,8 @@ from edge_agent.core.types import Sample, Tensors
 from edge_agent.models.importing import import_model
 from edge_agent.models.manifest import ModelFolder, load
 from edge_agent.sources.spec import parse_source
+from edge_agent.tools.evaluation import EXACT, Evaluator, network_inputs
 from edge_agent.tools.folders import copy_rest
-from edge_agent.tools.judging import EXACT, Jury, network_inputs
 from edge_agent.tools.measure import costs_of
 
 
@@ -30,7 +30,7 @@ def read(pictures: Path, folder: ModelFolder) -> list[Sample]:
 
 
 class Reader:
-    """Inputs, as ONNX Runtime's quantiser takes them."""
+    """Inputs, as ONNX Runtime's quantizer takes them."""
 
     def __init__(self, inputs: Sequence[Tensors]) -> None:
         self._left = iter(inputs)
@@ -41,22 +41,22 @@ class Reader:
 
 
 def onnx_runtime(network: Path, out: Path, inputs: Sequence[Tensors]) -> None:
-    """Quantise as the first example of ONNX Runtime's documentation does."""
+    """Quantize as the first example of ONNX Runtime's documentation does."""
     from onnxruntime.quantization import quantize_static
 
     quantize_static(network, out, Reader(inputs))
 
 
 def nncf(network: Path, out: Path, inputs: Sequence[Tensors]) -> None:
-    """Quantise as the first example of NNCF's documentation does."""
+    """Quantize as the first example of NNCF's documentation does."""
     import nncf
     import onnx
 
     onnx.save(nncf.quantize(onnx.load(network), nncf.Dataset(list(map(dict, inputs)))), out)
 
 
-Quantiser = Callable[[Path, Path, Sequence[Tensors]], None]
-BY_HAND: dict[str, Quantiser] = {"ONNX Runtime by hand": onnx_runtime, "NNCF by hand": nncf}
+Quantizer = Callable[[Path, Path, Sequence[Tensors]], None]
+BY_HAND: dict[str, Quantizer] = {"ONNX Runtime by hand": onnx_runtime, "NNCF by hand": nncf}
 
 
 def compare(pictures: Path, model: Path, work: Path) -> None:
@@ -66,12 +66,12 @@ def compare(pictures: Path, model: Path, work: Path) -> None:
         made: dict[str, Path] = {"float": folder.path}
         samples = read(pictures, folder)
         inputs = network_inputs(folder, "picture", samples, lambda _: None)
-        for number, (name, quantiser) in enumerate(BY_HAND.items()):
+        for number, (name, quantizer) in enumerate(BY_HAND.items()):
             place = work / str(number)
             place.mkdir()
             copy_rest(folder, place)
             try:
-                quantiser(folder.network, place / "model.onnx", inputs)
+                quantizer(folder.network, place / "model.onnx", inputs)
                 load(place)
             except Exception as problem:  # noqa: BLE001 - whatever it is, is the result
                 print(f"{model.stem}: {name}: {type(problem).__name__}: {problem}"[:300])
@@ -84,14 +84,14 @@ def compare(pictures: Path, model: Path, work: Path) -> None:
         )
         if done.returncode == 0:
             made["edge-agent quantize"] = own
-        jury = Jury(folder, "picture", samples, None)
+        evaluator = Evaluator(folder, "picture", samples, None)
         engines = engines_for(folder.network)
         rows: dict[str, list[str]] = {name: [] for name in made}
         runs: dict[str, list[str]] = {}
         for choice in (*engines, EXACT):
             for name, place in made.items():
                 try:
-                    rows[name].append(f"{jury.judge(place, choice).agreement:.1%}")
+                    rows[name].append(f"{evaluator.judge(place, choice).agreement:.1%}")
                     runs.setdefault(choice.engine, []).append(name)
                 except AgentError as problem:
                     print(f"{model.stem}: {name} on {choice.engine}: {problem}"[:300])

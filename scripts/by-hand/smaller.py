@@ -104,10 +104,10 @@ def sparse(network: Path, out: Path, share: float, of: int = 0) -> None:
     """Zero the smallest weights: a share of all, or of every `of` that are summed one by one."""
     model = onnx.load(network)
     for tensor in model.graph.initializer:
-        quantised = tensor.data_type in {TensorProto.INT8, TensorProto.UINT8}
+        quantized = tensor.data_type in {TensorProto.INT8, TensorProto.UINT8}
         if len(tensor.dims) < 2 or np.prod(tensor.dims) < LARGE:
             continue
-        if not quantised and tensor.data_type != TensorProto.FLOAT:
+        if not quantized and tensor.data_type != TensorProto.FLOAT:
             continue
         array = numpy_helper.to_array(tensor).copy()
         # Convolutions sum over their second axis, products over their first.
@@ -125,13 +125,13 @@ def sparse(network: Path, out: Path, share: float, of: int = 0) -> None:
     onnx.save(model, out)
 
 
-Way = Callable[[Path, Path], None]
-HALF: dict[str, Way] = {
+Recipe = Callable[[Path, Path], None]
+HALF: dict[str, Recipe] = {
     "FP16 weights": half,
     "FP16 throughout": half_throughout,
     "FP16 weights, OpenVINO's format": half_ir,
 }
-PRODUCTS: dict[str, Way] = {
+PRODUCTS: dict[str, Recipe] = {
     "INT8 weights, MatMulNBits": partial(blocks, bits=8, level=0),
     "INT8 weights, MatMulNBits, INT8 products": partial(blocks, bits=8, level=4),
     "INT4 weights, MatMulNBits": partial(blocks, bits=4, level=0),
@@ -143,12 +143,12 @@ PRODUCTS: dict[str, Way] = {
 
 def static(network: Path, out: Path) -> None:
     """Take the generated INT8 network: activations in eight bits, too, by fixed ranges."""
-    quantised = find_model(network.parent.name.replace("fp32", "int8"), print)
-    shutil.copyfile(quantised / "model.onnx", out)
+    quantized = find_model(network.parent.name.replace("fp32", "int8"), print)
+    shutil.copyfile(quantized / "model.onnx", out)
 
 
-STATIC: dict[str, Way] = {"INT8, activations too": static}
-ZEROS: dict[str, Way] = {
+STATIC: dict[str, Recipe] = {"INT8, activations too": static}
+ZEROS: dict[str, Recipe] = {
     "50 % zeros": partial(sparse, share=0.5),
     "2:4 zeros": partial(sparse, share=0.5, of=4),
     "90 % zeros": partial(sparse, share=0.9),
@@ -163,7 +163,7 @@ def opened(place: Path, choice: EngineChoice) -> Any:
     return model
 
 
-def compare(name: str, ways: dict[str, Way], work: Path) -> None:
+def compare(name: str, ways: dict[str, Recipe], work: Path) -> None:
     """Print what each way brings for a model."""
     folder = load(find_model(name, print))
     made: dict[str, Path] = {}
@@ -229,7 +229,7 @@ def main() -> None:
         sys.exit("usage: scripts/by-hand/smaller.py MODEL[:LETTERS]…")
     for text in sys.argv[1:]:
         name, _, letters = text.partition(":")
-        ways: dict[str, Way] = {}
+        ways: dict[str, Recipe] = {}
         for letter in letters or "hpz":
             ways |= LETTERS[letter]
         with TemporaryDirectory() as work:

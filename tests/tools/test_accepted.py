@@ -16,10 +16,10 @@ from edge_agent.inference.engines.registry import readers
 from edge_agent.inference.golden import compare_golden
 from edge_agent.inference.model import load_model
 from edge_agent.models.manifest import load
+from edge_agent.tools.cpu_targets import own_target
 from edge_agent.tools.golden_cases import clearest, write_golden
-from edge_agent.tools.output import publish
 from edge_agent.tools.quantize import quantize
-from edge_agent.tools.targets import own_target
+from edge_agent.tools.report import publish
 from tests.helpers.asset_models import MODELS, asset_folder, asset_samples
 from tests.helpers.small_models import detector, write_manifest
 from tests.helpers.support import ASSETS, call_cli, needs_assets

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import ENGINES, open_engine
+from edge_agent.tools.cpu_targets import TARGETS
 from edge_agent.tools.nncf_quantization import is_installed, make_unsigned, quantize_nncf
-from edge_agent.tools.targets import TARGETS
 from tests.helpers.tiny_networks import node, save_onnx
 
 PICTURE = (1, 3, 8, 8)

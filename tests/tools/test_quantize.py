@@ -118,7 +118,7 @@ def test_labels_are_judged_by(tmp_path: Path, pictures: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_quantiser_that_fails_is_told_and_the_others_go_on(
+def test_a_quantizer_that_fails_is_told_and_the_others_go_on(
     tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it raises: ONNX Runtime's errors, which NNCF passes on, have no class of Python."""

@@ -87,7 +87,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Quantise, or judge; 1 where more is lost than may be."""
+    """Quantize, or judge; 1 where more is lost than may be."""
     needed = {"--calibration": options.calibration, "-o": options.output}
     if options.judge is not None:
         if options.output is not None:
@@ -108,10 +108,10 @@ def main(options: Options) -> int:
 
 def _make(options: Options, picture: Path | None, progress: Progress) -> int:
     from ...device.hardware import read_facts
+    from ...tools.cpu_targets import own_target, target_of
     from ...tools.folders import new_folder
-    from ...tools.output import publish
     from ...tools.quantize import quantize
-    from ...tools.targets import own_target, target_of
+    from ...tools.report import publish
 
     facts = read_facts()
     target, own = target_of(options.target, facts), own_target(facts)
@@ -145,8 +145,8 @@ def _make(options: Options, picture: Path | None, progress: Progress) -> int:
 
 def _judge(options: Options, picture: Path | None, progress: Progress) -> int:
     from ...device.hardware import read_facts
+    from ...tools.cpu_targets import own_target, target_of
     from ...tools.quantize import check_comparable, judge
-    from ...tools.targets import own_target, target_of
 
     facts = read_facts()
     name = options.judge
@@ -169,13 +169,13 @@ def _judge(options: Options, picture: Path | None, progress: Progress) -> int:
         )
         progress.close()
         _show(report, options, picture)
-        verdict = (
+        scored = (
             f"{report.drop:.1%} is lost where {report.max_drop:.1%} may be (--max-drop), on "
             f"{counted(report.judged_on, 'sample')}"
         )
         if not report.passed:
-            raise AgentError(f"{name} is bad: {verdict}")
-    say(f"{name} is good: {verdict}")
+            raise AgentError(f"{name} is bad: {scored}")
+    say(f"{name} is good: {scored}")
     return 0
 
 
@@ -190,7 +190,7 @@ def _imported(name: str) -> Iterator[ModelFolder]:
 @contextmanager
 def _floating(name: str) -> Iterator[ModelFolder]:
     """Import the float model, checked before the samples are read, which may take long."""
-    from ...tools.network import check_float
+    from ...tools.float_model import check_float
 
     with _imported(name) as folder:
         check_float(folder.network)
@@ -215,13 +215,13 @@ def _judged(path: Path, folder: ModelFolder) -> Iterator[ModelFolder]:
 def _show(report: Report, options: Options, picture: Path | None) -> None:
     """Print the report, and draw it."""
     if options.json:
-        from ...tools.output import as_json
+        from ...tools.report import as_json
 
         print(json.dumps(as_json(report)))
     else:
         _print(report)
     if picture is not None:
-        from ...tools.picture import draw
+        from ...tools.report_figure import draw
 
         draw(report, picture)
         say(f"{picture}: written")
@@ -272,7 +272,7 @@ def _samples(text: str, folder: ModelFolder, progress: Progress) -> list[Sample]
 def _labelled(name: str | None, folder: ModelFolder) -> Labelled | None:
     if name is None:
         return None
-    from ...tools.judging import metric_of
+    from ...tools.evaluation import metric_of
     from ...tools.labelled import labelled
 
     metric = metric_of(folder)
@@ -332,7 +332,7 @@ def _print(report: Report) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ...tools.output import rows
+    from ...tools.report import rows
 
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     if not sys.stdout.isatty():
@@ -341,19 +341,19 @@ def _print(report: Report) -> None:
     for each in report.candidates:
         fastest = f"{each.fastest_ms:.2f}" if each.costs else ""
         mark = " ← chosen" if each is report.chosen and report.passed else ""
-        tried.add_row(f"{each.way}{mark}", f"{each.drop:.1%}", fastest)
+        tried.add_row(f"{each.recipe}{mark}", f"{each.drop:.1%}", fastest)
     if report.candidates:
         console.print(tried)
     metric = [] if report.metric is None else [report.metric]
     table = Table("engine", "network", "agreement", *metric, "ms", "memory, MB")
     for row, network in rows(report):
-        truth = [] if not metric else [f"{row.verdict.metric:.3f}"]
+        truth = [] if not metric else [f"{row.scored.metric:.3f}"]
         cost = (
             ["", ""]
             if row.cost is None
             else [f"{row.cost.infer_ms:.2f}", f"{row.cost.memory_mb:.0f}"]
         )
-        table.add_row(row.engine, network, f"{row.verdict.agreement:.1%}", *truth, *cost)
+        table.add_row(row.engine, network, f"{row.scored.agreement:.1%}", *truth, *cost)
     console.print(table)
     print(f"target   {report.target.name}: {report.target.why}")
     print(

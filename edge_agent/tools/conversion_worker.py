@@ -14,10 +14,10 @@ from ..core.errors import AgentError, ModelError
 from ..core.names import safe_name
 from ..core.types import TensorSpec
 from ..models.files.check_onnx import inspect
-from .drafting import draft_manifest
 from .golden_cases import golden_inputs, write_golden
-from .original import Original
+from .manifest_draft import draft_manifest
 from .pytorch_file import EXPORT
+from .source_model import SourceModel
 
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
@@ -81,14 +81,14 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _load(path: Path, kind: str, inputs: list[TensorSpec]) -> Original:
+def _load(path: Path, kind: str, inputs: list[TensorSpec]) -> SourceModel:
     if kind == "tflite":
-        from .tflite_original import TfliteOriginal
+        from .source_model import TfliteModel
 
-        return TfliteOriginal(path)
-    from .pytorch_original import load_original
+        return TfliteModel(path)
+    from .pytorch_model import load_source
 
-    return load_original(path, "script" if kind == "script" else "exported", inputs)
+    return load_source(path, "script" if kind == "script" else "exported", inputs)
 
 
 def _step(what: str, work: Any) -> Any:
@@ -106,7 +106,7 @@ def _step(what: str, work: Any) -> Any:
         ) from problem
 
 
-def _tidy(network: Path, original: Original) -> None:
+def _tidy(network: Path, original: SourceModel) -> None:
     """Take the exporter's notes out of a network (places in its author's files), and add ours."""
     import onnx
 

@@ -1,7 +1,8 @@
-"""A .tflite run by LiteRT, its own interpreter; the file itself is what a device runs.
+"""A network in another format, as conversion sees it: it can be written down and run.
 
-There is no well-kept converter of it to ONNX, and none is needed: OpenVINO reads it. Whether that
-computes what LiteRT does is what the golden outputs tell.
+A .tflite is run by LiteRT, its own interpreter; the file itself is what a device runs. There is no
+well-kept converter of it to ONNX, and none is needed: OpenVINO reads it. Whether that computes what
+LiteRT does is what the golden outputs tell.
 """
 
 from __future__ import annotations
@@ -10,13 +11,38 @@ import shutil
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from ..core.types import Array, TensorSpec
 
 
-class TfliteOriginal:
+class SourceModel(Protocol):
+    """A loaded network that is to be converted."""
+
+    file: str
+    """Name of the network's file in the folder that is made."""
+    program: str
+    """What runs it, with its version."""
+    examples: Sequence[TensorSpec]
+    """Its inputs, in order, with the sizes that it was exported with; names do not count."""
+    metadata: Mapping[str, str]
+    """What its exporter says of it, as an ONNX file has it."""
+
+    def save(self, folder: Path) -> None:
+        """Write the network's file into a folder.
+
+        Raises:
+            Exception: it cannot be converted.
+
+        """
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        """Run it; arrays in the order of its own inputs and outputs."""
+
+
+class TfliteModel:
     """A network of TensorFlow Lite."""
 
     file = "model.tflite"

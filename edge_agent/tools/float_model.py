@@ -1,4 +1,4 @@
-"""A float network made ready for quantisation, and what of it is to be quantised."""
+"""A float network made ready for quantization, and what of it is to be quantized."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPSET = 13
 OLDEST = 7
 """The first that the converter of opsets starts from safely."""
 MAX_WEIGHT_BYTES = 2**31 - 2**26
-"""A protobuf message holds less than 2 GiB, and the quantised network is written as one."""
+"""A protobuf message holds less than 2 GiB, and the quantized network is written as one."""
 
 HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 """Operators that eight bits make faster."""
@@ -43,7 +43,7 @@ class FloatNetwork:
 
 
 def check_float(network: Path) -> None:
-    """Check that a file holds a float network that can be quantised, as far as it is soon told.
+    """Check that a file holds a float network that can be quantized, as far as it is soon told.
 
     Raises:
         ModelError: it is not a float .onnx, or too large.
@@ -62,7 +62,7 @@ def check_float(network: Path) -> None:
 
 
 def make_ready(network: Path, place: Path) -> FloatNetwork:
-    """Check a network and write it, ready to be quantised, into the folder *place*.
+    """Check a network and write it, ready to be quantized, into the folder *place*.
 
     Raises:
         ModelError: it is not a float .onnx, too large, or of an opset that cannot be raised.
@@ -144,7 +144,7 @@ def _followers(graph: Any) -> dict[str, tuple[str, ...]]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what the quantisers print from a command's output; their problems are exceptions."""
+    """Keep what the quantizers print from a command's output; their problems are exceptions."""
     import onnxruntime as ort
 
     ort.set_default_logger_severity(4)  # its own, of what is native

@@ -1,9 +1,10 @@
-"""What a network finds on an engine, compared with the float network and with the truth."""
+"""What networks find on engines beside the float network, what they lose, and what they take."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Literal
 
@@ -19,18 +20,20 @@ from ..inference.engines.ort_options import NAME
 from ..inference.model import Model, default_threshold, load_model
 from ..models.drift import Usual
 from ..models.manifest import SCORED, ModelFolder, load
+from .measure import Cost, costs_of
 from .metrics import Truth, auc, mean_average_precision, top1
+from .static_quantization import Method
 
 Metric = Literal["top-1", "mAP", "AUC"]
 EXACT = EngineChoice(NAME, options={"graph_optimization_level": "none"})
-"""Computes what the file says, step by step: quantised steps in float, where nothing saturates."""
+"""Computes what the file says, step by step: quantized steps in float, where nothing saturates."""
 _LOWEST = 0.01
 """Score of the boxes that count for mAP."""
 Advance = Callable[[int], None]
 
 
 @record(quick=True, eq=False)
-class Verdict:
+class Scores:
     """How good a network is on one engine."""
 
     agreement: float
@@ -42,7 +45,7 @@ class Verdict:
     findings: tuple[Findings, ...]
 
 
-class Jury:
+class Evaluator:
     """The samples that networks are judged on, and what the float network finds in them."""
 
     def __init__(
@@ -79,7 +82,7 @@ class Jury:
                 "nothing can be compared; give samples that show what it is for"
             )
 
-    def judge(self, folder: Path, choice: EngineChoice) -> Verdict:
+    def judge(self, folder: Path, choice: EngineChoice) -> Scores:
         """Judge a model folder on an engine."""
         all_found = self._look(load(folder), choice)
         shown = self._shown(all_found)
@@ -90,7 +93,7 @@ class Jury:
         metric = None
         if self.truths is not None and self.metric is not None:
             metric = _METRICS[self.metric](all_found, self.truths)
-        return Verdict(float(np.mean(by_sample)), metric, by_sample, tuple(shown))
+        return Scores(float(np.mean(by_sample)), metric, by_sample, tuple(shown))
 
     def _look(self, folder: ModelFolder, choice: EngineChoice) -> list[Findings]:
         lowest = _LOWEST if self.metric == "mAP" else None
@@ -196,3 +199,120 @@ def outputs_of(folder: Path, kind: Kind, inputs: Sequence[Tensors]) -> list[Tens
         return [model.raw(each) for each in inputs]
     finally:
         model.close()
+
+
+Progress = Callable[[str, int, int], None]
+"""Takes what is being done, how much of it is done, and of how much."""
+
+
+@record(kw_only=True)
+class Recipe:
+    """How a network is quantized."""
+
+    tool: str
+    method: Method | None = None
+    around: bool = True
+    """Whether what lies between the heavy operators is quantized too."""
+    float_nodes: tuple[str, ...] = ()
+    """Heavy operators that stay float."""
+    stepwise: bool = False
+    """Whether NNCF corrects biases one after the other, each with those before it corrected."""
+
+    def __str__(self) -> str:
+        words = [self.tool]
+        if self.method is not None:
+            words.append(self.method)
+        if self.stepwise:
+            words.append("biases corrected stepwise")
+        if not self.around:
+            words.append("heavy operators only")
+        if self.float_nodes:
+            words.append(f"{len(self.float_nodes)} left float")
+        return ", ".join(words)
+
+
+@record(quick=True, eq=False)
+class Candidate:
+    """A network that came out of one recipe."""
+
+    recipe: Recipe
+    folder: Path
+    scores: dict[str, Scores]
+    """By engine."""
+    drop: float
+    """What it loses, on the engine where it loses most."""
+    costs: dict[str, Cost]
+    """By engine, where it was measured."""
+
+    @property
+    def fastest_ms(self) -> float:
+        return min((cost.infer_ms for cost in self.costs.values()), default=float("inf"))
+
+    @property
+    def product_ms(self) -> float:
+        """Over all engines: of two, the lower one has the lower geometric mean."""
+        return prod(cost.infer_ms for cost in self.costs.values())
+
+
+class Comparison:
+    """Judges networks on the engines that count, and times them beside the float one."""
+
+    def __init__(
+        self,
+        folder: ModelFolder,
+        evaluator: Evaluator,
+        engines: Sequence[EngineChoice],
+        timed: Sequence[EngineChoice],
+        progress: Progress,
+    ) -> None:
+        """Judge the float network.
+
+        Args:
+            folder: of the float model.
+            evaluator: judges.
+            engines: that networks are judged on.
+            timed: that they are timed on.
+            progress: is told of each step.
+
+        Raises:
+            EngineError: an engine cannot run it.
+
+        """
+        self.folder = folder
+        self.evaluator = evaluator
+        self.timed = timed
+        self.progress = progress
+        self._engines = engines
+        self.floats: dict[str, Scores] = {
+            label(choice): evaluator.judge(folder.path, choice) for choice in engines
+        }
+        """The float network itself, by engine …"""
+        self.float_costs: dict[str, Cost] = {}
+        """… and what it takes."""
+
+    def judge(self, recipe: Recipe, folder: Path) -> Candidate:
+        """Judge the network of a model folder, which came out of *recipe*."""
+        scores = {label(choice): self.evaluator.judge(folder, choice) for choice in self._engines}
+        drop = max(lost(self.floats[name], each) for name, each in scores.items())
+        return Candidate(recipe, folder, scores, drop, {})
+
+    def time(self, candidates: Sequence[Candidate]) -> None:
+        """Time networks beside the float one."""
+        folders = [self.folder.path, *(each.folder for each in candidates)]
+        for number, choice in enumerate(self.timed):
+            self.progress("timing", number, len(self.timed))
+            self.float_costs[label(choice)], *costs = costs_of(folders, choice, self.evaluator.kind)
+            for each, cost in zip(candidates, costs, strict=True):
+                each.costs[label(choice)] = cost
+
+
+def lost(before: Scores, after: Scores) -> float:
+    """Return what is lost: of the metric where the truth is known, else of the agreement."""
+    if before.metric is not None and after.metric is not None:
+        return before.metric - after.metric
+    return 1 - after.agreement
+
+
+def label(choice: EngineChoice) -> str:
+    """Name an engine in the report; the exact computation is none of a box's."""
+    return "exact" if choice == EXACT else f"{choice.engine}:{choice.device}"

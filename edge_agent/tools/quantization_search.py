@@ -1,4 +1,4 @@
-"""The search for the eight-bit network: ways to quantise, and operators that must stay float."""
+"""The search for the eight-bit network: ways to quantize, and operators that must stay float."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from ..core.errors import AgentError, ModelError
 from ..core.types import Kind, Tensors
 from ..inference.agreement import relative_distance
 from . import nncf_quantization
-from .comparison import Candidate, Comparison, Way
+from .cpu_targets import Target
+from .evaluation import Candidate, Comparison, Recipe, outputs_of
+from .float_model import HEAVY, FloatNetwork
 from .folders import copy_rest
-from .judging import outputs_of
-from .network import HEAVY, FloatNetwork
 from .static_quantization import METHODS, Method, calibrate, quantize_onnx
-from .targets import Target
 
 AROUND = frozenset(
     {
@@ -53,7 +52,7 @@ def best_of(good: Sequence[Candidate]) -> Candidate | None:
 
 
 class Search:
-    """Tries ways to quantise one network."""
+    """Tries ways to quantize one network."""
 
     def __init__(
         self,
@@ -89,12 +88,12 @@ class Search:
 
     @property
     def kind(self) -> Kind:
-        return self._comparison.jury.kind
+        return self._comparison.evaluator.kind
 
     def run(self) -> Candidate | None:
         """Return the best network that loses no more than it may; None: there is none."""
-        for way in self._ways():
-            self._try(way)
+        for recipe in self._recipes():
+            self._try(recipe)
         if not self.candidates:
             raise ModelError(f"{self._folder.manifest.id}: {'; '.join(self.failed)}")
         good = self._good()
@@ -107,54 +106,56 @@ class Search:
     def _good(self) -> list[Candidate]:
         return [each for each in self.candidates if each.drop <= self._max_drop]
 
-    def _ways(self) -> list[Way]:
-        ways = [Way(tool=ONNX_RUNTIME, method=method) for method in METHODS]
-        ways.append(Way(tool=ONNX_RUNTIME, method="minmax", around=False))
+    def _recipes(self) -> list[Recipe]:
+        ways = [Recipe(tool=ONNX_RUNTIME, method=method) for method in METHODS]
+        ways.append(Recipe(tool=ONNX_RUNTIME, method="minmax", around=False))
         if nncf_quantization.is_installed():
-            ways += [Way(tool=NNCF), Way(tool=NNCF, stepwise=True)]
+            ways += [Recipe(tool=NNCF), Recipe(tool=NNCF, stepwise=True)]
         else:
             self.failed.append(f"{NNCF}: is not installed (pip install nncf); not tried")
         return ways
 
-    def _try(self, way: Way) -> Candidate | None:
-        """Quantise in one way and judge what comes out."""
+    def _try(self, recipe: Recipe) -> Candidate | None:
+        """Quantize by one recipe and judge what comes out."""
         number = len(self.candidates) + len(self.failed)
-        self._progress(f"trying {way}", 0, 0)
+        self._progress(f"trying {recipe}", 0, 0)
         try:
-            # The quantisers raise whatever their code meets in a graph that it does not know.
-            with contained(way.tool):
-                candidate = self._comparison.judge(way, self._made(way, f"candidate-{number}"))
+            # The quantizers raise whatever their code meets in a graph that it does not know.
+            with contained(recipe.tool):
+                candidate = self._comparison.judge(
+                    recipe, self._made(recipe, f"candidate-{number}")
+                )
         except AgentError as problem:
-            self.failed.append(f"{way}: {problem}")
+            self.failed.append(f"{recipe}: {problem}")
             return None
         self.candidates.append(candidate)
         return candidate
 
-    def _made(self, way: Way, name: str) -> Path:
+    def _made(self, recipe: Recipe, name: str) -> Path:
         folder = self._place / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         out = folder / "model.onnx"
         followers = self._network.followers
-        behind = (name for node in way.float_nodes for name in followers[node])
-        exclude = (*self._network.tail, *way.float_nodes, *behind)
-        if way.method is None:
+        behind = (name for node in recipe.float_nodes for name in followers[node])
+        exclude = (*self._network.tail, *recipe.float_nodes, *behind)
+        if recipe.method is None:
             nncf_quantization.quantize_nncf(
                 self._network.path,
                 out,
                 self._inputs,
                 self._target,
                 exclude=exclude,
-                stepwise=way.stepwise,
+                stepwise=recipe.stepwise,
             )
         else:
             quantize_onnx(
                 self._network.path,
                 out,
-                self._ranges(way.method),
+                self._ranges(recipe.method),
                 self._target,
-                method=way.method,
-                kinds=HEAVY | AROUND if way.around else HEAVY,
+                method=recipe.method,
+                kinds=HEAVY | AROUND if recipe.around else HEAVY,
                 exclude=exclude,
             )
         copy_rest(self._folder, folder)
@@ -176,26 +177,26 @@ class Search:
 
     def _restore(self, best: Candidate) -> None:
         """Leave those operators float that lose most, as few as will do."""
-        order = self._by_sensitivity(best.way)
+        order = self._by_sensitivity(best.recipe)
         most = len(order)
         while most and sum(map(len, order[:most])) > MOST_FLOAT * len(self._network.heavy):
             most -= 1
         count, failed = 1, 0
         while count <= most:
-            tried = self._try(_with_float(best.way, order[:count]))
+            tried = self._try(_with_float(best.recipe, order[:count]))
             if tried is not None and tried.drop <= self._max_drop:
                 break
             failed, count = count, min(count * 2, most) if count < most else most + 1
         while count <= most and count - failed > 1:
             middle = (count + failed) // 2
-            tried = self._try(_with_float(best.way, order[:middle]))
+            tried = self._try(_with_float(best.recipe, order[:middle]))
             if tried is not None and tried.drop <= self._max_drop:
                 count = middle
             else:
                 failed = middle
 
-    def _by_sensitivity(self, way: Way) -> list[tuple[str, ...]]:
-        """Return groups of heavy operators, first those that bring most error when quantised."""
+    def _by_sensitivity(self, recipe: Recipe) -> list[tuple[str, ...]]:
+        """Return groups of heavy operators, first those that bring most error when quantized."""
         heavy = self._network.heavy
         size = -(-len(heavy) // GROUPS)
         groups = [heavy[start : start + size] for start in range(0, len(heavy), size)]
@@ -206,9 +207,13 @@ class Search:
         shutil.copyfile(self._network.path, float_folder / "model.onnx")
         copy_rest(self._folder, float_folder)
         wanted = outputs_of(float_folder, self.kind, inputs)
-        # One way for all, as NNCF would take a calibration for each.
+        # One recipe for all, as NNCF would take a calibration for each.
         probe = replace(
-            way, tool=ONNX_RUNTIME, method=way.method or "minmax", around=False, stepwise=False
+            recipe,
+            tool=ONNX_RUNTIME,
+            method=recipe.method or "minmax",
+            around=False,
+            stepwise=False,
         )
         errors = []
         for number, group in enumerate(groups):
@@ -231,5 +236,5 @@ class Search:
         return [groups[place] for place in order]
 
 
-def _with_float(way: Way, groups: Sequence[tuple[str, ...]]) -> Way:
-    return replace(way, float_nodes=tuple(name for group in groups for name in group))
+def _with_float(recipe: Recipe, groups: Sequence[tuple[str, ...]]) -> Recipe:
+    return replace(recipe, float_nodes=tuple(name for group in groups for name in group))

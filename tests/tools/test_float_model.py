@@ -1,4 +1,4 @@
-"""What of a float network is quantised, and what stays float with what."""
+"""What of a float network is quantized, and what stays float with what."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_agent.tools.network import make_ready
+from edge_agent.tools.float_model import make_ready
 from tests.helpers.tiny_networks import node, save_onnx
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge_agent.tools.comparison import Candidate, Way
+from edge_agent.tools.evaluation import Candidate, Recipe
 from edge_agent.tools.measure import Cost
-from edge_agent.tools.search import best_of
+from edge_agent.tools.quantization_search import best_of
 
 
 def candidate(tool: str, drop: float, *ms: float) -> Candidate:
     """Make a candidate that loses so much and takes so long on each engine."""
     costs = {str(n): Cost(infer_ms=each, memory_mb=1) for n, each in enumerate(ms)}
-    return Candidate(Way(tool=tool), Path(tool), {}, drop, costs)
+    return Candidate(Recipe(tool=tool), Path(tool), {}, drop, costs)
 
 
 def test_the_fastest_then_what_loses_least_then_the_fastest_everywhere() -> None:
@@ -21,5 +21,5 @@ def test_the_fastest_then_what_loses_least_then_the_fastest_everywhere() -> None
     both = candidate("both", 0.0, 1.83, 4.30)
     assert best_of([one_sided, both]) is both
     assert best_of([one_sided, candidate("lossy", 0.01, 1.70, 4.0)]) is one_sided
-    assert best_of([both, candidate("faster", 0.01, 1.2, 9.0)]).way.tool == "faster"  # type: ignore[union-attr]
+    assert best_of([both, candidate("faster", 0.01, 1.2, 9.0)]).recipe.tool == "faster"  # type: ignore[union-attr]
     assert best_of([]) is None

@@ -1,4 +1,4 @@
-"""What eight bits must look like on the processor that a network is quantised for."""
+"""What eight bits must look like on the processor that a network is quantized for."""
 
 from __future__ import annotations
 

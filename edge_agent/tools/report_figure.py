@@ -1,4 +1,4 @@
-"""The report of a quantisation as a picture: figures for each engine, and the worst examples."""
+"""The report of a quantization as a picture: figures for each engine, and the worst examples."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def draw(report: Report, path: Path) -> None:
         1 + len(pictures), 2, height_ratios=[3.2, *[_EXAMPLE_INCHES] * len(pictures)]
     )
     figure.suptitle(
-        f"{report.model} → {report.chosen.way}, for {report.target.name}: "
+        f"{report.model} → {report.chosen.recipe}, for {report.target.name}: "
         f"{report.drop:.1%} lost of {report.max_drop:.1%} allowed"
     )
     _agreement(figure.add_subplot(grid[0, 0]), report)
@@ -54,7 +54,7 @@ def _agreement(plot: Axes, report: Report) -> None:
     metric = report.metric or "agreement"
 
     def value(row: Row) -> float:
-        return row.verdict.agreement if row.verdict.metric is None else row.verdict.metric
+        return row.scored.agreement if row.scored.metric is None else row.scored.metric
 
     _pairs(plot, report, f"{metric}", [(value(a), value(b)) for a, b in _rows(report)])
     plot.set_xlim(0, 1.2)

@@ -1,4 +1,4 @@
-"""What quantisation leaves: a complete model folder, and its report as JSON and as a card."""
+"""What quantization leaves: a complete model folder, and its report as JSON and as a card."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def card(report: Report) -> str:
     """Return the model's card, Markdown."""
     chosen, target = report.chosen, report.target
     made = (
-        f"Eight bits, made of {report.model} by `edge-agent quantize`: {chosen.way}, for "
+        f"Eight bits, made of {report.model} by `edge-agent quantize`: {chosen.recipe}, for "
         f"{target.name} ({target.why})."
     )
     judged = (
@@ -50,9 +50,9 @@ def card(report: Report) -> str:
         "|---|---|---|" + ("---|" if report.metric else "") + "---|---|",
     ]
     for row, network in rows(report):
-        cells = [row.engine, network, f"{row.verdict.agreement:.1%}"]
+        cells = [row.engine, network, f"{row.scored.agreement:.1%}"]
         if report.metric:
-            cells.append("" if row.verdict.metric is None else f"{row.verdict.metric:.3f}")
+            cells.append("" if row.scored.metric is None else f"{row.scored.metric:.3f}")
         cells += (
             ["", ""]
             if row.cost is None
@@ -60,8 +60,11 @@ def card(report: Report) -> str:
         )
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "`exact` computes each step in float and saturates nowhere; no device runs it."]
-    if chosen.way.float_nodes:
-        lines += ["", f"Left float: {', '.join(f'`{name}`' for name in chosen.way.float_nodes)}."]
+    if chosen.recipe.float_nodes:
+        lines += [
+            "",
+            f"Left float: {', '.join(f'`{name}`' for name in chosen.recipe.float_nodes)}.",
+        ]
     lines += ["", *(f"* {note}" for note in report.notes)] if report.notes else []
     return "\n".join(lines) + "\n"
 
@@ -91,8 +94,8 @@ def as_json(report: Report) -> dict[str, Any]:
         "metric": report.metric or "agreement",
         "target": report.target.name,
         "why": report.target.why,
-        "way": str(report.chosen.way),
-        "float_operators": list(report.chosen.way.float_nodes),
+        "way": str(report.chosen.recipe),
+        "float_operators": list(report.chosen.recipe.float_nodes),
         "calibrated_on": report.calibrated_on,
         "judged_on": report.judged_on,
         "held_out": report.held_out,
@@ -103,10 +106,10 @@ def as_json(report: Report) -> dict[str, Any]:
         },
         "tried": [
             {
-                "way": str(each.way),
+                "way": str(each.recipe),
                 "drop": _number(each.drop),
                 "agreement": {
-                    name: _number(verdict.agreement) for name, verdict in each.verdicts.items()
+                    name: _number(scored.agreement) for name, scored in each.scores.items()
                 },
                 "infer_ms": {name: _number(cost.infer_ms) for name, cost in each.costs.items()},
             }
@@ -121,9 +124,9 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def _row(row: Row) -> dict[str, Any]:
-    said: dict[str, Any] = {"agreement": _number(row.verdict.agreement)}
-    if row.verdict.metric is not None:
-        said["metric"] = _number(row.verdict.metric)
+    said: dict[str, Any] = {"agreement": _number(row.scored.agreement)}
+    if row.scored.metric is not None:
+        said["metric"] = _number(row.scored.metric)
     if row.cost is not None:
         said["infer_ms"] = _number(row.cost.infer_ms)
         said["memory_mb"] = _number(row.cost.memory_mb)

@@ -18,13 +18,13 @@ import torch
 
 from ..core.errors import ModelError, UsageError
 from ..core.types import Array, TensorSpec
-from .original import Original
 from .pytorch_file import SAMPLES, Kind, check_exported, check_script
+from .source_model import SourceModel
 
 ONNX = "model.onnx"
 
 
-def load_original(path: Path, kind: Kind, inputs: Sequence[TensorSpec]) -> Original:
+def load_source(path: Path, kind: Kind, inputs: Sequence[TensorSpec]) -> SourceModel:
     """Load a file of PyTorch.
 
     Args:
