@@ -392,12 +392,12 @@ def test_of_many_readings_that_are_skipped_a_few_are_shown(here: Path) -> None:
 
 
 def test_a_threshold_that_is_to_be_learned_is_said(here: Path) -> None:
-    """Scores are shown without a verdict."""
+    """Scores are shown without a verdict until it is learned, as `run` publishes them."""
     loudness(here / "loud", window=4, threshold="p99", learn=20)
     (here / "x.csv").write_text("x\n" + "7\n" * 8)
     said = call_cli("try", "x.csv", "loud", "--seconds", "5")
     assert (said.code, said.err) == (0, "")
-    assert re.search(r"try #0 +score 7 \(no threshold: an agent learns it\)", said.out)
+    assert re.search(r"try #0 +score 7 \(learns its threshold, 5%\)", said.out)
 
 
 def test_each_window_of_a_recording_has_its_line_and_verdicts_are_counted(here: Path) -> None:

@@ -6,7 +6,6 @@ import argparse
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
@@ -14,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...config.settings import Pipeline
+from ...config.settings import Pipeline, SecondStage, Settings
 from ...core.bundled import bundled
 from ...core.errors import (
     AgentError,
@@ -26,7 +25,7 @@ from ...core.errors import (
 )
 from ...core.names import is_name
 from ...core.text import counted
-from ...core.types import Array, Kind, Outcome, Request, Sample, State
+from ...core.types import Array, Kind, Outcome, Request, Sample
 from ...inference.engines.label import engine_words
 from ...inference.golden import compare_golden
 from ...inference.model import Model, load_model
@@ -49,9 +48,8 @@ from ..times import span
 
 if TYPE_CHECKING:
     from ...mqtt.one_shot import TopicReader
-    from ..following import Follower
     from ..signal_trace import SignalTrace
-
+    from ..tried_pipeline import TriedPipeline
 
 PICTURE = Path("try.jpg")
 PLOT = Path("try.png")
@@ -105,7 +103,7 @@ def main(options: Options) -> int:
             f"MODEL: {options.model!r}: no such file or folder{_bundled(options.model)}"
         )
     path = file_of(path)
-    tried = None if options.config is None else _pipeline(options.config)
+    settings, pipeline = _settings(options)
     attendant = Attendant(None if options.seconds is None else options.seconds + HANG_SECONDS)
     saving = nullcontext() if options.save is None else new_folder(options.save)
     with saving as place, import_model(path) as imported:
@@ -123,16 +121,17 @@ def main(options: Options) -> int:
                 lambda: _compare_engines(attendant, imported, spec, first, seconds)
             )
             try:
-                count, dropped, stopped = _watch(
-                    options, attendant, best, samples, first, spec, tried
-                )
+                with _tried(attendant, settings, pipeline, spec) as tried:
+                    count, dropped, stopped = _watch(
+                        options, attendant, best, samples, first, spec, tried
+                    )
             finally:
                 if attendant.left_behind is None:
                     best.close()
         if place is not None:
-            settings = save(place, imported, spec)
+            saved = save(place, imported, spec)
             say(f"saved    {place}: the model, and commented settings; readable by you only")
-            say(f"next     edge-agent run --config {settings}")
+            say(f"next     edge-agent run --config {saved}")
         elif count:
             say("next     the same with --save DIR: a model folder and settings for edge-agent run")
     if count == 0 and stopped:
@@ -148,10 +147,13 @@ def _nothing(spec: SourceSpec) -> str:
     return f"no result: {spec.redacted} gave nothing in the time that there was"
 
 
-def _pipeline(file: str) -> Pipeline:
-    from ..following import read_pipeline
+def _settings(options: Options) -> tuple[Settings | None, Pipeline]:
+    """Return what is tried: the first pipeline of `--config`, or one without settings."""
+    if options.config is None:
+        return None, Pipeline(name="try", source=options.source, model="try")
+    from ..tried_pipeline import read_pipeline
 
-    return read_pipeline(file)
+    return read_pipeline(options.config)
 
 
 @contextmanager
@@ -336,7 +338,7 @@ def _watch(
     samples: Samples,
     first: Sample,
     spec: SourceSpec,
-    tried: Pipeline | None,
+    tried: TriedPipeline,
 ) -> tuple[int, int, bool]:
     """Show results until the source ends, the time is over or Ctrl-C.
 
@@ -344,7 +346,7 @@ def _watch(
         How many there were, how many errors, and whether it was Ctrl-C.
 
     """
-    trace = None if first.picture else _trace(model, samples, first)
+    trace = None if first.picture else _trace(model, samples, first, tried.path.limit(model))
     picture = _picture_file() if trace is None else _plot_file()
     count = dropped = 0
     stopped = False
@@ -360,25 +362,19 @@ def _watch(
     view.trace = trace
     watch = _SourceWatch(samples, spec, view)
     doubt = None
-    said: deque[str] = deque()
-    follower = None
-    if tried is not None:
-        from ..following import Follower
-
-        follower = Follower(tried, lossless=spec.lossless, say=said.append)
 
     def tick() -> bool:
         watch.look()
         view.tick()
         return time.monotonic() < deadline
 
-    outcomes = attendant.each(_outcomes(attendant, model, samples, follower), tick)
+    outcomes = attendant.each(_outcomes(attendant, model, samples, tried), tick)
     with view, closing(outcomes):
         try:
             for sample, outcome, age_ms in outcomes:
                 watch.look()
-                while said:
-                    view.print(said.popleft())
+                while tried.said:
+                    view.print(tried.said.popleft())
                 if model.witness is not None and model.witness.why != doubt:
                     doubt = model.witness.why
                     view.print(f"{engine_words(model.engine.label)} is wrong here: {doubt}")
@@ -389,8 +385,7 @@ def _watch(
                 count += 1
                 view.result(payloads.result("try", "", "try", sample, outcome, age_ms))
                 if trace is None:
-                    shapes = () if follower is None else follower.shapes()
-                    picture.take(partial(_annotated, sample.data, outcome, shapes))
+                    picture.take(partial(_annotated, sample.data, outcome, tried.shapes()))
                 else:
                     trace.add(sample, outcome)
                     picture.take(partial(_plotted, trace, title))
@@ -405,7 +400,7 @@ def _watch(
     picture.write()
     for line in view.summary_lines():
         say(line)
-    if follower is not None and (counts := follower.counts()):
+    if counts := tried.counts():
         say(f"counted  {counts}")
     if picture.written:
         say(f"picture  {picture.path.resolve()}")
@@ -448,35 +443,50 @@ class _SourceWatch:
         self._view.print("source is back" if why is None else f"source lost, trying again: {why}")
 
 
+@contextmanager
+def _tried(
+    attendant: Attendant, settings: Settings | None, pipeline: Pipeline, spec: SourceSpec
+) -> Iterator[TriedPipeline]:
+    from ..tried_pipeline import TriedPipeline, load_second_stages
+
+    def load() -> list[tuple[SecondStage, Model]]:
+        with attendant.doing("loading the second stages"):
+            return load_second_stages(settings, pipeline)
+
+    seconds = attendant.call(load)
+    try:
+        yield TriedPipeline(pipeline, seconds, lossless=spec.lossless)
+    finally:
+        for _, model in seconds:
+            if attendant.left_behind is None:
+                model.close()
+
+
 def _outcomes(
     attendant: Attendant,
     model: Model,
     samples: Samples,
-    follower: Follower | None,
+    tried: TriedPipeline,
 ) -> Iterator[tuple[Sample, Outcome | SampleError, float]]:
     """Yield what the model finds in each sample, or why nothing, and its age in milliseconds."""
-    state = State()
     for sample in samples.follow():
         found: Outcome | SampleError
         try:
             with attendant.doing(f"an inference on {engine_words(model.engine.label)}"):
-                if follower is None:
-                    found = model.infer(sample, state=state)
-                else:
-                    sample, found = follower.infer(model, sample)  # noqa: PLW2901 - masked
+                sample, found = tried.infer(model, sample)  # noqa: PLW2901 - masked
         except SampleError as problem:
             found = problem
         yield sample, found, (time.monotonic() - sample.since) * 1e3
 
 
-def _trace(model: Model, samples: Samples, first: Sample) -> SignalTrace:
+def _trace(model: Model, samples: Samples, first: Sample, limit: float) -> SignalTrace:
     """Make what is seen of a sensor beside its results."""
     from ..signal_trace import SignalTrace
 
     spec = model.manifest.input
     names = spec.channels or samples.columns
     hop = spec.hop or spec.window or 1
-    return SignalTrace(first, [str(name) for name in names], hop, model.threshold)
+    return SignalTrace(first, [str(name) for name in names], hop, limit)
 
 
 def _annotated(picture: Array, outcome: Outcome, shapes: Sequence[Shape]) -> Array:

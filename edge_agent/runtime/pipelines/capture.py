@@ -112,7 +112,7 @@ class Capture:
         self.on_still: Callable[[Sample], object] = lambda _sample: None
         """Called with each picture that is left out because nothing has moved in it."""
         self._motion = settings.motion
-        self._masks = _masks(settings)
+        self._masks = masks_of(settings)
         """Replaced as a whole while frames go on."""
         self._gate: MotionGate | None = None
         self._due = 0.0
@@ -128,7 +128,7 @@ class Capture:
 
         The next picture has the new masks.
         """
-        self._masks = _masks(settings)
+        self._masks = masks_of(settings)
         if settings.rate != self.rate:
             self.rate = settings.rate
             self._due = 0.0
@@ -366,7 +366,7 @@ class Capture:
         return True
 
 
-def _masks(settings: PipelineSettings) -> Masks | None:
+def masks_of(settings: PipelineSettings) -> Masks | None:
     """Return what blackens the areas of a picture; None: nothing does."""
     if not settings.masks:
         return None

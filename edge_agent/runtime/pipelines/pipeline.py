@@ -140,7 +140,7 @@ class Pipeline:
             self.queue,
             servings,
             board=board,
-            region=self._route.region,
+            region=self._route.path.region,
             wait_credit=partial(sinks.wait_credit, self.stream),
             snapshots=self.snapshots,
             status=self.source,
@@ -163,10 +163,10 @@ class Pipeline:
     def apply(self, settings: PipelineSettings) -> None:
         """Go on with settings that differ from the present ones in live keys; no frame is lost."""
         before, self.settings = self.settings, settings
-        stage = self._route.stage
+        stage = self._route.path.stage
         if not before.follows_like(settings):
             stage = self._stages(settings, self.spec)
-        self._route.apply(settings, stage)
+        self._route.path.apply(settings, stage)
         self._capture.apply(settings)
         self.snapshots.apply(settings)
         if settings.enabled != before.enabled and self._threads is not None:
@@ -188,19 +188,19 @@ class Pipeline:
 
     def _lose(self, switched_off: bool) -> None:
         """End what is followed from result to result."""
-        stage = self._route.stage
+        stage = self._route.path.stage
         if stage is not None:
             stage.source_lost(switched_off=switched_off, at=time.monotonic())
 
     def _stay(self, sample: Sample) -> None:
         """Let time go on for what is followed from result to result."""
-        stage = self._route.stage
+        stage = self._route.path.stage
         # Else a result is on its way of what was there before.
         if stage is not None and self.queue.at_rest:
             stage.advance_time(sample)
 
     def _shapes(self) -> Sequence[Shape]:
-        stage = self._route.stage
+        stage = self._route.path.stage
         return () if stage is None else stage.shapes()
 
     def watch(self, threads: ThreadGroup) -> None:
@@ -237,7 +237,7 @@ class Pipeline:
     @property
     def drift(self) -> dict[str, Any] | None:
         """How far inputs and scores are from what is usual; None: nothing is known yet."""
-        return self._route.drift.report()
+        return self._route.path.drift.report()
 
     @property
     def rate(self) -> float | None:
@@ -247,11 +247,11 @@ class Pipeline:
     @property
     def threshold(self) -> float | None:
         """Lowest score of a result; None: the manifest's."""
-        return self._route.threshold
+        return self._route.path.threshold
 
     @threshold.setter
     def threshold(self, threshold: float | None) -> None:
-        self._route.threshold = threshold
+        self._route.path.threshold = threshold
 
     @property
     def lowest(self) -> float | None:
@@ -262,7 +262,7 @@ class Pipeline:
         if self.threshold is not None:
             return self.threshold
         model = next((serving.model for serving in self.servings if serving.model), None)
-        return None if model is None else self._route.lowest(model)
+        return None if model is None else self._route.path.lowest(model)
 
     def threshold_problem(self) -> str | None:
         """Return why no result of its models can pass a threshold; None: some can."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from ...config.settings import Pipeline as PipelineSettings
@@ -12,13 +11,11 @@ from ...config.settings import SecondStage
 from ...core.containment import contained, reason
 from ...core.errors import AgentError
 from ...core.timeline import Timeline
-from ...core.types import Detections, Outcome, Request, Sample, Second, State
-from ...inference.model import Model, Region
+from ...core.types import Detections, Outcome, Request, Sample
+from ...inference.model import Model
 from ..scheduler.board import Board, Job
 from ..serving.active import Serving
-from .decisions import Decisions
-from .drift import Drift
-from .filters import Filter, above
+from .frame_path import FramePath
 from .learned import LearnedValues
 from .sinks import ResultStage, Sink, Sinks, Stream
 from .snapshots import Snapshots
@@ -61,16 +58,8 @@ class PipelineRoute:
             learned: keeps what is learned; None: it is not kept.
 
         """
-        self.threshold = settings.threshold
-        self.filter = Filter(settings)
-        """Replaced as a whole while frames go on."""
-        self.stage = stage
-        """Replaced while frames go on, too."""
-        self.region: Region | None = None
-        """Of a picture, all that the models get; None: the whole."""
-        if any(settings.roi):
-            x1, y1, x2, y2 = settings.roi
-            self.region = (x1, y1, x2, y2)
+        self.path = FramePath(settings, stage, learned)
+        """What is done with each frame; its drift is of the first model, where they are split."""
         self._name = settings.name
         self._servings = servings
         self._seconds = seconds
@@ -84,28 +73,8 @@ class PipelineRoute:
         # Its own: others split their frames between the same models otherwise.
         self._weights = [arm.weight for arm in settings.arms]
         self._credit = [0] * len(servings)
-        self._decisions = Decisions(settings.name, learned.thresholds if learned else None)
-        self.drift = Drift(
-            settings.name, learned.usual if learned else None, settings.source, self.region
-        )
-        """Of the first model, where frames are split."""
-        self._state = State()
-        """What a model has found so far in this pipeline's windows, where it has a state."""
         self._loaded = False
         """Every model has been loaded once, or could not be."""
-
-    def apply(self, settings: PipelineSettings, stage: ResultStage | None) -> None:
-        """Ask and filter by other settings, from the next frame on."""
-        self.threshold = settings.threshold
-        self.filter = Filter(settings)
-        self.stage = stage
-
-    def lowest(self, model: Model) -> float | None:
-        """Return the threshold that holds for a model; None: it is being learned."""
-        spec = model.manifest.output
-        if self.threshold is None and isinstance(spec.threshold, str):
-            return self._decisions.learned(model.id, spec)
-        return self._limit(model)
 
     # Before inference
 
@@ -144,16 +113,8 @@ class PipelineRoute:
                 self._credit[arm] -= self._weights[index]
 
     def request(self, sample: Sample) -> Request:
-        """Return what is asked of the model, by the threshold of the moment."""
-        return Request(sample, self.threshold, self.region, self._state, self._least)
-
-    @property
-    def _least(self) -> float | None:
-        """What is asked for below the threshold; None: nothing."""
-        least, stage = self.filter.least, self.stage
-        if stage is None or stage.tracking_score is None:
-            return least
-        return stage.tracking_score if least is None else min(least, stage.tracking_score)
+        """Return what is asked of the model."""
+        return self.path.request(sample)
 
     # After inference
 
@@ -162,7 +123,7 @@ class PipelineRoute:
         try:
             if isinstance(answer, AgentError):
                 raise answer
-            outcome, weak = self._filtered(job.model, answer)
+            outcome, weak = self.path.filter(job.model, answer)
             outcome = self._add_second_stages(job.sample, outcome)
         except AgentError as problem:
             job.model.errors += 1
@@ -174,24 +135,12 @@ class PipelineRoute:
         self._board.finish(job, partial(self._deliver, job.model, job.sample, outcome, weak))
         self._shadow(job, answer)
 
-    def _filtered(self, model: Model, answer: Outcome) -> tuple[Outcome, Detections | None]:
-        """Leave out what the settings do not want; what is only too weak is returned beside it."""
-        if not self.filter and self._least is None:
-            return answer, None
-        found, weak = self.filter.split(answer.findings, self._limit(model))
-        return replace(answer, findings=found), weak
-
-    def _limit(self, model: Model) -> float:
-        """Return the lowest score of a result, where its label has none of its own."""
-        return model.threshold if self.threshold is None else self.threshold
-
     def _add_second_stages(self, sample: Sample, outcome: Outcome) -> Outcome:
         """Run the second stages on what was found."""
         if not self._seconds or not isinstance(outcome.findings, Detections):
             return outcome
         from . import second_stage
 
-        then: dict[str, Second] = {}
         for stage, serving in self._seconds:
             unloaded = serving.lazy and serving.model is None and serving.problem is None
             if unloaded and second_stage.concerns(stage, outcome.findings):
@@ -200,10 +149,9 @@ class PipelineRoute:
             contained(self._name),
             self._board.using(lambda: [serving.model for _, serving in self._seconds]) as models,
         ):
-            for (stage, _), model in zip(self._seconds, models, strict=True):
-                if model is not None:
-                    then[stage.name] = second_stage.infer(stage, model, sample, outcome.findings)
-        return Outcome(outcome.model, outcome.engine, outcome.findings, outcome.timing, then)
+            stages = zip((stage for stage, _ in self._seconds), models, strict=True)
+            there = [(stage, model) for stage, model in stages if model is not None]
+            return second_stage.add(outcome, sample, there)
 
     def _deliver(
         self, model: Model, sample: Sample, outcome: Outcome, weak: Detections | None
@@ -214,12 +162,9 @@ class PipelineRoute:
         goes on.
         """
         found = outcome.findings
-        outcome = self._decisions.decide(
-            outcome, model.manifest.output, follows=sample.follows, override=self.threshold
-        )
-        stage = self.stage
+        path, stage = self.path, self.path.stage
+        outcome = path.decide(model, sample, outcome)
         if stage is not None:
-            outcome = replace(outcome, drift=self.drift.indices)
             try:
                 outcome = stage.process(sample, outcome, weak)
             except Exception as problem:  # noqa: BLE001 - whatever it is, it is the stage's
@@ -232,7 +177,7 @@ class PipelineRoute:
         if stage is not None:
             self._give(stage, partial(stage.result, self._name, sample, outcome))
         if model is self._servings[0].model:
-            self.drift.follow(model, sample, found, self._limit(model))
+            path.learn(model, sample, found)
 
     def _give(self, taker: object, take: Callable[[], None]) -> None:
         try:
@@ -245,8 +190,6 @@ class PipelineRoute:
         for serving in self._servings:
             shadow = serving.shadow  # taken away by another thread
             if shadow is not None and serving.model is job.model:
-                if outcome is not None and self._least is not None:
-                    # More was asked of the model that serves than is asked of the candidate.
-                    found = above(outcome.findings, self._limit(job.model))
-                    outcome = replace(outcome, findings=found)
-                shadow.compare(job.sample, outcome, self.threshold, self.region)
+                if outcome is not None:
+                    outcome = self.path.asked_of_candidates(job.model, outcome)
+                shadow.compare(job.sample, outcome, self.path.threshold, self.path.region)

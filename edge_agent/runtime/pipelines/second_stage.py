@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ...config.settings import SecondStage
 from ...core.errors import AgentError
-from ...core.types import Detections, Findings, Request, Sample, Second
+from ...core.types import Detections, Findings, Outcome, Request, Sample, Second
 from ...inference.model import Model, Region, outside
 
 
 def concerns(stage: SecondStage, found: Detections) -> bool:
     """Whether a stage applies to any of the detections."""
     return any(not stage.labels or label in stage.labels for label in found.labels)
+
+
+def add(outcome: Outcome, sample: Sample, stages: Iterable[tuple[SecondStage, Model]]) -> Outcome:
+    """Return an outcome with what second stages find in its detections.
+
+    Raises:
+        SampleError, EngineError, ModelError: the first crop on which a model failed.
+
+    """
+    first = outcome.findings
+    if not isinstance(first, Detections):
+        return outcome
+    then = {stage.name: infer(stage, model, sample, first) for stage, model in stages}
+    return replace(outcome, then=then) if then else outcome
 
 
 def infer(stage: SecondStage, model: Model, sample: Sample, first: Detections) -> Second:

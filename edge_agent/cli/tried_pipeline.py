@@ -1,0 +1,124 @@
+"""The pipeline that `try` runs: the frame path of `run`, with no broker or agent around it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..config.load import load
+from ..config.settings import Pipeline, SecondStage, Settings, parse_route
+from ..core.errors import UsageError
+from ..core.types import Outcome, Sample
+from ..inference.model import Model, load_model
+from ..inference.trust import accompany
+from ..rules.event import Event, payload
+from ..rules.rule_engine import RuleEngine
+from ..rules.totals import LineTotals
+from ..runtime.pipelines.capture import masks_of
+from ..runtime.pipelines.frame_path import FramePath
+from ..runtime.pipelines.overlay import Shape
+from .event_words import count_words, event_sentence
+from .lineup import engines_for
+
+
+def read_pipeline(file: str) -> tuple[Settings, Pipeline]:
+    """Return the settings of a file, and their first pipeline.
+
+    Raises:
+        UsageError: the file is wrong, or has none.
+
+    """
+    settings = load(Path(file))
+    if not settings.pipelines:
+        raise UsageError(f"{file}: names no pipeline whose filters and rules could be tried")
+    return settings, settings.pipelines[0]
+
+
+def load_second_stages(
+    settings: Settings | None, pipeline: Pipeline
+) -> list[tuple[SecondStage, Model]]:
+    """Load the second stages of a pipeline, from where `run` takes them.
+
+    Raises:
+        ModelError, EngineError: one is not there, or cannot be loaded.
+
+    """
+    if settings is None or not pipeline.then:
+        return []
+    from ..runtime.serving.loader import open_library, open_store
+
+    library = open_library(settings, open_store(settings))
+    loaded = []
+    for stage in pipeline.then:
+        arm = parse_route(stage.model)[0]
+        folder = library.find(arm.name, arm.version)
+        model, _ = load_model(folder, engines_for(folder.network), "picture")
+        accompany(model, "picture")
+        loaded.append((stage, model))
+    return loaded
+
+
+class TriedPipeline:
+    """Takes the frames of one source along the path that `run` takes them."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        seconds: Sequence[tuple[SecondStage, Model]] = (),
+        *,
+        lossless: bool,
+    ) -> None:
+        """Begin with nothing seen.
+
+        Args:
+            pipeline: its settings; source and model in them do not matter.
+            seconds: its second stages and their models.
+            lossless: every picture is inferred.
+
+        """
+        self._pipeline = pipeline
+        self._seconds = seconds
+        self._masks = masks_of(pipeline)
+        self.said: deque[str] = deque()
+        """Events as sentences, oldest first; taken out by whoever shows them."""
+        self._totals = LineTotals(None)
+        names = itertools.count(1)
+        self._engine: RuleEngine | None = None
+        if pipeline.follows:
+            self._engine = RuleEngine(
+                pipeline,
+                lossless=lossless,
+                name_event=lambda: f"try-{next(names)}",
+                emit=self._emit,
+                totals=self._totals,
+            )
+        self.path = FramePath(pipeline, self._engine)
+
+    def infer(self, model: Model, sample: Sample) -> tuple[Sample, Outcome]:
+        """Return the sample with its masks, and what `run` would publish of it.
+
+        Raises:
+            SampleError: the sample does not fit.
+
+        """
+        if self._masks is not None and sample.picture:
+            sample = replace(sample, data=self._masks.apply(sample.data), early=None)
+        return sample, self.path.infer(model, sample, self._seconds)
+
+    def shapes(self) -> Sequence[Shape]:
+        """Return zones and lines with their counts, to be drawn."""
+        return () if self._engine is None else self._engine.shapes()
+
+    def counts(self) -> str:
+        """Return the counts in words; empty: there are no zones or lines."""
+        if self._engine is None or not (self._pipeline.zones or self._pipeline.lines):
+            return ""
+        lines = self._totals.of([line.name for line in self._pipeline.lines])
+        return count_words({"zones": self._engine.counts(), **lines})
+
+    def _emit(self, event: Event) -> None:
+        said = payload(event, "", "")
+        self.said.append(f"{said['time'][11:23]} {event_sentence(said)}")

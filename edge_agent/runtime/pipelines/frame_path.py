@@ -1,0 +1,134 @@
+"""What a pipeline does with a frame: ask the model, filter, add second stages, decide, follow.
+
+The lanes of the agent and `try` take the same path, so that `try` shows what `run` publishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ...config.settings import Pipeline as PipelineSettings
+from ...config.settings import SecondStage
+from ...core.errors import AgentError
+from ...core.types import Detections, Findings, Outcome, Request, Sample, State
+from ...inference.model import Model, Region
+from .decisions import Decisions
+from .drift import Drift
+from .filters import Filter, above
+from .learned import LearnedValues
+from .second_stage import add
+from .sinks import ResultStage
+
+
+class FramePath:
+    """The path of one pipeline's frames, from a sample to what its sinks take.
+
+    `request` and `filter` may be called for several frames at a time; `decide`, `follow` and
+    `learn` in the order of capture, one frame at a time.
+    """
+
+    def __init__(
+        self,
+        settings: PipelineSettings,
+        stage: ResultStage | None,
+        learned: LearnedValues | None = None,
+    ) -> None:
+        """Begin with nothing seen.
+
+        Args:
+            settings: the pipeline's.
+            stage: adds tracks, zones and rules to results; None: nothing does.
+            learned: keeps what is learned over restarts; None: it is not kept.
+
+        """
+        self.stage = stage
+        """Replaced while frames go on."""
+        self.threshold = settings.threshold
+        """Lowest score of a result; None: the manifest's."""
+        self.region: Region | None = None
+        """Of a picture, all that the models get; None: the whole."""
+        if any(settings.roi):
+            x1, y1, x2, y2 = settings.roi
+            self.region = (x1, y1, x2, y2)
+        self.drift = Drift(
+            settings.name, learned.usual if learned else None, settings.source, self.region
+        )
+        self._filter = Filter(settings)
+        self._decisions = Decisions(settings.name, learned.thresholds if learned else None)
+        self._state = State()
+        """What a model has found so far in this pipeline's windows, where it has a state."""
+
+    def apply(self, settings: PipelineSettings, stage: ResultStage | None) -> None:
+        """Ask and filter by other settings, from the next frame on."""
+        self.threshold = settings.threshold
+        self._filter = Filter(settings)
+        self.stage = stage
+
+    def limit(self, model: Model) -> float:
+        """Return the lowest score of a result, where its label has none of its own."""
+        return model.threshold if self.threshold is None else self.threshold
+
+    def lowest(self, model: Model) -> float | None:
+        """Return the threshold that holds for a model; None: it is being learned."""
+        spec = model.manifest.output
+        if self.threshold is None and isinstance(spec.threshold, str):
+            return self._decisions.learned(model.id, spec)
+        return self.limit(model)
+
+    @property
+    def _least(self) -> float | None:
+        """What is asked for below the threshold; None: nothing."""
+        least, stage = self._filter.least, self.stage
+        if stage is None or stage.tracking_score is None:
+            return least
+        return stage.tracking_score if least is None else min(least, stage.tracking_score)
+
+    def infer(
+        self, model: Model, sample: Sample, seconds: Iterable[tuple[SecondStage, Model]] = ()
+    ) -> Outcome:
+        """Take one frame along the whole path, in the caller's thread.
+
+        Raises:
+            SampleError, EngineError, ModelError: a model failed.
+
+        """
+        answer = model.answer(self.request(sample))
+        if isinstance(answer, AgentError):
+            raise answer
+        filtered, weak = self.filter(model, answer)
+        filtered = add(filtered, sample, seconds)
+        outcome = self.decide(model, sample, filtered)
+        if self.stage is not None:
+            outcome = self.stage.process(sample, outcome, weak)
+            self.stage.result("", sample, outcome)
+            self.learn(model, sample, filtered.findings)  # only rules read it here
+        return outcome
+
+    def request(self, sample: Sample) -> Request:
+        """Return what is asked of the model, by the threshold of the moment."""
+        return Request(sample, self.threshold, self.region, self._state, self._least)
+
+    def filter(self, model: Model, answer: Outcome) -> tuple[Outcome, Detections | None]:
+        """Leave out what the settings do not want; what is only too weak is returned beside it."""
+        if not self._filter and self._least is None:
+            return answer, None
+        found, weak = self._filter.split(answer.findings, self.limit(model))
+        return replace(answer, findings=found), weak
+
+    def decide(self, model: Model, sample: Sample, outcome: Outcome) -> Outcome:
+        """Return the outcome as it is to be reported: smoothed, judged by what was learned."""
+        outcome = self._decisions.decide(
+            outcome, model.manifest.output, follows=sample.follows, override=self.threshold
+        )
+        return outcome if self.stage is None else replace(outcome, drift=self.drift.indices)
+
+    def learn(self, model: Model, sample: Sample, found: Findings) -> None:
+        """Follow the drift of inputs and scores, by what was found before it was decided upon."""
+        self.drift.follow(model, sample, found, self.limit(model))
+
+    def asked_of_candidates(self, model: Model, outcome: Outcome) -> Outcome:
+        """Return an answer as it had been without what only tracks and labels ask for."""
+        if self._least is None:
+            return outcome
+        return replace(outcome, findings=above(outcome.findings, self.limit(model)))
