@@ -128,7 +128,6 @@ def load_profiles(dirs: Sequence[Path]) -> dict[str, DeviceProfile]:
 
     Raises:
         UsageError: a file that is not a profile, by file and key.
-
     """
     profiles = {}
     for folder in dirs:
@@ -169,7 +168,6 @@ def choose(profiles: Mapping[str, DeviceProfile], facts: Facts, wanted: str = "a
 
     Raises:
         UsageError: there is no profile of that name, or none that matches.
-
     """
     misfits = {name: list(_misfits(profile.match, facts)) for name, profile in profiles.items()}
     if wanted != "auto":
@@ -268,7 +266,6 @@ def lineup(
 
     Returns:
         Choices with lanes and threads worked out; not empty but where no engine is installed.
-
     """
     lines = [line for line in profile.engines if engine in {"auto", line.engine}]
     if not lines and engine != "auto":
@@ -328,7 +325,6 @@ def unlisted(profile: DeviceProfile, engine: EngineName, wanted: WantedEngine) -
         profile: of this device.
         engine: that serves the model.
         wanted: by the settings, whose word counts more than the profile's list.
-
     """
     if wanted == engine or any(line.engine == engine for line in profile.engines):
         return None

@@ -25,7 +25,6 @@ def lint_pipeline(
         pipeline: its settings.
         firsts: the models that its frames go through, as far as they are known.
         seconds: the model of each second stage, in their order; None: not known.
-
     """
     known = [folder for folder in firsts if folder is not None]
     lines = []

@@ -45,7 +45,6 @@ def find_file(given: str | None) -> Path | None:
 
     Raises:
         UsageError: the one given is not there, or its folder may not be searched.
-
     """
     for path in map(Path, PLACES) if given is None else (Path(given),):
         try:
@@ -64,7 +63,6 @@ def load(file: Path | None, environ: Mapping[str, str] | None = None) -> Setting
 
     Raises:
         UsageError: one line with file (or variable), key and mend.
-
     """
     env = os.environ if environ is None else environ
     layers = [_environment(env), _credentials(env)]
@@ -281,7 +279,6 @@ def _check(settings: Settings, origins: Origins) -> None:
 
     Raises:
         UsageError: the first thing that is wrong.
-
     """
     error = origins.error
     for key, names in (("device_id", (settings.device_id,)), ("groups", settings.groups)):

@@ -33,7 +33,6 @@ def default_state(
         environ: the environment.
         service: settings and state of the installed service: a command that reads the former
             outside of the unit uses the latter.
-
     """
     given = environ.get("STATE_DIRECTORY", "").split(":")[0]
     if not given and config == service[0] and os.path.isdir(service[1]):  # noqa: PTH112 - likewise

@@ -59,7 +59,6 @@ class Overrides:
 
         Raises:
             ModelError: that cannot be written.
-
         """
         for key in keys:
             self._until_restart.get(name, {}).pop(key, None)
@@ -93,7 +92,6 @@ class Overrides:
 
         Raises:
             ModelError: they cannot be written.
-
         """
         self._changes.setdefault(name, {}).update(changes)
         self._write()

@@ -31,7 +31,6 @@ def rule_problems(
         root: the topic root.
         device: its id.
         given: the topic that its readings come on; None: its source is none.
-
     """
     for key, shapes, most in (
         ("zones", pipeline.zones, MOST_SHAPES),
@@ -167,7 +166,6 @@ def lint_rules(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> Iter
     Args:
         pipeline: its settings.
         firsts: the models that its frames go through, as far as they are known.
-
     """
     known = [folder for folder in firsts if folder is not None]
     tasks: set[str] = {folder.manifest.task for folder in known}

@@ -48,7 +48,6 @@ def read_bare(key: str, payload: bytes) -> object:
 
     Raises:
         RequestError: there is no such key, or the value is none of its.
-
     """
     if key not in SETTABLE:
         raise RequestError(f"{shown(key)} cannot be set; what can: {', '.join(SETTABLE)}")

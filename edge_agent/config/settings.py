@@ -373,7 +373,6 @@ def keep_until_restart(new: R, present: R, prefix: str = "") -> tuple[R, list[st
 
     Returns:
         The settings, or a table of them, to go on with, and the keys in which *new* differs.
-
     """
     kept: dict[str, Any] = {}
     waiting: list[str] = []
@@ -393,7 +392,6 @@ def parse_route(text: str) -> tuple[Arm, ...]:
 
     Raises:
         UsageError: it is no list of models with shares.
-
     """
     arms: list[Arm] = []
     parts = text.split(",")
@@ -436,7 +434,6 @@ def parse_url(url: str) -> Address:
 
     Raises:
         UsageError: the text of the error never repeats the URL, which may hold a password.
-
     """
     mend = ""
     if "@" in url:

@@ -46,7 +46,6 @@ def topic_trouble(topic: str, root: str) -> str | None:
     Args:
         topic: as written, or filled.
         root: the topic root: below its `in/` are the requests of devices.
-
     """
     if not topic or len(topic.encode()) > 1024:
         return "expected a topic of 1 to 1024 bytes"
@@ -70,7 +69,6 @@ def source_trouble(topic: str, values: Mapping[str, str], given: str | None) -> 
         topic: as written.
         values: of the words that stand for the same in every event.
         given: the topic that the pipeline's readings come on; None: its source is none.
-
     """
     filled = _WORD.sub(lambda found: values.get(found[1], found[0]), topic)
     if given is None or filled != given:

@@ -12,7 +12,6 @@ class Backoff:
         Args:
             first: the shortest pause, seconds.
             most: the longest.
-
         """
         self._first = first
         self._most = most

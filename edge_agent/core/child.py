@@ -56,7 +56,6 @@ class Child:
 
         Raises:
             ChildError: it could not be started.
-
         """
         self._name = name
         # A file, not a pipe: whatever its size, it is handed over without waiting for the child.
@@ -100,7 +99,6 @@ class Child:
             ChildStoppedError: *stopped* gave a reason, which is the text.
             ChildError: no answer in time, or it died.
             AgentError: raised in the child, of the same class.
-
         """
         try:
             output, words = self._talk(timeout_s, stopped, yields)
@@ -181,7 +179,6 @@ def signal_name(status: int) -> str | None:
 
     Args:
         status: as `subprocess` has it: negative after a signal.
-
     """
     if status >= 0:
         return None
@@ -213,7 +210,6 @@ def answer_question(work: Callable[[Any], Any], *, background: bool = False) -> 
     Args:
         work: takes the question; an AgentError of it is raised in the parent.
         background: see `run_in_background`.
-
     """
     die_with_parent()
     if background:

@@ -24,7 +24,6 @@ def storable(record: type[C]) -> type[C]:
 
     Raises:
         TypeError: another record has the same name.
-
     """
     known = _classes.setdefault(record.__name__, record)
     if known is not record:
@@ -46,7 +45,6 @@ def pack(value: Any) -> Any:
 
     Raises:
         TypeError: of a value that could not be read back.
-
     """
     if type(value) in _PLAIN:  # most of what there is: labels
         return value
@@ -74,7 +72,6 @@ def unpack(value: Any) -> Any:
     Raises:
         KeyError: a class that is not storable.
         TypeError: a record has other fields by now.
-
     """
     if isinstance(value, list):
         return [unpack(item) for item in value]

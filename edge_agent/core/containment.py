@@ -32,7 +32,6 @@ def contained(where: str, error: type[AgentError] = EngineError) -> Iterator[Non
 
     Raises:
         AgentError: of the class *error*.
-
     """
     try:
         yield

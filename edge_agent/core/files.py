@@ -78,7 +78,6 @@ def disk_errors(doing: str) -> Iterator[None]:
 
     Raises:
         ModelError: the disk is full, or another OSError.
-
     """
     try:
         yield
@@ -97,7 +96,6 @@ def make_state_folder(folder: Path) -> None:
 
     Raises:
         UsageError: it cannot be created, or this user may not write to it.
-
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -168,7 +166,6 @@ def output_file(path: Path) -> Iterator[BinaryIO]:
     Raises:
         UsageError: it is nothing that could be written to.
         OSError: it cannot be written.
-
     """
     try:
         known = path.stat()
@@ -279,7 +276,6 @@ def read_plain_file(path: Path, limit: int, error: type[AgentError], what: str) 
 
     Raises:
         OSError: it cannot be opened or read; a folder is IsADirectoryError.
-
     """
     # Without O_NONBLOCK, opening a pipe waits until somebody writes to it.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -298,7 +294,6 @@ def path_inside(folder: Path, name: str, where: str) -> Path:
 
     Raises:
         ModelError: it leads outside, or there is no such file; begins with *where*.
-
     """
     pure = PurePosixPath(name)
     if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name:
@@ -318,7 +313,6 @@ def take_lock(path: Path, *, wait: bool = False, like: Path | None = None) -> in
 
     Raises:
         BlockingIOError: another process holds it, and *wait* is False.
-
     """
     flags = os.O_RDONLY | os.O_CLOEXEC
     if like is not None and not path.exists():

@@ -203,7 +203,6 @@ def mark_starting(state: str) -> bool:
 
     Returns:
         False where the run before got no further than that: the fast start may be the cause.
-
     """
     try:
         os.close(os.open(os.path.join(state, STARTING), os.O_CREAT | os.O_EXCL, 0o600))  # noqa: PTH118

@@ -35,7 +35,6 @@ def record(
         kw_only: as for a dataclass.
         quick: instances are made with every frame.
         eq: compared by value; False: as an object, for what holds arrays.
-
     """
 
     def make(plain: Any) -> Any:

@@ -18,7 +18,6 @@ class HalfLetterError(ValueError):
         Args:
             half: of a letter, as it was found.
             content: what the JSON holds all the same: an `id` to answer to, say.
-
         """
         super().__init__(
             f"holds half of a letter, {ascii(half)[1:-1]}; send whole letters, as UTF-8 or both "
@@ -37,7 +36,6 @@ def read_own(text: bytes) -> Any:
     Raises:
         ValueError: it is not JSON, or holds other numbers; nobody would expect them further on.
         RecursionError: it is too deep.
-
     """
     return json.loads(text, parse_float=_finite, parse_int=_integer, parse_constant=_refuse)
 
@@ -62,7 +60,6 @@ def read_json(text: bytes | str) -> Any:
         HalfLetterError: a text or key in it holds half of a letter.
         ValueError: it is not JSON.
         RecursionError: it is too deep.
-
     """
     content = json.loads(text)
     # Without an escape, only bytes beyond ASCII can hold one: messages that are read many times a

@@ -41,7 +41,6 @@ def set_up(*, verbose: bool, steady: bool) -> None:
     Args:
         verbose: debug lines, too.
         steady: for a daemon: repeated lines are held back.
-
     """
     handler = handler_for(sys.stderr, os.environ)
     if steady:

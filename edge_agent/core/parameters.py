@@ -32,7 +32,6 @@ class Kind(Protocol):
 
         Raises:
             ValueError: with what was expected, and what came.
-
         """
 
 
@@ -217,7 +216,6 @@ def parse(kind: type[R], body: Mapping[str, Any]) -> R:
 
     Raises:
         RequestError: "<key>: <what is wrong>".
-
     """
     values: dict[str, object] = {}
     for parameter in parameters(kind):
@@ -239,7 +237,6 @@ def unknown(kind: type, body: Mapping[str, Any], besides: Collection[str] = ()) 
         kind: the record.
         body: that was sent.
         besides: further keys that are known.
-
     """
     known = [each.name for each in parameters(kind)]
     found = [key for key in body if key not in known and key not in besides]

@@ -29,7 +29,6 @@ def read_plain(kind: type[T], data: object) -> T:
 
     Raises:
         DoubtError: pydantic has to judge.
-
     """
     try:
         made: T = _record(kind, data)

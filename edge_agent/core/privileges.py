@@ -27,7 +27,6 @@ def owner_of(folder: Path) -> User | None:
 
     Args:
         folder: may be absent.
-
     """
     if os.geteuid() != 0 or not folder.exists():
         return None
@@ -49,7 +48,6 @@ def acting_as(user: User | None, *, reading: bool = False) -> Iterator[None]:
         user: None: nothing changes.
         reading: root's right to read stays with the calling thread: Python loads its own modules
             while it works, which may lie where only root may read.
-
     """
     if user is None:
         yield

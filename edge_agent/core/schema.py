@@ -63,7 +63,6 @@ def build(kind: type[T], data: Mapping[str, Any], where: str, error: type[AgentE
 
     Raises:
         AgentError: of the type *error*: "<where>: <key>: <what is wrong>, <mend>".
-
     """
     try:
         return read_plain(kind, data)
@@ -94,7 +93,6 @@ def explain(
         problem: pydantic's error.
         kind: of the record, to name its keys.
         data: what was checked, to name entries of lists by their `name`.
-
     """
     entries = problem.errors(include_url=False)
     members = frozenset(_members(kind))

@@ -23,7 +23,6 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
 
     Args:
         purpose: a word for its name; what killed processes left of the same purpose is removed.
-
     """
     prefix = f"edge-agent-{purpose}-"
     _sweep(Path(tempfile.gettempdir()), prefix)

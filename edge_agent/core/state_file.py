@@ -40,7 +40,6 @@ class StateFile:
             path: of the file; its folder exists when it is written.
             holds: what is forgotten with the file, a plural for the log; None: what can be found
                 out again at the cost of time, so that no loss is logged.
-
         """
         self.path = path
         self._holds = holds
@@ -52,7 +51,6 @@ class StateFile:
         Args:
             parse: raises any of `DAMAGED` of a content that `write` cannot have written. It is
                 given finite numbers only.
-
         """
         try:
             return parse(read_own(self.path.read_bytes()))
@@ -76,7 +74,6 @@ class StateFile:
 
         Raises:
             OSError: it cannot be written; the old content stays.
-
         """
         replace_file(self.path, json.dumps(content).encode())
         self._failing.begins(False)

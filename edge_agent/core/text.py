@@ -44,7 +44,6 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
         word: as somebody wrote it.
         known: words that are right.
         cutoff: the least similarity, of 0 to 1.
-
     """
     from difflib import get_close_matches
 

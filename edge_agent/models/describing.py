@@ -48,7 +48,6 @@ def describe(path: Path) -> Description:
     Raises:
         UsageError: there is nothing at *path*.
         ModelError: it is no model that may be run, or its manifest is wrong.
-
     """
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
@@ -85,7 +84,6 @@ def inspect_network(network: Path) -> NetworkFacts:
 
     Raises:
         ModelError: it is damaged, or not fit to run.
-
     """
     with contained(str(network), ModelError):
         return inspect(network)

@@ -58,7 +58,6 @@ def parse(content: Any, channels: tuple[str, ...] = ()) -> Usual:
 
     Raises:
         ValueError: it is not as it should be; says where, what was expected and what was found.
-
     """
     known = {"schema", "results", "inputs", "score", "floor"}
     if not isinstance(content, dict) or set(content) - known or content.get("schema") != SCHEMA:

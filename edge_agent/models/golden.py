@@ -30,7 +30,6 @@ def check_file(folder: ModelFolder, facts: NetworkFacts) -> None:
 
     Raises:
         ModelError: it is damaged, or its arrays do not fit; begins with the file's path.
-
     """
     path = folder.golden
     if path.exists():
@@ -66,7 +65,6 @@ def read_arrays(
 
     Raises:
         ModelError: the file is damaged, or its arrays do not fit the network.
-
     """
     return _stacked(_named(path, where, inputs, outputs), [*inputs, *outputs], where)
 

@@ -75,7 +75,6 @@ def import_model(
     Raises:
         UsageError: there is nothing at *path*, or name or version are not valid.
         ModelError: it is not a model, or its metadata does not say enough.
-
     """
     if name is not None and not is_name(name):
         raise UsageError(f"--name: {name!r} is not a name ({NAME_RULE})")
@@ -150,7 +149,6 @@ def copy_folder(folder: Path, place: Path) -> None:
     Raises:
         ModelError: there is a link or a device among them, or too many or too deep.
         OSError: one cannot be read or written.
-
     """
     from .packages.build import model_files
 
@@ -167,7 +165,6 @@ def file_of(path: Path) -> Path:
 
     Raises:
         ModelError: a folder without model.toml holds no network, or several that it could be.
-
     """
     if not path.is_dir() or (path / MANIFEST).exists():
         return path
@@ -276,7 +273,6 @@ def import_tar(path: Path) -> Iterator[ImportedModel]:
 
     Raises:
         ModelError: it is damaged or no model.
-
     """
     with scratch_folder("model") as made, _naming_origin(made, path):
         try:

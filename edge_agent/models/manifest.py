@@ -163,7 +163,6 @@ class InputSpec:
 
         Raises:
             ModelError: they are given for another number of channels, or a scale is 0.
-
         """
         given = getattr(self, name)
         values = (float(given),) if isinstance(given, int | float) else tuple(given)
@@ -291,7 +290,6 @@ def load(folder: Path, here: Sequence[str] = ()) -> ModelFolder:
 
     Raises:
         ModelError: something is missing, malformed or contradicts itself.
-
     """
     from ..core.schema import read_toml
 
@@ -341,7 +339,6 @@ def parse_all(data: Mapping[str, Any], where: str) -> dict[str, Manifest]:
 
     Raises:
         ModelError: one of them is malformed or contradicts itself.
-
     """
     own = _parse(data, where)
     found = {"": own}

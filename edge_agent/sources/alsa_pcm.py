@@ -45,7 +45,6 @@ class Microphone:
 
         Raises:
             SourceError: it is not there, is in use, or cannot record so.
-
         """
         self._name = spec.redacted
         self._asound = _library()
@@ -107,7 +106,6 @@ class Microphone:
 
         Raises:
             SourceError: the device is gone.
-
         """
         if code not in {-errno.EPIPE, -errno.ESTRPIPE, -errno.EINTR}:
             self._check(code, "is lost")
@@ -134,7 +132,6 @@ def _library() -> Any:
 
     Raises:
         SourceError: it is not installed.
-
     """
     try:
         asound = ctypes.CDLL(LIBRARY)
@@ -166,6 +163,5 @@ def open_source(spec: SourceSpec, context: SourceContext) -> LiveSignal:
 
     Raises:
         SourceError: it cannot be opened.
-
     """
     return share(spec, context, lambda: Microphone(spec))

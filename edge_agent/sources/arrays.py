@@ -122,7 +122,6 @@ def open_raw(path: Path, name: str, channels: int) -> ArrayRows:
     Raises:
         SourceError: it cannot be read, is empty, or does not hold whole rows only: then either
             `channels` is wrong or the file was cut short, and the rows could be shifted.
-
     """
     file = _open(path, name)
     size, row = path.stat().st_size, 4 * channels
@@ -141,7 +140,6 @@ def open_npy(path: Path, name: str) -> ArrayRows:
 
     Raises:
         SourceError: it cannot be read, is no array of real numbers, or is cut short.
-
     """
     file = _open(path, name)
     try:

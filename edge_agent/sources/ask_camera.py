@@ -75,7 +75,6 @@ def _ask(parts: SplitResult, login: str | None) -> _Answer | None:
 
     Raises:
         OSError: nobody listens there.
-
     """
     host, port = _place(parts)
     lines = [" ".join(_request(parts)), f"Host: {host}:{port}", "CSeq: 1"]

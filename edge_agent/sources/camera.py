@@ -52,7 +52,6 @@ class Camera:
             closing: once set, nothing more is read.
             failures: so many reads in a row that give no picture mean that it is lost.
             timeout: of a read, seconds.
-
         """
         self._name = name
         self._capture = capture
@@ -87,7 +86,6 @@ class Camera:
 
         Raises:
             SourceError: there is none.
-
         """
         patience = 0.0
         for failed in range(self._failures):
@@ -126,7 +124,6 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Camera:
 
     Raises:
         SourceError: nothing answers, access is refused, or it is not a stream that can be decoded.
-
     """
     if spec.path is not None:
         return _open_device(spec, spec.path, context.closing)

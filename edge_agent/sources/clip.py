@@ -145,7 +145,6 @@ class Clip:
 
         Returns:
             False at the end, or once the source is to be closed.
-
         """
         capture, tries = self._capture, 0
         self._ahead = capture.grab()
@@ -201,7 +200,6 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Clip:
 
     Raises:
         SourceError: it is missing, cannot be read, or holds nothing that can be played.
-
     """
     return Clip(spec, context)
 

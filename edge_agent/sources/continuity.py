@@ -72,7 +72,6 @@ class Continuity:
         Args:
             gap_s: the longest silence that is no gap, seconds; None: by what is usual.
             counts: what was counted before the device was lost.
-
         """
         self.counts = counts or Counts()
         self._gap_s = gap_s
@@ -89,7 +88,6 @@ class Continuity:
 
         Raises:
             SampleError: its times cannot be.
-
         """
         if not len(rows.data):
             return None

@@ -55,7 +55,6 @@ class CsvRows:
 
         Raises:
             SourceError: it cannot be read, or holds no rows of numbers.
-
         """
         self._name = name
         self._given = separator
@@ -90,7 +89,6 @@ class CsvRows:
 
         Raises:
             ModelError: it is text; no model can take it.
-
         """
         line, cells = self._latest[row]
         if not cells:

@@ -35,7 +35,6 @@ class Hardware:
         Args:
             nodes: folder of the render nodes.
             kind: of acceleration to ask OpenCV for, by its number.
-
         """
         self.kind = kind
         self._nodes = nodes
@@ -104,7 +103,6 @@ class Hardware:
         Raises:
             SampleError: it cannot be converted.
             SourceError: the hardware decoder cannot take this stream; it is to be opened again.
-
         """
         # Most are as large as the one before; of another size, OpenCV gives one of its own.
         shape = self._shapes.get(name)
@@ -123,7 +121,6 @@ class Hardware:
 
         Raises:
             SourceError: it is.
-
         """
         if self.doubt(name):
             raise SourceError(f"{name}: is opened again, to decode in software")
@@ -139,7 +136,6 @@ class Hardware:
 
         Returns:
             A cv2.VideoCapture that may not be opened.
-
         """
         tried = self.wanted(name)
         if tried:

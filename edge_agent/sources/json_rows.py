@@ -42,7 +42,6 @@ class Payload:
 
         Raises:
             SampleError: what was expected, what was found.
-
         """
         if len(payload) > MAX_BYTES:
             raise SampleError(f"a message of {len(payload)} bytes, expected at most {MAX_BYTES}")

@@ -27,7 +27,6 @@ class Device(Protocol):
 
         Raises:
             SourceError: it is lost.
-
         """
 
     def close(self) -> None:
@@ -105,7 +104,6 @@ def share(
 
     Raises:
         SourceError: it cannot be opened.
-
     """
 
     def open_signal(before: Producer | None) -> Signal:

@@ -74,7 +74,6 @@ def open_source(spec: SourceSpec, context: SourceContext) -> LiveSignal:
 
     Raises:
         SourceError: there is no connection of an agent to read it from.
-
     """
     topics, options = context.topics, spec.options
     if topics is None:

@@ -104,7 +104,6 @@ def check_size(capture: Any, name: str) -> None:
 
     Raises:
         SourceError: they are; the stream is closed.
-
     """
     cv2 = load()
     width = int(capture.get(cv2.CAP_PROP_FRAME_WIDTH))

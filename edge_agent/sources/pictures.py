@@ -80,7 +80,6 @@ def open_source(spec: SourceSpec, context: SourceContext) -> PictureFolder:
 
     Raises:
         SourceError: it is missing, cannot be listed, or holds no picture.
-
     """
     return PictureFolder(spec, context.closing)
 

@@ -39,7 +39,6 @@ class Rows(Protocol):
         Raises:
             SampleError: the next row cannot be used; it has been passed over.
             SourceError: the file cannot be read on.
-
         """
 
     @property
@@ -119,7 +118,6 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Recording:
 
     Raises:
         SourceError: it is missing, cannot be read, or is not what its form says.
-
     """
     rows: Rows
     scheme = spec.form.scheme

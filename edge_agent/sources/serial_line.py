@@ -37,7 +37,6 @@ class SerialLines:
 
         Raises:
             SourceError: it is not there, is in use, or is no serial port.
-
         """
         from serial import Serial, SerialException
 
@@ -168,6 +167,5 @@ def open_source(spec: SourceSpec, context: SourceContext) -> LiveSignal:
 
     Raises:
         SourceError: it cannot be opened.
-
     """
     return share(spec, context, lambda: SerialLines(spec))

@@ -29,7 +29,6 @@ class Producer(Protocol):
 
         Raises:
             SourceError: it is lost.
-
         """
 
     def close(self) -> None:
@@ -61,7 +60,6 @@ class Tap:
 
         Raises:
             SourceError: too long.
-
         """
 
     def grab(self) -> bool:
@@ -96,7 +94,6 @@ class Shared:
         Args:
             name: what errors call it.
             limit: seconds after which a reader that was given up hangs in the driver.
-
         """
         self.producer: Producer | None = None
         self.ended = False
@@ -115,7 +112,6 @@ class Shared:
 
         Raises:
             SourceError: it cannot be opened.
-
         """
         with self._changed:
             if self.ended or self._hangs():
@@ -155,7 +151,6 @@ class Shared:
 
         Raises:
             SourceError: it is lost.
-
         """
         with self._changed:
             if not tap.waiting and tap.lost is None and self._reader is not None:
@@ -213,7 +208,6 @@ def share(
 
     Raises:
         SourceError: it cannot be opened.
-
     """
     while True:
         with context.sharing:

@@ -67,7 +67,6 @@ class Source(Protocol):
 
         Raises:
             SourceError: the source is lost; close it and open it again later.
-
         """
 
     def retrieve(self) -> Reading:
@@ -76,7 +75,6 @@ class Source(Protocol):
         Raises:
             SourceError: the source is lost.
             SampleError: this one reading cannot be used (a damaged picture); go on with the next.
-
         """
 
     def close(self) -> None:
@@ -92,7 +90,6 @@ def open_source(spec: SourceSpec, context: SourceContext | None = None) -> Sourc
 
     Raises:
         SourceError: it is not there, cannot be read, or gives nothing.
-
     """
     if spec.form.address == "file":
         _check_is_file(spec)
@@ -106,7 +103,6 @@ def readings(source: Source) -> Iterator[Reading | SampleError]:
 
     Raises:
         SourceError: the source is lost.
-
     """
     while source.grab():
         try:
@@ -122,7 +118,6 @@ def _check_is_file(spec: SourceSpec) -> None:
 
     Raises:
         SourceError: it is something else. One that is missing is left to the source's own module.
-
     """
     try:
         mode = spec.local.stat().st_mode

@@ -75,7 +75,6 @@ def parse_source(text: str, base: Path) -> SourceSpec:
 
     Raises:
         UsageError: the form, a value or an option is unknown, missing or wrong.
-
     """
     shown = redact(text)
     scheme, colon, rest = text.partition(":")

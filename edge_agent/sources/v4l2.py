@@ -56,7 +56,6 @@ class Devices:
 
         Raises:
             SourceError: that camera is not there, and *path* is another one now.
-
         """
         with self._changing:
             known = self._seen.get(path)

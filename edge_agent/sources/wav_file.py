@@ -36,7 +36,6 @@ class WavRows:
 
         Raises:
             SourceError: it cannot be read, or is not a `.wav` file of a known format.
-
         """
         self._name = name
         try:

@@ -96,7 +96,6 @@ class Cutter:
             nodes: in order of execution.
             inputs: names of the network's inputs.
             outputs: names of its outputs.
-
         """
         self._nodes = nodes
         self._end = len(nodes)
@@ -198,7 +197,6 @@ class Cutter:
             here: the weights that have arrived, and their bytes.
             left: bytes of the file that have not arrived yet.
             total: bytes of the file.
-
         """
         # Ever smaller towards the end: what is left to build when the last byte arrives is short.
         wanted = max(LEAST_BYTES, min(total // STAGES, left // 2))

@@ -77,7 +77,6 @@ def follow(
             `PROGRESS`.
         wish: requests bytes before their turn.
         frame: returns the newest frame of a pipeline that uses this model, as its inputs.
-
     """
     found = Followed()
     try:
@@ -166,7 +165,6 @@ def unpack_early(data: GrowingFile, folder: Path) -> tuple[Path, int, int]:
     Raises:
         UnfitError: it does not come last enough, or is no larger ONNX file.
         ModelError: the package is not as it should be.
-
     """
     at = 0
 
@@ -199,7 +197,6 @@ def model_of(folder: Path, network: Path) -> ModelFolder:
 
     Raises:
         UnfitError: that is not enough.
-
     """
     from ...models.manifest import MANIFEST, load
 

@@ -38,7 +38,6 @@ class GrowingFile:
         Args:
             have: bytes from the beginning.
             granted: the bytes of `wish` are there, too.
-
         """
         with self._changed:
             self._have = max(self._have, have)
@@ -54,7 +53,6 @@ class GrowingFile:
 
         Raises:
             UnfitError: they lie outside the file.
-
         """
         if not 0 <= start <= stop <= self.length:
             raise UnfitError(f"bytes {start} to {stop} of {self.length}")

@@ -72,7 +72,6 @@ class OnnxFile:
 
         Raises:
             UnfitError: it is no file that can be read like this.
-
         """
         self._data = data
         self.begin, self.end = begin, end
@@ -105,7 +104,6 @@ class OnnxFile:
         Raises:
             UnfitError: they do not come first, are too many, hold graphs of their own, or are
             none of the standard's.
-
         """
         found: list[Node] = []
         for field in self._walk:
@@ -135,7 +133,6 @@ class OnnxFile:
 
         Raises:
             UnfitError: it is not among the last bytes.
-
         """
         start = self.tail[0]
         opsets = b""
@@ -160,7 +157,6 @@ class OnnxFile:
 
         Raises:
             UnfitError: something else is among them, or *ends* was no more than a resemblance.
-
         """
         with _unfit_if_damaged():
             last = self._first
@@ -183,7 +179,6 @@ def declared(name: str, field: bytes) -> TensorSpec:
 
     Raises:
         UnfitError: it is no tensor of numbers, or has no shape.
-
     """
     (whole,) = fields(field, 0, len(field))
     value = read_value(field, (whole.begin, whole.end))
@@ -202,7 +197,6 @@ def _values(data: bytes) -> tuple[dict[str, bytes], dict[str, bytes]]:
     Raises:
         UnfitError: it is not.
         DamagedError, UnicodeEncodeError: likewise.
-
     """
     found: dict[int, dict[str, bytes]] = {proto.GRAPH_INPUT: {}, proto.GRAPH_OUTPUT: {}}
     for field in fields(data, 0, len(data)):

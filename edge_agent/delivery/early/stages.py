@@ -49,7 +49,6 @@ class StagedEngine:
         Raises:
             UnfitError: it cannot be run in stages.
             EngineError: it cannot be run like this at all.
-
         """
         self.label = label_of()
         self.fold: Fold | None = None
@@ -78,7 +77,6 @@ class StagedEngine:
 
         Raises:
             EngineError: some stay open.
-
         """
         self.inputs = fix_inputs(self.inputs, fix_shapes, Path("model"))
 
@@ -92,7 +90,6 @@ class StagedEngine:
 
         Raises:
             EngineError: the engine failed, or the network cannot be run in stages.
-
         """
         check_inputs(self.inputs, tensors)
         names = [spec.name for spec in self.outputs]

@@ -52,7 +52,6 @@ class Admission:
 
         Raises:
             ModelError: it may not.
-
         """
         recipient = self._recipient
         verify_header(
@@ -76,7 +75,6 @@ class Admission:
 
         Raises:
             ModelError: it may not.
-
         """
         if not self._recipient.allow_unsigned():
             verify_header(b"", None, self._recipient.trusted(), allow_unsigned=False)
@@ -86,7 +84,6 @@ class Admission:
 
         Raises:
             ModelError: it has.
-
         """
         self._store.check_not_older(name, version)
         for entry in self._library.versions(name):
@@ -105,7 +102,6 @@ class Admission:
 
         Raises:
             ModelError: one has.
-
         """
         for entry in self._library.entries(name):
             if (
@@ -127,7 +123,6 @@ class Admission:
 
         Raises:
             ModelError: its version is on this device with other content.
-
         """
         name, version = header.name, header.version
         place = self._store.path(name, version)
@@ -169,7 +164,6 @@ class Admission:
 
         Raises:
             ModelError: there is not enough that may go.
-
         """
         make_room(
             self._store,

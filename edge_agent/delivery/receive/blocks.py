@@ -61,7 +61,6 @@ class BlockReceiver:
             admission: checks whether a package may still come in when it is complete.
             submit: takes a candidate whose package is complete, and the number of its blocks.
             expect: begins the trial of a package that is about to arrive, where that is worth it.
-
         """
         self._store = store
         self._library = library
@@ -84,7 +83,6 @@ class BlockReceiver:
 
         Raises:
             ModelError: there are too many.
-
         """
         if len(self._active) >= MAX_TRANSFERS:
             raise ModelError(
@@ -108,7 +106,6 @@ class BlockReceiver:
             signature: of that.
             header: the same, parsed and admitted.
             began: monotonic clock when the offer came.
-
         """
         candidate = Candidate(
             header.name,
@@ -147,7 +144,6 @@ class BlockReceiver:
 
         Raises:
             MalformedError: that is no part.
-
         """
         active = self._active.get(transfer)
         if active is None or active.incoming is not None or number >= active.list_parts:

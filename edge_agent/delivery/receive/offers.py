@@ -49,7 +49,6 @@ class Offers:
             admission: checks which packages may come in.
             blocks: receives them.
             submit: takes a candidate that is on the device, and the number of its blocks.
-
         """
         self._store = store
         self._library = library
@@ -67,7 +66,6 @@ class Offers:
 
         Raises:
             MalformedError: it is not one; that has been published to its sender.
-
         """
         try:
             header, signature = _parse(transfer, payload)
@@ -89,7 +87,6 @@ class Offers:
 
         Raises:
             ModelError: its version is on this device with other content.
-
         """
         name, version = header.name, header.version
         phase = self._ledger.phase(name, version)
@@ -136,7 +133,6 @@ class Offers:
 
         Raises:
             ModelError: there are too many.
-
         """
         if len(self._waiting) >= MAX_TRANSFERS:
             raise ModelError(f"{len(self._waiting)} pushes wait for the clock already")
@@ -176,7 +172,6 @@ def _parse(transfer: str, payload: bytes) -> tuple[bytes, bytes | None]:
 
     Raises:
         ModelError: it is not an offer.
-
     """
     if len(payload) > MAX_OFFER_BYTES:
         raise ModelError(f"offer: {len(payload)} bytes, at most {MAX_OFFER_BYTES}")

@@ -46,7 +46,6 @@ class Router:
             ledger: of candidates.
             submit: takes a candidate whose package is complete.
             expect: begins the trial of a package that is about to arrive, where that is worth it.
-
         """
         self._ledger = ledger
         self._deploy = submit
@@ -66,7 +65,6 @@ class Router:
 
         Raises:
             MalformedError: it is nothing that is expected here.
-
         """
         match levels:
             case ("model",) | ("push", _, "offer") if not message.payload:

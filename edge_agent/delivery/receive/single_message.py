@@ -41,7 +41,6 @@ class SingleMessages:
 
         Raises:
             MalformedError: it is not one; that has been published, if it could be.
-
         """
         payload = message.payload
         if len(payload) > MAX_SINGLE_MESSAGE_BYTES:
@@ -74,7 +73,6 @@ class SingleMessages:
 
         Raises:
             ModelError: it may not.
-
         """
         front = archive.front
         if front is None:

@@ -63,7 +63,6 @@ class Transfer:
 
         Raises:
             MalformedError: that is no part.
-
         """
         if len(payload) > LIST_PART_BYTES:
             raise MalformedError(f"larger than the {LIST_PART_BYTES} bytes of a part")

@@ -35,7 +35,6 @@ def compiled_cache(engine: str, version: str, network: Path) -> Iterator[Path | 
     Yields:
         The folder; None where there is none that can be written, or somebody else opens the same
         network: it is compiled then, and not kept.
-
     """
     try:
         kept = _base() / f"{engine}-{version.replace('/', '_')}"
@@ -65,7 +64,6 @@ def _base() -> Path:
 
     Raises:
         RuntimeError: there is no home folder.
-
     """
     given = os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]
     if given:

@@ -80,7 +80,6 @@ class PreparedForm(Protocol):
 
         Raises:
             EngineError: it cannot be built; all is as before.
-
         """
 
     def distrust(self, why: str) -> None:
@@ -119,7 +118,6 @@ class Engine(Protocol):
         Raises:
             EngineError: the engine failed, or an input is missing, too many, or of a wrong shape
                 or type.
-
         """
 
     def close(self) -> None:
@@ -135,7 +133,6 @@ def check_inputs(specs: tuple[TensorSpec, ...], tensors: Tensors) -> None:
 
     Raises:
         EngineError: expected and found, by name.
-
     """
     if len(tensors) != len(specs) or any(spec.name not in tensors for spec in specs):
         expected, found = [spec.name for spec in specs], sorted(tensors)
@@ -160,7 +157,6 @@ def fix_inputs(
     Raises:
         EngineError: an input stays open, or is to have a shape that the network does not allow.
         ModelError: they are larger than this device has memory for.
-
     """
     given = fix_shapes(specs)
     fixed_specs = []
@@ -188,7 +184,6 @@ def _check_room(specs: Sequence[TensorSpec], network: Path) -> None:
 
     Raises:
         ModelError: there is not.
-
     """
     import numpy as np  # a model is chosen without it
 

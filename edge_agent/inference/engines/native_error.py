@@ -23,7 +23,6 @@ def native_reason(problem: BaseException, network: Path) -> str:
     Args:
         problem: as it was raised.
         network: file whose path is shortened to its name.
-
     """
     text = str(problem).replace(str(network), network.name)
     text = _LIBRARIES.sub(r"\1", text)

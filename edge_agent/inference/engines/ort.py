@@ -81,7 +81,6 @@ class OrtEngine:
             outputs: likewise.
             fold: how the session's network differs.
             data: what the session uses, and does not keep alive itself.
-
         """
         self._data = data
         self.label = label_of(session.get_providers()[0])
@@ -118,7 +117,6 @@ class OrtEngine:
 
         Raises:
             EngineError: the network has been closed.
-
         """
         session = self._session
         if session is None:
@@ -154,7 +152,6 @@ def open_network(
     Raises:
         EngineError: no such provider, or one that did not come up; an unknown option; a file that
             ONNX Runtime cannot read or run.
-
     """
     where = f"{NAME}:{choice.device}"
     if network.suffix.lower() != ".onnx":

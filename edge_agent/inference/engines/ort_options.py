@@ -69,7 +69,6 @@ def session_config(choice: EngineChoice, provider: str = CPU) -> tuple[Words, di
 
     Raises:
         EngineError: an option that is not known, or a precision that cannot be set.
-
     """
     cpus = usable_cpus()
     threads = choice.threads or max(1, cpus // choice.lanes)
@@ -124,7 +123,6 @@ def open_exact(words: Words, make: Callable[[Words], T]) -> tuple[T, Words]:
 
     Returns:
         What was made, and its options.
-
     """
     try:
         return make(words), words
@@ -151,7 +149,6 @@ def session_options(
             lie, and must live as long as the session.
         ready: the graph has been optimised before: load it as it is.
         extra: more session entries.
-
     """
     import onnxruntime as ort
 

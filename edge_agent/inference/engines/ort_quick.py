@@ -27,7 +27,6 @@ class QuickLoad:
 
         Raises:
             EngineError: it has to be loaded in another way.
-
         """
         self._checked = checked
         words, _ = session_config(checked.choice)
@@ -50,7 +49,6 @@ class QuickLoad:
         Raises:
             EngineError: an input stays open.
             ModelError: the inputs are larger than this device has memory for.
-
         """
         from .engine import fix_inputs
         from .ort import OrtEngine, specs

@@ -44,7 +44,6 @@ def check(choice: EngineChoice, network: Path, read: Read) -> CheckedNetwork:
     Raises:
         ModelError: the network is not fit to run, on whatever engine.
         EngineError: it has to be loaded in another way.
-
     """
     try:
         if network.stat().st_size > MAX_BYTES:

@@ -40,7 +40,6 @@ def open_session(
 
     Raises:
         EngineError: ONNX Runtime cannot read or run it; of the class *error*.
-
     """
     try:
         import onnxruntime as ort
@@ -67,7 +66,6 @@ class Stage:
             name: of its graph.
             inputs: tensors from the network's inputs and from stages before.
             outputs: tensors that later stages take, and outputs of the network.
-
         """
         self.name = name
         self.inputs = inputs
@@ -100,7 +98,6 @@ class Stage:
 
         Raises:
             EngineError: there is none.
-
         """
         self._done.wait()
         session = self._session
@@ -127,7 +124,6 @@ def run_stages(
             may wait for a stage, and release what a stage needed.
         tensors: inputs of the network.
         outputs: names of the outputs.
-
     """
     import onnxruntime as ort
 

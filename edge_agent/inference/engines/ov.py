@@ -76,7 +76,6 @@ class OvEngine:
             inputs: of the network itself.
             outputs: likewise.
             fold: how the compiled network differs.
-
         """
         self.label = label
         self.inputs = inputs
@@ -151,7 +150,6 @@ def open_network(
 
     Raises:
         EngineError: no such device, an unknown option, or a file that OpenVINO cannot read or run.
-
     """
     # Several streams of one compiled network have been seen to give wrong numbers on the CPU
     # (2026.4.1, a depthwise network in float: 4 to 12 compilations of 100, nearly all with an
@@ -178,7 +176,6 @@ def compile_network(
 
     Raises:
         EngineError: as for `open_network`.
-
     """
     where = f"{NAME}:{choice.device}"
     try:

@@ -28,7 +28,6 @@ def cut_quantiser(model: ov.Model, fold: Fold) -> bool:
     Args:
         model: as it was read; changed in place, or not at all.
         fold: found in the ONNX file.
-
     """
     given = next(
         (each for each in model.get_parameters() if fold.name in each.output(0).get_names()), None

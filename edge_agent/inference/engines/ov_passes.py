@@ -36,7 +36,6 @@ def join(model: ov.Model) -> int:
 
     Args:
         model: as it was read, of settled shapes; for the CPU, in f32.
-
     """
     joined = 0
     for node in model.get_ordered_ops():

@@ -104,7 +104,6 @@ def load_library(name: EngineName) -> ModuleType:
 
     Raises:
         ImportError: the library is not installed.
-
     """
     return import_module(capabilities(name).module)
 
@@ -122,7 +121,6 @@ def open_engine(
 
     Raises:
         EngineError: the engine is not installed, the device is not there, or it refuses the model.
-
     """
     try:
         module = load_library(choice.engine)
@@ -145,7 +143,6 @@ def plain_choice(suffix: str) -> EngineChoice | None:
 
     Returns:
         None where no engine has such a session.
-
     """
     from .engine import EngineChoice
 
@@ -190,7 +187,6 @@ def engine_order(choices: Sequence[EngineChoice], wanted: str, network: Path) ->
 
     Raises:
         EngineError: what is wanted cannot run such a file.
-
     """
     from .engine import EngineChoice
 

@@ -63,7 +63,6 @@ class InputCut:
 
         Raises:
             ModelError: a file cannot be read, or the network is not an ONNX file any more.
-
         """
         files = {self.network.name: map_file(self.network)}
         others: set[str] = set()

@@ -65,7 +65,6 @@ def find(
         network: an ONNX file.
         tensor: the input that takes the sample; None: the only one that is not constant.
         constants: names of inputs that always get the same.
-
     """
     if network.suffix.lower() != ".onnx":
         return f"{network.name} is no ONNX file"
@@ -107,7 +106,6 @@ class _Way:
 
         Raises:
             UnfoldableError: some of its numbers are used as they are, or quantized differently.
-
         """
         self.passed = [given]
         self.quantizers: dict[int, tuple[str, str]] = {}

@@ -37,7 +37,6 @@ class Fold:
 
         Args:
             values: float32, of any shape, finite.
-
         """
         limits = np.iinfo(self.dtype)
         with np.errstate(over="ignore"):  # what goes beyond a float goes beyond the last step, too

@@ -50,7 +50,6 @@ class Graph:
         Raises:
             ValueError: it is not an ONNX file.
             UnfoldableError: it has no graph, or several pieces of one.
-
         """
         self._data = data
         graphs = [each for each in fields(data, 0, len(data)) if each.number == proto.MODEL_GRAPH]
@@ -81,7 +80,6 @@ class Graph:
 
         Raises:
             UnfoldableError: one takes it within a branch or loop.
-
         """
         for node in self._mentioning(name):
             if self._is_used_within(name, node.attributes.values()):
@@ -98,7 +96,6 @@ class Graph:
 
         Raises:
             UnfoldableError: it is no constant, or not one number.
-
         """
         wanted = name_bytes(name)
         for each in self._initializers:

@@ -92,7 +92,6 @@ def read(folder: str) -> Artifact:
 
     Raises:
         ArtifactError: it is damaged, cut short, or was made elsewhere or by another program.
-
     """
     try:
         with open(f"{folder}/{FILE}", "rb") as file:  # noqa: PTH123 - pathlib may not be there yet
@@ -138,7 +137,6 @@ def need_version(artifact: Artifact, engine: str, version: str) -> None:
 
     Raises:
         ArtifactError: it was made by another, or another version of it.
-
     """
     found = (artifact.table["engine"], artifact.table["version"])
     if found != (engine, version):

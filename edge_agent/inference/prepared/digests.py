@@ -32,7 +32,6 @@ def digests(state: Path, folder: Path) -> dict[str, str]:
 
     Raises:
         ModelError: a file of the model cannot be read.
-
     """
     memo = _memo(state)
     files = list(_files(folder))
@@ -56,7 +55,6 @@ def model_digest(state: Path, folder: Path) -> str:
 
     Raises:
         ModelError: a file of the model cannot be read.
-
     """
     files = digests(state, folder)
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
@@ -70,7 +68,6 @@ def corrupted_files(state: Path, folder: Path) -> Iterator[str | None]:
 
     Raises:
         OSError: one cannot be read.
-
     """
     memo = _memo(state)
     for path in _files(folder):
@@ -93,7 +90,6 @@ def corrupted_file(checksums: Mapping[str, str]) -> Iterator[str | None]:
 
     Raises:
         OSError: one cannot be read.
-
     """
     for path, digest in checksums.items():
         if (yield from _read_again(Path(path))) != digest:
@@ -106,7 +102,6 @@ def sha256(path: Path) -> str:
 
     Raises:
         OSError: it cannot be read.
-
     """
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:

@@ -46,7 +46,6 @@ class PreparedEngine(Engine, Protocol):
 
         Raises:
             EngineError: it cannot be built; all is as before.
-
         """
 
 
@@ -85,7 +84,6 @@ class OrtPreparedEngine:
         Raises:
             ArtifactError: the artifact is damaged. Close the engine and load the network itself.
             EngineError: as for every engine.
-
         """
         if self.fold is not None:
             tensors = self.fold.feed(tensors)
@@ -124,7 +122,6 @@ class OrtPreparedEngine:
 
         Raises:
             EngineError: what was built cannot be used; all is as before.
-
         """
         load = self._load
         if load is None or self.mode == "streaming":
@@ -190,7 +187,6 @@ def open_artifact(
 
     Raises:
         ArtifactError: it cannot be used: load the network itself, and prepare it again.
-
     """
     load = source if isinstance(source, Load) else None
     artifact = source.artifact if isinstance(source, Load) else source

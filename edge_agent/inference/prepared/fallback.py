@@ -38,7 +38,6 @@ class FallbackEngine:
             folder: of the model that it was made of.
             choice: how to load the network itself.
             kind: of sample that it is given.
-
         """
         self.inner = inner
         self.widened = None
@@ -137,7 +136,6 @@ def load_prepared(
 
     Raises:
         ArtifactError: the artifact cannot be used.
-
     """
     try:
         with contained(folder.manifest.id, ArtifactError):

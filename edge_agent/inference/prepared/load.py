@@ -53,7 +53,6 @@ def choose(strategies: Mapping[str, Mapping[str, Figures]], spare: str) -> str:
     Args:
         strategies: by name: figures with a core to spare ("idle") and without ("busy").
         spare: "idle" or "busy".
-
     """
     if not any(spare in figures for figures in strategies.values()):
         spare = "busy"  # measured when there was no core to spare at all
@@ -87,7 +86,6 @@ def load_folder(folder: str) -> Load:
 
     Raises:
         ArtifactError: it cannot be used here.
-
     """
     return load_artifact(read(folder))
 
@@ -146,7 +144,6 @@ class Load:
 
         Raises:
             ArtifactError: ONNX Runtime refuses what it has itself written.
-
         """
         words = self.artifact.table["session"]
         if threads is not None:
@@ -168,7 +165,6 @@ class Load:
 
         Raises:
             ArtifactError: some are damaged.
-
         """
         if self.check is not None:
             self.check.wait()

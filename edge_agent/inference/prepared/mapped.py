@@ -44,7 +44,6 @@ class MappedWeights:
 
         Raises:
             ArtifactError: it is another.
-
         """
         if self._map is None or end == start:
             return
@@ -72,7 +71,6 @@ class WeightCheck:
         Args:
             weights: what to check.
             ranges: first byte, the one after the last, and the checksum of each.
-
         """
         self._weights = weights
         self._ranges = ranges
@@ -99,7 +97,6 @@ class WeightCheck:
 
         Raises:
             ArtifactError: one is not.
-
         """
         if not self._passed:
             return

@@ -37,7 +37,6 @@ class OvPreparedEngine:
 
         Raises:
             ArtifactError: it is damaged, of another version of OpenVINO, or refused.
-
         """
         need_version(artifact, NAME, VERSION)
         self.label: str = artifact.table["label"]
@@ -82,7 +81,6 @@ class OvPreparedEngine:
 
         Raises:
             ArtifactError: it is refused.
-
         """
         del threads
         before = self._lanes

@@ -59,7 +59,6 @@ class StreamingRunner:
         Raises:
             ArtifactError: a stage is damaged.
             EngineError: closed.
-
         """
         with self._running:
             try:

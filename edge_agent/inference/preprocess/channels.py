@@ -27,7 +27,6 @@ class Channels:
 
         Raises:
             ModelError: the manifest names a channel that the source has not.
-
         """
         self._cut = spec.window is not None
         self._wanted = spec.channels
@@ -49,7 +48,6 @@ class Channels:
 
         Raises:
             ModelError: they do not fit the manifest.
-
         """
         columns = reading.columns
         if columns != self._columns:

@@ -85,7 +85,6 @@ def features_of(spec: InputSpec) -> Features:
 
     Raises:
         ModelError: the parameters contradict each other.
-
     """
     wanted = spec.logmel or LogMel()
     rate = spec.resample_hz or spec.rate_hz

@@ -21,7 +21,6 @@ def sample_input(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> TensorSpec:
 
     Raises:
         ModelError: none or several are left, or the manifest names one that is not there.
-
     """
     known = {tensor.name: tensor for tensor in inputs}
     for name in spec.given:
@@ -100,7 +99,6 @@ def constants(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> dict[str, Arra
 
     Raises:
         ModelError: a value is not numbers, or does not fit its input.
-
     """
     return {
         tensor.name: _constant(tensor, spec.fixed.get(tensor.name, 0))

@@ -204,7 +204,6 @@ def picture_preprocessor(
 
     Raises:
         ModelError: expected and found.
-
     """
     if spec.is_signal:
         raise ModelError(

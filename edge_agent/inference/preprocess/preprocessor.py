@@ -42,7 +42,6 @@ class Preprocessor(Protocol):
 
         Raises:
             SampleError: this sample does not fit or is not finite; the next one may.
-
         """
 
 
@@ -59,7 +58,6 @@ def build_preprocessor(
 
     Raises:
         ModelError: manifest and network do not fit each other; expected and found.
-
     """
     if kind == "picture":
         from .picture import picture_preprocessor

@@ -45,7 +45,6 @@ class Resampler:
 
         Raises:
             ModelError: neither times nor a rate are known.
-
         """
         if not len(rows):
             return rows, times

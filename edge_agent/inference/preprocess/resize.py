@@ -37,7 +37,6 @@ def resize(
 
     Returns:
         *out*, or a new picture.
-
     """
     import cv2
 
@@ -73,7 +72,6 @@ def resize_antialiased(
         interpolation: linear or cubic.
         out: where it shall be put; of that size.
         box: the part of the picture to resize, x1, y1, x2, y2 in its pixels; None: all of it.
-
     """
     from PIL import Image
 

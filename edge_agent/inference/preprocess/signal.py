@@ -67,7 +67,6 @@ class SignalPreprocessor:
             data: (window, channels), or as many numbers as the network takes.
             out: where they shall be put.
             stream: concerns pictures only.
-
         """
         if self.window is not None and data.shape != self.window:
             raise SampleError(
@@ -121,7 +120,6 @@ def signal_preprocessor(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> Sign
 
     Raises:
         ModelError: expected and found.
-
     """
     features = _features(spec)
     tensor = sample_input(spec, inputs)

@@ -26,7 +26,6 @@ class Tables:
 
         Args:
             values: (channels, 256), of the tensor's type, in the network's order of channels.
-
         """
         bits = values.view(np.uint8) if values.dtype.itemsize == 1 else None
         steps = np.arange(256, dtype=np.uint8)
@@ -47,7 +46,6 @@ class Tables:
         Args:
             target: part of the tensor.
             buffer: bytes of its shape.
-
         """
         return target.view(np.uint8) if self.same or self._flip else buffer
 
@@ -57,7 +55,6 @@ class Tables:
         Args:
             pixels: uint8 (height, width) or (height, width, channels).
             target: part of the tensor, of the same shape; may be where the pixels are.
-
         """
         import cv2
 
@@ -94,7 +91,6 @@ def table_of(spec: InputSpec, dtype: str, channels: int) -> NDArray[np.generic]:
 
     Raises:
         ModelError: a value goes beyond what the type can hold.
-
     """
     mean = np.array(spec.per_channel("mean", channels))[:, None]
     scale = np.array(spec.per_channel("scale", channels))[:, None]

@@ -64,7 +64,6 @@ class Windower:
 
         Raises:
             ModelError: the manifest names a channel that the source has not.
-
         """
         self._spec = spec
         self._hop = spec.hop or spec.window or 1
@@ -101,7 +100,6 @@ class Windower:
 
         Raises:
             ModelError: these rows do not fit the manifest.
-
         """
         if reading.flaw is None:
             yield reading
@@ -124,7 +122,6 @@ class Windower:
 
         Raises:
             ModelError: these rows do not fit the manifest.
-
         """
         rows, times = self._channels.pick(reading), reading.times
         if self._spec.resample_hz:

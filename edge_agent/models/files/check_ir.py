@@ -64,7 +64,6 @@ def inspect_ir(network: Path) -> NetworkFacts:
     Raises:
         ModelError: malformed, too large, with a DOCTYPE, without its .bin, with weights that lie
             outside it or are not numbers, or with operators of an extension.
-
     """
     size = network.stat().st_size
     if size > MAX_XML_BYTES:

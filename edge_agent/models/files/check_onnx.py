@@ -64,7 +64,6 @@ def check_network(network: Path) -> None:
 
     Raises:
         ModelError: what is wrong with it, by name of the tensor, operator or file.
-
     """
     inspect(network)
 
@@ -79,7 +78,6 @@ def inspect(network: Path, data: bytes | mmap | None = None) -> NetworkFacts:
 
     Raises:
         ModelError: as for `check_network`.
-
     """
     if not network.is_file():
         what = "is no plain file" if network.exists() else "no such file"

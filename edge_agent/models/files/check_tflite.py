@@ -148,7 +148,6 @@ def inspect_tflite(network: Path) -> NetworkFacts:
 
     Raises:
         ModelError: what is wrong with it.
-
     """
     size = network.stat().st_size
     if size > MAX_BYTES:

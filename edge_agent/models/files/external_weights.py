@@ -31,7 +31,6 @@ def externalize_weights(data: Data, location: str, others: set[str] | None = Non
 
     Raises:
         ModelError: the file is not an ONNX model.
-
     """
 
     def in_model(field: Field) -> bytes | None:

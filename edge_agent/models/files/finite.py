@@ -29,7 +29,6 @@ def ensure_finite(values: Array, what: str) -> None:
 
     Raises:
         ModelError: NaN or an infinity.
-
     """
     others = infinite = False
     boxes = values.size % _BOX == 0

@@ -32,7 +32,6 @@ class Budget:
 
         Raises:
             DamagedError: there are no more.
-
         """
         self._left -= count
         if self._left < 0:
@@ -57,7 +56,6 @@ class Table:
 
         Raises:
             DamagedError: as everything here: what is asked for is not there as a whole.
-
         """
         return cls._at(data, _unsigned(data, 0), Budget(len(data)))
 

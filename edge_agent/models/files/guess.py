@@ -57,7 +57,6 @@ def draft_of(facts: NetworkFacts) -> Draft:
 
     Returns:
         The draft; complete where its `left` is empty.
-
     """
     try:
         spec, said = infer_layout.picture_input(facts, "")

@@ -48,7 +48,6 @@ def config_of(network: Path) -> Mapping[str, Any] | None:
 
     Raises:
         ModelError: it is too large or not JSON.
-
     """
     for folder in _folders(network):
         config = _read(folder / CONFIG)
@@ -69,7 +68,6 @@ def describe(
 
     Raises:
         ModelError: an entry is missing or wrong, or asks for something that is not supported.
-
     """
     if "architectures" not in config:
         return _timm(config, facts, where)

@@ -26,7 +26,6 @@ def picture_input(
 
     Raises:
         ModelError: there is none, or more than one, or it takes several pictures at once.
-
     """
     pictures = [spec for spec in facts.inputs if len(spec.shape) == 4]
     if len(pictures) != 1:
@@ -78,7 +77,6 @@ def yolo_decoder(
 
     Raises:
         ModelError: it is none of those that can be decoded; expected and found.
-
     """
     found = ", ".join(map(str, outputs))
     if len(outputs) != 1 or len(outputs[0].shape) != 3:
@@ -114,7 +112,6 @@ def numbers(text: str, where: str) -> list[float]:
 
     Raises:
         ModelError: they are something else.
-
     """
     words = text.replace(",", " ").strip("[]() ").split()
     try:

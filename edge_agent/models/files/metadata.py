@@ -33,7 +33,6 @@ def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest
     Raises:
         ModelError: the file is not fit to run, or its metadata leaves a question open or asks for
             something that is not supported, or it has none and its shapes leave a question open.
-
     """
     facts = inspect(network)
     where = str(network)
@@ -79,7 +78,6 @@ def _check_levels(manifest: Manifest, facts: NetworkFacts, where: str) -> None:
 
     Raises:
         ModelError: mean and scale are those of floats, of which integers have next to nothing.
-
     """
     taken = [spec for spec in facts.inputs if len(spec.shape) == 4 and "int" in spec.dtype]
     scales = manifest.input.scale

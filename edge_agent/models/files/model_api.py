@@ -81,7 +81,6 @@ def describe(
 
     Raises:
         ModelError: an entry is missing or wrong, or asks for something that is not supported.
-
     """
     info = _Info(entries, where)
     if "model_type" not in info:

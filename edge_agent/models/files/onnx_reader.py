@@ -70,7 +70,6 @@ def map_file(path: Path) -> mmap:
 
     Raises:
         ModelError: it cannot be read, or is empty.
-
     """
     try:
         with path.open("rb") as file:
@@ -182,7 +181,6 @@ def iter_tensors(
 
     Raises:
         DamagedError: it is not a model, or is nested more than `MAX_DEPTH` deep.
-
     """
     if depth > MAX_DEPTH:
         raise DamagedError("messages within messages, too deep")

@@ -51,7 +51,6 @@ def fields(data: Sliceable, at: int, end: int) -> Iterator[Field]:
 
     Raises:
         DamagedError: it is not a message.
-
     """
     while at < end:
         head = data[at : min(at + _LONGEST, end)]
@@ -83,7 +82,6 @@ def number_at(data: bytes, at: int) -> tuple[int, int]:
 
     Raises:
         DamagedError: it does not end within 64 bits.
-
     """
     if at < len(data) and (value := data[at]) < 0x80:
         return value, at + 1
@@ -110,7 +108,6 @@ def replace_fields(
 
     Raises:
         DamagedError: it is not a message.
-
     """
     parts: list[bytes] = []
     kept = at

@@ -41,7 +41,6 @@ def without_weights(network: Path, data: bytes | mmap.mmap | None = None) -> byt
     Raises:
         ModelError: it is no such message, or has too many parts.
         OSError: the file cannot be read.
-
     """
     if data is not None:
         return _walk(data, network)

@@ -28,7 +28,6 @@ def tensor_ranges(files: Mapping[str, Path]) -> dict[str, list[Range]]:
 
     Returns:
         By name of the file: where its tensors lie, in the order in which they were found.
-
     """
     found: dict[str, list[Range]] = {name: [] for name in files}
     for name, path in files.items():

@@ -46,7 +46,6 @@ def describe(network: Path, facts: NetworkFacts, where: str) -> tuple[Said, list
 
     Raises:
         ModelError: the metadata are damaged, or leave a question open.
-
     """
     try:
         about = _root(network, facts)
@@ -211,7 +210,6 @@ def member_of(network: Path, names: Sequence[str], most: int) -> str | None:
 
     Raises:
         ModelError: it is longer, or not text.
-
     """
     try:
         with zipfile.ZipFile(network) as archive:
@@ -241,7 +239,6 @@ def in_steps(manifest: Manifest, facts: NetworkFacts) -> Manifest:
     Args:
         manifest: of the model.
         facts: of its network.
-
     """
     picture = [spec for spec in facts.inputs if len(spec.shape) == 4]
     if len(picture) == 1 and not manifest.input.is_signal and picture[0].name in facts.steps:

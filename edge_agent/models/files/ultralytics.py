@@ -35,7 +35,6 @@ def fields_of(network: Path, facts: NetworkFacts) -> dict[str, str] | None:
 
     Raises:
         ModelError: there is a metadata.yaml that is too large or not text.
-
     """
     for prefix in ("", "framework "):
         fields = {
@@ -62,7 +61,6 @@ def describe(
 
     Raises:
         ModelError: a task that is not supported, or fields that contradict the network.
-
     """
     labels = _labels(fields, where)
     if "task" in fields:
@@ -169,7 +167,6 @@ def _picture(
 
     Returns:
         Keys of a manifest's [input], width and height, and what was assumed.
-
     """
     spec, said = infer_layout.picture_input(facts, where)
     width, height = infer_layout.picture_size(spec, said["layout"])

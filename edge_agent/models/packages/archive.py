@@ -52,7 +52,6 @@ class Archive:
 
         Raises:
             ModelError: the archive is cut off, or something hides behind the last block.
-
         """
         end = self.start + header.size
         if end > self.whole.length:
@@ -72,7 +71,6 @@ def open_archive(source: bytes | Path, where: str) -> Archive:
 
     Raises:
         ModelError: it cannot be read, is no tar, or is cut off in its front.
-
     """
     with disk_errors(f"{where}: reading the package"):
         length = len(source) if isinstance(source, bytes) else source.stat().st_size
@@ -119,7 +117,6 @@ def member_reader(
         blocks: its list.
         read: returns the bytes at an offset of the stream, of a length.
         taken: as for `verified`.
-
     """
     return TarReader(reader_of(verified(blocks, read, taken)), header.size, header.id)
 
@@ -132,7 +129,6 @@ def unpack_handmade(archive: Archive, folder: Path) -> None:
 
     Raises:
         ModelError: it is no model, or not fit to unpack; *folder* then holds a part of it.
-
     """
     where, whole = archive.where, archive.whole
     with disk_errors(f"{where}: unpacking it"):

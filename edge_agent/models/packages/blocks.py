@@ -43,7 +43,6 @@ def cut(length: int, hard: Points, soft: Points, largest: int = CUT) -> list[int
 
     Returns:
         The length of each block, in order.
-
     """
     fixed = sorted({point for point in hard if 0 < point < length} | {length})
     loose = sorted({point for point in soft if 0 < point < length} - set(fixed))
@@ -89,7 +88,6 @@ class BlockList:
 
         Raises:
             ModelError: it is not the list that the package was made with.
-
         """
         if len(data) != count * ENTRY.size:
             raise ModelError(
@@ -121,7 +119,6 @@ class BlockList:
 
         Raises:
             ValueError: it is not a row of entries.
-
         """
         try:
             entries = list(ENTRY.iter_unpack(data))
@@ -153,7 +150,6 @@ class BlockList:
 
         Raises:
             ModelError: it is not, or there is no such block.
-
         """
         if not 0 <= index < len(self.lengths):
             raise ModelError(f"block {index}: there are only {len(self.lengths)}")
@@ -179,7 +175,6 @@ def verified(
 
     Raises:
         ModelError: a block is not what the list says.
-
     """
     for index, (offset, length) in enumerate(zip(blocks.offsets, blocks.lengths, strict=True)):
         if not taken(index):

@@ -65,7 +65,6 @@ class Package:
 
         Raises:
             ModelError: the files are not what they were when the package was made.
-
         """
         with disk_errors(f"{self.header.id}: reading block {index}"):
             data = self.stream.read(self.blocks.offsets[index], self.blocks.lengths[index])
@@ -79,7 +78,6 @@ class Package:
         Raises:
             UsageError: *out* is nothing that could be written to.
             ModelError: it cannot be written.
-
         """
         try:
             with output_file(out) as file:
@@ -110,7 +108,6 @@ def pack(
 
     Raises:
         ModelError: the folder is not fit to be one, or *out* cannot be written.
-
     """
     # `Path.resolve` has an error of its own for links in a circle.
     if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(folder)):
@@ -139,7 +136,6 @@ def make(
 
     Raises:
         ModelError: the folder is not fit to be a package.
-
     """
     for each in _variants(model):
         # Every device would refuse it, after all of it has been sent.
@@ -167,7 +163,6 @@ def describe(
 
     Raises:
         ModelError: a target or a time makes no sense, or a variant is not complete.
-
     """
     for target in targets:
         check_target_form(target, "targets")
@@ -198,7 +193,6 @@ def _shares(model: ModelFolder, layout: Layout, blocks: BlockList) -> dict[str, 
 
     Raises:
         ModelError: a variant names a file that is not there, or no network.
-
     """
     if not model.manifest.variants:
         return {}
@@ -247,7 +241,6 @@ def cut_folder(folder: Path) -> tuple[Layout, BlockList]:
     Raises:
         ModelError: there is something in it that cannot be in a package.
         OSError: a file cannot be read.
-
     """
     files = model_files(folder)
     tensors = tensor_ranges(files)
@@ -286,7 +279,6 @@ def model_files(folder: Path) -> dict[str, Path]:
 
     Raises:
         ModelError: there is a link or a device among them, or too many or too deep.
-
     """
     found: dict[str, Path] = {}
     for parent, folders, names in os.walk(folder, onerror=_fail):
@@ -318,7 +310,6 @@ def open_package(path: Path) -> Package | None:
 
     Raises:
         ModelError: it is no package, or damaged at its front; a damaged block is found when read.
-
     """
     archive = open_archive(path, str(path))
     if archive.front is None:

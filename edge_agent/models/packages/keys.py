@@ -34,7 +34,6 @@ def generate_key(path: Path) -> Path:
 
     Raises:
         UsageError: one of the two is there already, or cannot be written. Neither is overwritten.
-
     """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -77,7 +76,6 @@ def load_private(path: Path) -> Ed25519PrivateKey:
 
     Raises:
         UsageError: there is none, or it is of another kind.
-
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
@@ -104,7 +102,6 @@ def load_public(path: Path) -> Ed25519PublicKey:
 
     Raises:
         UsageError: there is none, or it is of another kind.
-
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization

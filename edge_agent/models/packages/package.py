@@ -93,7 +93,6 @@ class PackageHeader:
 
         Raises:
             ModelError: it is not what section 5 of the interface says.
-
         """
         says = _json(data)
         for key in ("schema", "bytes", "blocks"):
@@ -139,7 +138,6 @@ class PackageHeader:
 
         Raises:
             ModelError: it is not the one that this package was made with.
-
         """
         return BlockList.parse(data, count=self.blocks, total=self.size, sha256=self.blocks_sha256)
 
@@ -148,7 +146,6 @@ class PackageHeader:
 
         Args:
             here: variants that suit the device, the most specific first.
-
         """
         if not self.variants:
             return Share(bytes=self.size, blocks=((0, self.blocks - 1),))
@@ -217,7 +214,6 @@ def parse_time(text: str, where: str) -> datetime:
 
     Raises:
         ModelError: it is none.
-
     """
     try:
         time = datetime.fromisoformat(text)
@@ -238,7 +234,6 @@ def check_target_form(target: str, where: str) -> None:
 
     Raises:
         ModelError: it is not.
-
     """
     for prefix in ("device:", "profile:", "@"):
         if target.startswith(prefix) and is_name(target.removeprefix(prefix)):
@@ -261,7 +256,6 @@ def verify_header(
 
     Raises:
         ModelError: they may not.
-
     """
     if len(header) > MAX_HEADER:
         raise ModelError(f"{HEADER}: {len(header)} bytes, at most {MAX_HEADER}")
@@ -295,7 +289,6 @@ def check_targets(
 
     Raises:
         ModelError: it is not.
-
     """
     here = {f"device:{device}", f"profile:{profile}", *(f"@{group}" for group in groups)}
     if header.targets and here.isdisjoint(header.targets):
@@ -314,7 +307,6 @@ def check_expiry(header: PackageHeader, *, now: datetime, credible: bool) -> Lit
 
     Raises:
         ModelError: it has expired.
-
     """
     if header.expires is None:
         return "ok"

@@ -41,7 +41,6 @@ class Stream:
         Raises:
             ModelError: a file is shorter than it was.
             OSError: a file cannot be read.
-
         """
         parts: list[bytes] = []
         index = bisect_right(self._ends, offset)
@@ -122,7 +121,6 @@ def unpack(
     Raises:
         ModelError: the archive is not fit to unpack; *folder* then holds a part of it.
         OSError: the disk is full or broken.
-
     """
     pieces: list[tuple[str | None, int]] = []
     seen: set[str] = set()

@@ -39,7 +39,6 @@ def header(name: str, size: int) -> bytes:
 
     Raises:
         ModelError: the name or the size does not fit this format.
-
     """
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = size, 0o644, 0
@@ -61,7 +60,6 @@ def check_name(name: str, where: str) -> str:
 
     Raises:
         ModelError: it does not.
-
     """
     plain = name.removeprefix("./").rstrip("/") or "."
     parts = plain.split("/")
@@ -101,7 +99,6 @@ class TarReader:
 
         Raises:
             ModelError: what comes is no plain file or folder, or not a tar at all.
-
         """
         if self._content:
             raise AssertionError("the content of the member before has not been read")

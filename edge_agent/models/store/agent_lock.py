@@ -16,7 +16,6 @@ def hold_agent_lock(state: Path) -> Iterator[None]:
 
     Raises:
         UsageError: another agent holds it.
-
     """
     try:
         # Under the other lock, so that a process that only tests it is not taken for an agent.

@@ -76,7 +76,6 @@ class Library:
 
         Raises:
             ModelError: there is none, with the nearest known names or versions, or it is broken.
-
         """
         if version is None:
             return self.live(name)
@@ -93,7 +92,6 @@ class Library:
 
         Raises:
             ModelError: as `find`, or the disk has changed it since it was installed.
-
         """
         return self.unchanged(self.find(name, version))
 
@@ -102,7 +100,6 @@ class Library:
 
         Raises:
             ModelError: the disk has changed it since it was installed.
-
         """
         if folder.path.is_relative_to(self.store.models):
             from .local_blocks import check_unchanged  # seldom needed
@@ -115,7 +112,6 @@ class Library:
 
         Args:
             folder: what `live` or `stand_in` has found.
-
         """
         name, runs = folder.manifest.name, folder.manifest.version
         live = self.store.pointers(name).live
@@ -133,7 +129,6 @@ class Library:
 
         Raises:
             ModelError: there is no version that can be loaded and has been accepted.
-
         """
         folder = next(self._runnable(name), None)
         if folder is None:
@@ -145,7 +140,6 @@ class Library:
 
         Raises:
             ModelError: there is no version that can be loaded, has been accepted and is unchanged.
-
         """
         problem: ModelError | None = None
         for folder in self._runnable(name):
@@ -171,7 +165,6 @@ class Library:
 
         Raises:
             ModelError: there is no such version, or it was never accepted.
-
         """
         folder = self.find(name, version)
         entry = next(entry for entry in self.versions(name) if entry.folder == folder)
@@ -185,7 +178,6 @@ class Library:
 
         Raises:
             ModelError: there is none, or it cannot be loaded any more; nothing has changed then.
-
         """
         previous = self.store.pointers(name).previous
         if previous is not None:
@@ -310,7 +302,6 @@ def _load(path: Path) -> ModelFolder:
 
     Raises:
         ModelError: it cannot be read.
-
     """
     with contained(str(path), ModelError):
         return load(path)

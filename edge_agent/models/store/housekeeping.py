@@ -80,7 +80,6 @@ def make_room(
 
     Raises:
         ModelError: it does not fit. Nothing has been deleted then.
-
     """
     with disk_errors(f"making room for {_mb(needed)}"), store.locked():
         idle = _idle(store, derived, keep, transfer)
@@ -162,7 +161,6 @@ def clean_leftovers(store: Store, *, derived: Derived, now: float | None = None)
 
     Raises:
         ModelError: the disk is broken.
-
     """
     now = time.time() if now is None else now
     lines: list[str] = []

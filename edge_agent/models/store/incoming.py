@@ -61,7 +61,6 @@ class Incoming:
 
         Raises:
             ModelError: it is open already, or the disk is full or broken; nothing is left then.
-
         """
         self.front, self.header, self.blocks = front, header, blocks
         self.transfer = front.transfer
@@ -158,7 +157,6 @@ class Incoming:
 
         Raises:
             OSError: the disk is broken.
-
         """
         for index, (offset, length) in enumerate(
             zip(self.blocks.offsets, self.blocks.lengths, strict=True)
@@ -245,7 +243,6 @@ class Incoming:
 
         Raises:
             ModelError: it is not the block that the list has, or the disk is full or broken.
-
         """
         self.blocks.check(index, data)
         if self._has[index]:
@@ -258,7 +255,6 @@ class Incoming:
 
         Raises:
             ModelError: the disk is full or broken.
-
         """
         with disk_errors(f"{self.header.id}: receiving"):
             os.fdatasync(self._file)
@@ -278,7 +274,6 @@ class Incoming:
 
         Raises:
             ModelError: the disk is full or broken.
-
         """
         before = self._bytes_here()
         wanted = {self.blocks.digests[index] for index in self.missing()}
@@ -293,7 +288,6 @@ class Incoming:
 
         Raises:
             OSError: the disk is broken.
-
         """
         return os.pread(self._file, length, offset)
 
@@ -302,7 +296,6 @@ class Incoming:
 
         Raises:
             ModelError: the disk is broken.
-
         """
         self.close()
         with disk_errors(f"{self.header.id}: removing the transfer"), self._store.locked():

@@ -45,7 +45,6 @@ def install_package(
 
     Raises:
         ModelError: it is damaged, not what it says it is, or there is no room. Nothing is left.
-
     """
     share = header.share(here)
     with store.stage() as staged, _plainly(staged, header.id):
@@ -73,7 +72,6 @@ def install_incoming(store: Store, incoming: Incoming) -> ModelFolder:
     Raises:
         ModelError: as `install_package`; the transfer is still there then, for the caller to
             `recheck` or `discard`.
-
     """
     model = install_package(
         store, incoming.front, incoming.header, incoming.blocks, incoming.read, incoming.here
@@ -89,7 +87,6 @@ def install_handmade(store: Store, archive: Archive, here: Sequence[str] = ()) -
 
     Raises:
         ModelError: it is no model, or there is no room. Nothing is left.
-
     """
     with store.stage() as staged, _plainly(staged, archive.where):
         unpack_handmade(archive, staged)
@@ -101,7 +98,6 @@ def install_folder(store: Store, model: ModelFolder) -> ModelFolder:
 
     Raises:
         ModelError: it is not fit for the store, or there is no room. Nothing is left.
-
     """
     with store.stage() as staged, _plainly(staged, str(model.path)):
         with disk_errors("copying it"):

@@ -49,7 +49,6 @@ def write_notes(folder: Path, front: Front, layout: Layout, variant: str | None)
 
     Raises:
         OSError: the disk is full or broken.
-
     """
     notes = folder / NOTES
     notes.mkdir()
@@ -73,7 +72,6 @@ def read_front(folder: Path) -> Front:
 
     Raises:
         OSError: they are not there.
-
     """
     signature = folder / SIGNATURE
     return Front(
@@ -137,7 +135,6 @@ def check_unchanged(folder: Path, label: str) -> None:
 
     Raises:
         ModelError: a file has changed since, or cannot be read.
-
     """
     notes = folder / NOTES
     if not (notes / HEADER).exists():
@@ -170,7 +167,6 @@ def find(wanted: Collection[bytes], sources: Iterable[Source]) -> Iterator[tuple
 
     Yields:
         Digest and content, each wanted one at most once; the content has that digest.
-
     """
     missing = set(wanted)
     for source in sources:

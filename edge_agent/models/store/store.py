@@ -54,7 +54,6 @@ class Store:
 
         Raises:
             UsageError: they cannot be created.
-
         """
         self.root = state_dir
         self.models = state_dir / "models"
@@ -113,7 +112,6 @@ class Store:
 
         Raises:
             ModelError: it is.
-
         """
         highest = self.pointers(name).highest
         if highest is not None and version_key(version) < version_key(highest):
@@ -140,7 +138,6 @@ class Store:
 
         Raises:
             ModelError: the disk is full or broken.
-
         """
         path = self.staging / uuid.uuid4().hex
         with disk_errors(f"{path}: preparing a model"), self.locked():
@@ -162,7 +159,6 @@ class Store:
 
         Raises:
             ModelError: it is there with other files, or the disk is full or broken.
-
         """
         place = self.models / name / version
         with disk_errors(f"{name}@{version}: storing it"):
@@ -193,7 +189,6 @@ class Store:
 
         Raises:
             ModelError: it is not there, or is live, previous or on trial.
-
         """
         with disk_errors(f"{name}@{version}: deleting it"), self.locked():
             path = self.path(name, version)
@@ -239,7 +234,6 @@ class Store:
             version: in the store, or known by the caller to lie in a read-only library.
             before: what ran until now, where no pointer names it (a bundled model).
             watched: its probation, recorded in the same step: no crash leaves it live without.
-
         """
 
         def change(old: Pointers) -> Pointers:
@@ -265,7 +259,6 @@ class Store:
 
         Raises:
             ModelError: there is none before.
-
         """
 
         def change(old: Pointers) -> Pointers:

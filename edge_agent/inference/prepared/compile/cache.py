@@ -52,7 +52,6 @@ def key_of(state: Path, folder: Path, choice: EngineChoice, kind: str, budget_mb
 
     Raises:
         ModelError: a file of the model cannot be read.
-
     """
     parts = {
         "format": FORMAT,
@@ -75,7 +74,6 @@ def find(
 
     Raises:
         ModelError: a file of the model cannot be read.
-
     """
     try:
         return read(str(state / FOLDER / key_of(state, folder, choice, kind, budget_mb)))
@@ -114,7 +112,6 @@ def prepare(
     Raises:
         StoppedError: *stopped* gave a reason; nothing has changed.
         ArtifactError: it cannot be made; nothing has changed.
-
     """
     key = key_of(store.root, model.path, choice, kind, budget_mb)
     try:
@@ -169,7 +166,6 @@ def measure(
     Raises:
         StoppedError: *stopped* gave a reason.
         ArtifactError: it cannot be measured.
-
     """
     if artifact.measured:
         return artifact
@@ -206,7 +202,6 @@ def _work(
     Raises:
         StoppedError: *stopped* gave a reason.
         ArtifactError: it could not.
-
     """
     from ....core.child import ChildStoppedError, ask  # not needed to find one
 
@@ -230,7 +225,6 @@ def discard(artifact: str, store: Store) -> None:
 
     Raises:
         ModelError: the disk is broken.
-
     """
     folder = Path(artifact)
     with disk_errors(f"{folder}: removing it"), store.locked():

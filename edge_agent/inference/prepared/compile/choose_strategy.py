@@ -39,7 +39,6 @@ def choose_resident(
 
     Raises:
         ArtifactError: it does not load or run.
-
     """
     head_ms: float = table["head_ms"]
     sample = reference.timed_sample(artifact)

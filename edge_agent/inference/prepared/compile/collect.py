@@ -81,7 +81,6 @@ def collect_artifacts(store: Store, keep: Collection[str] = ()) -> tuple[str, ..
 
     Raises:
         ModelError: the disk is broken.
-
     """
     with disk_errors(f"{folder(store)}: cleaning up"), store.locked():
         lines = []
@@ -103,7 +102,6 @@ def need_room(store: Store, model: Path, quota: int) -> None:
 
     Raises:
         ModelError: it cannot.
-
     """
     size = size_of(model)
     with disk_errors(f"{model}: preparing it"):

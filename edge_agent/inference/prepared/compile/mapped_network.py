@@ -39,7 +39,6 @@ class MappedNetwork:
 
         Raises:
             ModelError: it is not an ONNX file, or its external data is not there.
-
         """
         from onnx import ModelProto
 
@@ -82,7 +81,6 @@ class MappedNetwork:
 
         Raises:
             EngineError: ONNX Runtime cannot read or run it.
-
         """
         path = folder / "skeleton.onnx"
         path.write_bytes(self.model.SerializeToString())
@@ -103,7 +101,6 @@ class MappedNetwork:
 
         Raises:
             EngineError: ONNX Runtime cannot read or run the network.
-
         """
         from onnx import ModelProto
 
@@ -130,7 +127,6 @@ class Constants:
             network: in whose files its weights lie; gets one more by `finish`.
             graph: a copy of the network's, to be changed.
             path: the new file.
-
         """
         self._network = network
         self._graph = graph

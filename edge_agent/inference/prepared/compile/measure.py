@@ -73,7 +73,6 @@ def load_once(
         strategy: how.
         tensors: to run it on.
         head_ms: how long there is no frame yet; the rest of a program takes a core meanwhile.
-
     """
     _trim_memory()
     before = _anonymous()
@@ -130,7 +129,6 @@ def measure_in_turns(
         tensors: what to run it on.
         head_ms: as for `load_once`.
         rounds: how often.
-
     """
     found: dict[str, list[Measured]] = {name: [] for name in strategies}
     interval = sys.getswitchinterval()

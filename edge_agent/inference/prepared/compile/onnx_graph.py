@@ -67,7 +67,6 @@ def make_artifact(
 
     Raises:
         AgentError: the network cannot be prepared, or the result has not its numbers.
-
     """
     network = MappedNetwork(model.network)
     weights_mb = sum(len(data) for data in network.files.values()) / _MIB
@@ -124,7 +123,6 @@ def measure_artifact(
 
     Raises:
         AgentError: it does not load or run.
-
     """
     table = {**artifact.table, "head_ms": head_start_ms() if head_ms is None else head_ms}
     table |= {"only": None, "measured": True}
@@ -155,7 +153,6 @@ def _run_original(
         network: the same; with *thrifty* its weights are moved to a file there.
         words: options of the session.
         thrifty: folder for files, where the network does not fit in memory.
-
     """
     if thrifty is None:
         session = open_session(str(model.network), words, model.network.name)

@@ -34,7 +34,6 @@ def make_artifact(
 
     Raises:
         AgentError: the network cannot be compiled or exported, or gives other numbers imported.
-
     """
     if not is_cpu(choice):
         raise EngineError(f"{choice.device}: only networks for the CPU are kept")

@@ -74,7 +74,6 @@ class Rewriter:
             reference: has the network's own numbers.
             ends: inputs and outputs of the network.
             entries: more session entries.
-
         """
         self._network = network
         self._folder = folder

@@ -31,7 +31,6 @@ def rewrite(network: MappedNetwork, folder: Path) -> ModelProto | None:
     Args:
         network: to rewrite; gets one more file, with the changed weights.
         folder: where that file is written.
-
     """
     from onnx import ModelProto
 

@@ -51,7 +51,6 @@ def write_files(model: ModelProto, words: Words, folder: Path, stages: int) -> W
 
     Raises:
         EngineError: ONNX Runtime does not take a stage.
-
     """
     sizes = external_sizes(model)
     cuts = plan_cuts(model.graph, sizes, stages)
@@ -134,7 +133,6 @@ def plan_cuts(graph: GraphProto, sizes: Mapping[str, int], stages: int) -> list[
         graph: its nodes are in order of execution.
         sizes: bytes of each initializer that is outside the graph.
         stages: how many are wanted; fewer come of a graph that cannot be cut so often.
-
     """
     constants = {tensor.name for tensor in graph.initializer}
     flow = Dataflow(
@@ -167,7 +165,6 @@ def stage_model(model: ModelProto, cut: Cut, known: Mapping[str, ValueInfoProto]
         cut: which of its nodes.
         known: types of the tensors that the stage takes. Those that it makes are left to the
             engine to work out: it does not write types into an optimized graph.
-
     """
     from onnx import GraphProto, ModelProto, ValueInfoProto
 

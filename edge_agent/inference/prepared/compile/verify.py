@@ -31,7 +31,6 @@ class Reference:
         Raises:
             EngineError: it runs on none of the inputs.
             ModelError: its golden inputs are damaged.
-
         """
         self._margin = margin_of(model)
         samples = [probe_inputs(engine.inputs, seed) for seed in SEEDS]
@@ -59,7 +58,6 @@ class Reference:
 
         Raises:
             ArtifactError: it does not load or run.
-
         """
         engine = OrtPreparedEngine(load_artifact(artifact, strategy))
         try:
@@ -83,7 +81,6 @@ class Reference:
         Raises:
             ArtifactError: they are not.
             EngineError: it cannot run the network.
-
         """
         try:
             for tensors, expected in zip(self.samples, self._expected, strict=True):
@@ -101,7 +98,6 @@ class Reference:
 
         Raises:
             ArtifactError: it does not.
-
         """
         distance = self.distance(artifact, strategy)
         if distance != 0:

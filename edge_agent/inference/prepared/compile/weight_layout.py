@@ -40,7 +40,6 @@ def lay_out(graph: GraphProto, source: mmap.mmap, folder: Path, places: Sequence
         source: the weights as the engine has written them.
         folder: where to write the file.
         places: numbers of the nodes before which it may be cut.
-
     """
     external = {tensor.name: tensor for tensor in tensors(graph) if location(tensor)[0]}
     bounds = [0, *sorted(places), len(graph.node)]

@@ -33,7 +33,6 @@ def make(question: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         AgentError: the model cannot be prepared.
-
     """
     from ....models.manifest import load
 
@@ -65,7 +64,6 @@ def measure(question: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         AgentError: it cannot be measured; nothing has changed.
-
     """
     from ....models.manifest import load
 

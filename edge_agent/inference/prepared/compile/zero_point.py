@@ -63,7 +63,6 @@ class _Space:
         Args:
             channels: which.
             of: how many there are.
-
         """
         more = [channel for channel in channels if channel not in self.repeated]
         if len(self.repeated) + len(more) > max(1, of // _SHARE):
@@ -116,7 +115,6 @@ def rewrite(
         folder: where that file is written.
         in_floats: returns the weights of layers that the engine computes in floats all the same,
             where one more number to add up may round otherwise.
-
     """
     from onnx import ModelProto
 
