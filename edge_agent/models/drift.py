@@ -11,7 +11,9 @@ from math import isclose, isfinite
 from typing import Any
 
 from ..core.codec import storable
+from ..core.errors import ModelError
 from ..core.frozen import record
+from ..core.json_text import read_json
 
 DRIFT = "drift.json"
 SCHEMA = 1
@@ -47,6 +49,23 @@ class Usual:
     """None: its results have none."""
     floor: float
     """Lower scores were not seen, and count as 0."""
+
+
+def read(data: bytes, channels: tuple[str, ...], where: str) -> Usual:
+    """Read a `drift.json`.
+
+    Args:
+        data: its content.
+        channels: those of the manifest; empty: it names none.
+        where: begins an error.
+
+    Raises:
+        ModelError: it is not as it should be.
+    """
+    try:
+        return parse(read_json(data), channels)
+    except (ValueError, RecursionError) as problem:
+        raise ModelError(f"{where}: {problem}") from None
 
 
 def parse(content: Any, channels: tuple[str, ...] = ()) -> Usual:

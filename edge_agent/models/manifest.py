@@ -6,7 +6,7 @@ Knows no engine and no weights; whether the network fits it is checked when both
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,7 +16,6 @@ from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.errors import ModelError
 from ..core.files import path_inside, read_plain_file
 from ..core.frozen import record
-from ..core.json_text import read_json
 from ..core.names import NAME_RULE, is_name, is_version
 from ..core.text import half_letter
 from . import drift
@@ -45,11 +44,11 @@ SIGNAL_LAYOUTS = ("ct", "tc", "flat-ct", "flat-tc")
 SCORED: frozenset[Task] = frozenset({"detection", "classification"})
 """Tasks whose findings have scores from 0 to 1; what the others give may be any number."""
 
-_OF_PICTURES = (
+_OF_PICTURES: tuple[str, ...] = (
     *("color", "width", "height", "resize", "crop_ratio", "interpolation"),
     *("antialias", "rounding", "anchor", "pad"),
 )
-_OF_SIGNALS = ("every", "hop", "lead", "resample_hz")
+_OF_SIGNALS: tuple[str, ...] = ("every", "hop", "lead", "resample_hz")
 """Keys of `[input]` that are looked at for one kind of sample only."""
 _ELSEWHERE = {
     "mfcc": 'the parameters of transform = "mfcc" go below [input.logmel]',
@@ -166,8 +165,7 @@ class InputSpec:
         """
         given = getattr(self, name)
         values = (float(given),) if isinstance(given, int | float) else tuple(given)
-        if not values:
-            values = (0.0 if name == "mean" else 1.0,)
+        values = values or (0.0 if name == "mean" else 1.0,)
         if len(values) == 1:
             values *= count
         if len(values) != count:
@@ -175,9 +173,6 @@ class InputSpec:
         if name == "scale" and 0.0 in values:
             raise ModelError("input.scale: must not be 0, it divides")
         return values
-
-
-_NO_INPUT = InputSpec()
 
 
 @storable
@@ -373,100 +368,85 @@ def _parse(data: Mapping[str, Any], where: str) -> Manifest:
         if key in _ELSEWHERE:
             raise ModelError(f"{where}: input.{key}: unknown key; {_ELSEWHERE[key]}")
     manifest = build(Manifest, data, where, ModelError)
-    if not is_name(manifest.name):
-        raise ModelError(f"{where}: name: {manifest.name!r} is not a name ({NAME_RULE})")
-    if not is_version(manifest.version):
-        raise ModelError(
-            f"{where}: version: {manifest.version!r} is not a version "
-            '(dot-separated integers: "3" or "1.2")'
-        )
+    for key, trouble in _problems(manifest):
+        raise ModelError(f"{where}: {key}: {trouble}")
+    spec, rounding = manifest.input, DECODERS[manifest.decoder].rounding
+    if spec.transform != "none" and spec.logmel is None:
+        spec = replace(spec, logmel=LogMel())
+    if rounding is not None and spec.resize == "letterbox" and not spec.rounding:
+        spec = replace(spec, rounding=rounding)
+    return manifest if spec is manifest.input else replace(manifest, input=spec)
+
+
+def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield what contradicts itself in a manifest: key, and what is wrong with it."""
+    name, version, output = manifest.name, manifest.version, manifest.output
+    if not is_name(name):
+        yield "name", f"{name!r} is not a name ({NAME_RULE})"
+    if not is_version(version):
+        yield "version", f'{version!r} is not a version (dot-separated integers: "3" or "1.2")'
     allowed = decoders_of(manifest.task)
-    if manifest.output.decoder is None and DEFAULT not in allowed:
-        raise ModelError(
-            f"{where}: output.decoder: is missing; task {manifest.task} takes one of "
-            f"{', '.join(allowed)}"
-        )
+    takes = f"one of {', '.join(allowed)}"
+    if output.decoder is None and DEFAULT not in allowed:
+        yield "output.decoder", f"is missing; task {manifest.task} takes {takes}"
     if manifest.decoder not in allowed:
-        raise ModelError(
-            f"{where}: output.decoder: {manifest.decoder!r} does not fit task {manifest.task}; "
-            f"it takes one of {', '.join(allowed)}"
-        )
-    labels = manifest.output.labels
-    if half_letter("".join(labels)) is not None:
+        text = f"{manifest.decoder!r} does not fit task {manifest.task}; it takes {takes}"
+        yield "output.decoder", text
+    if half_letter("".join(output.labels)) is not None:
         # TOML cannot hold them, but a Python literal in a network's metadata can.
-        raise ModelError(f"{where}: output.labels: holds half of a letter; write it as UTF-8")
-    if manifest.output.scale == 0:
-        raise ModelError(f"{where}: output.scale: must not be 0, every output would be")
-    threshold = manifest.output.threshold
-    trouble = _decision_trouble(manifest)
-    if trouble is not None:
-        raise ModelError(f"{where}: {trouble}")
-    if isinstance(threshold, str):
-        threshold = 0.0  # it is learned
-    if threshold is not None and (trouble := threshold_trouble(manifest.task, threshold)):
-        raise ModelError(f"{where}: output.threshold: {trouble}")
-    if manifest.task == "anomaly" and threshold is None:
-        raise ModelError(f"{where}: output.threshold: is missing; above it a window is anomalous")
-    if manifest.input.is_signal and manifest.input.layout in PICTURE_LAYOUTS:
-        raise ModelError(
-            f"{where}: input.layout: {manifest.input.layout!r} is for pictures, but input has "
-            f"channels or a window; it takes one of {', '.join(SIGNAL_LAYOUTS)}"
-        )
-    if manifest.input.antialias and manifest.input.interpolation not in ANTIALIASED:
-        raise ModelError(
-            f"{where}: input.antialias: goes with interpolation "
-            f"{' or '.join(sorted(ANTIALIASED))}, found {manifest.input.interpolation!r}"
-        )
-    both = sorted(set(manifest.input.fixed) & set(manifest.input.state))
-    if both:
-        raise ModelError(f"{where}: input.state: {both[0]!r} is also given in input.fixed")
-    if manifest.input.state and not manifest.input.is_signal:
-        raise ModelError(f"{where}: input.state: is for signals; give input.window")
-    if manifest.input.transform != "none" and not manifest.input.is_signal:
-        raise ModelError(
-            f"{where}: input.transform: {manifest.input.transform!r} is for signals; give "
-            f"input.window or a layout of {', '.join(SIGNAL_LAYOUTS)}"
-        )
-    if manifest.input.transform != "none" and manifest.input.logmel is None:
-        manifest = replace(manifest, input=replace(manifest.input, logmel=LogMel()))
-    rounding = DECODERS[manifest.decoder].rounding
-    if (
-        rounding is not None
-        and manifest.input.resize == "letterbox"
-        and not manifest.input.rounding
-    ):
-        manifest = replace(manifest, input=replace(manifest.input, rounding=rounding))
-    return manifest
+        yield "output.labels", "holds half of a letter; write it as UTF-8"
+    if output.scale == 0:
+        yield "output.scale", "must not be 0, every output would be"
+    yield from _decision_problems(manifest)
+    yield from _input_problems(manifest.input)
 
 
-def _decision_trouble(manifest: Manifest) -> str | None:
-    """Return what is wrong with a threshold that is learned, or with `smooth`; None: nothing."""
+def _decision_problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the threshold, and with `smooth`."""
     threshold, smooth, task = manifest.output.threshold, manifest.output.smooth, manifest.task
     if isinstance(threshold, str):
         if task != "anomaly":
-            return f"output.threshold: {threshold!r} is learned for task anomaly only"
+            yield "output.threshold", f"{threshold!r} is learned for task anomaly only"
         if re.fullmatch(r"p\d{1,2}(\.\d+)?", threshold) is None:
-            return (
-                f'output.threshold: expected a number, or a quantile as "p99", found {threshold!r}'
-            )
+            text = f'expected a number, or a quantile as "p99", found {threshold!r}'
+            yield "output.threshold", text
+    elif threshold is not None and (trouble := threshold_trouble(task, threshold)):
+        yield "output.threshold", trouble
     if smooth is not None:
         if task not in {"anomaly", "classification"}:
-            return f"output.smooth: is for tasks anomaly and classification, found {task}"
+            yield "output.smooth", f"is for tasks anomaly and classification, found {task}"
         found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", smooth)
         if found is None or not 1 <= int(found[1]) <= int(found[2]):
-            return f'output.smooth: expected "k/n" as "3/5", found {smooth!r}'
-    return None
+            yield "output.smooth", f'expected "k/n" as "3/5", found {smooth!r}'
+    if task == "anomaly" and threshold is None:
+        yield "output.threshold", "is missing; above it a window is anomalous"
+
+
+def _input_problems(spec: InputSpec) -> Iterator[tuple[str, str]]:
+    """Yield what contradicts itself in `[input]`."""
+    layouts = ", ".join(SIGNAL_LAYOUTS)
+    if spec.is_signal and spec.layout in PICTURE_LAYOUTS:
+        text = f"{spec.layout!r} is for pictures, but input has channels or a window; it takes one"
+        yield "input.layout", f"{text} of {layouts}"
+    if spec.antialias and spec.interpolation not in ANTIALIASED:
+        text = f"goes with interpolation {' or '.join(sorted(ANTIALIASED))}"
+        yield "input.antialias", f"{text}, found {spec.interpolation!r}"
+    for both in sorted(set(spec.fixed) & set(spec.state)):
+        yield "input.state", f"{both!r} is also given in input.fixed"
+    if spec.state and not spec.is_signal:
+        yield "input.state", "is for signals; give input.window"
+    if spec.transform != "none" and not spec.is_signal:
+        text = f"{spec.transform!r} is for signals; give input.window or a layout of {layouts}"
+        yield "input.transform", text
 
 
 def idle_keys(manifest: Manifest) -> str | None:
     """Return which keys of `[input]` have no effect, and why; None: all that are given have one."""
-    spec = manifest.input
-    keys: tuple[str, ...]
+    spec, default = manifest.input, InputSpec()
+    keys, what = _OF_SIGNALS, "pictures, these are for windows of sensor data: give `window`"
     if spec.is_signal:
         keys, what = _OF_PICTURES, "windows of sensor data, these are for pictures"
-    else:
-        keys, what = _OF_SIGNALS, "pictures, these are for windows of sensor data: give `window`"
-    found = [f"input.{key}" for key in keys if getattr(spec, key) != getattr(_NO_INPUT, key)]
+    found = [f"input.{key}" for key in keys if getattr(spec, key) != getattr(default, key)]
     if found:
         return f"{', '.join(found)}: no effect: the model takes {what}"
     if spec.logmel is not None and spec.transform == "none":
@@ -483,9 +463,7 @@ def threshold_trouble(task: Task, threshold: float) -> str | None:
 
 def check(manifest: Manifest, folder: Path, variant: str = "") -> ModelFolder:
     """Check that the files a manifest names are there and inside its folder; read the labels."""
-    where = str(folder / MANIFEST)
-    if variant:
-        where += f": variants.{variant}"
+    where = str(folder / MANIFEST) + (f": variants.{variant}" if variant else "")
     network = path_inside(folder, manifest.file, f"{where}: file")
     if network.suffix not in {".onnx", ".xml", ".tflite"}:
         raise ModelError(f"{where}: file: {manifest.file!r} is neither .onnx nor .xml nor .tflite")
@@ -503,24 +481,15 @@ def check(manifest: Manifest, folder: Path, variant: str = "") -> ModelFolder:
         while lines and not lines[-1].strip():
             lines.pop()
         labels = tuple(line.strip() for line in lines)
-        if not labels:
-            raise ModelError(f"{text}: is empty, expected one label a line")
-        if len(labels) > MAX_LABELS:
-            raise ModelError(f"{text}: {len(labels)} labels, expected at most {MAX_LABELS}")
-    usual = _usual(_of_variant(folder, drift.DRIFT, variant), manifest)
+        if not 0 < len(labels) <= MAX_LABELS:
+            raise ModelError(
+                f"{text}: {len(labels)} labels, expected 1 to {MAX_LABELS}, one a line"
+            )
+    usual, path = None, _of_variant(folder, drift.DRIFT, variant)
+    if path.exists():
+        data = _read(path_inside(folder, path.name, str(path)), drift.MAX_BYTES, "distributions")
+        usual = drift.read(data, tuple(map(str, manifest.input.channels)), str(path))
     return ModelFolder(folder, manifest, labels, usual, variant)
-
-
-def _usual(path: Path, manifest: Manifest) -> drift.Usual | None:
-    """Read what is usual of a model's inputs and scores, where its folder has it."""
-    if not path.exists():
-        return None
-    text = path_inside(path.parent, path.name, str(path))
-    data = _read(text, drift.MAX_BYTES, "distributions")
-    try:
-        return drift.parse(read_json(data), tuple(map(str, manifest.input.channels)))
-    except (ValueError, RecursionError) as problem:
-        raise ModelError(f"{path}: {problem}") from None
 
 
 def _read(path: Path, limit: int, what: str) -> bytes:
