@@ -3,20 +3,19 @@
 The records are in `settings`. Every error is one line with the file or variable that the value came
 from, the key, and the mend.
 
-pydantic-settings lays the layers over each other, but its own sources do not read them (tried with
-2.16). They hand numbers and flags over as text, which strict types refuse
-(EDGE_AGENT_BROKER__PROTOCOL=4); they pass over a misspelled variable in silence; one credential of
-the unit that is not text, a TLS key say, stops everything; and no source knows which variable a
-wrong value came from. To override all that takes as many lines as to read them here.
+The layers are read and laid over each other here; pydantic-settings judges what comes of it, and
+only where it may be wrong: its import takes longer than a small model's load. Its own sources
+(tried with 2.16) hand numbers and flags over as text, which strict types refuse, pass over a
+misspelled variable in silence, stop at a credential of the unit that is not text, a TLS key say,
+and do not know which variable a wrong value came from.
 """
 
 from __future__ import annotations
 
 import os
 import types
-from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, field, fields, is_dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -26,7 +25,7 @@ from ..core.frozen import record
 from ..core.json_text import HalfLetterError, read_json
 from ..core.names import NAME_RULE, is_name
 from ..core.plain_record import DoubtError, is_key, read_plain
-from ..core.schema import explain, nearest, read_toml
+from ..core.schema import explain, merged, nearest, read_toml
 from ..sources.spec import parse_source
 from .locations import PLACES, default_state
 from .settings import Pipeline, Settings, parse_route
@@ -69,7 +68,9 @@ def load(file: Path | None, environ: Mapping[str, str] | None = None) -> Setting
     if file is not None:
         layers.append(_Layer(read_toml(file, UsageError)))
     origins = Origins(file, layers)
-    settings = _absolute(_validated(layers, origins), origins, env)
+    settings = _absolute(
+        _validated(merged(*(layer.values for layer in layers)), origins), origins, env
+    )
     _check(settings, origins)
     return settings
 
@@ -214,10 +215,10 @@ def _read_single(hint: Any, value: Any) -> Any:
         return value  # refused with what was expected when it is checked
 
 
-def _validated(layers: list[_Layer], origins: Origins) -> Settings:
-    """Merge and check the layers: by pydantic-settings, unless they are valid beyond doubt."""
+def _validated(given: dict[str, Any], origins: Origins) -> Settings:
+    """Check what the layers say together: pydantic-settings words what is wrong with it."""
     try:
-        return read_plain(Settings, _merged([layer.values for layer in layers]))
+        return read_plain(Settings, given)
     except DoubtError:
         pass
     from pydantic import ValidationError, create_model
@@ -229,49 +230,25 @@ def _validated(layers: list[_Layer], origins: Origins) -> Settings:
     )
 
     class Reader(BaseSettings):
-        model_config = SettingsConfigDict(extra="forbid")
+        model_config = SettingsConfigDict(extra="forbid", validate_default=False)
 
         @classmethod
         def settings_customise_sources(
             cls, settings_cls: type[BaseSettings], *_: object, **__: object
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return tuple(
-                InitSettingsSource(settings_cls, init_kwargs=layer.values) for layer in layers
-            )
+            return (InitSettingsSource(settings_cls, init_kwargs=given),)
 
     hints = get_type_hints(Settings, include_extras=True)
     keys: dict[str, Any] = {
-        item.name: (hints[item.name], _default(item)) for item in fields(Settings) if is_key(item)
+        item.name: (hints[item.name], None) for item in fields(Settings) if is_key(item)
     }
     model = create_model("EdgeAgentSettings", __base__=Reader, **keys)
     try:
         read = model()
     except ValidationError as problem:
         where = origins.source_of(*problem.errors(include_url=False)[0]["loc"])
-        given: Any = ChainMap(*(layer.values for layer in layers))
         raise UsageError(f"{where}: {explain(problem, Settings, given)}") from None
-    return Settings(**{name: getattr(read, name) for name in keys})
-
-
-def _merged(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Lay tables over each other, the first on top; of lists and values the topmost counts."""
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        for key, value in layer.items():
-            above = merged.get(key)
-            if isinstance(above, dict) and isinstance(value, Mapping):
-                merged[key] = _merged((above, value))
-            elif key not in merged:
-                merged[key] = value
-    return merged
-
-
-def _default(item: Field[Any]) -> Any:
-    from pydantic import Field as PydanticField
-
-    if item.default is not MISSING:
-        return item.default
-    return PydanticField(default_factory=item.default_factory)  # type: ignore[arg-type]
+    return Settings(**{name: getattr(read, name) for name in read.model_fields_set})
 
 
 def _check(settings: Settings, origins: Origins) -> None:

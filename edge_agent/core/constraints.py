@@ -8,52 +8,44 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 
 class Bound:
     """A limit on a number or a length."""
 
-    key: str
-    compare: ClassVar[Callable[[float, float], bool]]
-
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
+    def __init__(self, key: str, compare: Callable[[float, float], bool], limit: float) -> None:
+        self.key = key
+        """As pydantic calls it."""
+        self._compare = compare
+        self._limit = limit
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        return {**handler(source), self.key: self.limit}
+        return {**handler(source), self.key: self._limit}
 
     def holds(self, number: float) -> bool:
         """Whether a number is within it; NaN never is."""
-        return type(self).compare(number, self.limit)
+        return self._compare(number, self._limit)
 
 
-class Ge(Bound):
+def Ge(limit: float) -> Bound:  # noqa: N802 - as in annotated-types
     """At least this limit."""
-
-    key = "ge"
-    compare = operator.ge
+    return Bound("ge", operator.ge, limit)
 
 
-class Gt(Bound):
+def Gt(limit: float) -> Bound:  # noqa: N802
     """Above this limit."""
-
-    key = "gt"
-    compare = operator.gt
+    return Bound("gt", operator.gt, limit)
 
 
-class Le(Bound):
+def Le(limit: float) -> Bound:  # noqa: N802
     """At most this limit."""
-
-    key = "le"
-    compare = operator.le
+    return Bound("le", operator.le, limit)
 
 
-class MinLength(Bound):
+def MinLength(limit: int) -> Bound:  # noqa: N802
     """At least so many items."""
-
-    key = "min_length"
-    compare = operator.ge
+    return Bound("min_length", operator.ge, limit)
 
 
 class Plain:

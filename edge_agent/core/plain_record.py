@@ -15,7 +15,7 @@ from dataclasses import Field, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .constraints import Bound, MinLength, Plain
+from .constraints import Bound, Plain
 
 T = TypeVar("T")
 
@@ -113,8 +113,9 @@ def _bounded(hint: Any, value: object) -> Any:
     for constraint in constraints:
         if isinstance(constraint, Plain):
             continue
-        size = len(read) if isinstance(constraint, MinLength) else read
-        if not isinstance(constraint, Bound) or not constraint.holds(size):
+        if not isinstance(constraint, Bound):
+            raise DoubtError
+        if not constraint.holds(len(read) if constraint.key == "min_length" else read):
             raise DoubtError
     return read
 

@@ -58,6 +58,19 @@ def read_toml(path: Path, error: type[AgentError]) -> dict[str, Any]:
         raise error(f"{path}: not valid TOML: {str(problem).partition(';')[0]}") from None
 
 
+def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay tables over each other, the first on top; of lists and values the topmost counts."""
+    made: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            above = made.get(key)
+            if isinstance(above, dict) and isinstance(value, Mapping):
+                made[key] = merged(above, value)
+            else:
+                made.setdefault(key, value)
+    return made
+
+
 def build(kind: type[T], data: Mapping[str, Any], where: str, error: type[AgentError]) -> T:
     """Check *data* and return the record made of it.
 

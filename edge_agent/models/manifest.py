@@ -335,6 +335,8 @@ def parse_all(data: Mapping[str, Any], where: str) -> dict[str, Manifest]:
     Raises:
         ModelError: one of them is malformed or contradicts itself.
     """
+    from ..core.schema import merged
+
     own = _parse(data, where)
     found = {"": own}
     for name, table in own.variants.items():
@@ -345,18 +347,8 @@ def parse_all(data: Mapping[str, Any], where: str) -> dict[str, Manifest]:
             if key in table:
                 raise ModelError(f"{place}: {key}: is the same for all variants; take it out")
         rest = {key: value for key, value in data.items() if key != "variants"}
-        found[name] = replace(_parse(_merged(rest, table), place), variants=own.variants)
+        found[name] = replace(_parse(merged(table, rest), place), variants=own.variants)
     return found
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay one table over another: tables key by key, all else as a whole."""
-    merged = dict(below)
-    for key, value in above.items():
-        under = merged.get(key)
-        both = isinstance(value, Mapping) and isinstance(under, Mapping)
-        merged[key] = _merged(under, value) if both else value  # type: ignore[arg-type]
-    return merged
 
 
 def _parse(data: Mapping[str, Any], where: str) -> Manifest:

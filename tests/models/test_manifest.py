@@ -266,7 +266,9 @@ def test_a_file_of_labels_without_any_is_refused(content: str, tmp_path: Path) -
     """A labels file with nothing in it is a mistake, not a model without labels."""
     made = folder(tmp_path, output={"labels": "labels.txt"})
     (made / "labels.txt").write_text(content)
-    with pytest.raises(ModelError, match=r"labels\.txt: 0 labels, expected 1 to 100000, one a line"):
+    with pytest.raises(
+        ModelError, match=r"labels\.txt: 0 labels, expected 1 to 100000, one a line"
+    ):
         load(made)
 
 
