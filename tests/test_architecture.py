@@ -71,7 +71,7 @@ HOMES: Mapping[str, str] = {
     "lap": "rules.assignment",
     "prometheus_client": "health.prometheus",
     "serial": "sources.serial_line",
-    "matplotlib": "tools bench.pipeline.bars",
+    "matplotlib": "tools bench.pipeline.pipeline_bars",
     "nncf": "tools.nncf_quantization",
     "torch": "tools.pytorch_model",
     "ai_edge_litert": "tools.source_model",

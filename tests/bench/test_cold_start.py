@@ -18,11 +18,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_agent.bench.cold_start import readying
-from edge_agent.bench.cold_start.bars import PARTS, parts
-from edge_agent.bench.cold_start.figures import Cold, Report, Run, Setup, cores
+from edge_agent.bench.cold_start import prepare_models
 from edge_agent.bench.cold_start.page_cache import evict, holders
 from edge_agent.bench.cold_start.slow_disk import READ_AHEAD_KB, disk_of, find_controller, slow_disk
+from edge_agent.bench.cold_start.start_bars import PARTS, parts
+from edge_agent.bench.cold_start.start_figures import (
+    Cold,
+    ColdStartReport,
+    ColdStartSetup,
+    Run,
+    cores,
+)
 from edge_agent.bench.cold_start.starts import SCRIPTS, VARIANTS, script_steps
 from edge_agent.bench.common import child, truth
 from edge_agent.bench.common.generated import NAMES, find_model, generated
@@ -74,9 +80,11 @@ def test_times_every_way_to_a_first_result(kind: str, tmp_path: Path, cache: Pat
     assert list((cache / "edge-agent" / "bench").iterdir()) == []
 
 
-def report(cold: Cold, **taken: list[float]) -> Report:
+def report(cold: Cold, **taken: list[float]) -> ColdStartReport:
     """Make the report of a model of 20 MB on a disk of 100 MB a second."""
-    made = Report("m@1", 20_000_000, Setup(3, CLIP, cold, 100.0), "ready", 100e6, 80.0, 30.0)
+    made = ColdStartReport(
+        "m@1", 20_000_000, ColdStartSetup(3, CLIP, cold, 100.0), "ready", 100e6, 80.0, 30.0
+    )
     for variant, times in taken.items():
         made.runs[variant] = [Run(ms, {"model": ms / 2}, {}) for ms in times]
     return made
@@ -292,7 +300,9 @@ def test_finds_the_controller_for_disks(tmp_path: Path) -> None:
 def test_errors_keep_their_kind_across_processes() -> None:
     """What a function in another process raises is raised here, as wrong usage where it was."""
     with pytest.raises(UsageError, match="'nothing': no model folder"):
-        child.call("edge_agent.bench.cold_start.readying", "look", models=["nothing"], place="/")
+        child.call(
+            "edge_agent.bench.cold_start.prepare_models", "look", models=["nothing"], place="/"
+        )
 
 
 def test_the_timing_process_holds_no_large_library() -> None:
@@ -300,7 +310,7 @@ def test_the_timing_process_holds_no_large_library() -> None:
     script = (
         "import edge_agent.cli.main, edge_agent.cli.commands.bench\n"
         "import edge_agent.cli.commands.bench_cold_start\n"
-        "import edge_agent.bench.cold_start.command, sys\n"
+        "import edge_agent.bench.cold_start.measure_starts, sys\n"
         "print(*({'numpy', 'cv2', 'onnxruntime', 'openvino', 'pydantic_core', 'rich'}"
         " & sys.modules.keys()))"
     )
@@ -313,7 +323,9 @@ def test_the_timing_process_holds_no_large_library() -> None:
 @pytest.mark.usefixtures("cache")
 def test_checks_classes(tmp_path: Path) -> None:
     """The class that is true passes from agent and script; another one is named as wrong."""
-    (model,) = readying.look([str(small_model(tmp_path / "small", 1))], str(tmp_path / "place"))
+    (model,) = prepare_models.look(
+        [str(small_model(tmp_path / "small", 1))], str(tmp_path / "place")
+    )
     best = next(
         number
         for number in range(64)
@@ -354,7 +366,7 @@ def test_checks_boxes() -> None:
 def test_a_box_is_found_where_a_constant_detector_has_it(tmp_path: Path) -> None:
     """Boxes of the script's SSD steps are in pixels of the frame and named as the agent does."""
     folder = detector(tmp_path / "fixed", [(1, 0.9, 0.25, 0.5, 0.5, 0.75)], ["none", "part"])
-    (model,) = readying.look([str(folder)], str(tmp_path / "place"))
+    (model,) = prepare_models.look([str(folder)], str(tmp_path / "place"))
     box = {"label": "part", "score": 0.9, "box": [160.0, 192.0, 320.0, 288.0]}
     assert truth.check(model, str(CLIP), [claim(0, {"detections": [box]})]) == []
     (line,) = truth.check(model, str(CLIP), [claim(0, {"detections": []})])
@@ -406,7 +418,7 @@ def test_the_script_finds_what_the_agent_finds(
     writer.write(picture)
     writer.release()
     _, frame = cv2.VideoCapture(str(clip)).read()
-    (model,) = readying.look([str(folder)], str(tmp_path / "place"))
+    (model,) = prepare_models.look([str(folder)], str(tmp_path / "place"))
     agents, _ = load_model(load(folder), [EngineChoice("onnxruntime", threads=1)], "picture")
     found = agents.infer(Sample(frame, 0, 0, 0.0)).findings
     assert isinstance(found, Detections)

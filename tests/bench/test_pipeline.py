@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_agent.bench.pipeline.figures import (
+from edge_agent.bench.pipeline.pipeline_figures import (
     AGENT,
     ENGINE,
     HANDMADE,
     PLAIN,
     Idle,
-    Report,
-    Setup,
+    PipelineReport,
+    PipelineSetup,
     Turn,
 )
 from edge_agent.bench.pipeline.plain_signal import rows_of, windows_of
@@ -156,7 +156,7 @@ def test_the_plain_script_cuts_windows_as_the_agent_does(tmp_path: Path) -> None
 
 def test_streams_are_counted_as_carried_only_if_served(clip: Path, tmp_path: Path) -> None:
     """Two streams of a light model are served; with a bound that nothing can keep they are not."""
-    setup = Setup(clip=clip, runs=1, seconds=0.5, pipelines=(2,), rate=5.0, p99_ms=5000.0)
+    setup = PipelineSetup(clip=clip, runs=1, seconds=0.5, pipelines=(2,), rate=5.0, p99_ms=5000.0)
     with broker(tmp_path) as loopback:
         place = Place(brightness(tmp_path / "light"), loopback, tmp_path)
         age, problem = attempt(place, setup, 2)
@@ -190,8 +190,8 @@ def test_the_most_that_is_served_is_found(capacity: int, guess: int) -> None:
 
 def test_ratios_are_of_the_same_round() -> None:
     """What disturbs a round disturbs both: the agent is compared with its own round's script."""
-    setup = Setup(clip=Path("c"), runs=2, seconds=1.0, pipelines=(), rate=0.0, p99_ms=100.0)
-    report = Report("m", setup)
+    setup = PipelineSetup(clip=Path("c"), runs=2, seconds=1.0, pipelines=(), rate=0.0, p99_ms=100.0)
+    report = PipelineReport("m", setup)
     report.turns[AGENT] += [Turn(100.0, 2.0), Turn(10.0, 3.0)]
     report.turns[PLAIN] += [Turn(50.0), Turn(5.0)]
     report.floor_ms += [1.0, 2.0]

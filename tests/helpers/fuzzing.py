@@ -25,7 +25,7 @@ from hypothesis.extra import numpy as hn
 
 from edge_agent.cli.commands.status import _lines, _look
 from edge_agent.cli.commands.tail import _line
-from edge_agent.cli.world import World
+from edge_agent.cli.fleet import Fleet
 from edge_agent.config.load import load as load_settings
 from edge_agent.config.settings import Settings, parse_route, parse_url
 from edge_agent.core.bundled import bundled
@@ -620,17 +620,17 @@ def check_wire(given: tuple[Findings, str, int, list[tuple[list[str], bytes]]]) 
     package = _package()[0]
     sender = Sender(_Deaf(), "edge", "box", ["box"], package)
     deaf: Any = _Deaf()
-    world = World(deaf, "edge")
+    fleet = Fleet(deaf, "edge")
     for parts, content in sent:
         topic = "/".join(["edge", *parts])
         for as_text in (False, True):
             line = _line(topic, "edge", content, as_json=as_text)
             assert line.isprintable(), line
         parse_object(content)
-        world.take(topic, content)
-        world.members("lab")
-        for device in world.status:
-            assert all(map(str.isprintable, _lines(_look(world, device), color=False)))
+        fleet.take(topic, content)
+        fleet.members("lab")
+        for device in fleet.status:
+            assert all(map(str.isprintable, _lines(_look(fleet, device), color=False)))
         topic = f"edge/box/push/{package.transfer}"
         sender._answer(ReceivedMessage(topic, content, retained=False))
     safe = safe_name(word)

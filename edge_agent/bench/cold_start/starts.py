@@ -69,7 +69,7 @@ def starts(
     """Prepare all variants for a model; what each needs is written below the model's place.
 
     Args:
-        model: as `readying.look` gives it.
+        model: as `prepare_models.look` gives it.
         clip: that is opened.
         loopback: takes the results.
         kinds: of the agent's starts.

@@ -31,7 +31,7 @@ def check(model: dict[str, Any], clip: str, claims: list[dict[str, Any]]) -> lis
     """Compare what was published with what is true.
 
     Args:
-        model: as `readying.look` gives it.
+        model: as `prepare_models.look` gives it.
         clip: that the frames are of.
         claims: results of the agent and of the plain script, each with its `variant` and `seq`.
 

@@ -25,7 +25,7 @@ from ...models.manifest import load
 from ...mqtt.connection import ReceivedMessage
 from ...mqtt.loopback import Loopback
 from ...mqtt.one_shot import OneShotClient
-from .figures import Setup
+from .pipeline_figures import PipelineSetup
 
 START_SECONDS = 60.0
 """For the first result of every pipeline."""
@@ -210,7 +210,7 @@ def endless(clip: Path, pace: str = "max") -> str:
     return f"file:{quote(str(clip.resolve()))}?loop=1&pace={pace}"
 
 
-def played(setup: Setup, pace: str = "max") -> str:
+def played(setup: PipelineSetup, pace: str = "max") -> str:
     """Write what is played as a source that never ends."""
     return setup.recording or endless(setup.clip, pace)
 

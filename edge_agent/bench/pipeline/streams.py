@@ -10,7 +10,7 @@ from shutil import copytree
 
 from ...core.errors import AgentError
 from ...mqtt.loopback import Loopback
-from .figures import Carried, Idle, Setup, Turn, p99
+from .pipeline_figures import Carried, Idle, PipelineSetup, Turn, p99
 from .players import Line, SilentError, agent, endless, played, resident_mb
 
 IDLE = 16
@@ -42,7 +42,7 @@ class Place:
     """Keeps state from run to run."""
 
 
-def together(place: Place, setup: Setup, count: int) -> Iterator[tuple[Turn, Turn]]:
+def together(place: Place, setup: PipelineSetup, count: int) -> Iterator[tuple[Turn, Turn]]:
     """Play at full pace through one model in so many pipelines, and in one beside them.
 
     Both are there all the time and take turns of a second, in which the other stands still: what
@@ -77,7 +77,7 @@ def together(place: Place, setup: Setup, count: int) -> Iterator[tuple[Turn, Tur
             yield turns[0], turns[1]
 
 
-def idle(place: Place, setup: Setup, pictures: Path) -> Idle:
+def idle(place: Place, setup: PipelineSetup, pictures: Path) -> Idle:
     """Measure what further pipelines cost that have nothing to do.
 
     Args:
@@ -96,7 +96,7 @@ def idle(place: Place, setup: Setup, pictures: Path) -> Idle:
     return cost_of_each(costs[0], costs[1])
 
 
-def idle_seconds(setup: Setup) -> float:
+def idle_seconds(setup: PipelineSetup) -> float:
     """Return for how long idle pipelines are watched, seconds."""
     return max(setup.seconds, IDLE_SECONDS)
 
@@ -113,7 +113,7 @@ def cost_of_each(alone: tuple[float, float], crowded: tuple[float, float]) -> Id
     return Idle(IDLE, cpu * 100, memory)
 
 
-def carried(place: Place, setup: Setup, guess: int, report_progress: Progress) -> Carried:
+def carried(place: Place, setup: PipelineSetup, guess: int, report_progress: Progress) -> Carried:
     """Find how many streams of a rate are served in time.
 
     A stream is a clip at its own pace, as a camera is; every one is served if it gets its rate, or
@@ -172,7 +172,7 @@ def most_served(served: Callable[[int], bool], guess: int) -> tuple[int, int]:
             count = min(MOST, 2 * most)
 
 
-def attempt(place: Place, setup: Setup, count: int) -> tuple[float, str]:
+def attempt(place: Place, setup: PipelineSetup, count: int) -> tuple[float, str]:
     """Run so many streams; gives the p99 of their ages, and why that is too many, if it is."""
     rate = min(setup.rate, clip_rate(setup.clip))
     lines = [Line(endless(setup.clip, "real"), setup.rate)] * count

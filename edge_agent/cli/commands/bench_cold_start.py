@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import TYPE_CHECKING
 
 from ..options import Options, add_config, positive, positive_int
-from .bench_paths import clip_and_picture
+from ..progress import say
+from .bench_paths import clip_of, picture_of
 
 if TYPE_CHECKING:
-    from ...bench.cold_start.figures import Cold, Report
+    from ...bench.cold_start.start_figures import Cold, ColdStartReport
 
 
 EXAMPLES = (
@@ -59,29 +59,29 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: Options) -> int:
     """Measure and print."""
-    from ...bench.cold_start.command import measure
-    from ...bench.cold_start.figures import Setup
+    from ...bench.cold_start.measure_starts import measure
+    from ...bench.cold_start.start_figures import ColdStartSetup
     from ...bench.cold_start.starts import KINDS
 
-    clip, picture = clip_and_picture(options)
+    clip, picture = clip_of(options), picture_of(options.picture)
     cold: Cold = "nothing"
     if options.no_page_cache:
         cold = "everything"
     elif options.no_model_cache or options.disk_mbps is not None:
         cold = "model"  # of a limited disk nothing is to be seen where nothing is read
     kinds = tuple(kind for kind in KINDS if not options.start or kind in options.start)
-    setup = Setup(options.runs, clip.resolve(), cold, options.disk_mbps, kinds)
+    setup = ColdStartSetup(options.runs, clip.resolve(), cold, options.disk_mbps, kinds)
     reports = measure(
         options.models,
         setup,
-        lambda text: print(text, file=sys.stderr, flush=True),
+        say,
         options.config,
     )
     if picture is not None:
-        from ...bench.cold_start.bars import draw
+        from ...bench.cold_start.start_bars import draw
 
         draw(reports, picture)
-        print(f"{picture}: written", file=sys.stderr)
+        say(f"{picture}: written")
     for report in reports:
         if options.json:
             print(json.dumps(report.json()))
@@ -90,7 +90,7 @@ def main(options: Options) -> int:
     return 0
 
 
-def _print(report: Report) -> None:
+def _print(report: ColdStartReport) -> None:
     from rich.console import Console
     from rich.table import Table
 

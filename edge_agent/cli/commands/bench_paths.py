@@ -1,8 +1,8 @@
-"""The clip or recording that a measurement plays, and the picture that it draws."""
+"""What measurements share: the clip or recording, the picture to draw, figures as words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -27,24 +27,14 @@ def clip_of(options: Options) -> Path:
     return clip
 
 
-def clip_and_picture(options: Options) -> tuple[Path, Path | None]:
-    """Return `--source`, by default the bundled clip, and `--picture`, None where none is wanted.
-
-    Raises:
-        UsageError: there is no such clip, the picture cannot be written, or matplotlib is missing.
-
-    """
-    return clip_of(options), picture_of(options)
-
-
-def picture_of(options: Options) -> Path | None:
-    """Return `--picture`, None where none is wanted.
+def picture_of(name: str | None) -> Path | None:
+    """Return the place of `--picture`, checked before anything is measured; None: none is wanted.
 
     Raises:
         UsageError: it cannot be written, or matplotlib is missing.
 
     """
-    picture = None if options.picture is None else Path(options.picture)
+    picture = None if name is None else Path(name)
     if picture is not None and (picture.suffix != ".png" or not picture.parent.is_dir()):
         raise UsageError(
             f"--picture: {picture}: expected a name that ends in .png, in a folder that is there"
@@ -86,3 +76,9 @@ def recording_of(options: Options, models: Sequence[Path]) -> tuple[Path, str] |
     query = [part for part in text.partition("?")[2].split("&") if part]
     looped = "&".join([*(part for part in query if not part.startswith("loop=")), "loop=1"])
     return spec.local, f"{spec.form.scheme}:{quote(str(spec.local.resolve()))}?{looped}"
+
+
+def spread_words(figures: Mapping[str, float], digits: int) -> str:
+    """Write the `min`, `median` and `max` of a measurement."""
+    least, median, most = (f"{figures[key]:.{digits}f}" for key in ("min", "median", "max"))
+    return f"{median} ({least} to {most})"

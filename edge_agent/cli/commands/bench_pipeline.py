@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import AgentError, UsageError
 from ..options import Options, add_config, load_settings, not_negative, positive, positive_int
-from .bench_paths import clip_of, picture_of, recording_of
+from ..progress import say
+from .bench_paths import clip_of, picture_of, recording_of, spread_words
 
 if TYPE_CHECKING:
-    from ...bench.pipeline.figures import Report
+    from ...bench.pipeline.pipeline_figures import PipelineReport
     from ...models.manifest import ModelFolder
     from ...runtime.serving.tuning_results import Way
 
@@ -77,12 +77,12 @@ def main(options: Options) -> int:
     """Measure and print; with `--tune` only tune."""
     from ...bench.common.models import find_models
 
-    models = find_models(options.models, options.config, _progress)
+    models = find_models(options.models, options.config, say)
     if options.tune:
         return _tune(models, options)
     from ...bench.common.child import call
 
-    picture = picture_of(options)
+    picture = picture_of(options.picture)
     recording = recording_of(options, models)
     if recording is None:
         clip, played = clip_of(options), ""
@@ -91,10 +91,10 @@ def main(options: Options) -> int:
         call("edge_agent.bench.pipeline.steps", "need_playable", clip=str(clip))
     else:
         clip, played = recording
-    from ...bench.pipeline.command import measure
-    from ...bench.pipeline.figures import Setup
+    from ...bench.pipeline.measure_pipeline import measure
+    from ...bench.pipeline.pipeline_figures import PipelineSetup
 
-    setup = Setup(
+    setup = PipelineSetup(
         clip=clip.resolve(),
         runs=options.runs,
         seconds=options.seconds,
@@ -103,12 +103,12 @@ def main(options: Options) -> int:
         p99_ms=options.p99_ms,
         recording=played,
     )
-    reports = measure(models, setup, _progress)
+    reports = measure(models, setup, say)
     if picture is not None:
-        from ...bench.pipeline.bars import draw
+        from ...bench.pipeline.pipeline_bars import draw
 
         draw(reports, picture)
-        _progress(f"{picture}: written")
+        say(f"{picture}: written")
     for report in reports:
         if options.json:
             print(json.dumps(report.json()), flush=True)
@@ -127,7 +127,7 @@ def _tune(models: list[Path], options: Options) -> int:
     match, facts = match_profile(settings)
     loader = ModelLoader(match.profile, facts, settings.engine, open_store(settings))
     usual = loader.lanes
-    _progress(f"tunes are kept in {settings.state}; the agent uses them from its next start on")
+    say(f"tunes are kept in {settings.state}; the agent uses them from its next start on")
     measured: list[tuple[ModelFolder, list[Way]]] = []
     for model in models:
         folder = load(model)
@@ -136,7 +136,7 @@ def _tune(models: list[Path], options: Options) -> int:
                 f"{model}: is larger than memory_budget_mb, and is run in one way only"
             )
         kind = folder.manifest.input.kind
-        _progress(f"{folder.manifest.id}: is being measured")
+        say(f"{folder.manifest.id}: is being measured")
         try:
             measured.append((folder, tune_model(loader, folder, kind)))
         except OSError as problem:
@@ -172,10 +172,10 @@ def _pipelines(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(word) for word in words}))
 
 
-def _print(report: Report) -> None:
+def _print(report: PipelineReport) -> None:
     from rich.console import Console
 
-    from ...bench.pipeline.figures import MEANING
+    from ...bench.pipeline.pipeline_figures import MEANING
 
     figures = report.json()
     console = Console()
@@ -210,7 +210,7 @@ def _print(report: Report) -> None:
         )
 
 
-def _print_picture_costs(report: Report, figures: dict[str, Any]) -> None:
+def _print_picture_costs(report: PipelineReport, figures: dict[str, Any]) -> None:
     print(f"the script pipelined by hand ran on {report.handmade.replace(':', ', threads: ')}")
     follow = ", ".join(f"{name} {took:.3f}" for name, took in figures["following_ms"].items())
     print(f"tracks, 8 zones, 8 lines and 16 rules, ms a frame: {follow}")
@@ -222,7 +222,7 @@ def _print_picture_costs(report: Report, figures: dict[str, Any]) -> None:
     )
 
 
-def _table(report: Report, figures: dict[str, Any]) -> Any:
+def _table(report: PipelineReport, figures: dict[str, Any]) -> Any:
     from rich.table import Table
 
     where = f"{report.engine}, {report.lanes} lane(s) of {report.threads} thread(s)"
@@ -235,18 +235,18 @@ def _table(report: Report, figures: dict[str, Any]) -> Any:
         ratio, cpu = figures["ratio"].get(name), figures["cpu_s_per_1000"].get(name)
         table.add_row(
             name,
-            _spread(fps, 1),
-            "" if ratio is None else _spread(ratio, 3),
-            "" if cpu is None else _spread(cpu, 2),
+            spread_words(fps, 1),
+            "" if ratio is None else spread_words(ratio, 3),
+            "" if cpu is None else spread_words(cpu, 2),
         )
-    floor = _spread(figures["cpu_s_per_1000"]["decode_and_engine"], 2)
+    floor = spread_words(figures["cpu_s_per_1000"]["decode_and_engine"], 2)
     read = "reading" if report.setup.recording else "decode"
     table.add_row(f"{read} + engine, one thread", "", "", floor)
-    table.add_row("agent's CPU over it", "", "", _spread(figures["cpu_ratio"], 3))
+    table.add_row("agent's CPU over it", "", "", spread_words(figures["cpu_ratio"], 3))
     return table
 
 
-def _scaling(report: Report, figures: dict[str, Any]) -> Any:
+def _scaling(report: PipelineReport, figures: dict[str, Any]) -> Any:
     from rich.table import Table
 
     table = Table(title=f"{report.model}: pipelines at full pace through one model")
@@ -261,18 +261,9 @@ def _scaling(report: Report, figures: dict[str, Any]) -> Any:
     for row in figures["scaling"]:
         table.add_row(
             str(row["pipelines"]),
-            _spread(row["fps"], 1),
-            _spread(row["ratio"], 3),
-            _spread(row["cpu_s_per_1000"], 2),
+            spread_words(row["fps"], 1),
+            spread_words(row["ratio"], 3),
+            spread_words(row["cpu_s_per_1000"], 2),
             f"{row['age_ms']['p50']:.1f}",
         )
     return table
-
-
-def _spread(figures: dict[str, float], digits: int) -> str:
-    least, median, most = (f"{figures[key]:.{digits}f}" for key in ("min", "median", "max"))
-    return f"{median} ({least} to {most})"
-
-
-def _progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

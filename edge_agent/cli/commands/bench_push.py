@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from ..options import Options, positive_int
+from ..progress import say
+from .bench_paths import clip_of, spread_words
 
 EXAMPLES = (
     "edge-agent bench push --mb 20 --runs 3  20 MB of random weights, three times",
@@ -51,17 +52,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: Options) -> int:
     """Measure and print, as tables or as JSON."""
     from ...bench.common.generated import find_model
-    from ...bench.push.command import Setup, measure
-    from .bench_paths import clip_of
+    from ...bench.push.measure_push import PushSetup, measure
 
     models = [
-        Path(name) if Path(name).exists() else find_model(name, _progress)
-        for name in options.models
+        Path(name) if Path(name).exists() else find_model(name, say) for name in options.models
     ]
     clip = clip_of(options)
     sizes = options.mb or ([] if models else [4, 100])
-    setup = Setup(options.runs, int(options.protocol), options.max_packet, clip)
-    reports = measure(models, sizes, setup, _progress)
+    setup = PushSetup(options.runs, int(options.protocol), options.max_packet, clip)
+    reports = measure(models, sizes, setup, say)
     if options.json:
         for report in reports:
             print(json.dumps(report.json()))
@@ -83,12 +82,12 @@ def main(options: Options) -> int:
         rates.add_row(
             report.model,
             f"{report.size / 1e6:.1f}",
-            _spread(figures["raw_mb_s"], 1),
-            _spread(figures["raw_arrival_mb_s"], 1),
-            _spread(figures["push_mb_s"], 1),
-            _spread(figures["ratio"], 2),
-            _spread(figures["transfer_s"], 2),
-            _spread(figures["total_s"], 2),
+            spread_words(figures["raw_mb_s"], 1),
+            spread_words(figures["raw_arrival_mb_s"], 1),
+            spread_words(figures["push_mb_s"], 1),
+            spread_words(figures["ratio"], 2),
+            spread_words(figures["transfer_s"], 2),
+            spread_words(figures["total_s"], 2),
         )
         clip_figures = figures["clip"]
         before, during = clip_figures["before_ms"], clip_figures["during_ms"]
@@ -97,8 +96,8 @@ def main(options: Options) -> int:
             f"{before['p50']:.1f} / {before['p99']:.1f}",
             f"{during['p50']:.1f} / {during['p99']:.1f}",
             f"{clip_figures['missing_before']} / {clip_figures['missing_during']}",
-            _spread(clip_figures["swap_ms"], 2),
-            _spread(clip_figures["total_s"], 2),
+            spread_words(clip_figures["swap_ms"], 2),
+            spread_words(clip_figures["total_s"], 2),
         )
     Console().print(rates)
     Console().print(frames)
@@ -106,12 +105,3 @@ def main(options: Options) -> int:
     print("sender knows that all has arrived, as for the push; at arrival: without that way back;")
     print("missing: frames of the clip without a result, before and during a push.")
     return 0
-
-
-def _progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _spread(figures: dict[str, float], digits: int) -> str:
-    least, median, most = (f"{figures[key]:.{digits}f}" for key in ("min", "median", "max"))
-    return f"{median} ({least} to {most})"

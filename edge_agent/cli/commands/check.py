@@ -6,17 +6,28 @@ import argparse
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...core.errors import AgentError, BrokerError, ModelError, SampleError, UsageError
 from ...core.text import counted, printable
 from ...inference.engines.label import engine_words
 from ...models.manifest import MANIFEST, threshold_trouble
 from ..options import Options, add_config, load_settings
+
+if TYPE_CHECKING:
+    from ...config.overrides import Overrides
+    from ...config.settings import Arm, Pipeline, Settings, Trust
+    from ...core.types import Kind, Reading
+    from ...models.manifest import ModelFolder
+    from ...models.store.catalog import Library
+    from ...runtime.serving.loader import ModelLoader
+    from ...sources.source import Source, SourceContext
 
 READINGS = 100
 """Of a source, of which one must be fit to be used."""
@@ -49,6 +60,18 @@ class _Report:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """What all pipelines are checked with."""
+
+    settings: Settings
+    config: str | None
+    """The file that they are of, as the command line names it."""
+    library: Library
+    loader: ModelLoader
+    overrides: Overrides
+
+
 EXAMPLES = (
     "edge-agent check  the settings that `run` would find",
     "edge-agent check --config my/edge-agent.toml",
@@ -63,7 +86,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: Options) -> int:
     """Check all; 0 if all is fit, 1 if something is not, 2 if the settings are wrong."""
     settings = load_settings(options, needed=True)
-    from ...config.device_profile import default_dirs, unread_files
     from ...config.load import find_file
     from ...config.overrides import Overrides
     from ...runtime.serving.loader import ModelLoader, match_profile, open_library, open_store
@@ -78,16 +100,9 @@ def main(options: Options) -> int:
         report.line("ok", "settings", str(file))
     match, facts = match_profile(settings)
     report.line("ok", "profile", f"{match.name} ({match.reason}) on {facts}")
-    for line in unread_files(default_dirs()):
-        report.line("note", "profile", line)
     tuning = TuningResults(settings.state, match.profile, facts)
     loader = ModelLoader(match.profile, facts, settings.engine, tuning=tuning)
-    for choice, why in loader.lineup.absent:
-        report.line("note", "engine", f"{choice.engine}:{choice.device} is passed over: {why}")
-    for line in loader.lineup.notes:
-        report.line("note", "profile", line)
-    for choice in loader.lineup.choices:
-        report.line("ok", "engine", f"{choice.engine}:{choice.device}")
+    _engines(report, loader)
     store = open_store(settings)
     _state_dir(report, settings, file)
     for line in tuned(tuning, loader.lineup.choices):
@@ -95,18 +110,16 @@ def main(options: Options) -> int:
     for why in _device(settings):
         subject, _, text = why.partition(": ")
         report.line("note", subject, text)
-    if settings.health.metrics_port and find_spec("prometheus_client") is None:
-        mend = f"needs prometheus-client: {sys.executable} -m pip install prometheus-client"
-        report.line("FAIL", "health.metrics_port", mend)
-    elif settings.health.metrics_port and (taken := _taken(settings.health.metrics_port)):
-        report.line("note", "health.metrics_port", taken)
+    if settings.health.metrics_port:
+        _metrics_port(report, settings.health.metrics_port)
     report.tried("broker", lambda: _broker(settings))
     library = open_library(settings, store)
     for name in settings.models_dirs:
         _models_dir(report, Path(name))
     overrides = Overrides(settings.state / "overrides.json")
+    device = _Device(settings, options.config, library, loader, overrides)
     for pipeline in settings.pipelines:
-        _pipeline(report, settings, options.config, pipeline, library, loader, overrides)
+        _PipelineCheck(report, pipeline, device).run()
     if not settings.pipelines:
         text = f"{file} names none; the agent runs, but has nothing to do"
         report.line("note", "pipelines", text)
@@ -116,99 +129,146 @@ def main(options: Options) -> int:
     return 1 if report.failed else 0
 
 
-def _pipeline(
-    report: _Report,
-    settings: Any,
-    config: str | None,
-    pipeline: Any,
-    library: Any,
-    loader: Any,
-    overrides: Any,
-) -> None:
-    """Check the source of one pipeline and each of its models."""
-    from ...config.device_profile import unlisted
-    from ...config.lint import lint_pipeline
-    from ...config.settings import parse_route
-    from ...inference.model import outside
-    from ...sources.source import SourceContext, open_source, readings
-    from ...sources.spec import parse_source
-    from ..model_check import check_model
+class _PipelineCheck:
+    """Checks the source of one pipeline and each of its models."""
 
-    subject = f"pipeline {pipeline.name}"
-    spec = parse_source(pipeline.source, settings.base)
+    def __init__(self, report: _Report, pipeline: Pipeline, device: _Device) -> None:
+        from ...sources.spec import parse_source
 
-    def source() -> str:
+        self._report = report
+        self._pipeline = pipeline
+        self._device = device
+        self._spec = parse_source(pipeline.source, device.settings.base)
+        self._subject = f"pipeline {pipeline.name}"
+
+    def run(self) -> None:
+        """Print a line for each thing that is looked at."""
+        from ...config.lint import lint_pipeline
+        from ...config.settings import parse_route
+
+        pipeline, report = self._pipeline, self._report
+        report.tried(f"{self._subject} source", self._source)
+        wanted = [(arm, self._spec.kind, pipeline.threshold) for arm in pipeline.arms]
+        wanted += [
+            (parse_route(stage.model)[0], "picture", stage.threshold) for stage in pipeline.then
+        ]
+        folders: dict[str, ModelFolder] = {}
+        for arm, kind, threshold in wanted:
+            look = partial(self._model, arm, kind, threshold, folders)
+            report.tried(f"{self._subject} model {arm.reference}", look)
+        found = [folders.get(arm.reference) for arm, _, _ in wanted]
+        count = len(pipeline.arms)
+        for line in self._paces(found[:count]):
+            report.line("note", f"{self._subject} source", line)
+        lines = lint_pipeline(pipeline, found[:count], found[count:])
+        for line in [*self._device.overrides.shadows(pipeline), *lines]:
+            report.line("note", self._subject, line)
+
+    def _source(self) -> str:
+        """Open the source, and describe the first reading that can be used."""
+        from ...inference.model import outside
+        from ...sources.source import SourceContext, open_source
+
+        spec = self._spec
         if spec.form.scheme == "mqtt":
             from ...mqtt.one_shot import TopicReader
 
-            with TopicReader(settings.broker) as topics:
+            with TopicReader(self._device.settings.broker) as topics:
                 open_source(spec, SourceContext(topics=topics)).close()
             return f"{spec.redacted}, subscribed; whether anything is published is not waited for"
-        context = SourceContext(hardware_decoding=settings.decode == "auto")
-        opened = open_source(spec, context)
-        sensor = spec.live and spec.kind == "signal"
-        timer = threading.Timer(LISTEN_SECONDS, context.closing.set)
-        if sensor:
-            timer.start()
-        useless: list[SampleError] = []
-        try:
-            for reading in islice(readings(opened), READINGS):
-                if not isinstance(reading, SampleError):
-                    break
-                useless.append(reading)
-            else:
-                if useless:
-                    raise useless[0]
-                if sensor:
-                    return f"{spec.redacted}, open; it gave nothing for {LISTEN_SECONDS:.0f} s"
-                return f"{spec.redacted} is empty"
-        finally:
-            timer.cancel()
-            opened.close()
+        context = SourceContext(hardware_decoding=self._device.settings.decode == "auto")
+        useless, reading = self._first_reading(context, open_source(spec, context))
+        if reading is None:
+            if useless:
+                raise useless[0]
+            if spec.live and spec.kind == "signal":
+                return f"{spec.redacted}, open; it gave nothing for {LISTEN_SECONDS:.0f} s"
+            return f"{spec.redacted} is empty"
         if useless:
-            report.line("note", f"{subject} source", f"{len(useless)} passed over: {useless[0]}")
+            words = f"{len(useless)} passed over: {useless[0]}"
+            self._report.line("note", f"{self._subject} source", words)
         if spec.kind == "picture":
-            if any(pipeline.roi) and (why := outside(reading.data, pipeline.roi)):
+            x1, y1, x2, y2 = self._pipeline.roi
+            if any(self._pipeline.roi) and (why := outside(reading.data, (x1, y1, x2, y2))):
                 raise UsageError(why)
             return f"{spec.redacted}, {reading.data.shape[1]}x{reading.data.shape[0]}"
         size = " by ".join(map(str, reading.data.shape[1:])) or "1"
         return f"{spec.redacted}, readings of {size} value{'' if size == '1' else 's'}"
 
-    report.tried(f"{subject} source", source)
-    wanted = [(arm, spec.kind, pipeline.threshold) for arm in pipeline.arms]
-    wanted += [(parse_route(stage.model)[0], "picture", stage.threshold) for stage in pipeline.then]
-    folders: dict[str, Any] = {}
-    for arm, kind, threshold in wanted:
+    def _first_reading(
+        self, context: SourceContext, opened: Source
+    ) -> tuple[list[SampleError], Reading | None]:
+        """Return the first reading that can be used, and those before it; close the source."""
+        from ...sources.source import readings
 
-        def model(arm: Any = arm, kind: Any = kind, threshold: float | None = threshold) -> str:
-            folder = folders[arm.reference] = library.find(arm.name, arm.version)
-            if arm.version is None and (instead := library.stands_in(folder)) is not None:
-                raise ModelError(instead)
-            checked = check_model(settings, config, folder, kind)
-            task = folder.manifest.task
-            if threshold is not None and (trouble := threshold_trouble(task, threshold)):
-                raise ModelError(f"threshold: {trouble}")
-            golden = "" if checked.golden is None else f", golden: {checked.golden}"
-            other = unlisted(loader.profile, checked.choice, settings.engine)
-            passed = checked.passed_over + ([] if other is None else [other])
-            over = f" (passed over {'; '.join(passed)})" if passed else ""
-            return f"{folder.manifest.id} runs on {engine_words(checked.engine)}{golden}{over}"
+        timer = threading.Timer(LISTEN_SECONDS, context.closing.set)
+        if self._spec.live and self._spec.kind == "signal":
+            timer.start()
+        useless: list[SampleError] = []
+        try:
+            for reading in islice(readings(opened), READINGS):
+                if not isinstance(reading, SampleError):
+                    return useless, reading
+                useless.append(reading)
+        finally:
+            timer.cancel()
+            opened.close()
+        return useless, None
 
-        report.tried(f"{subject} model {arm.reference}", model)
-    references = [arm.reference for arm, _, _ in wanted]
-    found = [folders.get(reference) for reference in references]
-    count = len(pipeline.arms)
-    paced = spec.options.get("rate")
-    recorded = spec.kind == "signal" and not spec.live
-    for folder in [one for one in found[:count] if one is not None and recorded]:
-        known = folder.manifest.input.rate_hz
-        if paced and known and float(paced) != known:
-            text = f"?rate={paced:g} plays it at {float(paced) / known:.3g} times the"
-            why = f"{known:g} readings a second that {folder.manifest.id} takes; its times are off"
-            report.line("note", f"{subject} source", f"{text} {why}")
-    lines = lint_pipeline(pipeline, found[:count], found[count:])
-    for line in [*overrides.shadows(pipeline), *lines]:
-        report.line("note", subject, line)
+    def _model(
+        self, arm: Arm, kind: Kind, threshold: float | None, folders: dict[str, ModelFolder]
+    ) -> str:
+        """Run one model in a child process; its folder is added to `folders` by reference."""
+        from ...config.device_profile import unlisted
+        from ..model_check import check_model
+
+        device = self._device
+        folder = folders[arm.reference] = device.library.find(arm.name, arm.version)
+        if arm.version is None and (instead := device.library.stands_in(folder)) is not None:
+            raise ModelError(instead)
+        checked = check_model(device.settings, device.config, folder, kind)
+        task = folder.manifest.task
+        if threshold is not None and (trouble := threshold_trouble(task, threshold)):
+            raise ModelError(f"threshold: {trouble}")
+        golden = "" if checked.golden is None else f", golden: {checked.golden}"
+        other = unlisted(device.loader.profile, checked.choice, device.settings.engine)
+        passed = checked.passed_over + ([] if other is None else [other])
+        over = f" (passed over {'; '.join(passed)})" if passed else ""
+        return f"{folder.manifest.id} runs on {engine_words(checked.engine)}{golden}{over}"
+
+    def _paces(self, found: Sequence[ModelFolder | None]) -> Iterator[str]:
+        """Yield a line for each model that takes a recording at another rate than it is played."""
+        paced = self._spec.options.get("rate")
+        if self._spec.kind != "signal" or self._spec.live or not paced:
+            return
+        for folder in found:
+            known = None if folder is None else folder.manifest.input.rate_hz
+            if folder is not None and known and float(paced) != known:
+                yield (
+                    f"?rate={paced:g} plays it at {float(paced) / known:.3g} times the {known:g} "
+                    f"readings a second that {folder.manifest.id} takes; its times are off"
+                )
+
+
+def _engines(report: _Report, loader: ModelLoader) -> None:
+    from ...config.device_profile import default_dirs, unread_files
+
+    for line in unread_files(default_dirs()):
+        report.line("note", "profile", line)
+    for choice, why in loader.lineup.absent:
+        report.line("note", "engine", f"{choice.engine}:{choice.device} is passed over: {why}")
+    for line in loader.lineup.notes:
+        report.line("note", "profile", line)
+    for choice in loader.lineup.choices:
+        report.line("ok", "engine", f"{choice.engine}:{choice.device}")
+
+
+def _metrics_port(report: _Report, port: int) -> None:
+    if find_spec("prometheus_client") is None:
+        mend = f"needs prometheus-client: {sys.executable} -m pip install prometheus-client"
+        report.line("FAIL", "health.metrics_port", mend)
+    elif taken := _taken(port):
+        report.line("note", "health.metrics_port", taken)
 
 
 def _models_dir(report: _Report, folder: Path) -> None:
@@ -226,7 +286,7 @@ def _models_dir(report: _Report, folder: Path) -> None:
         report.line("note", "models_dirs", text)
 
 
-def _broker(settings: Any) -> str:
+def _broker(settings: Settings) -> str:
     from ...mqtt.connection import Hooks, connect
 
     name = f"edge-agent-check-{settings.device_id}"
@@ -258,15 +318,15 @@ def _taken(port: int) -> str | None:
     return None
 
 
-def _device(settings: Any) -> list[str]:
-    """Print the problems of the machine itself, with the texts that health uses."""
+def _device(settings: Settings) -> list[str]:
+    """List the problems of the machine itself, in the words that health uses."""
     from ...device.pressure import disk_problems, memory_problems
     from ...device.thermal import Thermometer
 
     return [*Thermometer().read().problems(), *memory_problems(), *disk_problems(settings.state)]
 
 
-def _trust(report: _Report, trust: Any) -> None:
+def _trust(report: _Report, trust: Trust) -> None:
     """Print whose models are accepted."""
     from ...models.packages.keys import TrustedKeys
 
@@ -282,7 +342,7 @@ def _trust(report: _Report, trust: Any) -> None:
         report.line("note", "trust", "allow_unsigned: whoever may publish here may push a model")
 
 
-def _state_dir(report: _Report, settings: Any, file: Path | None) -> None:
+def _state_dir(report: _Report, settings: Settings, file: Path | None) -> None:
     """Check that it can be written, also by the installed service's user: we may be root."""
     from .service_user import service_user
 
@@ -297,7 +357,7 @@ def _state_dir(report: _Report, settings: Any, file: Path | None) -> None:
         report.line("FAIL" if own else "note", "state_dir", trouble)
 
 
-def _service(report: _Report, settings: Any, file: Path | None) -> None:
+def _service(report: _Report, settings: Settings, file: Path | None) -> None:
     """Check that the installed service may read what the settings name: we are root, it is not."""
     from ...config.device_profile import OWN_PROFILES
     from ...sources.spec import parse_source
@@ -307,7 +367,7 @@ def _service(report: _Report, settings: Any, file: Path | None) -> None:
     if user is None:
         return
     broker = settings.broker
-    named: list[tuple[str, Any]] = [("profile", OWN_PROFILES), ("settings", file)]
+    named: list[tuple[str, Path | str | None]] = [("profile", OWN_PROFILES), ("settings", file)]
     named += [
         (f"broker.{key}", getattr(broker, key)) for key in ("ca_file", "cert_file", "key_file")
     ]

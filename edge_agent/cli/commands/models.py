@@ -9,8 +9,8 @@ from ...core.names import NAME_RULE, is_name
 from ...core.text import counted, printable
 from ...delivery.protocol import agreement_words
 from ...mqtt.one_shot import OneShotClient
+from ..fleet import Fleet, absence, offline_since
 from ..options import Options, add_broker, broker_settings
-from ..world import World, absence, offline_since
 
 EXAMPLES = (
     "edge-agent models --device edge-01",
@@ -33,18 +33,18 @@ def main(options: Options) -> int:
     settings = broker_settings(options)
     root = settings.broker.topic_root
     with OneShotClient(settings.broker, _filters(root, options)) as client:
-        world = World(client, root)
-        world.look()
+        fleet = Fleet(client, root)
+        fleet.look()
         if options.forget:
-            return _forget(client, world, root, options.forget)
-        if options.device and options.device not in world.status:
-            raise AgentError(absence(world, options.device))
-    for name in sorted(world.status):
-        state = "online" if world.online(name) else offline_since(world, name)
-        about = world.info.get(name, {}).get("profile")
+            return _forget(client, fleet, root, options.forget)
+        if options.device and options.device not in fleet.status:
+            raise AgentError(absence(fleet, options.device))
+    for name in sorted(fleet.status):
+        state = "online" if fleet.online(name) else offline_since(fleet, name)
+        about = fleet.info.get(name, {}).get("profile")
         profile = about.get("name", "?") if isinstance(about, dict) else "?"
         print(printable(f"{name}  {state}  profile {profile}"))
-        for model, says in sorted(world.models.get(name, {}).items()):
+        for model, says in sorted(fleet.models.get(name, {}).items()):
             print(printable(f"  {model}: {_line(says)}"))
     return 0
 
@@ -80,13 +80,13 @@ def _line(says: dict[str, object]) -> str:
     return "; ".join(parts)
 
 
-def _forget(client: OneShotClient, world: World, root: str, device: str) -> int:
+def _forget(client: OneShotClient, fleet: Fleet, root: str, device: str) -> int:
     """Clear what a scrapped box left retained."""
-    if world.online(device):
+    if fleet.online(device):
         raise AgentError(f"device {device} is online; it would say it all again")
     # Its inbox is not its own: what others have left there is theirs.
     inbox = f"{root}/{device}/in/"
-    topics = sorted(t for t in world.topics.get(device, ()) if not t.startswith(inbox))
+    topics = sorted(t for t in fleet.topics.get(device, ()) if not t.startswith(inbox))
     if not topics:
         raise AgentError(f"device {device} is unknown: nothing is retained of it")
     client.wait_published([client.publish(topic, b"", retain=True) for topic in topics])

@@ -19,8 +19,8 @@ from ...models.importing import BARE, file_of, import_model, import_tar
 from ...models.packages.build import Package, make, open_package
 from ...models.packages.keys import load_private
 from ...mqtt.one_shot import OneShotClient
+from ..fleet import Fleet, check_target, online_targets
 from ..options import Options, add_broker, broker_settings, positive
-from ..world import World, check_target, online_targets
 
 if TYPE_CHECKING:
     from ...models.manifest import ModelFolder
@@ -69,10 +69,10 @@ def main(options: Options) -> int:
             package = stack.enter_context(_package(path, key))
         filters = [f"{root}/+/{kind}" for kind in ("status", "info", "model/+")]
         client = stack.enter_context(OneShotClient(settings.broker, filters))
-        world = World(client, root)
-        devices = online_targets(world, target, wait=options.wait, timeout=options.timeout)
+        fleet = Fleet(client, root)
+        devices = online_targets(fleet, target, wait=options.wait, timeout=options.timeout)
         if package is None:
-            version = _next(world, devices, name)
+            version = _next(fleet, devices, name)
             package = stack.enter_context(_package(path, key, version))
         client.subscribe([f"{root}/+/push/{package.transfer}"])
         sender = Sender(client, root, target, devices, package)
@@ -86,7 +86,7 @@ def main(options: Options) -> int:
         except KeyboardInterrupt:
             again = "the same push again goes on where it stopped"
             raise AgentError(f"interrupted; {again}") from None
-        return _report(sender, world, target, package.header.name)
+        return _report(sender, fleet, target, package.header.name)
 
 
 @contextmanager
@@ -125,12 +125,12 @@ def _check(folder: ModelFolder) -> None:
     check_fit(folder, inspect_network(folder.network))
 
 
-def _next(world: World, devices: list[str], name: str) -> str:
+def _next(fleet: Fleet, devices: list[str], name: str) -> str:
     """Return a bare file with the highest version that the devices know + 1."""
     known = [
         str(version)
         for device in devices
-        for version in world.models.get(device, {}).get(name, {}).get("versions", [])
+        for version in fleet.models.get(device, {}).get(name, {}).get("versions", [])
     ]
     return str(max(version_key(version)[0] for version in known) + 1) if known else "1"
 
@@ -228,7 +228,7 @@ class _Bars:
                 print(said, file=sys.stderr, flush=True)
 
 
-def _report(sender: Sender, world: World, target: str, name: str) -> int:
+def _report(sender: Sender, fleet: Fleet, target: str, name: str) -> int:
     """Print the outcome on each device."""
     failed = 0
     for device, progress in sorted(sender.progress.items()):
@@ -237,8 +237,8 @@ def _report(sender: Sender, world: World, target: str, name: str) -> int:
         if progress.state != "rejected" and agreement_words(progress.details)[1]:
             print(_warning(device, name), file=sys.stderr)
     if target.startswith("@"):
-        for device in world.members(target[1:]):
-            if not world.online(device) and device not in sender.progress:
+        for device in fleet.members(target[1:]):
+            if not fleet.online(device) and device not in sender.progress:
                 print(f"{device}: offline, has not got it")
     print(f"{sender.bytes_sent} bytes were sent")
     return 1 if failed else 0

@@ -25,6 +25,7 @@ from ..lineup import engines_for
 from ..options import Options, share
 from ..progress import Progress, say
 from ..samples import Samples
+from .bench_paths import picture_of
 
 if TYPE_CHECKING:
     from ...tools.metrics import Truth
@@ -98,7 +99,7 @@ def main(options: Options) -> int:
     missing = [name for name, given in needed.items() if not given]
     if missing:
         raise UsageError(f"the following arguments are required: {', '.join(missing)}")
-    picture = _picture(options.picture)
+    picture = picture_of(options.picture)
     progress = Progress()
     try:
         return (_make if options.judge is None else _judge)(options, picture, progress)
@@ -225,26 +226,6 @@ def _show(report: Report, options: Options, picture: Path | None) -> None:
 
         draw(report, picture)
         say(f"{picture}: written")
-
-
-def _picture(name: str | None) -> Path | None:
-    """Return the picture's place, checked before any work.
-
-    Raises:
-        UsageError: it cannot be written, or matplotlib is missing.
-
-    """
-    if name is None:
-        return None
-    from ...tools.bars import check_installed
-
-    picture = Path(name)
-    if picture.suffix != ".png" or not picture.parent.is_dir():
-        raise UsageError(
-            f"--picture: {picture}: expected a name that ends in .png, in a folder that is there"
-        )
-    check_installed()
-    return picture
 
 
 def _calibration(texts: Sequence[str], folder: ModelFolder, progress: Progress) -> list[Sample]:

@@ -13,8 +13,8 @@ from ...core.names import NAME_RULE, is_name
 from ...core.text import printable
 from ...mqtt import payloads
 from ...mqtt.one_shot import OneShotClient
+from ..fleet import Fleet, check_target, offline_since, online_targets
 from ..options import Options, add_broker, broker_settings, positive
-from ..world import World, check_target, offline_since, online_targets
 
 EXAMPLES = (
     "edge-agent rollback parts --device edge-01",
@@ -44,16 +44,16 @@ def main(options: Options) -> int:
     own = ("info", "health", f"reply/{request}")
     filters = [f"{root}/+/status", *(f"{root}/{of}/{kind}" for kind in own)]
     with OneShotClient(settings.broker, filters) as client:
-        world = World(client, root)
-        devices = online_targets(world, target, wait=options.wait, timeout=options.timeout)
+        fleet = Fleet(client, root)
+        devices = online_targets(fleet, target, wait=options.wait, timeout=options.timeout)
         body = {"id": request, "time": payloads.iso(time.time_ns()), "model": options.name}
         for device in devices:
             client.publish(f"{root}/{device}/in/command/rollback", json.dumps(body).encode())
         failed = _await(client, root, request, devices, options)
     if target.startswith("@"):
-        for device in world.members(target[1:]):
+        for device in fleet.members(target[1:]):
             if device not in devices:
-                print(f"{device}: {offline_since(world, device)}; it was not asked")
+                print(f"{device}: {offline_since(fleet, device)}; it was not asked")
     for why in failed:
         print(printable(f"edge-agent: {why}"), file=sys.stderr)
     return 1 if failed else 0

@@ -15,10 +15,10 @@ from ...core.text import printable
 from ...inference.engines.label import engine_words
 from ...mqtt import payloads
 from ...mqtt.one_shot import OneShotClient
+from ..fleet import Fleet, check_target, offline_since, unknown
 from ..options import Options, add_broker, broker_settings
 from ..terminal import printable_json, say
 from ..times import moment, span
-from ..world import World, check_target, offline_since, unknown
 
 USUAL_INTERVAL = 10.0
 """Seconds between two health messages of a device that does not say."""
@@ -82,12 +82,12 @@ def main(options: Options) -> int:
     filters = [f"{root}/+/status"]
     filters += [f"{root}/{one}/{kind}" for kind in ("info", "health", "source/+")]
     with OneShotClient(settings.broker, filters) as client:
-        world = World(client, root)
-        world.look()
-    names = world.named(target) if target else sorted(world.status)
-    looks = [_look(world, name) for name in names if name in world.status]
+        fleet = Fleet(client, root)
+        fleet.look()
+    names = fleet.named(target) if target else sorted(fleet.status)
+    looks = [_look(fleet, name) for name in names if name in fleet.status]
     if not looks:
-        raise AgentError(_nobody(world, target))
+        raise AgentError(_nobody(fleet, target))
     color = sys.stdout.isatty()
     for look in looks:
         if options.json:
@@ -100,28 +100,28 @@ def main(options: Options) -> int:
     return 0 if all(look.state == "ok" for look in looks) else 1
 
 
-def _nobody(world: World, target: str | None) -> str:
-    known = ", ".join(sorted(world.status)) or "none"
+def _nobody(fleet: Fleet, target: str | None) -> str:
+    known = ", ".join(sorted(fleet.status)) or "none"
     if target is None:
         return "this broker knows of no device; is it the right one, and does an agent run?"
     if target.startswith("@"):
         return f"no device is in group {target}; known devices: {known}"
-    return unknown(world, target)
+    return unknown(fleet, target)
 
 
-def _look(world: World, device: str) -> DeviceLook:
+def _look(fleet: Fleet, device: str) -> DeviceLook:
     """Judge a device by what it has left on its topics."""
-    health, status = world.health.get(device, {}), world.status[device]
+    health, status = fleet.health.get(device, {}), fleet.status[device]
     look = DeviceLook(device, "unknown", why=_texts(health.get("why")))
-    look.pipelines = dict(_pipelines(world, device))
+    look.pipelines = dict(_pipelines(fleet, device))
     said = moment(health)
     if said is not None and health.get("clock") != payloads.UNSET:
         look.health_age_s = round(max(0.0, time.time() - said), 1)
     age = look.health_age_s
     old = "" if age is None else f"{span(age)} old: "
     last = f"its last health, {old}{'; '.join([str(health.get('state')), *look.why])}"
-    if not world.online(device):
-        look.state, look.words = "offline", offline_since(world, device).removeprefix("offline ")
+    if not fleet.online(device):
+        look.state, look.words = "offline", offline_since(fleet, device).removeprefix("offline ")
         look.words += f"; {last}" if health else ""
     elif not health:
         look.words = "online, but has told no health yet"
@@ -144,15 +144,15 @@ def _is_old(age: float, health: Mapping[str, Any], status: Mapping[str, Any]) ->
     return status.get("reason") == "started" and (said or 0) < (joined or 0)
 
 
-def _pipelines(world: World, device: str) -> Iterator[tuple[str, PipelineLook]]:
+def _pipelines(fleet: Fleet, device: str) -> Iterator[tuple[str, PipelineLook]]:
     """Put together what topics say of each pipeline; the settings' order."""
-    info, health = world.info.get(device, {}), world.health.get(device, {})
+    info, health = fleet.info.get(device, {}), fleet.health.get(device, {})
     figures = _table(health.get("pipelines"))
     listed = [entry for entry in _tables(info.get("pipelines")) if entry.get("name")]
     serving = {str(entry.get("name")): entry for entry in _tables(info.get("models"))}
     for entry in listed:
         name = str(entry["name"])
-        figure, source = _table(figures.get(name)), world.sources.get(device, {}).get(name, {})
+        figure, source = _table(figures.get(name)), fleet.sources.get(device, {}).get(name, {})
         look = PipelineLook(str(source.get("state") or figure.get("source") or "opening"))
         look.enabled = source.get("enabled") is not False
         inferred = _number(figure.get("inferred"))

@@ -16,9 +16,9 @@ from ...core.names import NAME_RULE, is_name
 from ...core.text import printable
 from ...mqtt.connection import ReceivedMessage, parse_object
 from ...mqtt.one_shot import OneShotClient
+from ..fleet import LOOK_SECONDS, Fleet, absence
 from ..options import Options, add_broker, broker_settings, positive, positive_int
 from ..terminal import message_line, printable_json
-from ..world import LOOK_SECONDS, World, absence
 
 TOPICS = {
     "result": ("result/+",),
@@ -113,10 +113,10 @@ def _warn_of_absence(broker: Broker, device: str) -> None:
     """Say on stderr that a device is unknown or offline, if it is; it may come yet."""
     root = broker.topic_root
     with OneShotClient(broker, [f"{root}/+/status"]) as client:
-        world = World(client, root)
-        world.look()
-    if not world.online(device):
-        print(printable(f"edge-agent: {absence(world, device)}; waits for it"), file=sys.stderr)
+        fleet = Fleet(client, root)
+        fleet.look()
+    if not fleet.online(device):
+        print(printable(f"edge-agent: {absence(fleet, device)}; waits for it"), file=sys.stderr)
 
 
 def _line(topic: str, root: str, data: bytes, *, as_json: bool) -> str:

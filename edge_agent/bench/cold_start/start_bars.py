@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...tools import bars
-from .figures import Report
+from .start_figures import ColdStartReport
 from .starts import AGENT, KINDS, WHOLE
 
 # Parts of a bar, in order: what the legend says, color, steps of script and agent.
@@ -22,7 +22,7 @@ PARTS: Sequence[tuple[str, str, frozenset[str]]] = (
 )
 
 
-def draw(reports: Sequence[Report], path: Path) -> None:
+def draw(reports: Sequence[ColdStartReport], path: Path) -> None:
     """Write the picture, PNG.
 
     Raises:

@@ -27,9 +27,9 @@ from ...mqtt.loopback import Loopback, broker, find_mosquitto
 from ...mqtt.one_shot import OneShotClient
 from ..common import child
 from ..common.places import cache_folder
-from .figures import Report, Run, Setup
 from .page_cache import drop_all, ensure_droppable, evict, holders, read_rate
 from .slow_disk import slow_disk
+from .start_figures import ColdStartReport, ColdStartSetup, Run
 from .starts import (
     BEST,
     DEVICE,
@@ -55,8 +55,8 @@ WARM_RUNS = 3
 
 
 def measure(
-    models: list[str], setup: Setup, report_progress: Progress, config: str | None = None
-) -> list[Report]:
+    models: list[str], setup: ColdStartSetup, report_progress: Progress, config: str | None = None
+) -> list[ColdStartReport]:
     """Measure each model.
 
     Args:
@@ -84,7 +84,7 @@ def measure(
             with slow_disk([Path(name), *LIBRARY_PLACES], setup.disk_mbps * 1e6):
                 pass  # what cannot be is said before minutes have passed
         found = child.call(
-            f"{__package__}.readying", "look", models=models, place=name, config=config
+            f"{__package__}.prepare_models", "look", models=models, place=name, config=config
         )
         return [_Bench(model, loopback, setup, report_progress).measure() for model in found]
 
@@ -93,7 +93,11 @@ class _Bench:
     """Measures one model."""
 
     def __init__(
-        self, model: dict[str, Any], loopback: Loopback, setup: Setup, report_progress: Progress
+        self,
+        model: dict[str, Any],
+        loopback: Loopback,
+        setup: ColdStartSetup,
+        report_progress: Progress,
     ) -> None:
         self._model = model
         self._loopback = loopback
@@ -106,7 +110,7 @@ class _Bench:
         self._says_steps = True
         self._told = False
 
-    def measure(self) -> Report:
+    def measure(self) -> ColdStartReport:
         """Prepare, run all rounds, check all answers."""
         variants = self._setup.variants
         ways = starts(self._model, self._setup.clip, self._loopback, self._setup.kinds)
@@ -130,7 +134,7 @@ class _Bench:
         self._check([run for name in variants for run in report.runs[name]])
         return report
 
-    def _prepare(self, client: OneShotClient, ways: Sequence[Start]) -> Report:
+    def _prepare(self, client: OneShotClient, ways: Sequence[Start]) -> ColdStartReport:
         """Run everything once untimed, and measure what bounds a load."""
         prepared: str | None = "none is wanted"
         state: Path | None = None
@@ -147,7 +151,7 @@ class _Bench:
         best = next(start for start in ways if start.variant == BEST)
         warm = [self._run(client, best).steps for _ in range(WARM_RUNS)]
         rate = self._setup.disk_mbps
-        return Report(
+        return ColdStartReport(
             self._model["id"],
             self._model["bytes"],
             self._setup,

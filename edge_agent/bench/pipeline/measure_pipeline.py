@@ -20,10 +20,10 @@ from ...models.manifest import ModelFolder, load
 from ...mqtt.loopback import Loopback, broker
 from ...runtime.pipelines.draw import jpeg
 from ..common.child import call
-from .figures import AGENT, ENGINE, HANDMADE, PLAIN, Report, Setup, Turn
-from .following import following_ms
 from .overhead import overhead
+from .pipeline_figures import AGENT, ENGINE, HANDMADE, PLAIN, PipelineReport, PipelineSetup, Turn
 from .players import SETTLE_SECONDS, Line, Window, agent, played, script
+from .rule_cost import following_ms
 from .streams import Place, carried, idle, together
 
 Progress = Callable[[str], None]
@@ -34,7 +34,9 @@ TRIED_SECONDS = 8.0
 """Without a change of engine: what the profile prefers has been tried by then, and refused."""
 
 
-def measure(models: list[Path], setup: Setup, report_progress: Progress) -> list[Report]:
+def measure(
+    models: list[Path], setup: PipelineSetup, report_progress: Progress
+) -> list[PipelineReport]:
     """Measure each model.
 
     Raises:
@@ -56,7 +58,7 @@ def measure(models: list[Path], setup: Setup, report_progress: Progress) -> list
     return reports
 
 
-def _checked(model: Path, setup: Setup) -> ModelFolder:
+def _checked(model: Path, setup: PipelineSetup) -> ModelFolder:
     folder = load(model)
     if folder.network.suffix != ".onnx":
         raise UsageError(f"{model}: bench pipeline takes .onnx, which the scripts can run too")
@@ -70,9 +72,13 @@ def _checked(model: Path, setup: Setup) -> ModelFolder:
 
 
 def _model(
-    folder: ModelFolder, place: Place, setup: Setup, pictures: Path, report_progress: Progress
-) -> Report:
-    report = Report(folder.manifest.id, setup)
+    folder: ModelFolder,
+    place: Place,
+    setup: PipelineSetup,
+    pictures: Path,
+    report_progress: Progress,
+) -> PipelineReport:
+    report = PipelineReport(folder.manifest.id, setup)
     _prepare(place, setup)
     if not setup.recording:
         report.handmade = _quickest(folder, place.loopback, setup, report_progress)
@@ -101,7 +107,7 @@ def _model(
     return report
 
 
-def _prepare(place: Place, setup: Setup) -> None:
+def _prepare(place: Place, setup: PipelineSetup) -> None:
     """Run the agent until it has prepared the model's form and chosen its engine, once."""
     line = Line(played(setup, "real"), rate=5)
     # Twice: what the form serves best is found out at the first start from it.
@@ -111,7 +117,7 @@ def _prepare(place: Place, setup: Setup) -> None:
 
 
 def _quickest(
-    folder: ModelFolder, loopback: Loopback, setup: Setup, report_progress: Progress
+    folder: ModelFolder, loopback: Loopback, setup: PipelineSetup, report_progress: Progress
 ) -> str:
     """Find the engine and threads with which the script pipelined by hand runs quickest."""
     found: dict[str, float] = {}
@@ -128,7 +134,7 @@ def _quickest(
     return max(found, key=lambda name: found[name])
 
 
-def _round(folder: ModelFolder, place: Place, report: Report, setup: Setup) -> None:
+def _round(folder: ModelFolder, place: Place, report: PipelineReport, setup: PipelineSetup) -> None:
     """Measure one turn of each."""
     source = played(setup)
     if setup.recording:

@@ -21,7 +21,7 @@ MEANING = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class PipelineSetup:
     """What is the same for all models."""
 
     clip: Path
@@ -78,11 +78,11 @@ class Carried:
 
 
 @dataclass(slots=True)
-class Report:
+class PipelineReport:
     """What was measured of one model."""
 
     model: str
-    setup: Setup
+    setup: PipelineSetup
     handmade: str = ""
     """Engine and threads of the script pipelined by hand."""
     engine: str = ""

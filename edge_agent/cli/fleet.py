@@ -22,7 +22,7 @@ MOST_SECONDS = 30.0
 """For all of them, over a slow link."""
 
 
-class World:
+class Fleet:
     """The devices, by what they have left on their retained topics."""
 
     def __init__(self, client: OneShotClient, root: str) -> None:
@@ -111,11 +111,11 @@ def check_target(target: str) -> None:
         raise UsageError(f"--device: {target!r} is not a name ({NAME_RULE}), or @ and one")
 
 
-def online_targets(world: World, target: str, *, wait: bool, timeout: float) -> list[str]:
+def online_targets(fleet: Fleet, target: str, *, wait: bool, timeout: float) -> list[str]:
     """Find the devices that a target means and that are online.
 
     Args:
-        world: may have seen nothing yet.
+        fleet: may have seen nothing yet.
         target: a device, or @ and a group.
         wait: for the first one to come online.
         timeout: for how long, seconds.
@@ -126,42 +126,42 @@ def online_targets(world: World, target: str, *, wait: bool, timeout: float) -> 
     """
     deadline = time.monotonic() + timeout
     while True:
-        world.look()
-        if found := [device for device in world.named(target) if world.online(device)]:
+        fleet.look()
+        if found := [device for device in fleet.named(target) if fleet.online(device)]:
             return found
-        problem = absence(world, target)
+        problem = absence(fleet, target)
         if not wait:
             raise AgentError(f"{problem}; --wait waits for it")
         if time.monotonic() > deadline:
             raise AgentError(f"{problem}, after {timeout:.0f} s")
 
 
-def absence(world: World, target: str) -> str:
+def absence(fleet: Fleet, target: str) -> str:
     """Say why there is nobody to talk to."""
     if target.startswith("@"):
-        members = world.members(target[1:])
+        members = fleet.members(target[1:])
         return f"no online device is in group {target}" + (
             f" (offline: {', '.join(members)})" if members else ""
         )
-    if target in world.status:
-        return f"device {target} is {offline_since(world, target)}"
-    return unknown(world, target)
+    if target in fleet.status:
+        return f"device {target} is {offline_since(fleet, target)}"
+    return unknown(fleet, target)
 
 
-def unknown(world: World, device: str) -> str:
+def unknown(fleet: Fleet, device: str) -> str:
     """Say that a device is unknown, and which are known."""
-    return f"device {device} is unknown; known: {', '.join(sorted(world.status)) or 'none'}"
+    return f"device {device} is unknown; known: {', '.join(sorted(fleet.status)) or 'none'}"
 
 
-def offline_since(world: World, device: str) -> str:
+def offline_since(fleet: Fleet, device: str) -> str:
     """Say since when a device is offline, and whether it was stopped or lost.
 
     The last will of one that was lost bears the time of its connecting, so the last that was heard
     of it is the best that is known.
     """
-    status = world.status[device]
+    status = fleet.status[device]
     stopped = status.get("reason") == "stopped"
-    heard = [status, world.health.get(device, {}), *world.sources.get(device, {}).values()]
+    heard = [status, fleet.health.get(device, {}), *fleet.sources.get(device, {}).values()]
     times = [at for says in heard[: 1 if stopped else None] if (at := moment(says)) is not None]
     if not times:
         return "offline"

@@ -29,7 +29,7 @@ from ...models.packages.build import Package
 from ...mqtt import payloads
 from ...mqtt.loopback import Loopback, broker
 from ...mqtt.one_shot import OneShotClient
-from ..pipeline.figures import spread
+from ..pipeline.pipeline_figures import spread
 from .raw import Rates, rate
 from .versions import OURS, generated, versions
 
@@ -40,7 +40,7 @@ QUIET_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class PushSetup:
     """What is the same for all models."""
 
     runs: int
@@ -51,7 +51,7 @@ class Setup:
 
 
 @dataclass(slots=True)
-class Report:
+class PushReport:
     """What was measured of one model; rates in bytes a second, times in seconds."""
 
     model: str
@@ -83,8 +83,8 @@ class Report:
 
 
 def measure(
-    models: list[Path], sizes: list[int], setup: Setup, report_progress: Callable[[str], None]
-) -> list[Report]:
+    models: list[Path], sizes: list[int], setup: PushSetup, report_progress: Callable[[str], None]
+) -> list[PushReport]:
     """Measure each model.
 
     Args:
@@ -113,13 +113,13 @@ def _measure(
     model: Path,
     place: Path,
     loopback: Loopback,
-    setup: Setup,
+    setup: PushSetup,
     report_progress: Callable[[str], None],
-) -> Report:
+) -> PushReport:
     packages = versions(model, place)
     first = next(packages)
     name = first.header.name
-    report = Report(name.removeprefix(OURS), first.header.size, first.header.blocks)
+    report = PushReport(name.removeprefix(OURS), first.header.size, first.header.blocks)
     with _agent(place / "alone", loopback, setup, "") as client:
         _push(client, first)  # the first one finds caches cold and no incumbent
         for number in range(setup.runs):
@@ -151,7 +151,7 @@ def _measure(
 
 
 def _beside_a_clip(
-    client: OneShotClient, packages: Iterator[Package], loopback: Loopback, setup: Setup
+    client: OneShotClient, packages: Iterator[Package], loopback: Loopback, setup: PushSetup
 ) -> dict[str, Any]:
     """Push while a clip plays; compare the results before and during."""
     ages: dict[str, list[float]] = {"before": [], "during": []}
@@ -235,7 +235,7 @@ def _push(
 
 @contextmanager
 def _agent(
-    place: Path, loopback: Loopback, setup: Setup, pipelines: str
+    place: Path, loopback: Loopback, setup: PushSetup, pipelines: str
 ) -> Iterator[OneShotClient]:
     """Run an agent on a fresh state_dir; gives a connection to its broker once it listens."""
     place.mkdir(parents=True)
@@ -272,5 +272,5 @@ def _agent(
     shutil.rmtree(place)
 
 
-def _settings(loopback: Loopback, setup: Setup) -> Broker:
+def _settings(loopback: Loopback, setup: PushSetup) -> Broker:
     return Broker(url=loopback.url, protocol=setup.protocol)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...tools import bars
-from .figures import AGENT, ENGINE, HANDMADE, PLAIN, Report, Turn
+from .pipeline_figures import AGENT, ENGINE, HANDMADE, PLAIN, PipelineReport, Turn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ STEPS = {
 NAMES = (PLAIN, HANDMADE, AGENT, ENGINE)
 
 
-def draw(reports: Sequence[Report], path: Path) -> None:
+def draw(reports: Sequence[PipelineReport], path: Path) -> None:
     """Write the picture, PNG.
 
     Raises:
@@ -38,7 +38,7 @@ def draw(reports: Sequence[Report], path: Path) -> None:
     bars.save(figure, path)
 
 
-def _frames_a_second(plot: Axes, report: Report) -> None:
+def _frames_a_second(plot: Axes, report: PipelineReport) -> None:
     where = f"{report.engine}, {report.lanes} lane(s) of {report.threads} thread(s)"
     plot.set_title(f"{report.model} on {where}: frames a second", loc="left")
     rows: list[tuple[str, list[Turn]]] = [
@@ -58,7 +58,7 @@ def _frames_a_second(plot: Axes, report: Report) -> None:
     bars.name_rows(plot, [name for name, _ in rows], AGENT)
 
 
-def _one_frame(plot: Axes, report: Report) -> None:
+def _one_frame(plot: Axes, report: PipelineReport) -> None:
     taken = report.step_ms()
     begun = 0.0
     for name, color in STEPS.items():

@@ -14,7 +14,7 @@ Cold = Literal["nothing", "model", "everything"]
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ColdStartSetup:
     """What is the same for all models."""
 
     runs: int
@@ -41,12 +41,12 @@ class Run:
 
 
 @dataclass(slots=True)
-class Report:
+class ColdStartReport:
     """What was measured of one model."""
 
     model: str
     size: int
-    setup: Setup
+    setup: ColdStartSetup
     prepared: str | None
     """What the agent said of the model's prepared form before it was timed: "ready", or why there
     is none; None: nothing."""
