@@ -16,7 +16,7 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 # from the load of a model (measured). Nothing here multiplies large matrices.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-BUILD_DATE = datetime(2026, 11, 21, tzinfo=UTC)
+BUILD_DATE = datetime(2026, 11, 25, tzinfo=UTC)
 """Build date: a clock that shows an earlier time has not been set."""
