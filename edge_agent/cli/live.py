@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import Counter, deque
@@ -13,10 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..core.text import counted, printable
-from ..core.types import Array
 from ..inference.engines.label import engine_words
 from ..mqtt.payloads import percentiles
-from .inline_picture import InlinePicture, cell_pixels, protocol_of
 from .terminal import brief, silent_keys, summary, verdict
 
 if TYPE_CHECKING:
@@ -31,16 +28,6 @@ STILL_SECONDS = 2.0
 """And more than three times the usual interval without a result: its rate is 0."""
 RECENT = 8
 """Lines of earlier results, where the terminal has the height."""
-PICTURE_LINES = 24
-"""The height of a picture above the table, at most."""
-LEAST_PICTURE_LINES = 6
-"""A lower one shows nothing."""
-RECENT_BESIDE_PICTURE = 3
-"""Lines of earlier results, where a picture needs the height."""
-PICTURE_SECONDS = 0.5
-"""Between two pictures, at least …"""
-PICTURE_SHARE = 5
-"""… and so many times what the last one took, where the link to the terminal is slow."""
 MOST_KINDS = 8
 """Classes that the summary counts."""
 FOUND_WIDTH = 24
@@ -93,7 +80,6 @@ class LiveView:
         *,
         pipelines: Sequence[str] = (),
         quiet: bool = False,
-        pictures: bool = False,
         every: bool = False,
     ) -> None:
         """Prepare.
@@ -103,7 +89,6 @@ class LiveView:
             notes: below all.
             pipelines: those that are to come: each has its row from the beginning.
             quiet: take in without showing.
-            pictures: show those that come by `picture` above all, where the terminal can.
             every: where there is no terminal, each result has its line, however soon it comes.
 
         """
@@ -122,21 +107,6 @@ class LiveView:
         """What the terminal is given back."""
         self._recent: deque[str] = deque(maxlen=RECENT)
         self._drawn = 0.0
-        self._inline: InlinePicture | None = None
-        self._picture_lines = 0
-        """What the terminal leaves to a picture above the view; 0: there is none."""
-        self._picture_due = 0.0
-        self._size = (0, 0)
-        """Columns and lines of the terminal when the place of the picture was chosen."""
-        if pictures and not quiet and sys.stdout.isatty():
-            protocol = protocol_of(os.environ)
-            if protocol is not None:
-                self._inline = InlinePicture(protocol, cell_pixels(sys.stdout.fileno()))
-
-    @property
-    def shows_pictures(self) -> bool:
-        """Whether a picture given to `picture` is shown."""
-        return self._inline is not None
 
     def __enter__(self) -> Self:
         if self._quiet:
@@ -145,7 +115,6 @@ class LiveView:
             from rich.live import Live
 
             self._live = Live(auto_refresh=False)
-            self._reserve()
             self._kept.enter_context(silent_keys(sys.stdout))
             self._live.__enter__()
             self._refresh()
@@ -162,10 +131,6 @@ class LiveView:
         trace: TracebackType | None,
     ) -> None:
         if self._live is not None:
-            if self._inline is not None:
-                # Ends a picture that Ctrl-C has cut short; else the rest would be taken for it.
-                self._live.console.file.write("\x1b\\")
-                self._inline = None
             self._refresh()
             self._live.__exit__(kind, error, trace)
             self._kept.close()
@@ -193,38 +158,6 @@ class LiveView:
                 f"{payload['timing']['age_ms']:.1f} ms"
             )
         self.tick()
-
-    def picture(self, picture: Array) -> None:
-        """Show an annotated picture, uint8 BGR, above all, if it is time to."""
-        if self._inline is None or self._live is None or time.monotonic() < self._picture_due:
-            return
-        console = self._live.console
-        if tuple(console.size) != self._size:
-            # Nobody knows where the old place is now.
-            self._inline, self._picture_lines = None, 0
-            return
-        begin = time.monotonic()
-        columns, lines = self._size
-        up = self._picture_lines + self._lines(lines - 1 - self._picture_lines) - 1
-        data = self._inline.encode(picture, columns, self._picture_lines)
-        # From the last line of the view to the first of the picture, and back.
-        console.file.write(f"\x1b7\x1b[{up}A\r{data}\x1b8")
-        console.file.flush()
-        now = time.monotonic()
-        self._picture_due = now + max(PICTURE_SECONDS, PICTURE_SHARE * (now - begin))
-
-    def _reserve(self) -> None:
-        """Keep lines for a picture above the view, where the terminal has the height."""
-        if self._inline is None:
-            return
-        self._size = tuple(self._live.console.size)
-        view = 5 + len(self.notes) + max(1, len(self._names)) + RECENT_BESIDE_PICTURE
-        free = min(PICTURE_LINES, self._size[1] - 1 - view)
-        if free < LEAST_PICTURE_LINES:
-            self._inline = None
-            return
-        self._picture_lines = free
-        print("\n" * free, end="", flush=True)
 
     def tick(self) -> None:
         """Draw what has changed by itself, and what has come, if it is time to."""
@@ -256,7 +189,7 @@ class LiveView:
         self._drawn = time.monotonic()
         # One line less than there are: the last is the cursor's, and more would scroll.
         width, height = self._live.console.size
-        self._live.update(self.draw(width, height - 1 - self._picture_lines), refresh=True)
+        self._live.update(self.draw(width, height - 1), refresh=True)
 
     def draw(self, width: int, height: int) -> Any:
         """Return the view in so many columns, at most so many lines; it is always as high.
@@ -282,11 +215,6 @@ class LiveView:
         room = height - 5 - len(self.notes) - self._traced(height)
         shown = names[: max(1, room)]
         return shown, max(0, min(RECENT, room - len(shown)))
-
-    def _lines(self, height: int) -> int:
-        """Return how many lines the view takes where it may take so many."""
-        shown, recent = self._layout(height)
-        return 5 + len(self.notes) + len(shown) + recent + self._traced(height)
 
     def _traced(self, height: int) -> int:
         """Return how many lines what is seen of a sensor gets: all that it takes, or none."""

@@ -1,4 +1,4 @@
-"""A picture beside what runs in the terminal: kept fresh in the working directory."""
+"""A picture of the latest result: kept fresh in the working directory."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .terminal import say
-
-if TYPE_CHECKING:
-    from .live import LiveView
 
 MARK = b"edge-agent try\n"
 """Behind the picture in a file, where viewers do not look: tells ours from a person's own."""
@@ -72,27 +69,20 @@ class PictureFile:
         """Take what draws the latest result."""
         self._draw = draw
 
-    def show(self, view: LiveView) -> None:
-        """Draw the latest, into the file and the terminal, if it is time to."""
-        if time.monotonic() - self._drawn < PICTURE_SECONDS:
-            return
-        self._drawn = time.monotonic()
-        drawn = self.write()
-        if drawn is not None and view.shows_pictures:
-            view.picture(drawn)
+    def refresh(self) -> None:
+        """Draw the latest into the file, if it is time to."""
+        if time.monotonic() - self._drawn >= PICTURE_SECONDS:
+            self._drawn = time.monotonic()
+            self.write()
 
-    def write(self) -> Any:
-        """Draw the latest into the file; return it. None: there is none."""
-        if self._draw is None:
-            return None
-        drawn = self._draw()
-        if self.trouble:
-            return drawn
+    def write(self) -> None:
+        """Draw the latest into the file, where there is one."""
+        if self._draw is None or self.trouble:
+            return
         try:
-            self._part.write_bytes(self._encode(drawn) + MARK)
+            self._part.write_bytes(self._encode(self._draw()) + MARK)
             self._part.replace(self.path)
             self.written = True
         except OSError as problem:
             self.trouble = problem.strerror or str(problem)
             say(f"no further pictures: {self.path}: {self.trouble}")
-        return drawn

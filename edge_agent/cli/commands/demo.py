@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -74,21 +75,19 @@ def main(options: Options) -> int:
             )
         names = [options.pipeline]
     with scratch_folder("demo") as folder, broker(folder) as loopback:
-        pictures = PICTURED in names and not options.json
         view = LiveView(
             "edge-agent demo",
             _notes(loopback, names),
             pipelines=names,
             quiet=options.json,
-            pictures=pictures,
         )
         file = None
-        if pictures and not view.shows_pictures and sys.stdout.isatty():
+        if PICTURED in names and not options.json and sys.stdout.isatty():
             file = PictureFile(PICTURE, "frames with their boxes", bytes)
             view.notes.append(file.note())
         settings = folder / "edge-agent.toml"
-        shown = view.shows_pictures or file is not None
-        settings.write_text(_settings(folder, loopback, names, pictures=shown), encoding="utf-8")
+        text = _settings(folder, loopback, names, pictures=file is not None)
+        settings.write_text(text, encoding="utf-8")
         return _watch(options, folder, loopback, settings, names, view, file)
 
 
@@ -243,7 +242,9 @@ def _show(
             view.tick()
             continue
         if "/snapshot/" in heard.topic:
-            _picture(view, file, heard.payload)
+            if file is not None:
+                file.take(partial(bytes, heard.payload))
+                file.write()
             continue
         payload = json.loads(heard.payload)
         if waiting:
@@ -253,19 +254,3 @@ def _show(
         if options.json:
             print(printable_json(payload), flush=True)
         view.result(payload)
-
-
-def _picture(view: LiveView, file: PictureFile | None, snapshot: bytes) -> None:
-    """Show a frame with its boxes, as the agent has published it."""
-    if file is not None:
-        file.take(lambda: snapshot)
-        file.write()
-        return
-    import numpy as np
-
-    from ...sources.opencv import load
-
-    cv2 = load()
-    picture = cv2.imdecode(np.frombuffer(snapshot, np.uint8), cv2.IMREAD_COLOR)
-    if picture is not None:
-        view.picture(picture)

@@ -356,7 +356,6 @@ def _watch(
         title,
         [picture.note()],
         pipelines=["try"],
-        pictures=first.picture,
         every=_is_short(spec),
     )
     view.trace = trace
@@ -389,7 +388,7 @@ def _watch(
                 else:
                     trace.add(sample, outcome)
                     picture.take(partial(_plotted, trace, title))
-                picture.show(view)
+                picture.refresh()
                 if time.monotonic() >= deadline:
                     break
         except KeyboardInterrupt:
