@@ -37,14 +37,12 @@ class Clip:
 
     def __init__(self, spec: SourceSpec, context: SourceContext) -> None:
         """Open the file and read its first frame, so that what cannot be played is known now."""
-        self.lossless = spec.lossless
         self._spec = spec
         self._name = spec.redacted
-        self._closing = context.closing
-        self._hardware = context.hardware_decoding
+        self._context = context
         self._cv2 = load()
         self._capture: Any = None
-        self._due: float | None = None
+        self._timing = _Timing()
         self._short: str | None = None
         """Where it ended well before the number of frames that its header promises."""
         self._ahead = False
@@ -58,12 +56,17 @@ class Clip:
         self._count = 0
         self._rewind()
 
+    @property
+    def lossless(self) -> bool:
+        """Whether every frame counts: it is played as fast as it is consumed."""
+        return self._spec.lossless
+
     def grab(self) -> bool:
         """Wait for the next frame, at `pace=real` until it is due."""
-        if self._closing.is_set():
+        if self._context.closing.is_set():
             return False
         if not self._ahead and not self._find():
-            if self._closing.is_set():
+            if self._context.closing.is_set():
                 return False
             self._record_if_short()
             if not self._spec.options["loop"]:
@@ -74,12 +77,14 @@ class Clip:
         if not self._whole:
             # At once: only what can be shown has a time at which it is due.
             self._failed -= 1
-            self._time_ns, self._since = time.time_ns(), time.monotonic()
+            self._grabbed = time.time_ns(), time.monotonic()
             return True
         self._ahead = False
-        if not self.lossless and not wait_until(self._next_due(), self._closing):
-            return False
-        self._time_ns, self._since = time.time_ns(), time.monotonic()
+        if not self.lossless:
+            stamp = self._capture.get(self._cv2.CAP_PROP_POS_MSEC) / 1000.0
+            if not wait_until(self._timing.due(stamp), self._context.closing):
+                return False
+        self._grabbed = time.time_ns(), time.monotonic()
         return True
 
     def retrieve(self) -> Reading:
@@ -90,7 +95,7 @@ class Clip:
             picture = HARDWARE.picture(self._capture, self._name, "cannot be decoded")
         except SampleError:
             raise self._damage() from None
-        return Reading(picture, self._time_ns, self._since)
+        return Reading(picture, *self._grabbed)
 
     @property
     def trouble(self) -> str | None:
@@ -116,7 +121,9 @@ class Clip:
         if self._capture is not None:
             self._capture.release()
         # Absolute, so that no name can be taken for a URL.
-        self._capture = open_clip(str(path.absolute()), name, hardware=self._hardware)
+        self._capture = open_clip(
+            str(path.absolute()), name, hardware=self._context.hardware_decoding
+        )
         if not self._capture.isOpened():
             raise SourceError(
                 f"{name}: is not a video that can be played (damaged, cut short, or of an "
@@ -133,9 +140,7 @@ class Clip:
         if not self._ahead and not self._find(1):
             self._capture.release()
             raise SourceError(f"{name}: holds no frame that can be decoded")
-        rate = self._capture.get(self._cv2.CAP_PROP_FPS)
-        self._period = 1.0 / (rate if math.isfinite(rate) and 0.01 < rate <= 1000 else USUAL_RATE)
-        self._stamp = math.inf
+        self._timing.begin(self._capture.get(self._cv2.CAP_PROP_FPS))
 
     def _find(self, failed: int = 0) -> bool:
         """Grab the next frame that can be decoded, and note how many before it cannot.
@@ -153,7 +158,7 @@ class Clip:
                 more = self._count < capture.get(self._cv2.CAP_PROP_FRAME_COUNT)
                 tries = TRIES if more else TRIES_AT_END
             failed += 1
-            if failed >= tries or self._closing.is_set():
+            if failed >= tries or self._context.closing.is_set():
                 return False
             self._ahead = capture.grab()
         self._failed = failed
@@ -168,21 +173,6 @@ class Clip:
             f"number {self._first}"
         )
 
-    def _next_due(self) -> float:
-        """Return when the frame just grabbed is due, on the monotonic clock.
-
-        A frame that comes late because decoding is slow does not move those after it.
-        """
-        stamp = self._capture.get(self._cv2.CAP_PROP_POS_MSEC) / 1000.0
-        # The first of a pass has no step, and follows on the last of the pass before.
-        step = stamp - self._stamp
-        self._stamp = stamp
-        if self._due is None:
-            self._due = time.monotonic()
-        else:
-            self._due += step if 0 < step <= LONGEST_PAUSE else self._period
-        return self._due
-
     def _record_if_short(self) -> None:
         """Record that a clip ended well before the number of frames that its header promises."""
         promised = self._capture.get(self._cv2.CAP_PROP_FRAME_COUNT)
@@ -193,6 +183,34 @@ class Clip:
                 "the file is damaged or cut short"
             )
             log.warning("%s: %s", self._spec.redacted, self._short)
+
+
+class _Timing:
+    """When the frames of a clip are due that is played at its own rate."""
+
+    def __init__(self) -> None:
+        self._due: float | None = None
+        self._period = 1.0 / USUAL_RATE
+        self._stamp = math.inf
+
+    def begin(self, rate: float) -> None:
+        """Begin a pass over the clip, which says it has so many frames a second."""
+        self._period = 1.0 / (rate if math.isfinite(rate) and 0.01 < rate <= 1000 else USUAL_RATE)
+        self._stamp = math.inf
+
+    def due(self, stamp: float) -> float:
+        """Return when the frame of a time stamp, seconds, is due on the monotonic clock.
+
+        A frame that comes late because decoding is slow does not move those after it.
+        """
+        # The first of a pass has no step, and follows on the last of the pass before.
+        step = stamp - self._stamp
+        self._stamp = stamp
+        if self._due is None:
+            self._due = time.monotonic()
+        else:
+            self._due += step if 0 < step <= LONGEST_PAUSE else self._period
+        return self._due
 
 
 def open_source(spec: SourceSpec, context: SourceContext) -> Clip:

@@ -38,6 +38,10 @@ _KEPT_RUNS = 2
 class StagedEngine:
     """ONNX Runtime on the CPU, a session for each stage."""
 
+    fold: Fold | None = None
+    prepared = None
+    widened = None
+
     def __init__(self, data: GrowingFile, file: OnnxFile, choice: EngineChoice) -> None:
         """Wait for the graph, then start to build.
 
@@ -51,9 +55,6 @@ class StagedEngine:
             EngineError: it cannot be run like this at all.
         """
         self.label = label_of()
-        self.fold: Fold | None = None
-        self.prepared = None
-        self.widened = None
         self._data = data
         self._file = file
         self._nodes = file.nodes()

@@ -63,7 +63,6 @@ class Incoming:
             ModelError: it is open already, or the disk is full or broken; nothing is left then.
         """
         self.front, self.header, self.blocks = front, header, blocks
-        self.transfer = front.transfer
         self.here = here
         self._share = header.share(here)
         self._store = store
@@ -174,6 +173,11 @@ class Incoming:
             zero = zeros[length] == self.blocks.digests[index]
             self._has[index] = zero or not self._share.has(index)
         self._count = sum(self._has)
+
+    @property
+    def transfer(self) -> str:
+        """The id of the transfer."""
+        return self.front.transfer
 
     @property
     def have(self) -> int:
