@@ -3,6 +3,8 @@
 Every table that the network is made of is looked at: that it lies within the file, that indices
 lead to something, and that constants are as long as their shapes say. Sources: schema.fbs and
 metadata_schema.fbs of TensorFlow Lite, whose field numbers stand here.
+
+Stays on the device: the public interface promises that `file` of a manifest may be a .tflite.
 """
 
 from __future__ import annotations
