@@ -68,8 +68,13 @@ class PreviousCrash:
     """It crashed or hung; False: it was killed, or the power failed."""
 
 
-def call_target(model: str, engine: str, device: str, network: str) -> str:
-    """Return the name of a model on an engine; with another network file it is another name."""
+def call_target(model: str, engine: str, device: str, network: str | None) -> str:
+    """Return the name of a model on an engine; with another network file it is another name.
+
+    *network* is the path of the file; None: a prepared form.
+    """
+    if network is None:
+        return f"{model} {engine}:{device} form"
     try:
         known = os.stat(network)  # noqa: PTH116 - before the first result
         stamp = f"{known.st_size:x}-{known.st_mtime_ns:x}"

@@ -84,6 +84,11 @@ class ThreadGroup:
         self.left_behind = False
         """Whether a thread did not return from native code in time."""
 
+    @property
+    def stopping(self) -> bool:
+        """Whether there is a reason to stop."""
+        return self._stops.begun
+
     def spawn(self, name: str, work: Callable[[], object]) -> threading.Thread:
         """Run *work* in a thread; it may return at any time, an exception stops the agent."""
 

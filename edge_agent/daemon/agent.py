@@ -379,11 +379,9 @@ class Agent:
 def _place(quick: PlannedModel) -> str:
     """Return the name of a plan's model and engine, as the flight recorder has it."""
     manifest, choice = quick.folder["manifest"], quick.choice
-    if not quick.form:
-        folder = unpack(quick.folder)
-        place = choice["engine"], choice["device"]
-        return call_target(folder.manifest.id, *place, str(folder.network))
-    return f"{manifest['name']}@{manifest['version']} {choice['engine']}:{choice['device']} form"
+    network = None if quick.form else str(unpack(quick.folder).network)
+    model = f"{manifest['name']}@{manifest['version']}"
+    return call_target(model, choice["engine"], choice["device"], network)
 
 
 def run(

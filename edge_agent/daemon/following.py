@@ -64,7 +64,7 @@ class Following:
                     runner.topics,
                     runner.session,
                     lambda: runner.settings,
-                    runner.wall.credible,
+                    runner.credible,
                 )
                 self._made.notify_all()
             return self._desk

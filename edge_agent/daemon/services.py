@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .. import __version__
 from ..config.settings import Settings
@@ -23,7 +24,7 @@ from ..health.report import Health
 from ..homeassistant.announcer import Announcer
 from ..models.packages.keys import TrustedKeys
 from ..mqtt.command_memory import CommandMemory
-from ..mqtt.requests import Requests
+from ..mqtt.requests import Command, Requests
 from ..runtime.pipelines.commands import PipelineCommands
 from ..runtime.pipelines.runner import Runner
 from ..runtime.upkeep.tasks import Upkeep
@@ -60,52 +61,92 @@ def compose(
         following: makes events of results.
 
     """
-    settings, active, client = runner.settings, runner.active, runner.client
-    profile, store, catalog = inventory.match.profile, inventory.store, inventory.catalog
-    loader = inventory.loader
-    budget_mb, lazy = profile.memory_budget_mb, profile.unload_idle_s > 0
+    lazy = inventory.match.profile.unload_idle_s > 0
     runner.lazy(wanted=lazy)
+    local_requests = LocalRequests(inventory.store)
+    ledger, deployer, transfers = _versions(runner, inventory)
+    form_ready = Listeners()
+    plan_writer, upkeep = _upkeep(runner, inventory, ledger, form_ready, origins, lazy=lazy)
+    announcements = _announcements(runner, inventory, ledger, upkeep, stops)
+    commands = (
+        *AgentCommands(runner, stops).commands,
+        *EventCommands(runner, following).commands,
+        *deployer.commands.commands,
+    )
+    requests = _requests(runner, announcements, commands, transfers)
+    settings = runner.settings
+    metrics = MetricsPort(
+        settings.health.metrics_port, settings.device_id, __version__, lambda: health.latest
+    )
+    services: list[Service] = [
+        metrics,
+        following,
+        Deployment(runner, inventory.store, deployer, local_requests, stops, origins[1]),
+        RequestLoop(runner.inbox, requests, transfers, local_requests, deployer, inventory.catalog),
+        *upkeep.threads,
+    ]
+    background = Services(services)
+    health = _health(runner, inventory, requests, background, announcements, following)
+    active = runner.active
+    active.on_change.add(announcements.models, plan_writer.changed, upkeep.wake)
+    form_ready.add(plan_writer.write, announcements.models)
+    reload = SettingsReload(
+        *(runner, plan_writer, announcements, metrics, reread),
+        file=origins[0],
+        lazy=lazy,
+        gone=following.forget,
+    )
+    return Control(
+        runner,
+        inventory,
+        deployer=deployer,
+        transfers=transfers,
+        services=background,
+        announcements=announcements,
+        health=health,
+        reload=reload,
+    )
 
-    # Versions: how they arrive, and which serves.
 
-    push_status = PushStatus(client, runner.topics, settings.device_id)
-    local_requests = LocalRequests(store)
+def _versions(runner: Runner, inventory: Inventory) -> tuple[Ledger, Deployer, Router]:
+    """Build how versions arrive, and what decides which serves."""
+    store, catalog, active = inventory.store, inventory.catalog, runner.active
+    profile = inventory.match.profile
+    push_status = PushStatus(runner.client, runner.topics, runner.settings.device_id)
     ledger = Ledger(store, catalog, push_status.publish, active.on_change)
     deployer = Deployer(
-        store,
-        catalog,
-        active,
-        ledger,
+        *(store, catalog, active, ledger),
         trial=lambda: runner.settings.trial,
         swap=profile.swap,
-        memory_budget_mb=budget_mb,
+        memory_budget_mb=profile.memory_budget_mb,
     )
     transfers = Router(
-        store,
-        catalog,
-        _recipient(runner, inventory),
-        ledger,
+        *(store, catalog, _recipient(runner, inventory), ledger),
         submit=deployer.submit,
         expect=deployer.expect,
     )
+    return ledger, deployer, transfers
 
-    # Upkeep of the models that serve.
 
-    form_ready = Listeners()
+def _upkeep(
+    runner: Runner,
+    inventory: Inventory,
+    ledger: Ledger,
+    form_ready: Listeners,
+    origins: tuple[str | None, str],
+    *,
+    lazy: bool,
+) -> tuple[PlanWriter, Upkeep]:
+    """Build what cares for the models that serve, and for the next start."""
+    loader, store = inventory.loader, inventory.store
     plan_writer = PlanWriter(
-        runner,
-        store,
-        catalog,
-        loader.lanes,
+        *(runner, store, inventory.catalog, loader.lanes),
         lazy=lazy,
         origins=origins,
         models=lambda: upkeep.planned(),  # noqa: PLW0108 - upkeep calls it, and is made below
     )
     upkeep = Upkeep(
-        active,
-        loader,
-        runner.board,
-        store,
+        *(runner.active, loader, runner.board, store),
         quota=lambda: runner.settings.quota_mb * 2**20,
         watched=ledger.has_complete,
         present=runner.present,
@@ -113,54 +154,58 @@ def compose(
         prepared=form_ready,
         plan=plan_writer,
     )
+    return plan_writer, upkeep
 
-    # What the device publishes of itself.
 
+def _announcements(
+    runner: Runner, inventory: Inventory, ledger: Ledger, upkeep: Upkeep, stops: Stops
+) -> Announcements:
+    """Build what the device publishes of itself."""
     announcements = Announcements(runner, inventory, ledger, upkeep.prepared)
     machine = inventory.facts.board or inventory.facts.cpu
-    announcements.on_pipelines.add(Announcer(runner, machine, settings.state).publish)
+    announcements.on_pipelines.add(Announcer(runner, machine, runner.settings.state).publish)
     # Not by the lane that has learned it: whoever publishes may wait for a disk.
     runner.learned.thresholds.on_put.add(lambda: stops.call(announcements.pipelines))
-    metrics = MetricsPort(
-        settings.health.metrics_port, settings.device_id, __version__, lambda: health.latest
-    )
+    return announcements
 
-    # What others ask for.
 
-    pipeline_commands = PipelineCommands(runner, announcements.pipelines)
-    requests = Requests(
+def _requests(
+    runner: Runner,
+    announcements: Announcements,
+    commands: tuple[Command[Any], ...],
+    transfers: Router,
+) -> Requests:
+    """Build what answers those who ask over MQTT."""
+    pipelines = PipelineCommands(runner, announcements.pipelines)
+    return Requests(
         runner.inbox,
-        client,
+        runner.client,
         runner.topics,
         runner.subscriptions,
-        CommandMemory(settings.state / "commands.jsonl", credible=runner.wall.credible),
-        commands=(
-            *AgentCommands(runner, stops).commands,
-            *pipeline_commands.commands,
-            *EventCommands(runner, following).commands,
-            *deployer.commands.commands,
-        ),
+        CommandMemory(runner.settings.state / "commands.jsonl", credible=runner.credible),
+        commands=(*commands, *pipelines.commands),
         deliveries=transfers.message,
-        set_bare=pipeline_commands.set_bare,
+        set_bare=pipelines.set_bare,
     )
 
-    # In the order of their start; closed in reverse.
-    services: list[Service] = [
-        metrics,
-        following,
-        Deployment(runner, store, deployer, local_requests, stops, origins[1]),
-        RequestLoop(runner.inbox, requests, transfers, local_requests, deployer, catalog),
-        *upkeep.threads,
-    ]
-    background = Services(services)
-    health = Health(
-        runner.board,
-        client,
+
+def _health(
+    runner: Runner,
+    inventory: Inventory,
+    requests: Requests,
+    background: Services,
+    announcements: Announcements,
+    following: Following,
+) -> Health:
+    """Build the report of the device."""
+    active = runner.active
+    return Health(
+        *(runner.board, runner.client),
         lambda: list(runner.pipelines.values()),
         active.all,
-        settings.state,
+        runner.settings.state,
         malformed=lambda: requests.malformed + runner.inbox.dropped,
-        credible=runner.wall.credible,
+        credible=runner.credible,
         problems=(
             recorder.problems,
             inventory.crashes.problems,
@@ -170,27 +215,6 @@ def compose(
             lambda: inventory.other_variants(s.model.folder for s in active.all() if s.model),
         ),
         actions=following.health,
-    )
-    active.on_change.add(announcements.models, plan_writer.changed, upkeep.wake)
-    form_ready.add(plan_writer.write, announcements.models)
-    return Control(
-        runner,
-        inventory,
-        deployer=deployer,
-        transfers=transfers,
-        services=background,
-        announcements=announcements,
-        health=health,
-        reload=SettingsReload(
-            runner,
-            plan_writer,
-            announcements,
-            metrics,
-            reread,
-            file=origins[0],
-            lazy=lazy,
-            gone=following.forget,
-        ),
     )
 
 
@@ -205,5 +229,5 @@ def _recipient(runner: Runner, inventory: Inventory) -> Recipient:
         allow_unsigned=lambda: runner.settings.trust.allow_unsigned,
         quota_bytes=lambda: runner.settings.quota_mb * 2**20,
         pinned=runner.active.pins,
-        credible=runner.wall.credible,
+        credible=runner.credible,
     )

@@ -14,7 +14,7 @@ from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.connection import ReceivedMessage
 from edge_agent.mqtt.topics import Topics
 from edge_agent.runtime.pipelines.mqtt_sink import MqttSink
-from edge_agent.runtime.pipelines.pipeline import Identity, Pipeline
+from edge_agent.runtime.pipelines.pipeline import Common, Identity, Pipeline
 from edge_agent.runtime.pipelines.sinks import Sink, Sinks
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.runtime.serving.active import Serving
@@ -69,8 +69,5 @@ def idle_pipeline(
         spec,
         [Serving(Arm("m", None, 1), spec.kind)],
         [],
-        identity=identity,
-        board=board,
-        client=client,
-        sinks=Sinks(MqttSink(client, identity), *sinks),
+        Common(identity, board, client, Sinks(MqttSink(client, identity), *sinks)),
     )

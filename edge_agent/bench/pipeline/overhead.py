@@ -26,7 +26,7 @@ from ...mqtt.loopback import Loopback
 from ...mqtt.topics import Topics
 from ...runtime.pipelines.lane import infer
 from ...runtime.pipelines.mqtt_sink import MqttSink
-from ...runtime.pipelines.pipeline import Identity, Pipeline
+from ...runtime.pipelines.pipeline import Common, Identity, Pipeline
 from ...runtime.pipelines.sinks import Sinks
 from ...runtime.scheduler.board import Board
 from ...runtime.scheduler.queue import Servable
@@ -88,10 +88,7 @@ def overhead(loopback: Loopback) -> float:
         parse_source("dir:none", Path.cwd()),
         [serving],
         [],
-        identity=identity,
-        board=board,
-        client=client,
-        sinks=Sinks(MqttSink(client, identity)),
+        Common(identity, board, client, Sinks(MqttSink(client, identity))),
     )
     board.add(pipeline.queue)
     connecting = threading.Thread(target=client.run, daemon=True)

@@ -50,7 +50,7 @@ class MqttSink(Sink):
         )
         if replayed:
             payload["replayed"] = True
-        if identity.wall is not None and not identity.wall.credible(sample.time_ns):
+        if not identity.credible(sample.time_ns):
             payload["clock"] = payloads.UNSET
         return payloads.encode(payload)
 

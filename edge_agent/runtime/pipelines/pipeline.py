@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import SecondStage
+from ...core.frozen import record
 from ...core.threads import ThreadGroup
 from ...core.types import Sample
 from ...inference.cost import Cost
@@ -55,6 +57,29 @@ def _no_stage(_settings: PipelineSettings, _spec: SourceSpec) -> ResultStage | N
     return None
 
 
+@record(eq=False)
+class Common:
+    """What all pipelines of an agent have in common."""
+
+    identity: Identity
+    """Who publishes."""
+    board: Board[Model]
+    """Where captures wait for a lane."""
+    client: Client
+    """Publishes the states of sources."""
+    sinks: Sinks
+    """Take the results."""
+    context: SourceContext = field(default_factory=SourceContext)
+    """What sources are opened with."""
+    load: Callable[[Serving], None] = _load_nothing
+    """Loads a model of a second stage that is needed now."""
+    stages: Callable[[PipelineSettings, SourceSpec], ResultStage | None] = _no_stage
+    """Makes what adds to a pipeline's results before the sinks take them, instead of what it has
+    made for this pipeline before; None: nothing does."""
+    learned: LearnedValues | None = None
+    """Keeps what is learned."""
+
+
 class Pipeline:
     """What a pipeline is made of, and its life.
 
@@ -68,15 +93,7 @@ class Pipeline:
         spec: SourceSpec,
         servings: list[Serving],
         seconds: list[tuple[SecondStage, Serving]],
-        *,
-        identity: Identity,
-        board: Board[Model],
-        client: Client,
-        context: SourceContext | None = None,
-        sinks: Sinks,
-        load: Callable[[Serving], None] = _load_nothing,
-        stages: Callable[[PipelineSettings, SourceSpec], ResultStage | None] = _no_stage,
-        learned: LearnedValues | None = None,
+        common: Common,
     ) -> None:
         """Put the parts together; nothing is opened before `start`.
 
@@ -85,43 +102,33 @@ class Pipeline:
             spec: of its source.
             servings: its models, one for each arm.
             seconds: its second stages and their models.
-            identity: who publishes.
-            board: where captures wait for a lane.
-            client: publishes the state of the source.
-            context: what the source is opened with.
-            sinks: take the results.
-            load: loads a model of a second stage that is needed now.
-            stages: makes what adds to its results before the sinks take them, instead of what it
-                has made for this pipeline before; None: nothing does.
-            learned: keeps what is learned.
+            common: what it has in common with others.
 
         """
-        self._stages = stages
+        self._common = common
         self.settings = settings
         self.spec = spec
         self.servings = servings
         self.seconds = seconds
         self.errors = FrameErrors(settings.name)
-        self.source = SourceStatus(settings.name, identity, client)
+        self.source = SourceStatus(settings.name, common.identity, common.client)
         self.stream = Stream(settings.name, settings.qos, spec.lossless)
-        self.snapshots = Snapshots(settings, self.stream, sinks, self.errors)
-        self._sinks = sinks
-        sinks.open(self.stream)
-        self._board = board
+        self.snapshots = Snapshots(settings, self.stream, common.sinks, self.errors)
+        common.sinks.open(self.stream)
         self._threads: ThreadGroup | None = None
         self._route = PipelineRoute(
             settings,
             servings,
             seconds,
-            board=board,
+            board=common.board,
             stream=self.stream,
-            sinks=sinks,
+            sinks=common.sinks,
             snapshots=self.snapshots,
             errors=self.errors,
-            timeline=identity.timeline,
-            load=load,
-            stage=stages(settings, spec),
-            learned=learned,
+            timeline=common.identity.timeline,
+            load=common.load,
+            stage=common.stages(settings, spec),
+            learned=common.learned,
         )
         self.source.on_gone = self._lose
         self.snapshots.shapes = self._shapes
@@ -139,13 +146,13 @@ class Pipeline:
             spec,
             self.queue,
             servings,
-            board=board,
+            board=common.board,
             region=self._route.path.region,
-            wait_credit=partial(sinks.wait_credit, self.stream),
+            wait_credit=partial(common.sinks.wait_credit, self.stream),
             snapshots=self.snapshots,
             status=self.source,
             errors=self.errors,
-            context=context or SourceContext(),
+            context=common.context,
         )
         self._capture.on_still = self._stay
 
@@ -154,7 +161,7 @@ class Pipeline:
     def start(self, threads: ThreadGroup) -> None:
         """Capture from now on."""
         self._threads = threads
-        self._board.add(self.queue)
+        self._common.board.add(self.queue)
         if self.settings.enabled:
             self._capture.start(threads)
         else:
@@ -165,7 +172,7 @@ class Pipeline:
         before, self.settings = self.settings, settings
         stage = self._route.path.stage
         if not before.follows_like(settings):
-            stage = self._stages(settings, self.spec)
+            stage = self._common.stages(settings, self.spec)
         self._route.path.apply(settings, stage)
         self._capture.apply(settings)
         self.snapshots.apply(settings)
@@ -183,8 +190,8 @@ class Pipeline:
     def stop(self) -> None:
         """Stop capturing and discard what waits."""
         self._capture.halt()
-        self._board.remove(self.queue)
-        self._sinks.close(self.stream)
+        self._common.board.remove(self.queue)
+        self._common.sinks.close(self.stream)
 
     def _lose(self, switched_off: bool) -> None:
         """End what is followed from result to result."""

@@ -35,7 +35,7 @@ from ..serving.active import ActiveModels, Serving
 from .lane import Lane
 from .learned import LearnedValues
 from .mqtt_sink import MqttSink
-from .pipeline import Identity, Pipeline
+from .pipeline import Common, Identity, Pipeline
 from .sinks import ResultStage, Sink, Sinks
 
 if TYPE_CHECKING:
@@ -78,44 +78,32 @@ class Runner:
 
         """
         self.settings = settings
-        self.timeline = timeline
-        self.wall = WallClock(str(settings.state))
-        self.session = str(uuid.uuid4())
-        self.topics = Topics(settings.broker.topic_root, settings.device_id)
-        self.board: Board[Model] = Board(
+        self.threads = ThreadGroup(stops)
+        self.inbox = Inbox()
+        topics = Topics(settings.broker.topic_root, settings.device_id)
+        self.subscriptions = Subscriptions(topics, lambda: self.settings.groups)
+        wall = WallClock(str(settings.state))
+        identity = Identity(settings.device_id, str(uuid.uuid4()), topics, timeline, wall)
+        board: Board[Model] = Board(
             max_delay=settings.batching.max_delay_ms / 1e3, lanes=lanes, starting=True
         )
-        self._stops = stops
-        self.active = ActiveModels(
-            self.board, library, loader, flows=self.flows, stopping=self.stopping
-        )
-        self.pipelines: dict[str, Pipeline] = {}
-        self.inbox = Inbox()
-        self.subscriptions = Subscriptions(self.topics, lambda: self.settings.groups)
-        self.client = Client(
-            settings.broker,
-            f"edge-agent-{settings.device_id}",
-            status_topic=self.topics.status,
-            status=self._status,
-            filters=self.subscriptions.filters,
-            inbox=self.inbox,
-            spool=settings.state / "spool.db",
-            ledger=settings.state / "announced.json",
-        )
-        self._identity = Identity(
-            settings.device_id, self.session, self.topics, timeline, self.wall
-        )
-        self.sinks = Sinks(MqttSink(self.client, self._identity), *sinks)
-        self._context = SourceContext(
-            hardware_decoding=settings.decode == "auto", topics=self.client.feeds
-        )
-        self.client.retained.register(self.topics.source(""), self._source_topics)
+        self.active = ActiveModels(board, library, loader, flows=self.flows, stopping=self.stopping)
+        client = self._make_client(settings, identity)
         self.learned = LearnedValues(settings.state)
+        self.common = Common(
+            identity,
+            board,
+            client,
+            Sinks(MqttSink(client, identity), *sinks),
+            SourceContext(hardware_decoding=settings.decode == "auto", topics=client.feeds),
+            self.active.load,
+            lambda made, spec: stages(self, made, spec) if stages else None,
+            self.learned,
+        )
+        client.retained.register(topics.source(""), self._source_topics)
         self.overrides = Overrides(settings.state / "overrides.json")
-        self.threads = ThreadGroup(stops)
-        self._lane_count = lanes
-        self._lanes: list[Lane] = []
-        self._stages = stages
+        self.pipelines: dict[str, Pipeline] = {}
+        self._lanes = [Lane(board) for _ in range(lanes)]
         self.arranging = threading.Lock()
         """Held while pipelines come and go, and while models that nothing uses are forgotten."""
         self._accepted: list[tuple[RequestQueue[Model], Serving]] = []
@@ -129,9 +117,49 @@ class Runner:
         for pipeline in settings.pipelines:
             self.add(pipeline)
 
+    def _make_client(self, settings: Settings, identity: Identity) -> Client:
+        return Client(
+            settings.broker,
+            f"edge-agent-{settings.device_id}",
+            status_topic=identity.topics.status,
+            status=partial(_status, identity.session),
+            filters=self.subscriptions.filters,
+            inbox=self.inbox,
+            spool=settings.state / "spool.db",
+            ledger=settings.state / "announced.json",
+        )
+
+    @property
+    def board(self) -> Board[Model]:
+        return self.common.board
+
+    @property
+    def client(self) -> Client:
+        return self.common.client
+
+    @property
+    def sinks(self) -> Sinks:
+        return self.common.sinks
+
+    @property
+    def topics(self) -> Topics:
+        return self.common.identity.topics
+
+    @property
+    def session(self) -> str:
+        return self.common.identity.session
+
+    def credible(self, time_ns: int | None = None) -> bool:
+        """Whether a time, or that of this machine's clock, can be right."""
+        return self.common.identity.credible(time_ns)
+
+    @property
+    def timeline(self) -> Timeline:
+        return self.common.identity.timeline
+
     def stopping(self) -> bool:
         """Whether there is a reason to end the agent: nothing that takes long is begun then."""
-        return self._stops.begun
+        return self.threads.stopping
 
     def start(self, urgent: str | None = None) -> None:
         """Start the sources and the lanes.
@@ -147,9 +175,7 @@ class Runner:
             if urgent is not None and all(each.reference != urgent for each in pipeline.servings)
         ]
         self._start([each for each in self.pipelines.values() if each not in self._waiting])
-        for number in range(self._lane_count):
-            lane = Lane(self.board)
-            self._lanes.append(lane)
+        for number, lane in enumerate(self._lanes):
             self.threads.spawn(f"lane-{number}", partial(self._run_lane, lane, first=number == 0))
 
     def start_others(self) -> None:
@@ -210,14 +236,7 @@ class Runner:
                 (stage, self.active.serving_for(parse_route(stage.model)[0], "picture"))
                 for stage in settings.then
             ],
-            identity=self._identity,
-            board=self.board,
-            client=self.client,
-            context=self._context,
-            sinks=self.sinks,
-            load=self.active.load,
-            stages=lambda made, spec: self._stages(self, made, spec) if self._stages else None,
-            learned=self.learned,
+            self.common,
         )
         for stage, serving in pipeline.seconds:
             serving.crops = max(serving.crops, stage.limit)
@@ -346,15 +365,14 @@ class Runner:
     def _source_topics(self) -> list[str]:
         return [self.topics.source(name) for name in list(self.pipelines)]
 
-    # What the client asks
 
-    def _status(self, state: str, reason: str) -> bytes:
-        return payloads.encode(
-            {
-                "schema": payloads.SCHEMA,
-                "state": state,
-                "session": self.session,
-                "reason": reason,
-                "time": payloads.iso(time.time_ns()),
-            }
-        )
+def _status(session: str, state: str, reason: str) -> bytes:
+    return payloads.encode(
+        {
+            "schema": payloads.SCHEMA,
+            "state": state,
+            "session": session,
+            "reason": reason,
+            "time": payloads.iso(time.time_ns()),
+        }
+    )

@@ -28,6 +28,10 @@ class Identity:
     wall: WallClock | None = None
     """Judges the times that results bear; None: they are taken as they are."""
 
+    def credible(self, time_ns: int | None = None) -> bool:
+        """Whether a time, or that of this machine's clock, can be right."""
+        return self.wall is None or self.wall.credible(time_ns)
+
 
 class SourceStatus:
     """The state of a source: logged and published, retained, when it changes."""
