@@ -222,7 +222,7 @@ class Agent:
                     self._timeline.first.wait(FIRST_SECONDS)
             early.first_is_served.set()
             self._runner.start_others()
-        while self._runner.expects() and self._timeline.age < FIRST_RESULT_SECONDS:
+        while self._runner.can_give_results() and self._timeline.age < FIRST_RESULT_SECONDS:
             if self._timeline.first.wait(0.1) or self._closing:
                 break
         self._runner.board.settled.set()
@@ -363,8 +363,8 @@ class Agent:
             hanging = hangs.check(now)
             if self._control is not None:
                 self._control.tick()
-            moves = feed is None or (runner.moves(2 * feed) and not hanging)
-            if feed is not None and now >= next_feed and moves:
+            alive = feed is None or (runner.lanes_are_alive(2 * feed) and not hanging)
+            if feed is not None and now >= next_feed and alive:
                 systemd.notify("WATCHDOG=1")
                 fed += 1
                 next_feed = now + feed

@@ -116,7 +116,7 @@ class Announcements:
             "schema": payloads.SCHEMA,
             "agent": __version__,
             "device": runner.settings.device_id,
-            "session": runner.session,
+            "session": runner.identity.session,
             "facts": {
                 "arch": self._facts.arch,
                 "cpu": self._facts.cpu,

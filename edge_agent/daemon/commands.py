@@ -40,10 +40,10 @@ class AgentCommands:
 
     def ping(self, _request: Ping) -> Mapping[str, Any]:
         """Return the time and the session."""
-        return {"time": payloads.iso(time.time_ns()), "session": self._runner.session}
+        return {"time": payloads.iso(time.time_ns()), "session": self._runner.identity.session}
 
     def restart(self, _request: Restart) -> Mapping[str, Any]:
         """Restart the agent once the reply is on its way."""
         stop = Stop("restart was asked for", asked=True, restart=True)
         self._stops.call(lambda: self._stops.put(stop))
-        return {"session": self._runner.session}
+        return {"session": self._runner.identity.session}

@@ -64,16 +64,16 @@ class Control:
 
     def tick(self) -> None:
         """Do what is due; called every second or so by the main thread."""
-        if self._runner.timeline.age > GOOD_SECONDS:
+        if self._runner.identity.timeline.age > GOOD_SECONDS:
             self._inventory.crashes.forgive()
         self._log_first_result()
-        if self._runner.stands():
+        if self._runner.is_blocked():
             # Without a pipeline, a camera that is on, or a model: what comes then is no start.
-            self._runner.timeline.give_up()
+            self._runner.identity.timeline.give_up()
 
     def _log_first_result(self) -> None:
         """Log the steps of the start and publish them with the models, once."""
-        steps = self._runner.timeline.steps
+        steps = self._runner.identity.timeline.steps
         if self._first_result_logged or steps is None:
             return
         self._first_result_logged = True

@@ -62,9 +62,9 @@ class Following:
                     runner.sinks,
                     runner.client,
                     runner.topics,
-                    runner.session,
+                    runner.identity.session,
                     lambda: runner.settings,
-                    runner.credible,
+                    runner.identity.credible,
                 )
                 self._made.notify_all()
             return self._desk

@@ -124,7 +124,7 @@ class SettingsReload:
             log.warning(words, self._file or "the settings", len(before), extra=ANSWER)
         if before != after:
             # The first result of what comes now is not that of the start.
-            runner.timeline.give_up()
+            runner.identity.timeline.give_up()
         with self._runner.arranging:
             for name in [name for name in after if name in before and after[name] != before[name]]:
                 if before[name].differs_live(after[name]):

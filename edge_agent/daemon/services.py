@@ -149,7 +149,7 @@ def _upkeep(
         *(runner.active, loader, runner.board, store),
         quota=lambda: runner.settings.quota_mb * 2**20,
         watched=ledger.has_complete,
-        present=runner.present,
+        present=runner.in_memory,
         forget=FRAME_POOL.forget,
         prepared=form_ready,
         plan=plan_writer,
@@ -182,7 +182,7 @@ def _requests(
         runner.client,
         runner.topics,
         runner.subscriptions,
-        CommandMemory(runner.settings.state / "commands.jsonl", credible=runner.credible),
+        CommandMemory(runner.settings.state / "commands.jsonl", credible=runner.identity.credible),
         commands=(*commands, *pipelines.commands),
         deliveries=transfers.message,
         set_bare=pipelines.set_bare,
@@ -205,7 +205,7 @@ def _health(
         active.all,
         runner.settings.state,
         malformed=lambda: requests.malformed + runner.inbox.dropped,
-        credible=runner.credible,
+        credible=runner.identity.credible,
         problems=(
             recorder.problems,
             inventory.crashes.problems,
@@ -229,5 +229,5 @@ def _recipient(runner: Runner, inventory: Inventory) -> Recipient:
         allow_unsigned=lambda: runner.settings.trust.allow_unsigned,
         quota_bytes=lambda: runner.settings.quota_mb * 2**20,
         pinned=runner.active.pins,
-        credible=runner.credible,
+        credible=runner.identity.credible,
     )

@@ -101,7 +101,7 @@ def main(settings: Path, lines: Path) -> None:
     runner = agent._runner
 
     def lend() -> None:
-        runner.timeline.first.wait(30)
+        runner.identity.timeline.first.wait(30)
         sink = Lines(lines)
         runner.sinks.add(sink)
         # What is in the zones and holds already was said before: the door is closed and opened.

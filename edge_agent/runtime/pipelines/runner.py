@@ -87,7 +87,9 @@ class Runner:
         board: Board[Model] = Board(
             max_delay=settings.batching.max_delay_ms / 1e3, lanes=lanes, starting=True
         )
-        self.active = ActiveModels(board, library, loader, flows=self.flows, stopping=self.stopping)
+        self.active = ActiveModels(
+            board, library, loader, flows=self._feeds, stopping=self.stopping
+        )
         client = self._make_client(settings, identity)
         self.learned = LearnedValues(settings.state)
         self.common = Common(
@@ -142,20 +144,13 @@ class Runner:
         return self.common.sinks
 
     @property
+    def identity(self) -> Identity:
+        """Who publishes."""
+        return self.common.identity
+
+    @property
     def topics(self) -> Topics:
         return self.common.identity.topics
-
-    @property
-    def session(self) -> str:
-        return self.common.identity.session
-
-    def credible(self, time_ns: int | None = None) -> bool:
-        """Whether a time, or that of this machine's clock, can be right."""
-        return self.common.identity.credible(time_ns)
-
-    @property
-    def timeline(self) -> Timeline:
-        return self.common.identity.timeline
 
     def stopping(self) -> bool:
         """Whether there is a reason to end the agent: nothing that takes long is begun then."""
@@ -207,7 +202,7 @@ class Runner:
         for pipeline in self.pipelines.values():
             pipeline.watch(self.threads)
 
-    def moves(self, limit: float) -> bool:
+    def lanes_are_alive(self, limit: float) -> bool:
         """Whether no lane has been inside an engine for more than *limit* seconds."""
         now = time.monotonic()
         busy = (lane.busy_since for lane in self._lanes)
@@ -301,14 +296,14 @@ class Runner:
             found += [*pipeline.servings, *(serving for _, serving in pipeline.seconds)]
         return found + [serving for _, serving in list(self._accepted)]
 
-    def present(self) -> frozenset[object]:
+    def in_memory(self) -> frozenset[object]:
         """Return what takes memory while it is there: sources that run, and models."""
         pipelines = list(self.pipelines.values())
         running = {("source", id(p)) for p in pipelines if p.state in {None, "running"}}
         models = {("model", id(serving.model)) for serving in self.active.all()}
         return frozenset(running | models)
 
-    def flows(self, name: str) -> bool:
+    def _feeds(self, name: str) -> bool:
         """Whether a source that feeds the live version of a model may still give something."""
         return any(
             pipeline.state in {None, "running"}
@@ -316,14 +311,14 @@ class Runner:
             for pipeline in list(self.pipelines.values())
         )
 
-    def expects(self) -> bool:
+    def can_give_results(self) -> bool:
         """Whether a first result may still come: some source gives, and has its models."""
         return any(
             pipeline.state in {None, "running"} and pipeline.served
             for pipeline in self.pipelines.values()
         )
 
-    def stands(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether no result can come before something is mended, added or comes back."""
         return all(
             pipeline.state in {"lost", "ended"}
@@ -355,7 +350,7 @@ class Runner:
 
     def cold_start(self, model: Model) -> dict[str, float] | None:
         """Return the steps of the start for a model that served the first result."""
-        steps = self.timeline.steps
+        steps = self.identity.timeline.steps
         if steps is None:
             return None
         if not self._cold:
