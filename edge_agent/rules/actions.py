@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -51,13 +51,18 @@ class Actions:
     name = "actions"
 
     def __init__(
-        self, publish: Callable[[str, bytes, int, bool], bool], root: Callable[[], str]
+        self,
+        publish: Callable[[str, bytes, int, bool], bool],
+        root: Callable[[], str],
+        read: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """Begin with nothing to do.
 
         Args:
             publish: publishes topic, payload, QoS, retained or not; False without a connection.
             root: returns the topic root.
+            read: returns the topics that sources of this agent read: what is published there would
+                come back as a reading.
 
         """
         self.done = 0
@@ -65,6 +70,7 @@ class Actions:
         """Given up: after all tries, or for want of room."""
         self._publish = publish
         self._root = root
+        self._read = read
         self._posts: deque[_Post] = deque()
         self._busy: set[str] = set()
         """Servers that are being posted to."""
@@ -95,6 +101,10 @@ class Actions:
         values = {**told, "label": _topic_safe(str(payload.get("label", "")))}
         topic = fill(action.publish or "", values)
         why = topic_trouble(topic, self._root())
+        if why is None and topic in self._read():
+            why = (
+                f"{topic!r}: a source of this agent reads it, so that this would go round for ever"
+            )
         if why is not None:
             self._give_up(f"rule {payload['rule']}: publish: {why}", MESSAGES)
             return

@@ -69,6 +69,7 @@ class Desk:
         self.actions = Actions(
             lambda topic, data, qos, retain: client.publish(topic, data, qos=qos, retain=retain),
             lambda: topics.root,
+            client.feeds.topics,
         )
         self.lost = 0
         """Events that found no room."""

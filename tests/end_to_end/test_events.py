@@ -539,6 +539,27 @@ def test_a_label_cannot_lead_a_message_elsewhere() -> None:
     assert acting.failed == 1
 
 
+def test_what_a_source_reads_is_not_published_on() -> None:
+    """A topic is compared as it is sent: a label may make it a source's, and go round for ever."""
+    from edge_agent.config.settings import Action
+    from edge_agent.rules.actions import MESSAGES, Actions
+
+    sent: list[str] = []
+
+    def publish(topic: str, _data: bytes, _qos: int, _retain: bool) -> bool:
+        sent.append(topic)
+        return True
+
+    acting = Actions(publish, lambda: "edge", lambda: ["plant/own", "plant/other"])
+    event = {"rule": "r", "label": "own", "state": "once"}
+    acting.act(Action(publish="plant/{label}"), event)
+    acting.act(Action(publish="plant/{label}"), {**event, "label": "siren"})
+    assert sent == ["plant/siren"]
+    assert acting.failed == 1
+    acting.act(Action(publish="plant/other"), event)
+    assert "a source of this agent reads it" in (acting.problem({MESSAGES}) or "")
+
+
 def test_pictures_are_kept_up_to_the_limit_and_the_oldest_go_first(tmp_path: Path) -> None:
     """A crop has its box in the middle, at the edge of the frame, too."""
     from edge_agent.rules.pictures import Evidence, crop
