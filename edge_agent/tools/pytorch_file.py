@@ -1,11 +1,12 @@
 """What a PyTorch file is, and whether PyTorch may load it; knows no PyTorch.
 
 Three things are called `.pt`: an exported program (`torch.export.save`), a TorchScript archive and
-a checkpoint, which is pickled Python. Unpickling runs whatever the file says, so a checkpoint is
-named and refused. PyTorch's own loading of the other two runs code of the file's author as well:
-pickled tensors and objects, names of Python functions, expressions that are evaluated, operators
-that write files. What holds any of these is refused before PyTorch sees it. That is a list of
-what is known: the loading is in a process of its own, and nobody should convert a stranger's file.
+a checkpoint, which is pickled Python. A checkpoint is named and refused; unpickling it would run
+what it says. `torch.jit.load` unpickles nothing but tensors. `torch.export.load` has no safe mode
+(2.12): it falls back to `torch.load(weights_only=False)` for weights and example inputs, evaluates
+the text of sizes, and imports the functions that nodes name. What holds any of these is refused
+before PyTorch sees it, and example inputs are loaded with `weights_only=True` first. The loading is
+in a process of its own; still nobody should convert a stranger's file.
 """
 
 from __future__ import annotations

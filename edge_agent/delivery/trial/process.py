@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import selectors
 import socket
@@ -18,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,21 @@ CHECK_MB = 64
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Limits:
+    """What the child may take."""
+
+    memory_mb: int
+    counts_files: bool = True
+    """Whether mapped files count; the kernel can take their memory back at any time."""
+    deadline: float = math.inf
+    """Monotonic clock when its time is over …"""
+    timeout_s: float = math.inf
+    """… and that time."""
+    stopped: Callable[[], str | None] = lambda: None
+    """Returns why it need not go on; None: it shall."""
+
+
 class TrialProcess:
     """A child that is ready for one candidate."""
 
@@ -59,8 +76,8 @@ class TrialProcess:
         """
         self._sending = threading.Lock()
         stdin, self._requests = os.pipe2(os.O_CLOEXEC)
-        self._answers, stdout = os.pipe2(os.O_CLOEXEC)
-        self._errors, stderr = os.pipe2(os.O_CLOEXEC)
+        answers, stdout = os.pipe2(os.O_CLOEXEC)
+        errors, stderr = os.pipe2(os.O_CLOEXEC)
         # Keeps records apart, and takes a file along.
         self._progress, progress = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._frames = os.memfd_create("frame", os.MFD_CLOEXEC)
@@ -82,7 +99,7 @@ class TrialProcess:
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             )
         except BaseException:
-            self._close()
+            self._close(answers, errors)
             raise
         finally:
             progress.close()
@@ -90,16 +107,11 @@ class TrialProcess:
                 os.close(descriptor)
         # The thread that receives blocks never waits for the child.
         self._progress.setblocking(False)
-        self._memory_mb = memory_mb
+        self._limits = _Limits(memory_mb)
         self._frame = frame
         self._unsent: bytes | None = None
         self._libraries_mb: tuple[float, float] | None = None
         """Memory that it takes with no model: all, and what is not of files."""
-        self._counts_files = True
-        """Whether mapped files count."""
-        self._deadline: tuple[float, float] | None = None
-        """Monotonic clock when its time is over, and that time, s."""
-        self._stopped: Callable[[], str | None] = lambda: None
         self._stderr = b""
         self._verdict: Verdict | None = None
         self.wish: tuple[int, int] | None = None
@@ -108,7 +120,9 @@ class TrialProcess:
         """Why it was killed."""
         self._ended = threading.Event()
         self._send(engines=list(engines))
-        threading.Thread(target=self._supervise, name="trial", daemon=True).start()
+        threading.Thread(
+            target=self._supervise, args=(answers, errors), name="trial", daemon=True
+        ).start()
 
     def follow(self, question: Mapping[str, Any], data: int) -> None:
         """Ask it to run a model that is arriving; see `early.follow`.
@@ -142,11 +156,9 @@ class TrialProcess:
         stopped: Callable[[], str | None],
     ) -> Verdict:
         """Ask it to judge a model, and return its verdict; the arguments are `run_trial`'s."""
-        self._memory_mb = memory_mb
-        # Mapped files: the kernel can take their memory back at any time.
-        self._counts_files = question["oversize"] is None
-        self._stopped = stopped
-        self._deadline = (time.monotonic() + timeout_s, timeout_s)
+        mapped = question["oversize"] is not None
+        deadline = time.monotonic() + timeout_s
+        self._limits = _Limits(memory_mb, not mapped, deadline, timeout_s, stopped)
         self._send(**question)
         self._ended.wait()
         if self.why is not None:
@@ -182,12 +194,12 @@ class TrialProcess:
 
     # The supervising thread
 
-    def _supervise(self) -> None:
+    def _supervise(self, answers: int, errors: int) -> None:
         """Read what the child sends, and kill it where it exceeds its limits."""
         rest = b""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._answers, selectors.EVENT_READ)
-            selector.register(self._errors, selectors.EVENT_READ)
+            selector.register(answers, selectors.EVENT_READ)
+            selector.register(errors, selectors.EVENT_READ)
             while selector.get_map():
                 # Its own children may outlive it and keep its pipes open.
                 over = self._child.poll() is not None
@@ -198,7 +210,7 @@ class TrialProcess:
                     data = os.read(key.fd, 1 << 16)
                     if not data:
                         selector.unregister(key.fd)
-                    elif key.fd == self._errors:
+                    elif key.fd == errors:
                         self._stderr = (self._stderr + data)[-_STDERR_BYTES:]
                     else:
                         *lines, rest = (rest + data).split(b"\n")
@@ -208,17 +220,12 @@ class TrialProcess:
                 self._check_limits()
         self._child.wait()
         kill_group(self._child.pid)
-        self._close()
+        self._close(answers, errors)
         self._ended.set()
 
-    def _close(self) -> None:
+    def _close(self, answers: int, errors: int) -> None:
         with self._sending:
-            for descriptor in (
-                self._requests,
-                self._answers,
-                self._errors,
-                self._frames,
-            ):
+            for descriptor in (self._requests, answers, errors, self._frames):
                 os.close(descriptor)
             self._progress.close()
             self._requests = -1
@@ -268,17 +275,17 @@ class TrialProcess:
             memory = psutil.Process(self._child.pid).memory_info()
         except psutil.NoSuchProcess:
             return
-        taken = 0.0
+        limits, taken = self._limits, 0.0
         if self._libraries_mb is not None:
             resident, own = self._libraries_mb
             taken = memory.rss / 2**20 - resident
-            if not self._counts_files:
+            if not limits.counts_files:
                 taken = (memory.rss - memory.shared) / 2**20 - own
-        if self._memory_mb and taken > self._memory_mb:
-            self._kill(f"takes more than the {self._memory_mb} MB that models may take here")
-        if self._deadline is not None and time.monotonic() > self._deadline[0]:
-            self._kill(f"hangs: no verdict within {self._deadline[1]:g} s")
-        why = self._stopped()
+        if limits.memory_mb and taken > limits.memory_mb:
+            self._kill(f"takes more than the {limits.memory_mb} MB that models may take here")
+        if time.monotonic() > limits.deadline:
+            self._kill(f"hangs: no verdict within {limits.timeout_s:g} s")
+        why = limits.stopped()
         if why is not None:
             self._kill(why)
 
