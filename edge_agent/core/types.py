@@ -5,9 +5,10 @@ Arrays in records are never written to after construction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import field, replace
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from .errors import SampleError
 from .frozen import record
@@ -114,9 +115,93 @@ class Request:
     """What is found above this is wanted too, be the threshold higher."""
 
 
+class WayBack(Protocol):
+    """Maps coordinates of a network's input to the frame that the input was made of."""
+
+    def back(self, boxes: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return boxes (n, 4) x1, y1, x2, y2 in pixels of the frame, clipped there."""
+
+    def back_points(self, points: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return points (..., 2) x, y in pixels of the frame."""
+
+
+class Findings:
+    """What a model finds in one sample. Another kind is a subclass with what differs from this."""
+
+    __slots__ = ()
+
+    def as_json(self, digits: int = 1) -> dict[str, Any]:
+        """Return the keys of a result's payload that depend on the task of its model.
+
+        Args:
+            digits: of coordinates, after the point.
+
+        """
+        raise NotImplementedError
+
+    def words(self) -> list[str]:
+        """Return it as a few short lines, to be drawn on a picture."""
+        raise NotImplementedError
+
+    def moved(self, way: WayBack) -> Findings:
+        """Return it in pixels of the frame, given in pixels of the network's input."""
+        del way
+        return self
+
+    def above(self, threshold: float) -> Findings:
+        """Return what is of at least this score; what has no scores of its own, as it is."""
+        del threshold
+        return self
+
+    def numbers(self) -> Tensors:
+        """Return all that is found as named arrays of any shape, to be compared with a margin."""
+        return {}
+
+    @property
+    def best_score(self) -> float | None:
+        """The highest score, 0 where nothing was found; None: such findings have none."""
+        return None
+
+    @property
+    def finite(self) -> bool:
+        """Whether all numbers are finite, as far as decoders have not seen to it: JSON's are."""
+        return True
+
+
+@record
+class Column:
+    """How an optional column of detections, with one entry a box, goes along with the boxes."""
+
+    key: str
+    """In a detection's JSON."""
+    entries: Callable[[Any, int], Iterable[Any]]
+    """Returns the JSON of each entry, given the digits of coordinates; empty or 0: left out."""
+    moved: Callable[[Any, WayBack], Any] = lambda column, _: column
+    """Carries it back to the frame."""
+    numeric: bool = False
+    """Whether it holds floats, which have to be finite."""
+
+
+def _points_json(points: Array, digits: int) -> Iterable[Any]:
+    return ([[round(x, digits), round(y, digits)] for x, y in entry] for entry in points.tolist())
+
+
+COLUMNS: Mapping[str, Column] = {
+    "points": Column(
+        "points", _points_json, lambda points, way: way.back_points(points), numeric=True
+    ),
+    "tracks": Column("track", lambda tracks, _: tracks.tolist()),
+    "zones": Column("zones", lambda zones, _: map(list, zones)),
+}
+"""By field of `Detections`, in the order of the JSON's keys."""
+
+
 @record(quick=True, eq=False)
-class Detections:
-    """Boxes found in a picture, best first: parallel arrays."""
+class Detections(Findings):
+    """Boxes found in a picture, best first: parallel columns, of which some are optional.
+
+    An optional column is a field that may be None and an entry of `COLUMNS`.
+    """
 
     boxes: NDArray[np.float32]
     """(n, 4) x1, y1, x2, y2 in pixels."""
@@ -134,17 +219,105 @@ class Detections:
     def __len__(self) -> int:
         return len(self.scores)
 
+    def columns(self) -> Iterator[tuple[str, Column, Any]]:
+        """Yield the optional columns that are there: field, kind and entries."""
+        for name, column in COLUMNS.items():
+            entries = getattr(self, name)
+            if entries is not None:
+                yield name, column, entries
+
+    def select(self, index: NDArray[np.intp]) -> Detections:
+        """Return some of the detections, by their numbers (m,), with all their columns."""
+        return replace(
+            self,
+            boxes=self.boxes[index],
+            scores=self.scores[index],
+            labels=_taken(self.labels, index),
+            **{name: _taken(entries, index) for name, _, entries in self.columns()},
+        )
+
+    def moved(self, way: WayBack) -> Detections:
+        """Return them in pixels of the frame; those outside of it are left out."""
+        boxes = way.back(self.boxes)
+        inside: Any = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+        found = self
+        if not inside.all():
+            index = inside.nonzero()[0]
+            found, boxes = self.select(index), boxes[index]
+        carried = {name: column.moved(entries, way) for name, column, entries in found.columns()}
+        return replace(found, boxes=boxes, **carried)
+
+    def above(self, threshold: float) -> Detections:
+        # In the scores' own precision, as decoders compare.
+        keep: Array = self.scores >= self.scores.dtype.type(threshold)
+        return self if keep.all() else self.select(keep.nonzero()[0])
+
+    def as_json(self, digits: int = 1) -> dict[str, Any]:
+        each = zip(self.labels, self.scores.tolist(), self.boxes.tolist(), strict=True)
+        detections: list[dict[str, Any]] = [
+            {
+                "label": label,
+                "score": round(score, 4),
+                "box": [round(side, digits) for side in box],
+            }
+            for label, score, box in each
+        ]
+        for _, column, entries in self.columns():
+            for detection, entry in zip(detections, column.entries(entries, digits), strict=True):
+                if entry:
+                    detection[column.key] = entry
+        return {"detections": detections}
+
+    @property
+    def best_score(self) -> float:
+        return float(self.scores[0]) if len(self) else 0.0
+
+    @property
+    def finite(self) -> bool:
+        import numpy as np
+
+        numeric = (entries for _, column, entries in self.columns() if column.numeric)
+        return all(bool(np.isfinite(entries).all()) for entries in numeric)
+
+
+def _taken(column: Any, index: Array) -> Any:
+    """Return some entries of a column, an array or a tuple, by their numbers."""
+    if isinstance(column, tuple):
+        return tuple([column[place] for place in index.tolist()])
+    return column[index]
+
 
 @record(quick=True)
-class Classes:
+class Classes(Findings):
     """Classes of a picture or window, best first."""
 
     labels: tuple[str, ...]
     scores: tuple[float, ...]
 
+    def select(self, index: NDArray[np.intp]) -> Classes:
+        """Return some of the classes, by their numbers (m,)."""
+        return Classes(_taken(self.labels, index), _taken(self.scores, index))
+
+    def above(self, threshold: float) -> Classes:
+        count = sum(score >= threshold for score in self.scores)
+        return Classes(self.labels[:count], self.scores[:count])
+
+    def as_json(self, digits: int = 1) -> dict[str, Any]:
+        del digits
+        each = zip(self.labels, self.scores, strict=True)
+        return {"classes": [{"label": label, "score": round(float(s), 4)} for label, s in each]}
+
+    def words(self) -> list[str]:
+        each = zip(self.labels[:5], self.scores[:5], strict=True)
+        return [f"{label} {score:.2f}" for label, score in each]
+
+    @property
+    def best_score(self) -> float:
+        return float(self.scores[0]) if self.scores else 0.0
+
 
 @record(quick=True)
-class Anomaly:
+class Anomaly(Findings):
     """Distance of a window from normal."""
 
     score: float
@@ -159,22 +332,72 @@ class Anomaly:
     def anomalous(self) -> bool:
         return self.threshold is not None and self.score > self.threshold and not self.held
 
+    def as_json(self, digits: int = 1) -> dict[str, Any]:
+        del digits
+        anomaly: dict[str, Any] = {
+            "score": significant(self.score),
+            "threshold": self.threshold,
+            "anomalous": self.anomalous,
+        }
+        if self.learning is not None:
+            anomaly["learning"] = round(self.learning, 3)
+        return {"anomaly": anomaly}
+
+    def words(self) -> list[str]:
+        return [f"{'ANOMALY' if self.anomalous else 'normal'} {self.score:.3g}"]
+
+    @property
+    def best_score(self) -> float:
+        return self.score
+
+    @property
+    def finite(self) -> bool:
+        return isfinite(self.score)
+
 
 @record(quick=True)
-class Values:
+class Values(Findings):
     """Named numbers."""
 
     values: Mapping[str, float]
 
+    def as_json(self, digits: int = 1) -> dict[str, Any]:
+        del digits
+        return {"values": {name: significant(value) for name, value in self.values.items()}}
+
+    def words(self) -> list[str]:
+        return [f"{name} {value:.4g}" for name, value in list(self.values.items())[:12]]
+
+    def numbers(self) -> Tensors:
+        import numpy as np
+
+        return {name: np.array([value]) for name, value in self.values.items()}
+
+    @property
+    def finite(self) -> bool:
+        return all(map(isfinite, self.values.values()))
+
 
 @record(quick=True, eq=False)
-class RawTensors:
+class RawTensors(Findings):
     """The network's outputs, undecoded."""
 
     tensors: Tensors
 
+    def as_json(self, digits: int = 1) -> dict[str, Any]:
+        del digits
+        return {"tensors": {name: array.tolist() for name, array in self.tensors.items()}}
 
-Findings = Detections | Classes | Anomaly | Values | RawTensors
+    def words(self) -> list[str]:
+        return [f"{name} {list(a.shape)}" for name, a in list(self.tensors.items())[:12]]
+
+    def numbers(self) -> Tensors:
+        return self.tensors
+
+
+def significant(value: float) -> float:
+    """Round to six significant digits: values may be of any size."""
+    return float(f"{value:.6g}")
 
 
 @record(quick=True)

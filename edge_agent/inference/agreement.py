@@ -23,9 +23,7 @@ from ..core.types import (
     Classes,
     Detections,
     Findings,
-    RawTensors,
     Tensors,
-    Values,
 )
 
 if TYPE_CHECKING:
@@ -228,14 +226,8 @@ def compare_findings(expected: Findings, found: Findings, margin: Margin) -> Agr
             ):
                 return Agreement(True, "score within the tolerance")
             return margin.disagreement(f"score {found.score:.4g}, expected {expected.score:.4g}")
-        case Values(), Values():
-            one, other = (
-                {name: np.array([value]) for name, value in each.values.items()}
-                for each in (expected, found)
-            )
-            return compare_tensors(one, other, margin)
-        case RawTensors(), RawTensors():
-            return compare_tensors(expected.tensors, found.tensors, margin)
+        case _ if type(found) is type(expected):
+            return compare_tensors(expected.numbers(), found.numbers(), margin)
         case _:
             why = f"{type(found).__name__}, expected {type(expected).__name__}"
             return margin.disagreement(why)

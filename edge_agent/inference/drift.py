@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.files import replace_file
-from ..core.types import Anomaly, Array, Classes, Detections, Findings, Sample
+from ..core.types import Array, Findings, Sample
 from ..models.drift import DRIFT, MOST_CHANNELS, Distribution, Usual, content
 
 GRID = (12, 16)
@@ -77,22 +77,6 @@ def channel_names(count: int, *, picture: bool, known: Sequence[int | str] = ())
     if len(known) == count:
         return tuple(map(str, known))
     return tuple(map(str, range(count))) if count > 1 else ("all",)
-
-
-def best_score(found: Findings) -> float | None:
-    """Return the score of a result, of several the best; None: such results have none.
-
-    Where nothing was found it is 0.
-    """
-    match found:
-        case Detections():
-            return float(found.scores[0]) if len(found) else 0.0
-        case Classes():
-            return float(found.scores[0]) if found.scores else 0.0
-        case Anomaly():
-            return found.score
-        case _:
-            return None
 
 
 def distribution(column: Array) -> Distribution:
@@ -181,7 +165,7 @@ def usual_of(
     for sample, found in results:
         some = values(sample.data, picture=sample.picture, seq=sample.seq)
         names = names or channel_names(some.shape[1], picture=sample.picture, known=channels)
-        learner.add(some, best_score(found))
+        learner.add(some, found.best_score)
     if not names:
         raise ValueError("no results to learn from")
     return learner.usual(names, floor)

@@ -6,7 +6,6 @@ Knows no pipeline and no broker; where the model came from is the library's busi
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -15,15 +14,14 @@ from math import inf
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..core.containment import contained, converted
 from ..core.errors import AgentError, EngineError, ModelError, SampleError
 from ..core.flight_recorder import call_target, recorder
 from ..core.frozen import record
 from ..core.types import (
-    Anomaly,
     Array,
-    Detections,
     Findings,
     Kind,
     Outcome,
@@ -33,7 +31,6 @@ from ..core.types import (
     Tensors,
     TensorSpec,
     Timing,
-    Values,
 )
 from ..models.manifest import MANIFEST, InputSpec, ModelFolder
 from .cost import Cost
@@ -64,6 +61,22 @@ class PreparedSample:
     by: Model | None = None
     """For whose network."""
     region: Region | None = None
+
+    def back(self, boxes: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Carry boxes (n, 4) x1, y1, x2, y2 of the network's input back to the frame."""
+        assert self.placement is not None  # noqa: S101 - of a picture
+        carried = self.placement.back(boxes)
+        return carried if self._whole else carried + np.array([self.dx, self.dy] * 2, np.float32)
+
+    def back_points(self, points: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Carry points (..., 2) x, y of the network's input back to the frame."""
+        assert self.placement is not None  # noqa: S101 - of a picture
+        carried = self.placement.back_points(points)
+        return carried if self._whole else carried + np.array([self.dx, self.dy], np.float32)
+
+    @property
+    def _whole(self) -> bool:
+        return not (self.dx or self.dy)
 
 
 class BatchRunner(Protocol):
@@ -301,9 +314,11 @@ class Model:
             threshold = min(threshold, request.least)
         try:
             found = self._decode(outputs, prepared.tensors, threshold)
-            if isinstance(found, Detections) and prepared.placement is not None:
-                found = place(found, prepared.placement, prepared.dx, prepared.dy)
-            check_finite(found)
+            if prepared.placement is not None:
+                found = found.moved(prepared)
+            # Decoders check what they read; JSON has no infinity.
+            if not found.finite:
+                raise SampleError("outputs: what they stand for is not finite")
         except AgentError as problem:
             self.record_failure(problem, request.sample, request.region)
             raise
@@ -469,43 +484,6 @@ def cut(data: Array, region: Region) -> tuple[Array, int, int]:
     x1, y1 = min(max(region[0], 0), width - 1), min(max(region[1], 0), height - 1)
     x2, y2 = max(min(region[2], width), x1 + 1), max(min(region[3], height), y1 + 1)
     return data[y1:y2, x1:x2], x1, y1
-
-
-def check_finite(found: Findings) -> None:
-    """Check that no number has become infinite on the way from outputs that were finite.
-
-    Decoders check what they read, and boxes are cut to the picture; JSON has no infinity.
-
-    Raises:
-        SampleError: one has.
-
-    """
-    match found:
-        case Detections() if found.points is not None:
-            finite = bool(np.isfinite(found.points).all())
-        case Anomaly():
-            finite = math.isfinite(found.score)
-        case Values():
-            finite = all(map(math.isfinite, found.values.values()))
-        case _:
-            return
-    if not finite:
-        raise SampleError("outputs: what they stand for is not finite")
-
-
-def place(found: Detections, placement: Placement, dx: int, dy: int) -> Detections:
-    """Carry boxes from the network's input back to the frame; those outside it are left out."""
-    boxes = placement.back(found.boxes)
-    points = None if found.points is None else placement.back_points(found.points)
-    inside = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1))
-    if len(inside) < len(boxes):
-        labels = tuple(found.labels[place] for place in inside)
-        found = replace(found, scores=found.scores[inside], labels=labels)
-        boxes, points = boxes[inside], None if points is None else points[inside]
-    if dx or dy:
-        boxes = boxes + np.array([dx, dy, dx, dy], np.float32)
-        points = None if points is None else points + np.array([dx, dy], np.float32)
-    return replace(found, boxes=boxes, points=points)
 
 
 def load_model(

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
-from ..core.types import Anomaly, Classes, Detections, Findings, Outcome, RawTensors, Sample, Values
+from ..core.types import Outcome, Sample
 
 SCHEMA = 1
 UNSET = "unset"
@@ -46,60 +46,6 @@ def number(value: float, digits: int) -> float:
     return round(float(value), digits)
 
 
-def findings(found: Findings, digits: int = 1) -> dict[str, Any]:
-    """Return the keys of a result that depend on the task of its model."""
-    match found:
-        case Detections():
-            return {"detections": detections(found, digits)}
-        case Classes():
-            return {
-                "classes": [
-                    {"label": label, "score": number(score, 4)}
-                    for label, score in zip(found.labels, found.scores, strict=True)
-                ]
-            }
-        case Anomaly():
-            anomaly: dict[str, Any] = {
-                "score": significant(found.score),
-                "threshold": found.threshold,
-                "anomalous": found.anomalous,
-            }
-            if found.learning is not None:
-                anomaly["learning"] = number(found.learning, 3)
-            return {"anomaly": anomaly}
-        case Values():
-            return {"values": {name: significant(value) for name, value in found.values.items()}}
-        case RawTensors():
-            return {"tensors": {name: array.tolist() for name, array in found.tensors.items()}}
-
-
-def significant(value: float) -> float:
-    """Round to six significant digits: values may be of any size."""
-    return float(f"{value:.6g}")
-
-
-def detections(found: Detections, digits: int = 1) -> list[dict[str, Any]]:
-    """Return one entry a box, best first."""
-    entries: list[dict[str, Any]] = [
-        {"label": label, "score": number(score, 4), "box": [number(side, digits) for side in box]}
-        for label, score, box in zip(
-            found.labels, found.scores.tolist(), found.boxes.tolist(), strict=True
-        )
-    ]
-    if found.points is not None:
-        for entry, points in zip(entries, found.points.tolist(), strict=True):
-            entry["points"] = [[number(x, digits), number(y, digits)] for x, y in points]
-    if found.tracks is not None:
-        for entry, track in zip(entries, found.tracks.tolist(), strict=True):
-            if track:
-                entry["track"] = track
-    if found.zones is not None:
-        for entry, zones in zip(entries, found.zones, strict=True):
-            if zones:
-                entry["zones"] = list(zones)
-    return entries
-
-
 def result(
     device: str, session: str, pipeline: str, sample: Sample, outcome: Outcome, age_ms: float
 ) -> dict[str, Any]:
@@ -121,12 +67,12 @@ def result(
         payload["began"] = iso(sample.began_ns)
     if sample.file is not None:
         payload["file"] = sample.file
-    payload.update(findings(outcome.findings))
+    payload.update(outcome.findings.as_json())
     if outcome.then and "detections" in payload:
         for stage, second in outcome.then.items():
             for entry, found in zip(payload["detections"], second.found, strict=True):
                 if found is not None:
-                    entry.setdefault("then", {})[stage] = findings(found)
+                    entry.setdefault("then", {})[stage] = found.as_json()
     payload["timing"] = {
         "age_ms": number(age_ms, 2),
         "preprocess_ms": number(outcome.timing.preprocess_ms, 3),

@@ -544,7 +544,7 @@ def check_decoders(
         assert np.isfinite(found.boxes).all()
         assert np.isfinite(found.scores).all()
         assert len(found.boxes) == len(found.scores) == len(found.labels)
-        wire.encode(wire.findings(found))
+        wire.encode(found.as_json())
 
 
 # The wire

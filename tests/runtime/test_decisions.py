@@ -10,7 +10,6 @@ import pytest
 from edge_agent.core.errors import ModelError
 from edge_agent.core.types import Anomaly, Classes, Outcome, Timing
 from edge_agent.models.manifest import OutputSpec, parse
-from edge_agent.mqtt import payloads
 from edge_agent.runtime.pipelines.decisions import Decisions
 from edge_agent.runtime.pipelines.learned import LearnedValues
 
@@ -41,7 +40,7 @@ def test_a_threshold_is_learned_and_kept(tmp_path: Path) -> None:
     decisions = Decisions("p", LearnedValues(tmp_path).thresholds)
     first = judge(decisions, LEARNS, *range(1, 10))
     assert [one.anomalous for one in first] == [False] * 9
-    assert payloads.findings(first[4])["anomaly"] == {
+    assert first[4].as_json()["anomaly"] == {
         "score": 5.0,
         "threshold": None,
         "anomalous": False,

@@ -8,7 +8,7 @@ import pytest
 from edge_agent.config.settings import Pipeline
 from edge_agent.config.shapes import line_trouble, polygon_trouble
 from edge_agent.core.types import Classes, Detections
-from edge_agent.runtime.pipelines.filters import Filter, above
+from edge_agent.runtime.pipelines.filters import Filter
 from edge_agent.runtime.pipelines.masks import Masks
 
 
@@ -66,7 +66,7 @@ def test_classes_are_filtered_alike() -> None:
     found = Classes(("cat", "dog", "cow"), (0.6, 0.3, 0.1))
     chosen = Filter(pipeline(labels=("dog", "cow"), thresholds={"cow": 0.2}))
     assert chosen.kept(found, 0.0) == Classes(("dog",), (0.3,))
-    assert above(found, 0.2) == Classes(("cat", "dog"), (0.6, 0.3))
+    assert found.above(0.2) == Classes(("cat", "dog"), (0.6, 0.3))
 
 
 def test_a_mask_leaves_no_pixel_of_its_area() -> None:

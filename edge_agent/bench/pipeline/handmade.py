@@ -26,7 +26,6 @@ from paho.mqtt.enums import CallbackAPIVersion
 from ...core.types import Array, Detections, TensorSpec
 from ...inference.decode.registry import build_decoder
 from ...models.manifest import load
-from ...mqtt.payloads import findings
 from ..common.recipe import recipe
 from ..common.start_script import Way, prepare
 from .plain import specs, to_frame
@@ -104,7 +103,7 @@ def main(clip: str, model: str, engine: str, threads: str, port: str, topic: str
         )
         if isinstance(found, Detections):
             to_frame(found, way)
-        payload = {"seq": seq, "time": taken, "model": folder.manifest.id, **findings(found)}
+        payload = {"seq": seq, "time": taken, "model": folder.manifest.id, **found.as_json()}
         client.publish(topic, json.dumps(payload))
         seq += 1
 

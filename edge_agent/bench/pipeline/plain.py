@@ -22,7 +22,6 @@ from paho.mqtt.enums import CallbackAPIVersion
 from ...core.types import Detections, TensorSpec
 from ...inference.decode.registry import build_decoder
 from ...models.manifest import load
-from ...mqtt.payloads import findings
 from ..common.recipe import recipe
 from ..common.start_script import Way, prepare
 
@@ -83,7 +82,7 @@ def main(clip: str, model: str, port: str, topic: str) -> None:
         )
         if isinstance(found, Detections):
             to_frame(found, way)
-        payload = {"seq": seq, "time": taken, "model": folder.manifest.id, **findings(found)}
+        payload = {"seq": seq, "time": taken, "model": folder.manifest.id, **found.as_json()}
         client.publish(topic, json.dumps(payload))
         seq += 1
 

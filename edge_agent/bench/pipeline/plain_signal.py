@@ -29,7 +29,6 @@ from ...inference.model import default_threshold
 from ...inference.preprocess.features import features_of
 from ...inference.preprocess.inputs import constants, sample_input
 from ...models.manifest import InputSpec, load
-from ...mqtt.payloads import findings
 from ...sources.spec import SourceSpec, parse_source
 from .plain import specs
 
@@ -125,7 +124,7 @@ def main(source: str, model: str, port: str, topic: str) -> None:
             tensors = {o.name: r for o, r in zip(outputs, results, strict=True)}
             found = decode(tensors, {given.name: feeds[given.name]}, threshold)
             feeds |= {name: tensors[left] for name, left in wanted.state.items()}
-            payload = {"seq": seq, "time": taken, "model": folder.manifest.id, **findings(found)}
+            payload = {"seq": seq, "time": taken, "model": folder.manifest.id, **found.as_json()}
             client.publish(topic, json.dumps(payload))
             seq += 1
 

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 
 from ...core.errors import SampleError
-from ...core.types import Anomaly, Array, Classes, Detections, Findings, RawTensors, Values
+from ...core.types import Array, Detections, Findings
 from ...inference.model import Region
 from .overlay import Shape
 
@@ -51,30 +51,10 @@ def annotate(
         _box(canvas, (x1, y1, min(x2, width - 1), min(y2, height - 1)), LIGHT, 1)
     for shape in shapes:
         _shape(canvas, shape, scale, thick)
-    match found:
-        case Detections():
-            _detections(canvas, found, scale, thick)
-        case Classes():
-            lines = [
-                f"{n} {s:.2f}" for n, s in zip(found.labels[:5], found.scores[:5], strict=True)
-            ]
-            _lines(canvas, lines, scale)
-        case Anomaly():
-            _lines(
-                canvas, [f"{'ANOMALY' if found.anomalous else 'normal'} {found.score:.3g}"], scale
-            )
-        case Values():
-            _lines(
-                canvas,
-                [f"{name} {value:.4g}" for name, value in list(found.values.items())[:12]],
-                scale,
-            )
-        case RawTensors():
-            _lines(
-                canvas,
-                [f"{name} {list(a.shape)}" for name, a in list(found.tensors.items())[:12]],
-                scale,
-            )
+    if isinstance(found, Detections):
+        _detections(canvas, found, scale, thick)
+    elif found is not None:
+        _lines(canvas, found.words(), scale)
     return canvas
 
 

@@ -74,7 +74,7 @@ class Drift:
             # The first result is on its way: nothing more is imported for it.
             self._model = ""
             return
-        from ...inference.drift import best_score, values
+        from ...inference.drift import values
 
         if model.id != self._model or limit != self._limit:
             self._begin(model, limit)
@@ -85,7 +85,7 @@ class Drift:
         if self._values and self._values[0].shape[1] != some.shape[1]:
             self._begin(model, limit)
         self._values.append(some)
-        score = best_score(found)
+        score = found.best_score
         if score is not None:
             self._scores.append(score)
         if len(self._values) >= TOGETHER:

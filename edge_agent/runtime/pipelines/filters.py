@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from ...config.settings import Pipeline as PipelineSettings
@@ -46,43 +44,16 @@ class Filter:
         if self._thresholds:
             own = [self._thresholds.get(label, threshold) for label in found.labels]
             limits = np.asarray(own, np.float32)
-        if isinstance(found, Classes):
-            keep = wanted & (np.asarray(found.scores, np.float32) >= limits)
-            if keep.all():
-                return found, None
-            there = np.nonzero(keep)[0].tolist()
-            labels = tuple(found.labels[index] for index in there)
-            return Classes(labels, tuple(found.scores[index] for index in there)), None
-        if self._min_box is not None and len(found):
+        if isinstance(found, Detections) and self._min_box is not None and len(found):
             sides = found.boxes[:, 2:] - found.boxes[:, :2]
             wanted &= (sides >= self._min_box).all(axis=1)
         # The decoder's own comparison, in the scores' precision.
-        sure = found.scores >= limits
+        sure = np.asarray(found.scores, np.float32) >= limits
         keep = wanted & sure
         if keep.all():
             return found, None
-        weak = np.nonzero(wanted & ~sure)[0]
-        passing = select(found, np.nonzero(keep)[0])
-        return passing, select(found, weak) if weak.size else None
-
-
-def above(found: Findings, threshold: float) -> Findings:
-    """Return the detections or classes of at least this score; anything else as it is."""
-    if isinstance(found, Detections):
-        keep = found.scores >= np.float32(threshold)
-        return found if keep.all() else select(found, np.nonzero(keep)[0])
-    if isinstance(found, Classes) and found.scores and found.scores[-1] < threshold:
-        count = sum(score >= threshold for score in found.scores)
-        return Classes(found.labels[:count], found.scores[:count])
-    return found
-
-
-def select(found: Detections, indices: Array) -> Detections:
-    """Return some of the detections, by their indices."""
-    return replace(
-        found,
-        boxes=found.boxes[indices],
-        scores=found.scores[indices],
-        labels=tuple(found.labels[index] for index in indices.tolist()),
-        points=None if found.points is None else found.points[indices],
-    )
+        passing = found.select(np.flatnonzero(keep))
+        weak = np.flatnonzero(wanted & ~sure)
+        if isinstance(found, Classes) or not weak.size:
+            return passing, None
+        return passing, found.select(weak)

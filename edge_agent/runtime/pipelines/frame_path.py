@@ -15,7 +15,7 @@ from ...core.types import Detections, Findings, Outcome, Request, Sample, State
 from ...inference.model import Model, Region
 from .decisions import Decisions
 from .drift import Drift
-from .filters import Filter, above
+from .filters import Filter
 from .learned import LearnedValues
 from .second_stage import add
 from .sinks import ResultStage
@@ -131,4 +131,4 @@ class FramePath:
         """Return an answer as it had been without what only tracks and labels ask for."""
         if self._least is None:
             return outcome
-        return replace(outcome, findings=above(outcome.findings, self.limit(model)))
+        return replace(outcome, findings=outcome.findings.above(self.limit(model)))
