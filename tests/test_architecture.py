@@ -60,6 +60,7 @@ HOMES: Mapping[str, str] = {
         "runtime.pipelines.motion_gate runtime.pipelines.masks cli.signal_plot bench"
     ),
     "PIL": "inference.preprocess.resize",
+    "av": "sources.video sources.hw_decode sources.camera sources.clip",
     "cryptography": "models.packages",
     "pydantic": "core.schema config.load",
     "pydantic_core": "core.schema",
@@ -90,7 +91,7 @@ DISTRIBUTIONS: Mapping[str, str] = {
 }
 
 HEAVY = (
-    *("openvino", "onnxruntime", "onnx", "cv2", "pydantic", "pydantic_settings"),
+    *("openvino", "onnxruntime", "onnx", "cv2", "av", "pydantic", "pydantic_settings"),
     *("paho", "cryptography", "rich", "psutil", "amqtt", "prometheus_client", "matplotlib"),
     *("lap", "torch", "PIL"),
 )

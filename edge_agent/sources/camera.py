@@ -1,4 +1,4 @@
-"""Cameras: network streams (RTSP, MJPEG over HTTP) and V4L2 devices."""
+"""Cameras: network streams (RTSP, HTTP) and V4L2 devices."""
 
 from __future__ import annotations
 
@@ -12,151 +12,220 @@ from typing import Any
 
 from ..core.errors import SampleError, SourceError
 from ..core.types import Kind, Reading
+from ..device.resources import usable_cpus
+from .frame_pool import FRAME_POOL
 from .hw_decode import HARDWARE
-from .opencv import check_size, open_camera, open_device
-from .source import SourceContext
+from .opencv import check_size, load
+from .source import Source, SourceContext
 from .spec import SourceSpec
 
-# How long a stream may take to open. FFmpeg has been seen to take twice as long over a server that
-# stalls, so whoever needs a bound keeps a clock of their own; a read gets half of that bound.
-TIMEOUT_MS = 5000
+OPEN_SECONDS = (5.0, 25.0)
+"""How long a stream may take to open: as long as it may be silent, within these."""
 # Failures in a row that a network camera may have: one damaged picture is not its end.
-# A stream that is closed fails as often within a millisecond.
 FAILURES = 25
-# A read that took so much of its time-out is not tried again: the time-out may come a bit early.
-EARLY = 0.9
 # After the first failure, seconds.
 PATIENCE = 2.0
+LOST = "the camera stopped sending pictures (connection closed, unplugged, or silent for too long)"
 
 
-class Camera:
-    """A camera that is running; a picture not taken in time is gone."""
+class StreamCamera:
+    """A network camera whose stream is decoded; a picture not taken in time is gone."""
 
     kind: Kind = "picture"
     lossless = False
     trouble = None
 
-    def __init__(
-        self,
-        name: str,
-        capture: Any,
-        closing: threading.Event,
-        failures: int = 1,
-        timeout: float = TIMEOUT_MS / 1000,
-    ) -> None:
-        """Make a source of an opened cv2.VideoCapture, which it owns from now on.
+    def __init__(self, spec: SourceSpec, context: SourceContext) -> None:
+        """Open the stream.
 
-        Args:
-            name: what errors call it.
-            capture: the stream or device.
-            closing: once set, nothing more is read.
-            failures: so many reads in a row that give no picture mean that it is lost.
-            timeout: of a read, seconds.
+        Raises:
+            SourceError: nothing answers, access is refused, or it cannot be decoded.
+
         """
+        # Here: devices have no use for it.
+        import av
+
+        from .video import FEW_CORES, NETWORK, Video
+
+        self._name = spec.redacted
+        self._closing = context.closing
+        self._problem: SampleError | None = None
+        self._failed, self._patience = 0, 0.0
+        shortest, longest = OPEN_SECONDS
+        patience = min(max(shortest, spec.stall_seconds), longest)
+        options = dict(NETWORK)
+        transport = spec.options.get("transport")
+        # Lost packets of UDP smear pictures; so it is asked for only where TCP is refused.
+        options |= {"rtsp_transport": transport} if transport else {"rtsp_flags": "prefer_tcp"}
+        try:
+            self._video = Video(
+                *(spec.text, self._name, options),
+                # One frame is decoded later for each thread beyond the first. Two keep up with
+                # large pictures where there are cores to spare.
+                threads=2 if usable_cpus() >= FEW_CORES else 1,
+                keys=spec.options.get("frames") == "key",
+                timeouts=(patience, spec.stall_seconds / 2),
+                hardware=context.hardware_decoding,
+            )
+        except av.FFmpegError as problem:
+            why = _why_closed(problem, spec.text, patience)
+            raise SourceError(f"{self._name}: {why}") from None
+
+    def grab(self) -> bool:
+        """Wait for the next picture, or for one that cannot be decoded."""
+        if self._closing.is_set():
+            return False
+        self._problem = None
+        try:
+            if not self._video.advance():
+                HARDWARE.check_not_doubted(self._name)
+                raise SourceError(f"{self._name}: {LOST}")
+            self._failed, self._patience = 0, 0.0
+        except SampleError as problem:
+            HARDWARE.check_not_doubted(self._name)
+            self._problem = problem
+            self._failed += 1
+            now = time.monotonic()
+            self._patience = self._patience or now + PATIENCE
+            if self._failed >= FAILURES or now > self._patience:
+                raise SourceError(f"{self._name}: {LOST}") from None
+        except SourceError:
+            if self._closing.is_set():
+                return False
+            raise SourceError(f"{self._name}: {LOST}") from None
+        self._time_ns, self._since = time.time_ns(), time.monotonic()
+        return True
+
+    def retrieve(self) -> Reading:
+        """Convert the picture that was grabbed."""
+        if self._problem is not None:
+            raise SampleError(f"{self._name}: a picture could not be decoded")
+        return Reading(self._video.picture(), self._time_ns, self._since)
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._video.close()
+
+
+class DeviceCamera:
+    """A V4L2 device that is running."""
+
+    kind: Kind = "picture"
+    lossless = False
+    trouble = None
+
+    def __init__(self, name: str, capture: Any, closing: threading.Event) -> None:
+        """Make a source of an opened cv2.VideoCapture, which it owns from now on."""
         self._name = name
         self._capture = capture
         self._closing = closing
-        self._failures = failures
-        self._timeout = timeout
-        self._failed = 0
-        """Pictures that could not be decoded, before the one that is ahead, not told of yet."""
-        self._ahead = False
-        self._whole = True
-        self._time_ns, self._since = 0, 0.0
+        self._shape: tuple[int, ...] | None = None
 
     def grab(self) -> bool:
         """Wait for the next picture."""
         if self._closing.is_set():
             return False
-        if not self._ahead and not self._find():
-            return False
-        # First those that were damaged, each for itself.
-        self._whole = self._failed == 0
-        if self._whole:
-            self._ahead = False
-        else:
-            self._failed -= 1
-        return True
-
-    def _find(self) -> bool:
-        """Wait for the next picture that can be decoded, and note how many before it cannot.
-
-        Returns:
-            False once the source is to be closed.
-
-        Raises:
-            SourceError: there is none.
-        """
-        patience = 0.0
-        for failed in range(self._failures):
-            began = time.monotonic()
-            if self._capture.grab():
-                self._time_ns, self._since = time.time_ns(), time.monotonic()
-                self._failed, self._ahead = failed, True
-                return True
-            HARDWARE.check_not_doubted(self._name)
+        if not self._capture.grab():
             if self._closing.is_set():
                 return False
-            now = time.monotonic()
-            patience = patience or now + PATIENCE
-            if now > patience or now - began > EARLY * self._timeout:
-                break
-        raise SourceError(
-            f"{self._name}: the camera stopped sending pictures "
-            "(connection closed, device unplugged, or silent for too long)"
-        )
+            raise SourceError(f"{self._name}: {LOST}")
+        self._time_ns, self._since = time.time_ns(), time.monotonic()
+        return True
 
     def retrieve(self) -> Reading:
         """Convert the picture that was grabbed."""
-        if not self._whole:
-            raise SampleError(f"{self._name}: a picture could not be decoded")
-        problem = "a picture could not be converted to BGR"
-        picture = HARDWARE.picture(self._capture, self._name, problem)
+        # Most are as large as the one before; of another size, OpenCV gives one of its own.
+        memory = None if self._shape is None else FRAME_POOL.lend(self._shape)
+        good, picture = self._capture.retrieve(memory)
+        if not good or picture is None or picture.ndim != 3:
+            raise SampleError(f"{self._name}: a picture could not be converted to BGR")
+        self._shape = picture.shape
         return Reading(picture, self._time_ns, self._since)
 
     def close(self) -> None:
-        """Close the stream or device."""
+        """Close the device."""
         self._capture.release()
 
 
-def open_source(spec: SourceSpec, context: SourceContext) -> Camera:
+def open_source(spec: SourceSpec, context: SourceContext) -> Source:
     """Open a network stream or a device.
 
     Raises:
         SourceError: nothing answers, access is refused, or it is not a stream that can be decoded.
+
     """
     if spec.path is not None:
         return _open_device(spec, spec.path, context.closing)
-    timeout = spec.stall_seconds / 2
-    capture = open_camera(
-        *(spec.text, spec.redacted, TIMEOUT_MS, round(timeout * 1000)),
-        hardware=context.hardware_decoding,
-    )
-    if not capture.isOpened():
-        capture.release()
-        # Needed only here.
-        from .ask_camera import why_closed
+    if spec.form.scheme not in {"http", "https"}:
+        return StreamCamera(spec, context)
+    from .http_get import get, where
 
-        raise SourceError(f"{spec.redacted}: {why_closed(spec.text)}")
-    check_size(capture, spec.redacted)
-    return Camera(spec.redacted, capture, context.closing, FAILURES, timeout)
+    answer = get(spec.text, spec.redacted)
+    media = answer.media
+    if not media or media.startswith(("multipart/", "image/")) or "jpeg" in media:
+        from .http_camera import HttpCamera
+
+        return HttpCamera(spec, context, answer)
+    answer.channel.close()
+    if media.startswith("text/"):
+        raise SourceError(
+            f"{spec.redacted}: {where(spec.text)} answers with {media}, not with a video stream; "
+            "check the path"
+        )
+    return StreamCamera(spec, context)
 
 
-def _open_device(spec: SourceSpec, path: Path, closing: threading.Event) -> Camera:
+def _why_closed(problem: Exception, url: str, patience: float) -> str:
+    """Return why a stream did not open, with the mend; no secret of the URL is in it."""
+    import av
+
+    from .http_get import refusal, unreachable, where
+
+    statuses: dict[type[Exception], int] = {
+        av.error.HTTPUnauthorizedError: 401,
+        av.error.HTTPForbiddenError: 403,
+        av.error.HTTPNotFoundError: 404,
+    }
+    status = statuses.get(type(problem))
+    place = where(url)
+    match problem:
+        case _ if status is not None:
+            return refusal(status, url)
+        case av.error.ExitError() | TimeoutError():
+            return f"{place} is too slow: no stream came within {patience:g} s"
+        case av.error.HTTPError():
+            return f"{place} refuses it ({problem.strerror}); check the path"
+        case OSError(errno=errno.EPROTONOSUPPORT):
+            return f"{place} refuses this transport (461); leave ?transport out, or write the other"
+        case OSError(errno=errno.EIO):
+            return f"nothing answers at {place}: is the name right, the camera on and reachable?"
+        case av.error.InvalidDataError() | av.error.EOFError():
+            return f"{place} answers, but not with a video stream; check the path"
+        case OSError():
+            return unreachable(problem, url)
+    return f"{place} answers, but not with a video stream; check the path"
+
+
+def _open_device(spec: SourceSpec, path: Path, closing: threading.Event) -> DeviceCamera:
     # Here: network cameras have no use for it.
     from .v4l2 import DEVICES
 
     node = DEVICES.locate(path)
     _check_device(spec, node)
-    capture = open_device(str(node))
+    cv2 = load()
+    capture = cv2.VideoCapture(str(node), cv2.CAP_V4L2)
+    # The fewest that old pictures can wait in. With 1, a driver has no buffer to fill while we
+    # hold it, and gives half its rate; drivers round up to what they need.
+    capture.set(cv2.CAP_PROP_BUFFERSIZE, 2)
     if not capture.isOpened():
         capture.release()
         raise SourceError(
             f"{spec.redacted}: is not a camera that gives pictures, or another program uses it"
         )
-    check_size(capture, spec.redacted)
+    width, height = cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT
+    check_size(spec.redacted, int(capture.get(width)), int(capture.get(height)))
     DEVICES.remember(path, node)
-    return Camera(spec.redacted, capture, closing)
+    return DeviceCamera(spec.redacted, capture, closing)
 
 
 def _check_device(spec: SourceSpec, node: Path) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
-from typing import Any
 
 from ..core.errors import SampleError, SourceError
 from ..core.text import naming
 from ..core.types import Kind, Reading
+from ..device.resources import usable_cpus
 from .hw_decode import HARDWARE
-from .opencv import check_size, load, open_clip
 from .pacing import wait_until
 from .source import SourceContext
 from .spec import SourceSpec
+from .video import FEW_CORES, FILE, Video
 
 log = logging.getLogger(__name__)
 
@@ -22,12 +21,6 @@ log = logging.getLogger(__name__)
 USUAL_RATE = 25.0
 # A longer pause between two frames is a damaged time stamp, which would freeze the picture.
 LONGEST_PAUSE = 10.0
-# OpenCV says the same of a frame that cannot be decoded and of the end. Asked again, it goes on
-# with the next frame, or says so again: within 4 us at the end (OpenCV 5, MPEG-TS; 0.2 us others).
-# So often where fewer frames have come than the header promises …
-TRIES = 1000
-# … and so often where all have: the number may be an estimate, or nonsense.
-TRIES_AT_END = 100
 
 
 class Clip:
@@ -40,21 +33,22 @@ class Clip:
         self._spec = spec
         self._name = spec.redacted
         self._context = context
-        self._cv2 = load()
-        self._capture: Any = None
         self._timing = _Timing()
         self._short: str | None = None
-        """Where it ended well before the number of frames that its header promises."""
-        self._ahead = False
-        self._failed = 0
-        """Frames that could not be decoded, before the one that is ahead, not told of yet."""
-        self._whole = True
-        """Whether what `grab` told of last can be decoded."""
+        """Where it ended well before the number of frames that its header promises, or could not be
+        read on."""
+        self._cut: str | None = None
+        """Likewise, of this pass."""
+        self._problem: SampleError | None = None
+        """Of what `grab` told of last: that it cannot be decoded."""
+        self._ahead: list[SampleError | None] = []
+        """Such a problem, or none, of what was read when the file was opened."""
         self._first = 0
         """Number of the first frame that could not be decoded; 0: all could."""
         self._damaged = 0
         self._count = 0
-        self._rewind()
+        self._grabbed = 0, 0.0
+        self._video = self._open()
 
     @property
     def lossless(self) -> bool:
@@ -65,37 +59,34 @@ class Clip:
         """Wait for the next frame, at `pace=real` until it is due."""
         if self._context.closing.is_set():
             return False
-        if not self._ahead and not self._find():
-            if self._context.closing.is_set():
-                return False
+        if not self._advance():
             self._record_if_short()
             if not self._spec.options["loop"]:
                 return False
-            self._rewind()
+            self._video.close()
+            self._video = self._open()
+            self._advance()
         self._count += 1
-        self._whole = self._failed == 0
-        if not self._whole:
-            # At once: only what can be shown has a time at which it is due.
-            self._failed -= 1
-            self._grabbed = time.time_ns(), time.monotonic()
-            return True
-        self._ahead = False
-        if not self.lossless:
-            stamp = self._capture.get(self._cv2.CAP_PROP_POS_MSEC) / 1000.0
-            if not wait_until(self._timing.due(stamp), self._context.closing):
+        # What cannot be shown has no time at which it is due.
+        if self._problem is None and not self.lossless:
+            due = self._timing.due(self._video.stamp)
+            if not wait_until(due, self._context.closing):
                 return False
         self._grabbed = time.time_ns(), time.monotonic()
         return True
 
     def retrieve(self) -> Reading:
         """Convert the frame that was grabbed."""
-        if not self._whole:
-            raise self._damage()
-        try:
-            picture = HARDWARE.picture(self._capture, self._name, "cannot be decoded")
-        except SampleError:
-            raise self._damage() from None
-        return Reading(picture, *self._grabbed)
+        what = f"{self._name}: the file is damaged: frames of it cannot be decoded"
+        if self._problem is None:
+            try:
+                return Reading(self._video.picture(), *self._grabbed)
+            except SampleError as problem:
+                what = str(problem)
+        self._damaged += 1
+        self._first = self._first or self._count
+        # One text for all, so that it is logged once.
+        raise SampleError(f"{what}, the first is number {self._first}")
 
     @property
     def trouble(self) -> str | None:
@@ -112,77 +103,70 @@ class Clip:
 
     def close(self) -> None:
         """Close the file."""
-        self._capture.release()
+        self._video.close()
 
-    def _rewind(self) -> None:
+    def _advance(self) -> bool:
+        """Go on to the next frame, or the next that was found when the file was opened."""
+        if self._ahead:
+            self._problem = self._ahead.pop(0)
+            return True
+        self._problem = None
+        try:
+            return self._video.advance()
+        except SampleError as problem:
+            self._problem = problem
+            return True
+        except SourceError as problem:
+            self._cut = str(problem)
+            return False
+
+    def _open(self) -> Video:
         """Open the file at its start: seeking back is not exact in every container."""
-        path, name = self._spec.local, self._name
+        import av
+
+        # Before it is opened, as FFmpeg's own reasons are terse.
         _check_readable(self._spec)
-        if self._capture is not None:
-            self._capture.release()
-        # Absolute, so that no name can be taken for a URL.
-        self._capture = open_clip(
-            str(path.absolute()), name, hardware=self._context.hardware_decoding
-        )
-        if not self._capture.isOpened():
-            raise SourceError(
-                f"{name}: is not a video that can be played (damaged, cut short, or of an "
-                f"unknown format); look at it with `ffprobe`"
+        try:
+            video = Video(
+                # Absolute, so that no name can be taken for a URL.
+                *(str(self._spec.local.absolute()), self._name, FILE),
+                threads=1 if usable_cpus() < FEW_CORES else 0,
+                keys=self._spec.options["frames"] == "key",
+                hardware=self._context.hardware_decoding,
             )
-        check_size(self._capture, name)
-        self._count = 0
-        self._failed = 0
-        self._ahead = self._capture.grab()
-        if not self._ahead and HARDWARE.doubt(name):
-            self._capture.release()
-            self._rewind()
-            return
-        if not self._ahead and not self._find(1):
-            self._capture.release()
-            raise SourceError(f"{name}: holds no frame that can be decoded")
-        self._timing.begin(self._capture.get(self._cv2.CAP_PROP_FPS))
-
-    def _find(self, failed: int = 0) -> bool:
-        """Grab the next frame that can be decoded, and note how many before it cannot.
-
-        Args:
-            failed: how many have been met already.
-
-        Returns:
-            False at the end, or once the source is to be closed.
-        """
-        capture, tries = self._capture, 0
-        self._ahead = capture.grab()
-        while not self._ahead:
-            if not tries:
-                more = self._count < capture.get(self._cv2.CAP_PROP_FRAME_COUNT)
-                tries = TRIES if more else TRIES_AT_END
-            failed += 1
-            if failed >= tries or self._context.closing.is_set():
-                return False
-            self._ahead = capture.grab()
-        self._failed = failed
-        return True
-
-    def _damage(self) -> SampleError:
-        """Count a frame that cannot be decoded; one text for all, so that it is logged once."""
-        self._damaged += 1
-        self._first = self._first or self._count
-        return SampleError(
-            f"{self._name}: the file is damaged: frames of it cannot be decoded, the first is "
-            f"number {self._first}"
-        )
+        except av.FFmpegError:
+            raise SourceError(
+                f"{self._name}: is not a video that can be played (damaged, cut short, or of an "
+                f"unknown format); look at it with `ffprobe`"
+            ) from None
+        self._count, self._ahead = 0, []
+        self._timing.begin(video.rate)
+        found = False
+        while not found:
+            try:
+                found = video.advance()
+                if not found:
+                    break
+                self._ahead.append(None)
+            except SampleError as problem:
+                self._ahead.append(problem)
+            except SourceError:
+                break
+        if not found:
+            video.close()
+            if HARDWARE.doubt(self._name):
+                return self._open()
+            raise SourceError(f"{self._name}: holds no frame that can be decoded")
+        return video
 
     def _record_if_short(self) -> None:
         """Record that a clip ended well before the number of frames that its header promises."""
-        promised = self._capture.get(self._cv2.CAP_PROP_FRAME_COUNT)
-        # Some containers only estimate the number, from their duration.
-        if self._count < 0.95 * promised - 2 and self._short is None:
-            self._short = (
-                f"ended after {self._count} of {promised:.0f} frames; "
-                "the file is damaged or cut short"
-            )
-            log.warning("%s: %s", self._spec.redacted, self._short)
+        came, promised = self._video.packets, self._video.promised
+        if self._cut is None and came < 0.95 * promised - 2:
+            self._cut = f"ended after {came} of {promised} frames; the file is damaged or cut short"
+        if self._cut is not None and self._short is None:
+            self._short = self._cut
+            log.warning("%s: %s", self._name, self._short)
 
 
 class _Timing:
@@ -191,25 +175,25 @@ class _Timing:
     def __init__(self) -> None:
         self._due: float | None = None
         self._period = 1.0 / USUAL_RATE
-        self._stamp = math.inf
+        self._stamp: float | None = None
 
     def begin(self, rate: float) -> None:
         """Begin a pass over the clip, which says it has so many frames a second."""
-        self._period = 1.0 / (rate if math.isfinite(rate) and 0.01 < rate <= 1000 else USUAL_RATE)
-        self._stamp = math.inf
+        self._period = 1.0 / (rate if 0.01 < rate <= 1000 else USUAL_RATE)
+        self._stamp = None
 
-    def due(self, stamp: float) -> float:
+    def due(self, stamp: float | None) -> float:
         """Return when the frame of a time stamp, seconds, is due on the monotonic clock.
 
         A frame that comes late because decoding is slow does not move those after it.
         """
-        # The first of a pass has no step, and follows on the last of the pass before.
-        step = stamp - self._stamp
-        self._stamp = stamp
+        before, self._stamp = self._stamp, stamp
         if self._due is None:
             self._due = time.monotonic()
-        else:
-            self._due += step if 0 < step <= LONGEST_PAUSE else self._period
+            return self._due
+        # The first of a pass has no step, and follows on the last of the pass before.
+        step = 0.0 if stamp is None or before is None else stamp - before
+        self._due += step if 0 < step <= LONGEST_PAUSE else self._period
         return self._due
 
 
@@ -218,12 +202,13 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Clip:
 
     Raises:
         SourceError: it is missing, cannot be read, or holds nothing that can be played.
+
     """
     return Clip(spec, context)
 
 
 def _check_readable(spec: SourceSpec) -> None:
-    """Raise with the reason why a file cannot be opened, which OpenCV does not tell."""
+    """Raise with the reason why a file cannot be opened."""
     try:
         with spec.local.open("rb") as file:
             empty = not file.read(1)

@@ -1,8 +1,7 @@
 """Hardware decoders: tried first where there is a device for them, never again once they failed.
 
-OpenCV finds them itself among those that its FFmpeg was built with (VAAPI, QSV, CUDA …; the wheels
-of PyPI have none) and decodes in software where there is none. What it does not see is a driver
-that opens and then gives nothing: that is remembered here, stream by stream.
+PyAV knows those that its FFmpeg was built with (its wheels: CUDA and QSV; a distribution's also
+VAAPI). A driver that opens and then gives nothing is remembered here, stream by stream.
 """
 
 from __future__ import annotations
@@ -13,34 +12,31 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.errors import SampleError, SourceError
-from ..core.types import Array
-from .frame_pool import FRAME_POOL
+from ..core.errors import SourceError
 
 log = logging.getLogger(__name__)
 
 NODES = "/dev/dri"
+KINDS = ("vaapi", "cuda", "qsv", "drm")
+"""In the order in which they are tried."""
 PATIENCE_SECONDS = 20.0
 """For a first picture; a camera that hangs while it is opened is given up on after 30 s."""
-ANY = 1
-"""cv2.VIDEO_ACCELERATION_ANY; OpenCV is not imported yet when this is needed."""
 
 
 class Hardware:
     """What is known of hardware decoding in this process."""
 
-    def __init__(self, nodes: str = NODES, kind: int = ANY) -> None:
+    def __init__(self, nodes: str = NODES, kinds: Sequence[str] = KINDS) -> None:
         """Start with no stream known.
 
         Args:
             nodes: folder of the render nodes.
-            kind: of acceleration to ask OpenCV for, by its number.
+            kinds: of acceleration to try, by FFmpeg's names.
+
         """
-        self.kind = kind
+        self.kinds = kinds
         self._nodes = nodes
         self._failed: set[str] = set()
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        """Of each stream's latest picture."""
         self._trying: dict[str, float] = {}
         """Since when, of streams of which no picture has come yet."""
 
@@ -68,6 +64,36 @@ class Hardware:
             for name in names
         )
 
+    def decoder(self, software: Any, name: str) -> Any:
+        """Return a decoder on hardware that does what one in software would; None: there is none.
+
+        Args:
+            software: the decoder of a stream, an `av.VideoCodecContext`.
+            name: of the stream, without passwords.
+
+        """
+        if not self.wanted(name):
+            return None
+        import av
+        from av.codec.hwaccel import HWAccel, hwdevices_available
+
+        why = ""
+        for kind in self.kinds:
+            if kind not in hwdevices_available():
+                continue
+            try:
+                made = av.CodecContext.create(software.codec, hwaccel=HWAccel(kind))
+            except (av.FFmpegError, RuntimeError) as problem:
+                why = f"cannot be opened ({kind}: {problem})"
+                continue
+            if made.is_hwaccel:
+                made.extradata = software.extradata
+                return made
+        self.works(name)
+        if why:
+            self.failed(name, why)
+        return None
+
     def works(self, name: str) -> None:
         """Record that a picture of a stream has come."""
         self._trying.pop(name, None)
@@ -89,69 +115,15 @@ class Hardware:
         self.failed(name, "gave no picture")
         return True
 
-    def picture(self, capture: Any, name: str, problem: str) -> Array:
-        """Convert what a capture has grabbed.
-
-        Args:
-            capture: that has grabbed something.
-            name: of the stream, without passwords.
-            problem: what is wrong with one that cannot be converted.
-
-        Returns:
-            uint8, height x width x 3, BGR.
-
-        Raises:
-            SampleError: it cannot be converted.
-            SourceError: the hardware decoder cannot take this stream; it is to be opened again.
-        """
-        # Most are as large as the one before; of another size, OpenCV gives one of its own.
-        shape = self._shapes.get(name)
-        good, picture = capture.retrieve(None if shape is None else FRAME_POOL.lend(shape))
-        if not good or picture is None or picture.ndim != 3:
-            self.check_not_doubted(name)
-            raise SampleError(f"{name}: {problem}")
-        self._shapes[name] = picture.shape
-        if name in self._trying:
-            self.works(name)
-        converted: Array = picture
-        return converted
-
     def check_not_doubted(self, name: str) -> None:
         """Check that it is not the hardware decoder that gives nothing of a stream.
 
         Raises:
             SourceError: it is.
+
         """
         if self.doubt(name):
             raise SourceError(f"{name}: is opened again, to decode in software")
-
-    def capture(self, cv2: Any, source: str, name: str, parameters: Sequence[int]) -> Any:
-        """Open a stream by FFmpeg, on a hardware decoder if that can be.
-
-        Args:
-            cv2: OpenCV.
-            source: as FFmpeg takes it.
-            name: of the stream, without passwords.
-            parameters: of the capture, in pairs.
-
-        Returns:
-            A cv2.VideoCapture that may not be opened.
-        """
-        tried = self.wanted(name)
-        if tried:
-            more = (int(cv2.CAP_PROP_HW_ACCELERATION), self.kind)
-            opened = cv2.VideoCapture(source, cv2.CAP_FFMPEG, (*parameters, *more))
-            if opened.isOpened():
-                if not opened.get(cv2.CAP_PROP_HW_ACCELERATION):
-                    self.works(name)  # there is none: OpenCV decodes in software by itself
-                return opened
-            opened.release()
-            self._trying.pop(name, None)
-        plain = cv2.VideoCapture(source, cv2.CAP_FFMPEG, parameters)
-        if tried and plain.isOpened():
-            # It was not the stream that could not be opened.
-            self.failed(name, "cannot take it")
-        return plain
 
 
 HARDWARE = Hardware()

@@ -16,7 +16,20 @@ from ..core.types import Kind
 Options = Mapping[str, Any]
 """Values of all options of a form, by name."""
 PICTURES = frozenset(
-    {".bmp", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+    {
+        ".bmp",
+        ".jfif",
+        ".jpe",
+        ".jpeg",
+        ".jpg",
+        ".pbm",
+        ".pgm",
+        ".png",
+        ".ppm",
+        ".tif",
+        ".tiff",
+        ".webp",
+    }
 )
 """Suffixes of picture files, in lower case."""
 SILENCE_SECONDS = 10.0
@@ -41,6 +54,18 @@ def _flag(text: str) -> bool:
 def _pace(text: str) -> str:
     if text not in {"real", "max"}:
         raise ValueError("expected real or max")
+    return text
+
+
+def _frames(text: str) -> str:
+    if text not in {"all", "key"}:
+        raise ValueError("expected all or key")
+    return text
+
+
+def _transport(text: str) -> str:
+    if text not in {"tcp", "udp"}:
+        raise ValueError("expected tcp or udp")
     return text
 
 
@@ -130,6 +155,8 @@ LOOP = Option(_flag, default=False)
 """Whether it begins again at its end."""
 PACE = Option(_pace, "real")
 """real: as recorded; max: as fast as it is consumed."""
+FRAMES = Option(_frames, "all")
+"""key: only those are decoded that need no other."""
 RATE = Option(_rate, None)
 """Readings (rows, pictures) a second; None: as fast as they are consumed."""
 SEPARATOR = Option(_separator, None)
@@ -184,14 +211,16 @@ class Form:
     """Silence after which a live source is lost; infinite: it may be silent for ever."""
 
 
-def _camera(scheme: str, example: str, address: Literal["url", "device"] = "url") -> Form:
+def _camera(
+    scheme: str, example: str, address: Literal["url", "device"] = "url", **options: Option
+) -> Form:
     return Form(
         scheme=scheme,
         module="edge_agent.sources.camera",
         kind="picture",
         address=address,
         example=example,
-        options={"stall_s": STALL},
+        options={"stall_s": STALL, **options},
         live=True,
         lossless=_never,
         stall_seconds=SILENCE_SECONDS,
@@ -232,8 +261,8 @@ def _sensor(
 
 
 _ALL = (
-    _camera("rtsp", "rtsp://camera/stream"),
-    _camera("rtsps", "rtsps://camera/stream"),
+    _camera("rtsp", "rtsp://camera/stream", frames=FRAMES, transport=Option(_transport, None)),
+    _camera("rtsps", "rtsps://camera/stream", frames=FRAMES, transport=Option(_transport, None)),
     _camera("http", "http://camera/stream.mjpg"),
     _camera("https", "https://camera/stream.mjpg"),
     _camera("v4l2", "v4l2:/dev/video0", "device"),
@@ -243,7 +272,7 @@ _ALL = (
         kind="picture",
         address="file",
         example="file:clip.mp4",
-        options={"loop": LOOP, "pace": PACE},
+        options={"loop": LOOP, "pace": PACE, "frames": FRAMES},
         lossless=lambda options: bool(options["pace"] == "max"),
     ),
     Form(

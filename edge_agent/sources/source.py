@@ -41,6 +41,9 @@ class SourceContext:
     driver does not see it."""
     hardware_decoding: bool = True
     """Whether streams may be decoded by hardware, where there is any."""
+    rate: float | None = None
+    """Readings a second that are wanted at most, where a source has to be asked for each; None: it
+    is not known."""
     topics: Topics | None = None
     """Where messages of others come from; None: nowhere."""
     shared: dict[str, Any] = field(default_factory=dict)

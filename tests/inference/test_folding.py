@@ -41,7 +41,7 @@ from edge_agent.models.manifest import InputSpec, ModelFolder, load
 from edge_agent.models.store.store import Store
 from edge_agent.runtime.serving.active import Serving
 from edge_agent.runtime.upkeep.challenger import ServingIncumbent
-from edge_agent.sources.opencv import open_clip
+from edge_agent.sources.video import FILE, Video
 from tests.helpers.prepared_models import damage, table_of
 from tests.helpers.quantized_models import (
     FOCUS,
@@ -887,14 +887,14 @@ def test_bundled_detector_finds_the_same(engine: EngineName) -> None:
     """The bundled eight-bit detector is folded, and finds the same in the bundled clip."""
     folder = load(CHECKOUT / "models" / "parts-inspection")
     (path,) = (CHECKOUT / "models" / "media").glob("*.mp4")
-    clip = open_clip(str(path), "the bundled clip")
+    clip = Video(str(path), "the bundled clip", FILE)
     itself = unfolded(folder, engine)
     folded, _ = load_model(folder, [choice_of(engine)], "picture")
     assert folded.engine.fold is not None
     seen = 0
     for _ in range(3):
-        read, frame = clip.read()
-        assert read
+        assert clip.advance()
+        frame = clip.picture()
         one, other = (each.infer(sample(frame)).findings for each in (itself, folded))
         assert isinstance(one, Detections)
         assert isinstance(other, Detections)

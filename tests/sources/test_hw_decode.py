@@ -1,7 +1,7 @@
 """Hardware decoding is tried where there is a device for it, and what fails falls back at once.
 
-There is no such hardware where these tests run: OpenCV itself is asked for a decoder that it has
-not got, and refuses for real.
+There is no such hardware where these tests run: FFmpeg is asked for decoders that it has not got,
+and refuses for real.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 
+from edge_agent.core.errors import SourceError
 from edge_agent.sources import hw_decode
-from edge_agent.sources.hw_decode import HARDWARE, Hardware
+from edge_agent.sources.hw_decode import HARDWARE, KINDS, Hardware
 from edge_agent.sources.source import SourceContext, open_source
 from edge_agent.sources.spec import parse_source
 from tests.helpers.small_models import plain, write_clip
@@ -39,7 +39,7 @@ def clip(tmp_path: Path) -> Path:
 @pytest.fixture
 def process(nodes: Path) -> Iterator[Hardware]:
     """Have this process believe in the render node; taken back afterwards."""
-    before = {name: getattr(HARDWARE, name) for name in ("_nodes", "kind")}
+    before = {name: getattr(HARDWARE, name) for name in ("_nodes", "kinds")}
     HARDWARE._nodes = str(nodes)
     yield HARDWARE
     for name, value in before.items():
@@ -58,15 +58,13 @@ def greys(clip: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    "kind", [cv2.VIDEO_ACCELERATION_ANY, cv2.VIDEO_ACCELERATION_VAAPI, cv2.VIDEO_ACCELERATION_DRM]
-)
+@pytest.mark.parametrize("kinds", [KINDS, ("cuda",), ("qsv",), ("drm",), ("none such",)])
 def test_without_a_decoder_every_frame_comes_all_the_same(
-    kind: int, process: Hardware, clip: Path
+    kinds: tuple[str, ...], process: Hardware, clip: Path
 ) -> None:
-    """Whatever OpenCV is asked for and has not got: the clip is decoded in software, whole."""
+    """Whatever FFmpeg is asked for and has not got: the clip is decoded in software, whole."""
     expected = [20 * i for i in range(10)]
-    process.kind = kind
+    process.kinds = kinds
     assert greys(clip) == pytest.approx(expected, abs=2)
     assert greys(clip) == pytest.approx(expected, abs=2)
 
@@ -75,7 +73,7 @@ def test_a_refusal_is_said_once_and_remembered(
     process: Hardware, clip: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A stream that the hardware decoder cannot take is not offered to it again."""
-    process.kind = cv2.VIDEO_ACCELERATION_VAAPI
+    process.kinds = ("cuda",)
     with caplog.at_level(logging.WARNING):
         greys(clip)
         greys(clip)
@@ -87,12 +85,12 @@ def test_a_refusal_is_said_once_and_remembered(
 
 def test_a_file_that_is_no_clip_is_not_held_against_it(process: Hardware, tmp_path: Path) -> None:
     """Where software cannot play it either, the decoder is not to blame."""
-    broken = tmp_path / "broken.mp4"
-    broken.write_bytes(b"no clip" * 100)
-    process.kind = cv2.VIDEO_ACCELERATION_VAAPI
-    opened = process.capture(cv2, str(broken), "broken", [])
-    assert not opened.isOpened()
-    assert process.wanted("broken")
+    (tmp_path / "broken.mp4").write_bytes(b"no clip" * 100)
+    process.kinds = ("cuda",)
+    spec = parse_source("file:broken.mp4", tmp_path)
+    with pytest.raises(SourceError, match="is not a video that can be played"):
+        open_source(spec)
+    assert process.wanted(spec.redacted)
 
 
 def test_it_is_tried_only_where_there_is_a_device(nodes: Path, tmp_path: Path) -> None:
@@ -106,7 +104,7 @@ def test_it_is_tried_only_where_there_is_a_device(nodes: Path, tmp_path: Path) -
 
 def test_it_is_not_tried_where_the_settings_forbid_it(process: Hardware, clip: Path) -> None:
     """With `decode = "software"` a stream is never offered to it."""
-    process.kind = cv2.VIDEO_ACCELERATION_VAAPI
+    process.kinds = ("cuda",)
     spec = parse_source(f"file:{clip}?pace=max", clip.parent)
     open_source(spec, SourceContext(hardware_decoding=False)).close()
     assert not process._failed

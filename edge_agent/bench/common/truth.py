@@ -72,16 +72,16 @@ def frames(clip: str, wanted: Collection[int]) -> Iterator[tuple[int, Array]]:
 
 
 def _endless(clip: str) -> Iterator[Array]:
-    from ...sources.opencv import open_clip
+    from ...sources.video import FILE, Video
 
     while True:
-        capture = open_clip(str(Path(clip).absolute()), clip)
-        read, frame = capture.read()
-        if not read:
+        video = Video(str(Path(clip).absolute()), clip, FILE)
+        if not video.advance():
             raise AgentError(f"{clip}: gives no frame")
-        while read:
-            yield frame
-            read, frame = capture.read()
+        yield video.picture()
+        while video.advance():
+            yield video.picture()
+        video.close()
 
 
 def _check_class(model: dict[str, Any], output: Array, claim: dict[str, Any]) -> str | None:

@@ -196,11 +196,11 @@ def attempt(place: Place, setup: PipelineSetup, count: int) -> tuple[float, str]
 
 def clip_rate(clip: Path) -> float:
     """Return the frames a second that a clip was made for."""
-    from ...sources.opencv import load, open_clip
+    from ...sources.video import FILE, Video
 
-    capture = open_clip(str(clip.resolve()), clip.name)
-    rate = float(capture.get(load().CAP_PROP_FPS))
-    capture.release()
+    video = Video(str(clip.resolve()), clip.name, FILE)
+    rate = video.rate
+    video.close()
     if not rate > 0:
         raise AgentError(f"{clip}: does not say its rate")
     return rate

@@ -193,7 +193,7 @@ class Capture:
             pause = backoff.pause()
             attempt.beat, attempt.limit, attempt.opening = began, OPEN_SECONDS, True
             try:
-                context = replace(self._context, closing=attempt.closing)
+                context = replace(self._context, closing=attempt.closing, rate=self.rate)
                 with closing(open_source(self.spec, context)) as source:
                     attempt.limit, attempt.opening = self.spec.stall_seconds, False
                     self.counts = getattr(source, "counts", None)

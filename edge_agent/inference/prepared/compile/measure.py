@@ -39,6 +39,7 @@ _REST = """
 import time
 import numpy, onnxruntime
 start = time.perf_counter()
+import av
 import paho.mqtt.client
 import edge_agent.daemon.agent
 import edge_agent.inference.decode.registry

@@ -1,0 +1,168 @@
+"""Cameras that send JPEG pictures by HTTP: a stream of them (MJPEG), or one at a time.
+
+Pictures are found by their own marks. What stands between them, boundaries and the heads of parts,
+differs from camera to camera, and is not needed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..core.errors import SampleError, SourceError
+from ..core.types import Kind, Reading
+from .http_get import Answer, body, get
+from .opencv import load
+from .pacing import Metronome
+from .source import SourceContext
+from .spec import SourceSpec
+
+MAX_BYTES = 32 * 2**20
+"""Of a picture, and of what stands between two."""
+FAILURES = 25
+"""So many damaged pictures in a row mean that the camera is lost."""
+USUAL_RATE = 1.0
+"""At which a still picture is fetched where the pipeline has no rate."""
+BEGIN = b"\xff\xd8\xff"
+_PART = re.compile(rb"(?i)content-length: *[1-9]")
+_MARK = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
+
+
+class HttpCamera:
+    """A stream of JPEG pictures, or one picture that is fetched again and again."""
+
+    kind: Kind = "picture"
+    lossless = False
+    trouble = None
+
+    def __init__(self, spec: SourceSpec, context: SourceContext, answer: Answer) -> None:
+        """Make a source of an answer, which it owns from now on."""
+        self._spec = spec
+        self._name = spec.redacted
+        self._closing = context.closing
+        self._answer = answer
+        # A bit less than what the pipeline's own clock allows.
+        self._silence = 0.9 * spec.stall_seconds
+        self._pictures = self._found()
+        self._still = answer.media.startswith("image/")
+        self._beat = Metronome(context.rate or USUAL_RATE, context.closing)
+        self._data: bytes | None = None
+        self._failed = 0
+        self._cv2 = load()
+
+    def grab(self) -> bool:
+        """Wait for the next picture."""
+        if self._failed >= FAILURES:
+            raise self._lost("sends nothing but damage")
+        if self._still and not self._beat.wait():
+            return False
+        try:
+            if self._still:
+                self._fetch()
+            else:
+                self._data = next(self._pictures)
+        except StopIteration:
+            if self._closing.is_set():
+                return False
+            raise self._lost("connection closed") from None
+        except TimeoutError:
+            raise self._lost("silent for too long") from None
+        except OSError as problem:
+            raise self._lost(problem.strerror or str(problem)) from None
+        self._time_ns, self._since = time.time_ns(), time.monotonic()
+        return not self._closing.is_set()
+
+    def retrieve(self) -> Reading:
+        """Decode the picture that has come, upright as its EXIF orientation says."""
+        picture = None
+        if self._data:
+            try:
+                data = np.frombuffer(self._data, np.uint8)
+                picture = self._cv2.imdecode(data, self._cv2.IMREAD_COLOR)
+            except self._cv2.error:
+                picture = None  # too large, or damaged in a way that OpenCV does not expect
+        if picture is None:
+            self._failed += 1
+            raise SampleError(f"{self._name}: a picture could not be decoded")
+        self._failed = 0
+        return Reading(picture, self._time_ns, self._since)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._answer.channel.close()
+
+    def _fetch(self) -> None:
+        if self._data is not None:
+            self._answer.channel.close()
+            self._answer = get(self._spec.text, self._name)
+        data = bytearray()
+        for piece in body(self._answer, self._closing, self._silence):
+            data += piece
+            if len(data) > MAX_BYTES:
+                raise self._lost(f"a picture of more than {MAX_BYTES // 2**20} MiB")
+        self._data = bytes(data)
+
+    def _lost(self, why: str) -> SourceError:
+        return SourceError(f"{self._name}: the camera stopped sending pictures ({why})")
+
+    def _found(self) -> Iterator[bytes]:
+        """Yield each picture as it comes; empty: a part that has none."""
+        held, between = bytearray(), b""
+        told, at = 0, 0
+        for piece in body(self._answer, self._closing, self._silence):
+            held += piece
+            while held:
+                begin = held.find(BEGIN)
+                if begin:
+                    # The last bytes may be half of a mark.
+                    gone = max(0, len(held) - 2) if begin < 0 else begin
+                    between += held[:gone]
+                    del held[:gone]
+                    # Of the heads seen so far, the last is of the picture that is still to come.
+                    parts = len(_PART.findall(between)) - 1
+                    yield from [b""] * (parts - told)
+                    told = max(told, parts)
+                    if len(between) > MAX_BYTES:
+                        raise self._lost("what comes holds no JPEG")
+                    if begin < 0:
+                        break
+                between, told = b"", 0
+                end, at = _end(held, max(at, 2))
+                if end is None:
+                    if len(held) > MAX_BYTES:
+                        raise self._lost(f"a picture of more than {MAX_BYTES // 2**20} MiB")
+                    break
+                yield bytes(held[:end])
+                del held[:end]
+                at = 0
+
+
+def _end(held: bytearray, at: int) -> tuple[int | None, int]:
+    """Find where a JPEG ends, or where the next begins that cuts it short.
+
+    Args:
+        held: what has come, from the picture's beginning.
+        at: how far has been looked.
+
+    Returns:
+        The end, None where it has not come yet; and how far has been looked by now.
+
+    """
+    while (found := _MARK.search(held, at)) is not None:
+        mark, place = found[0][1], found.start()
+        if mark == 0xD9:
+            return place + 2, 0
+        if mark == 0xD8:
+            return place, 0
+        # A segment, whose content (a thumbnail) may look like marks; behind it comes the next mark.
+        end = place + 2 + int.from_bytes(held[place + 2 : place + 4])
+        if len(held) <= end:
+            return None, place
+        if mark != 0xDA and held[end] != 0xFF:
+            cut = held.find(BEGIN, at)
+            return (None, at) if cut < 0 else (cut, 0)
+        at = end
+    return None, max(at, len(held) - 1)

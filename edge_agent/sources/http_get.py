@@ -1,0 +1,248 @@
+"""One GET of a camera's picture or stream by HTTP, with user and password as the camera wants them.
+
+By hand, as reads have to end when the source is closed, and as cameras take liberties with HTTP.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+from urllib.parse import SplitResult, unquote, urljoin, urlsplit
+
+from ..core.errors import SourceError
+
+PORTS: Mapping[str, int] = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443}
+SECONDS = 5.0
+"""For connecting, and for the head of the answer."""
+MAX_HEAD = 16 * 1024
+REDIRECTS = 5
+TICK = 0.25
+"""Seconds after which a reader looks whether it is to stop."""
+
+
+class Answer(NamedTuple):
+    """What a camera has answered; its body is still to be read."""
+
+    status: int
+    headers: Mapping[str, str]
+    """By name in lower case; several of one name are joined by commas."""
+    channel: socket.socket
+    begun: bytes
+    """What has come of the body."""
+
+    @property
+    def media(self) -> str:
+        """The media type of the body, in lower case; empty: it says none."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def where(url: str) -> str:
+    """Return host and port of a URL, and nothing else that it holds."""
+    parts = urlsplit(url)
+    if "@" in parts.path:
+        return "there"  # a password with an unescaped "/": what stands for the host is not one
+    return f"{parts.hostname} port {parts.port or PORTS[parts.scheme.lower()]}"
+
+
+def refusal(status: int, url: str) -> str:
+    """Return what a status of HTTP or RTSP means, with the mend."""
+    place, login = where(url), urlsplit(url).username is not None
+    if status == 401 and login:
+        return (
+            f"{place} refuses user and password (401); are they right, and what is special in "
+            "them percent-encoded?"
+        )
+    if status == 401:
+        return f"{place} wants user and password (401); write user:password@ before the host"
+    if status == 403:
+        return f"{place} forbids it (403); give this user the right to view, in the camera"
+    if status == 404:
+        return f"{place} has no stream of this path (404); look it up in the camera's manual"
+    return f"{place} answers {status}; check the path, or restart the camera"
+
+
+def unreachable(problem: OSError, url: str) -> str:
+    """Return why nothing answers at a URL, with the mend."""
+    why = problem.strerror or str(problem)
+    place = where(url)
+    at = place if place == "there" else f"at {place}"
+    return f"nothing answers {at}: {why}; is the camera on and reachable?"
+
+
+def get(url: str, name: str) -> Answer:
+    """Ask for a URL, first without user and password, and follow where the camera sends us.
+
+    Raises:
+        SourceError: it is refused, or nothing answers.
+
+    """
+    login: str | None = None
+    address = url
+    for _ in range(2 + REDIRECTS):
+        parts = urlsplit(address)
+        try:
+            answer = _ask(parts, login)
+        except TimeoutError:
+            raise SourceError(
+                f"{name}: {where(address)} is too slow: no answer within {SECONDS:g} s"
+            ) from None
+        except OSError as problem:
+            raise SourceError(f"{name}: {unreachable(problem, address)}") from None
+        if answer is None:
+            raise SourceError(f"{name}: {where(address)} answers, but not in HTTP")
+        if answer.status == 200:
+            return answer
+        answer.channel.close()
+        user = urlsplit(url)
+        same = (parts.hostname, parts.port) == (user.hostname, user.port)
+        if answer.status == 401 and login is None and user.username is not None and same:
+            login = _authorization(user, parts, answer.headers.get("www-authenticate", ""))
+        elif answer.status in {301, 302, 303, 307, 308} and "location" in answer.headers:
+            address, login = urljoin(address, answer.headers["location"]), None
+            if urlsplit(address).scheme.lower() not in {"http", "https"}:
+                break
+        else:
+            raise SourceError(f"{name}: {refusal(answer.status, url)}")
+    raise SourceError(f"{name}: {where(url)} sends us round in circles; check the path")
+
+
+def body(answer: Answer, closing: threading.Event, silence: float) -> Iterator[bytes]:
+    """Yield what comes of a body until it ends, or *closing* is set.
+
+    Raises:
+        TimeoutError: nothing has come for so many seconds.
+        OSError: the connection is lost.
+
+    """
+    pieces = _pieces(answer, closing, silence)
+    if "chunked" not in answer.headers.get("transfer-encoding", "").lower():
+        yield from pieces
+        return
+    held = b""
+    for piece in pieces:
+        held += piece
+        while (found := re.match(rb"(?:\r\n)?([0-9a-fA-F]+)[^\r\n]*\r\n", held)) is not None:
+            size = int(found[1], 16)
+            if size == 0:
+                return
+            if len(held) < found.end() + size:
+                break
+            yield held[found.end() : found.end() + size]
+            held = held[found.end() + size :]
+
+
+def _pieces(answer: Answer, closing: threading.Event, silence: float) -> Iterator[bytes]:
+    left = float(answer.headers.get("content-length") or "inf")
+    answer.channel.settimeout(TICK)
+    heard = time.monotonic()
+    received = answer.begun
+    while not closing.is_set():
+        if received:
+            heard = time.monotonic()
+            yield received
+            left -= len(received)
+        if left <= 0:
+            return
+        try:
+            received = answer.channel.recv(65536)
+        except TimeoutError:
+            if time.monotonic() - heard > silence:
+                raise
+            received = b""
+            continue
+        if not received:
+            return
+
+
+def _ask(parts: SplitResult, login: str | None) -> Answer | None:
+    """Send one request; None: what answers speaks another language, or hangs up.
+
+    Raises:
+        OSError: nobody listens there, or no answer comes.
+
+    """
+    host, port = parts.hostname or "", parts.port or PORTS[parts.scheme.lower()]
+    at = f"[{host}]" if ":" in host else host
+    lines = [f"GET {_path(parts)} HTTP/1.0", f"Host: {at}:{port}", "Accept: */*"]
+    lines += [f"Authorization: {login}"] if login else []
+    deadline = time.monotonic() + SECONDS
+    channel = socket.create_connection((host, port), timeout=SECONDS)
+    try:
+        if parts.scheme.lower() == "https":
+            # Cameras sign their own certificates.
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            channel = context.wrap_socket(channel, server_hostname=host)
+        channel.sendall("\r\n".join([*lines, "", ""]).encode("utf-8", "replace"))
+        head = b""
+        while (end := re.search(rb"\r?\n\r?\n", head)) is None and len(head) < MAX_HEAD:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            channel.settimeout(left)
+            received = channel.recv(4096)
+            if not received:
+                break
+            head += received
+    except BaseException:
+        channel.close()
+        raise
+    first, *rest = (head[: end.start()] if end else head).decode(
+        "utf-8", "replace"
+    ).splitlines() or [""]
+    found = re.match(r"(?:HTTP/\d\.\d|ICY) (\d{3})", first)
+    if found is None or end is None:
+        channel.close()
+        return None
+    headers: dict[str, str] = {}
+    for line in rest:
+        key, _, value = line.partition(":")
+        known = headers.get(key.strip().lower())
+        headers[key.strip().lower()] = f"{known}, {value.strip()}" if known else value.strip()
+    return Answer(int(found[1]), headers, channel, head[end.end() :])
+
+
+def _path(parts: SplitResult) -> str:
+    return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+
+def _authorization(user: SplitResult, parts: SplitResult, challenges: str) -> str:
+    """Answer the challenge of a camera: Digest (RFC 7616) where it offers that, else Basic."""
+    name, password = unquote(user.username or ""), unquote(user.password or "")
+    _, fields = re.split(r"(?i)(?:^|, *)digest ", f"{challenges},digest ", maxsplit=1)
+    given = {
+        key.lower(): quoted or plain
+        for key, quoted, plain in re.findall(r'(\w+)=(?:"([^"]*)"|([^\s,]+))', fields)
+    }
+    if "nonce" not in given:
+        return "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
+    way = given.get("algorithm", "MD5").upper()
+
+    def hashed(*texts: str) -> str:
+        kind = "sha256" if way.startswith("SHA-256") else "md5"
+        return hashlib.new(kind, ":".join(texts).encode(), usedforsecurity=False).hexdigest()
+
+    uri, realm, nonce = _path(parts), given.get("realm", ""), given["nonce"]
+    own = secrets.token_hex(8)
+    secret = hashed(name, realm, password)
+    if way.endswith("-SESS"):
+        secret = hashed(secret, nonce, own)
+    middle, extra = [nonce], f", algorithm={way}" if "algorithm" in given else ""
+    if "auth" in re.split(r"[ ,]+", given.get("qop", "")):
+        middle = [nonce, "00000001", own, "auth"]
+        extra += f', qop=auth, nc=00000001, cnonce="{own}"'
+    if "opaque" in given:
+        extra += f', opaque="{given["opaque"]}"'
+    response = hashed(secret, *middle, hashed("GET", uri))
+    return (
+        f'Digest username="{name}", realm="{realm}", nonce="{nonce}", uri="{uri}", '
+        f'response="{response}"{extra}'
+    )

@@ -1,0 +1,212 @@
+"""Video through PyAV: a file or stream opened, its frames decoded and converted to BGR.
+
+The one place that knows the options by which FFmpeg's libraries are configured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import SampleError, SourceError
+from ..core.types import Array
+from .frame_pool import FRAME_POOL
+from .hw_decode import HARDWARE
+from .opencv import MAX_PIXELS, check_size, load
+
+FEW_CORES = 4
+"""With fewer, a stream is decoded by one thread: each further one costs, on two busy cores a sixth
+more processor time for a frame."""
+# The protocols keep a playlist that a camera serves from opening files of this machine.
+NETWORK = {
+    "protocol_whitelist": "rtsp,rtp,srtp,udp,tcp,tls,http,https,httpproxy,crypto",
+    # Microseconds; the default takes in seconds of stream before the first picture.
+    "analyzeduration": "300000",
+}
+# No playlists, which could name files outside the path given.
+FILE = {
+    "protocol_whitelist": "file",
+    "format_whitelist": "mov,avi,matroska,mpegts,mpeg,mpegvideo,flv,h264,hevc,vvc,m4v,mjpeg,asf,"
+    "ogg,gif,ivf,obu,av1,mxf,nut,dv,vc1,rm,swf,yuv4mpegpipe,apng,mpjpeg",
+}
+
+
+class Video:
+    """The video of a file or stream, frame by frame."""
+
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        options: Mapping[str, str],
+        *,
+        threads: int = 0,
+        keys: bool = False,
+        timeouts: tuple[float, float] | None = None,
+        hardware: bool = True,
+    ) -> None:
+        """Open it; nothing is decoded yet.
+
+        Args:
+            address: path or URL.
+            name: what errors call it.
+            options: NETWORK or FILE, and more of FFmpeg's.
+            threads: that decode; 0: as many as are of use.
+            keys: whether to decode key frames only.
+            timeouts: of opening and of reading, seconds.
+            hardware: whether it may be decoded by hardware, where there is any.
+
+        Raises:
+            av.FFmpegError: it cannot be opened.
+            SourceError: what was opened has no video that can be decoded.
+
+        """
+        import av
+        from av.codec.context import Flags
+        from av.video.reformatter import VideoReformatter
+
+        self._error = av.FFmpegError
+        self._name = name
+        self._keys = keys
+        self._container: Any = av.open(
+            address, options=dict(options), timeout=timeouts, metadata_errors="replace"
+        )
+        stream: Any = self._container.streams.best("video")
+        if stream is None:
+            others = ", ".join(sorted({each.type for each in self._container.streams}))
+            raise self._refusal(f"has no video (only {others})" if others else "has no video")
+        self._stream: Any = stream
+        decoder: Any = stream.codec_context
+        if decoder is None:
+            raise self._refusal(
+                "has video of a codec that cannot be decoded here; convert it to H.264"
+            )
+        decoder.thread_count = threads
+        decoder.thread_type = "AUTO"
+        decoder.options = {"max_pixels": str(MAX_PIXELS)}
+        if keys:
+            decoder.flags |= Flags.low_delay  # without the frames between, none is late
+        self._check_size(decoder.width, decoder.height)
+        self._decoder = (HARDWARE.decoder(decoder, name) if hardware else None) or decoder
+        self._converter = VideoReformatter()
+        self._frames = self._decoded()
+        self._frame: Any = None
+        self.packets = 0
+        """Pieces of it that have been read: as many as frames, or fields."""
+        self.promised: int = self._stream.frames
+        """As many as the header says that there are; 0: it does not say."""
+        if "mov" in self._container.format.name:
+            # Of those that an edit list leaves out none is read.
+            self.promised = min(self.promised, len(self._stream.index_entries))
+
+    @property
+    def rate(self) -> float:
+        """Frames a second as the file says; 0: it does not say."""
+        return float(self._stream.guessed_rate or 0)
+
+    @property
+    def stamp(self) -> float | None:
+        """When the frame is due, seconds from any beginning; None: nothing says."""
+        stamp: float | None = self._frame.time
+        return stamp
+
+    def advance(self) -> bool:
+        """Decode the next frame; False at the end.
+
+        Raises:
+            SampleError: one cannot be decoded; go on with the next.
+            SourceError: it cannot be read any further.
+
+        """
+        try:
+            frame = next(self._frames, None)
+        except self._error as problem:
+            raise SourceError(f"{self._name}: cannot be read on: {problem.strerror}") from None
+        if isinstance(frame, SampleError):
+            raise frame
+        self._frame = frame
+        return frame is not None
+
+    def picture(self) -> Array:
+        """Convert the frame that `advance` has decoded.
+
+        A frame coded as two fields is woven: what stands still keeps its full height, nothing
+        waits for the next frame, and only what moves has frayed edges.
+
+        Returns:
+            uint8, height x width x 3, BGR, turned and mirrored as the file says.
+
+        Raises:
+            SampleError: it cannot be converted.
+
+        """
+        frame = self._frame
+        try:
+            made = self._converter.reformat(frame, format="bgr24", threads=1)
+        except self._error:
+            raise SampleError(
+                f"{self._name}: pictures of format {frame.format.name} in color space "
+                f"{getattr(frame.colorspace, 'name', frame.colorspace)} cannot be converted to BGR"
+            ) from None
+        HARDWARE.works(self._name)
+        height, width, plane = made.height, made.width, made.planes[0]
+        rows = np.frombuffer(memoryview(plane), np.uint8)[: height * plane.line_size].reshape(
+            height, -1
+        )
+        picture = FRAME_POOL.lend((height, width, 3))
+        # Copied at once: memory that is given back in the order in which it came is not returned
+        # to the system and cleared again, frame after frame.
+        np.copyto(picture, rows[:, : width * 3].reshape(height, width, 3))
+        return _upright(picture, frame)
+
+    def close(self) -> None:
+        """Close the file or stream; may be called twice."""
+        self._frames.close()
+        self._container.close()
+
+    def _decoded(self) -> Generator[Any]:
+        """Yield the frames, and a SampleError for each piece that cannot be decoded."""
+        for packet in self._container.demux(self._stream):
+            self.packets += packet.size > 0
+            if self._keys and packet.size and not packet.is_keyframe:
+                continue
+            try:
+                frames = self._decoder.decode(packet)
+            except self._error as problem:
+                yield SampleError(f"{self._name}: a frame cannot be decoded: {problem.strerror}")
+            else:
+                yield from frames
+
+    def _check_size(self, width: int, height: int) -> None:
+        try:
+            check_size(self._name, width, height)
+        except SourceError:
+            self._container.close()
+            raise
+
+    def _refusal(self, why: str) -> SourceError:
+        self._container.close()
+        return SourceError(f"{self._name}: {why}")
+
+
+def _upright(picture: Array, frame: Any) -> Array:
+    """Turn and mirror a picture by quarters, as the display matrix of its frame says.
+
+    Of a matrix a, b, _, c, d, …, the point (x, y) is shown at (ax + cy, bx + dy).
+    """
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return picture
+    a, b, _, c, d = (int(value) for value in np.frombuffer(matrix, np.int32)[:5])
+    if (a, d) == (0, 0) and b and c:
+        picture = picture.transpose(1, 0, 2)
+        a, d = c, b
+    elif (b, c) != (0, 0):
+        return picture  # not by quarters
+    cv2 = load()
+    picture = np.ascontiguousarray(picture)
+    if a < 0 or d < 0:
+        picture = cv2.flip(picture, 1 if d > 0 else 0 if a > 0 else -1)
+    return picture

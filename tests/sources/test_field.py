@@ -1,0 +1,422 @@
+"""Clips and cameras as people report them from the field; each test is named after its report."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge_agent.core.errors import SampleError, SourceError
+from edge_agent.sources.opencv import load
+from edge_agent.sources.source import Source, SourceContext, open_source, readings
+from edge_agent.sources.spec import parse_source
+
+cv2 = load()
+HERE = Path(__file__).parent
+WIDTH, HEIGHT = 160, 96
+RED, GREEN, BLUE, WHITE = (0, 0, 255), (0, 255, 0), (255, 0, 0), (255, 255, 255)
+UPRIGHT = [RED, GREEN, BLUE, WHITE]
+
+Picture = NDArray[np.uint8]
+
+
+def quarters(width: int = WIDTH, height: int = HEIGHT) -> Picture:
+    """Make a picture of four quarters: red, green / blue, white."""
+    picture = np.zeros((height, width, 3), np.uint8)
+    for number, color in enumerate(UPRIGHT):
+        y, x = divmod(number, 2)
+        picture[y * height // 2 :][: height // 2, x * width // 2 :][:, : width // 2] = color
+    return picture
+
+
+def seen(picture: Picture) -> list[tuple[int, ...]]:
+    """Give the nearest pure color of each quarter of a picture, in reading order."""
+    height, width = picture.shape[:2]
+    centers = [
+        picture[y, x] for y in (height // 4, 3 * height // 4) for x in (width // 4, 3 * width // 4)
+    ]
+    return [tuple(255 * round(int(value) / 255) for value in center) for center in centers]
+
+
+def write(
+    path: Path,
+    codec: str = "libx264",
+    *,
+    times: Sequence[int] = range(20),
+    options: dict[str, str] | None = None,
+    pix_fmt: str = "yuv420p",
+    sound: float = 0.0,
+    tags: dict[str, Any] | None = None,
+    matrix: Sequence[int] | None = None,
+) -> Path:
+    """Write a clip of the quarters.
+
+    Args:
+        path: its suffix names the container.
+        codec: of the video.
+        times: of the frames, in tenths of a second.
+        options: of the encoder.
+        pix_fmt: of the frames.
+        sound: seconds of silence beside it.
+        tags: colors of the frames.
+        matrix: display matrix, nine numbers.
+
+    """
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream(codec, rate=10, options=options or {})
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, pix_fmt
+        stream.time_base = stream.codec_context.time_base = Fraction(1, 10)
+        if matrix is not None:
+            stream.set_display_matrix(matrix)
+        track: Any = container.add_stream("aac", rate=8000) if sound else None
+        for number in times:
+            frame = av.VideoFrame.from_ndarray(quarters(), format="bgr24").reformat(format=pix_fmt)
+            for name, value in (tags or {}).items():
+                setattr(frame, name, value)
+            frame.pts, frame.time_base = number, Fraction(1, 10)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+        for start in range(0, int(sound * 8000), 1024):
+            silence = av.AudioFrame.from_ndarray(
+                np.zeros((1, 1024), np.float32), format="fltp", layout="mono"
+            )
+            silence.sample_rate, silence.pts = 8000, start
+            container.mux(track.encode(silence))
+        if track is not None:
+            container.mux(track.encode(None))
+    return path
+
+
+def opened(text: str, base: Path = HERE, **context: Any) -> Source:
+    """Open a source by its text."""
+    return open_source(parse_source(text, base), SourceContext(**context))
+
+
+def played(path: Path, options: str = "?pace=max") -> tuple[list[Picture], str | None]:
+    """Play a clip; gives its pictures, and what is said of it at the end."""
+    source = opened(f"file:{path.name}{options}", path.parent)
+    pictures = []
+    for reading in readings(source):
+        assert not isinstance(reading, SampleError), reading
+        pictures.append(reading.data)
+    trouble = source.trouble
+    source.close()
+    return pictures, trouble
+
+
+# Clips
+
+
+@pytest.mark.parametrize(
+    ("suffix", "codec"),
+    [
+        *(("mkv", "libx264"), ("webm", "libvpx"), ("ts", "libx264"), ("flv", "libx264")),
+        *(("mp4", "libsvtav1"), ("mkv", "libx265"), ("avi", "mpeg4"), ("mov", "mjpeg")),
+    ],
+)
+def test_opencv_python_908_and_24430_every_container_and_codec(
+    suffix: str, codec: str, tmp_path: Path
+) -> None:
+    """AV1 is decoded, and nobody calls a whole clip damaged."""
+    if codec not in av.codecs_available:
+        pytest.skip(f"PyAV has no encoder {codec} here")
+    pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+    pictures, trouble = played(write(tmp_path / f"clip.{suffix}", codec, pix_fmt=pix_fmt))
+    assert (len(pictures), trouble) == (20, None)
+    assert all(seen(picture) == UPRIGHT for picture in pictures)
+
+
+@pytest.mark.parametrize("suffix", ["mkv", "mp4", "ts"])
+def test_decord_343_sound_longer_than_the_picture(suffix: str, tmp_path: Path) -> None:
+    """2 s of picture beside 6 s of sound are a whole clip."""
+    pictures, trouble = played(write(tmp_path / f"clip.{suffix}", sound=6.0))
+    assert (len(pictures), trouble) == (20, None)
+
+
+@pytest.mark.parametrize("suffix", ["mkv", "mp4"])
+def test_kinovea_154_variable_frame_rate(suffix: str, tmp_path: Path) -> None:
+    """Frames that come when something moves are all there are; they are shown at their times."""
+    times = [0, 1, 2, 8, 9, 14]
+    path = write(tmp_path / f"clip.{suffix}", times=times)
+    began = time.monotonic()
+    pictures, trouble = played(path, "")
+    assert (len(pictures), trouble) == (6, None)
+    assert time.monotonic() - began >= 1.35
+
+
+@pytest.mark.parametrize(
+    ("codec", "options"),
+    [
+        ("libx264", {"x264-params": "tff=1"}),
+        ("libx264", {"x264-params": "bff=1"}),
+        ("mpeg2video", {"flags": "+ilme+ildct"}),
+    ],
+)
+def test_vllm_47853_interlaced(codec: str, options: dict[str, str], tmp_path: Path) -> None:
+    """A clip coded as fields shows what it shows: nothing is black, no color has moved."""
+    pictures, trouble = played(write(tmp_path / "clip.mkv", codec, options=options))
+    assert (len(pictures), trouble) == (20, None)
+    assert all(seen(picture) == UPRIGHT for picture in pictures)
+
+
+ONE = 1 << 16
+
+
+@pytest.mark.parametrize(
+    ("turn", "colors"),
+    [
+        ((1, 0, 0, 1), UPRIGHT),
+        ((0, 1, 1, 0), [RED, BLUE, GREEN, WHITE]),
+        ((0, 1, -1, 0), [BLUE, RED, WHITE, GREEN]),
+        ((0, -1, 1, 0), [GREEN, WHITE, RED, BLUE]),
+        ((0, -1, -1, 0), [WHITE, GREEN, BLUE, RED]),
+        ((-1, 0, 0, -1), [WHITE, BLUE, GREEN, RED]),
+        ((-1, 0, 0, 1), [GREEN, RED, WHITE, BLUE]),
+        ((1, 0, 0, -1), [BLUE, WHITE, RED, GREEN]),
+    ],
+)
+def test_javacv_1361_turned_and_mirrored(
+    turn: tuple[int, int, int, int], colors: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    """A phone's display matrix is applied whole: turned by quarters, mirrored, or both."""
+    a, b, c, d = (ONE * each for each in turn)
+    path = write(tmp_path / "clip.mp4", matrix=[a, b, 0, c, d, 0, 0, 0, 1 << 30])
+    pictures, _ = played(path)
+    shape = (WIDTH, HEIGHT, 3) if turn[0] == 0 else (HEIGHT, WIDTH, 3)
+    assert {picture.shape for picture in pictures} == {shape}
+    assert seen(pictures[0]) == colors
+    assert pictures[0].flags.c_contiguous
+
+
+def test_a_color_space_that_cannot_be_converted_is_named(tmp_path: Path) -> None:
+    """Where swscale refuses, no buffer goes out that nobody has filled."""
+    source = opened(f"file:{write(tmp_path / 'clip.mkv').name}?pace=max", tmp_path)
+    assert source.grab()
+    video = source._video  # type: ignore[attr-defined]
+    video._frame.colorspace = 8  # YCgCo, which no encoder here writes
+    with pytest.raises(SampleError, match=r"yuv420p in color space \S+ cannot be converted"):
+        source.retrieve()
+    source.close()
+
+
+def test_only_key_frames(tmp_path: Path) -> None:
+    """`?frames=key` gives those that need no other, and calls nothing damaged."""
+    path = write(tmp_path / "clip.mp4", options={"g": "5", "x264-params": "scenecut=0"})
+    pictures, trouble = played(path, "?pace=max&frames=key")
+    assert (len(pictures), trouble) == (4, None)
+
+
+def test_a_file_without_video_is_named(tmp_path: Path) -> None:
+    """A recording of sound alone is not called damaged."""
+    path = tmp_path / "sound.mp4"
+    with av.open(str(path), "w") as container:
+        track: Any = container.add_stream("aac", rate=8000)
+        silence = av.AudioFrame.from_ndarray(
+            np.zeros((1, 1024), np.float32), format="fltp", layout="mono"
+        )
+        silence.sample_rate, silence.pts = 8000, 0
+        container.mux(track.encode(silence))
+        container.mux(track.encode(None))
+    with pytest.raises(SourceError, match=r"has no video \(only audio\)"):
+        opened("file:sound.mp4", tmp_path)
+
+
+# Cameras by HTTP
+
+
+def jpeg(picture: Picture) -> bytes:
+    """Encode a JPEG."""
+    data: bytes = cv2.imencode(".jpg", picture)[1].tobytes()
+    return data
+
+
+WIDE, LARGE, TALL = (jpeg(quarters(*size)) for size in ((160, 96), (320, 192), (96, 160)))
+MULTIPART = "multipart/x-mixed-replace; boundary=frame"
+
+
+def part(picture: bytes, newline: bytes = b"\r\n", *head: bytes) -> bytes:
+    """Make a part of a multipart answer, after its boundary."""
+    lines = head or (b"Content-Type: image/jpeg", b"Content-Length: %d" % len(picture))
+    return newline.join([*lines, b"", b""]) + picture + newline
+
+
+class Server:
+    """Answers each GET with what a function writes."""
+
+    def __init__(self) -> None:
+        self.media: str | None = MULTIPART
+        self.pieces: list[bytes] = []
+        self.pause = 0.02
+        self.again = True
+        self.chunked = False
+        self.asked = 0
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                server.answer(self)
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+                """Keep the test's output clean."""
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.over = threading.Event()
+        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}/video"
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        self.asked += 1
+        request.send_response(200)
+        if self.media is not None:
+            request.send_header("Content-Type", self.media)
+        if self.chunked:
+            request.send_header("Transfer-Encoding", "chunked")
+        request.end_headers()
+        number = 0
+        try:
+            while number < len(self.pieces) or (self.again and self.pieces):
+                if self.over.wait(self.pause if number else 0):
+                    return
+                piece = self.pieces[number % len(self.pieces)]
+                if self.chunked:
+                    piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+                request.wfile.write(piece)
+                number += 1
+        except OSError:
+            return
+
+    def close(self) -> None:
+        self.over.set()
+        self._http.shutdown()
+        self._http.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """Start a server that ends with the test."""
+    started = Server()
+    yield started
+    started.close()
+
+
+def take(source: Source, count: int) -> list[Picture]:
+    """Take so many pictures, and close the source."""
+    taken = []
+    for reading in readings(source):
+        assert not isinstance(reading, SampleError), reading
+        taken.append(reading.data)
+        if len(taken) == count:
+            break
+    source.close()
+    return taken
+
+
+PLAIN = b"--frame\r\n" + part(WIDE)
+FORMS = {
+    "tasmota_12376_boundary_last": (MULTIPART, part(WIDE) + b"--frame\r\n"),
+    "boundary_with_dashes": ("multipart/x-mixed-replace;boundary=--frame", PLAIN),
+    "boundary_of_another_name": ("multipart/x-mixed-replace; boundary=other", PLAIN),
+    "no_boundary_named": ("multipart/x-mixed-replace", PLAIN),
+    "mixed": ("multipart/mixed; boundary=frame", PLAIN),
+    "no_content_type": (None, PLAIN),
+    "line_feeds": (MULTIPART, b"--frame\n" + part(WIDE, b"\n")),
+    "no_length": (MULTIPART, b"--frame\r\n" + part(WIDE, b"\r\n", b"Content-Type: image/jpg")),
+    "wrong_length": (MULTIPART, b"--frame\r\n" + part(WIDE, b"\r\n", b"Content-Length: 9")),
+    "no_heads": ("video/x-motion-jpeg", WIDE),
+    "padded": (MULTIPART, b"\r\n--frame\r\n" + part(WIDE + bytes(100))),
+}
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["", "chunked"])
+@pytest.mark.parametrize("form", FORMS)
+def test_mjpeg_as_cameras_send_it(form: str, chunked: bool, server: Server) -> None:
+    """Pictures are found whatever stands between them."""
+    server.media, piece = FORMS[form]
+    # Cut anywhere, as a network does.
+    server.pieces = [piece[: len(piece) // 3], piece[len(piece) // 3 :]]
+    server.chunked = chunked
+    pictures = take(opened(server.url), 5)
+    assert all(seen(picture) == UPRIGHT for picture in pictures)
+
+
+def test_mjpg_streamer_399_size_changes_in_mid_stream(server: Server) -> None:
+    """Each result has the size of its own frame."""
+    server.pieces = [b"--frame\r\n" + part(each) for each in (WIDE, LARGE, TALL)]
+    shapes = [picture.shape[:2] for picture in take(opened(server.url), 6)]
+    assert shapes == [(96, 160), (192, 320), (160, 96)] * 2
+
+
+def test_a_picture_that_is_cut_costs_only_itself(server: Server) -> None:
+    """Half a picture is damage; the next one is whole."""
+    server.pieces = [
+        b"--frame\r\n" + part(each)
+        for cut in (WIDE[: len(WIDE) // 2], WIDE[:300], WIDE[:-60])
+        for each in (WIDE, cut)
+    ]
+    source = opened(server.url)
+    came = [isinstance(reading, SampleError) for reading in islice(readings(source), 12)]
+    source.close()
+    assert came == [False, True] * 6
+
+
+def test_motioneye_1102_a_slow_camera(server: Server) -> None:
+    """With `?stall_s` a camera of one picture in several seconds is well; without, it is lost."""
+    server.pieces, server.pause = [PLAIN], 1.5
+    assert len(take(opened(f"{server.url}?stall_s=8"), 2)) == 2
+    server.pause = 30
+    source = opened(f"{server.url}?stall_s=1")
+    assert source.grab()
+    with pytest.raises(SourceError, match="silent for too long"):
+        source.grab()
+    source.close()
+
+
+def test_a_camera_that_waits_is_closed_at_once(server: Server) -> None:
+    """A reader of a silent camera sees that it is to stop."""
+    server.pieces, server.pause = [PLAIN], 30
+    closing = threading.Event()
+    source = opened(f"{server.url}?stall_s=60", closing=closing)
+    assert source.grab()
+    threading.Timer(0.3, closing.set).start()
+    began = time.monotonic()
+    assert not source.grab()
+    assert time.monotonic() - began < 3
+    source.close()
+
+
+@pytest.mark.parametrize(("suffix", "media"), [(".jpg", "image/jpeg"), (".png", "image/png")])
+def test_motioneyeos_1483_a_still_picture_is_fetched_at_the_rate(
+    suffix: str, media: str, server: Server
+) -> None:
+    """The URL of a single picture is asked for again and again, as often as the pipeline wants."""
+    server.media, server.again = media, False
+    server.pieces = [cv2.imencode(suffix, quarters())[1].tobytes()]
+    began = time.monotonic()
+    pictures = take(opened(server.url, rate=10.0), 6)
+    assert 0.45 < time.monotonic() - began < 3
+    assert server.asked == 6
+    assert all(seen(picture) == UPRIGHT for picture in pictures)
+
+
+def test_a_redirection_in_circles_ends(server: Server) -> None:
+    """A camera that answers with itself is refused in words."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(302)
+        request.send_header("Location", "/video")
+        request.end_headers()
+
+    server.answer = answer  # type: ignore[method-assign]
+    with pytest.raises(SourceError, match="round in circles"):
+        opened(server.url)
