@@ -25,7 +25,7 @@ from ..models.importing import PYTORCH, hint_of
 from ..models.manifest import GOLDEN, load
 from .evaluation import Progress
 from .golden_cases import CASES, clearest, try_folder, write_golden
-from .pytorch_file import recognise
+from .pytorch_file import recognize
 
 TOLERANCE = 1e-3
 """Relative L2 distance that an output may have from the original's: other kernels sum in another
@@ -142,7 +142,7 @@ def _kind(path: Path) -> str:
         return "tflite"
     if path.is_file() and path.suffix not in PYTORCH and (hint := hint_of(path)):
         raise ModelError(f"{path}: is not converted{hint}")
-    return recognise(path)
+    return recognize(path)
 
 
 def _check_installed(kind: str) -> None:

@@ -12,7 +12,6 @@ in a process of its own; still nobody should convert a stranger's file.
 from __future__ import annotations
 
 import json
-import pickletools
 import re
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -54,16 +53,9 @@ _SYMBOLIC = re.compile(r"_?sym_\w+", re.ASCII)
 _SCRIPT_FILES = re.compile(rf"\.\s*({'|'.join(sorted(_FILES))})\b")
 _SCRIPT_OPERATORS = re.compile(r"(?<![\w.])ops\b(?!\.(?:aten|prim|torchvision)\b)[\w.]*")
 _CLASSES = "torch.classes"
-_PLAIN = frozenset(
-    {
-        *("torch", "collections", "numpy", "builtins", "__builtin__"),
-        *("_codecs", "argparse", "pathlib"),
-    }
-)
-"""Packages of whose classes checkpoints hold more than a network."""
 
 
-def recognise(path: Path) -> Kind:
+def recognize(path: Path) -> Kind:
     """Return what a PyTorch file is.
 
     Raises:
@@ -130,40 +122,17 @@ def _kind(path: Path, archive: zipfile.ZipFile) -> Kind:
 
 
 def _checkpoint(path: Path, pickled: bytes) -> ModelError:
-    """Return what to say of a checkpoint, by the names of the classes in it; none is imported."""
-    names = list(_globals(pickled))
-    again = EXPORT.format(stem=path.stem)
-    if any(name.startswith(("ultralytics.", "models.yolo", "models.common")) for name in names):
+    """Return what to say of a checkpoint; nothing in it is imported."""
+    if any(name in pickled for name in (b"ultralytics", b"models.yolo", b"models.common")):
         return ModelError(
             f"{path}: is a checkpoint of Ultralytics: pickled Python, which is not run here; "
             f"export it: yolo export model={path.name} format=onnx"
         )
-    own = [name for name in names if name.partition(".")[0] not in _PLAIN]
-    network = [name for name in names if name.startswith("torch.nn.modules")]
-    if not own and not network:
-        return ModelError(
-            f"{path}: is a checkpoint: weights (a state_dict) without their network; load them "
-            f"into it, then, {again}"
-        )
     return ModelError(
-        f"{path}: is a checkpoint: a pickled {(own or network)[0]}, whose loading runs any code in "
-        f"it, so it is not loaded here; where you trust it, {again}"
+        f"{path}: is a checkpoint: pickled weights or objects, whose loading runs any code in it, "
+        "so it is not loaded here; where you trust it, load it into its network, then, "
+        f"{EXPORT.format(stem=path.stem)}"
     )
-
-
-def _globals(pickled: bytes) -> Iterator[str]:
-    """Yield the names that a pickle would import, as far as it can be read."""
-    texts: list[str] = []
-    try:
-        for code, argument, _ in pickletools.genops(pickled):
-            if code.name == "GLOBAL":
-                yield str(argument).replace(" ", ".")
-            elif code.name == "STACK_GLOBAL" and len(texts) > 1:
-                yield ".".join(texts[-2:])
-            elif isinstance(argument, str):
-                texts = [*texts[-1:], argument]
-    except (ValueError, IndexError, EOFError, UnicodeError):
-        return  # damaged from here on
 
 
 def check_exported(names: Collection[str], read: Read, where: str) -> None:
