@@ -87,7 +87,7 @@ class TriedPipeline:
         self._totals = LineTotals(None)
         names = itertools.count(1)
         self._engine: RuleEngine | None = None
-        if pipeline.follows:
+        if pipeline.needs_rule_engine:
             self._engine = RuleEngine(
                 pipeline,
                 lossless=lossless,

@@ -46,7 +46,7 @@ def lint_pipeline(
         from .rule_checks import lint_filters
 
         lines += lint_filters(pipeline, firsts)
-    if pipeline.follows:
+    if pipeline.needs_rule_engine:
         from .rule_checks import lint_rules
 
         lines += lint_rules(pipeline, firsts)

@@ -352,7 +352,7 @@ def _problems(pipeline: Pipeline, settings: Settings) -> Iterator[tuple[str, str
         wanted = "expected [x1, y1, x2, y2] with x1 < x2 and y1 < y2"
         yield "roi", f"{wanted}, found {list(pipeline.roi)}"
     yield from _filter_problems(pipeline)
-    if pipeline.follows:
+    if pipeline.needs_rule_engine:
         from .rule_checks import rule_problems
 
         yield from rule_problems(pipeline, settings.broker.topic_root, settings.device_id, given)

@@ -274,12 +274,12 @@ class Pipeline:
     then: tuple[SecondStage, ...] = ()
 
     @property
-    def follows(self) -> bool:
-        """Whether results are followed from one to the next: by tracks, zones, lines or rules."""
+    def needs_rule_engine(self) -> bool:
+        """Whether there are tracks, zones, lines or rules."""
         return bool(self.track or self.zones or self.lines or self.rules)
 
-    def follows_like(self, other: Pipeline) -> bool:
-        """Whether *other* follows the same."""
+    def has_rules_of(self, other: Pipeline) -> bool:
+        """Whether *other* has the same tracks, zones, lines and rules."""
         mine = (self.track, self.zones, self.lines, self.rules)
         return mine == (other.track, other.zones, other.lines, other.rules)
 

@@ -35,12 +35,12 @@ from ..inference.prepared.artifact import read
 from ..inference.prepared.fallback import load_prepared
 from ..models.store.agent_lock import hold_agent_lock
 from ..runtime.pipelines.runner import Runner
+from .event_service import EventService
 from .fast_start import readahead
 from .fast_start.fingerprint import digest
 from .fast_start.plan import forget
 from .fast_start.preload import FIRST_SECONDS, Preload
 from .fast_start.reexec import hold_signals, restart
-from .following import Following
 from .hang_watch import HANG_SECONDS, HangWatch
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Agent:
         self._inventory: Inventory | None = None
         self._drafted = drafted
         self._reading = threading.Lock()
-        self._following = Following()
+        self._events = EventService()
         self._runner = Runner(
             settings,
             lanes=planned[0].lanes if planned else self._take_inventory(settings).loader.lanes,
@@ -104,7 +104,7 @@ class Agent:
             loader=lambda: self._take_inventory(self._runner.settings).loader,
             stops=self._stops,
             timeline=timeline,
-            stages=self._following.stage,
+            stages=self._events.stage,
         )
         self._control: Control | None = None
         self._closing = False
@@ -314,7 +314,7 @@ class Agent:
             self._stops,
             self._reread,
             self._origins,
-            following=self._following,
+            events=self._events,
         )
         control.recover()
         with self._changing:

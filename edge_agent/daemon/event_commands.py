@@ -11,7 +11,7 @@ from ..core.parameters import Name, Text
 from ..mqtt.requests import Command
 from ..runtime.pipelines.commands import find_pipeline
 from ..runtime.pipelines.runner import Runner
-from .following import Following
+from .event_service import EventService
 
 
 @record
@@ -31,9 +31,9 @@ class Picture:
 class EventCommands:
     """Carried out by the thread of requests."""
 
-    def __init__(self, runner: Runner, following: Following) -> None:
+    def __init__(self, runner: Runner, events: EventService) -> None:
         self._runner = runner
-        self._following = following
+        self._events = events
         self.commands: tuple[Command[Any], ...] = (
             Command("reset", Reset, self.reset),
             Command("picture", Picture, self.picture, changes=False),
@@ -41,16 +41,16 @@ class EventCommands:
 
     def reset(self, request: Reset) -> Mapping[str, Any]:
         """Set the totals of a pipeline's lines to nothing."""
-        desk = self._following.desk
+        dispatcher = self._events.dispatcher
         pipeline = find_pipeline(self._runner, request.pipeline)
-        if desk is None or not desk.reset(pipeline.name):
+        if dispatcher is None or not dispatcher.engines.reset(pipeline.name):
             raise RequestError(f"pipeline: {pipeline.name} has no lines")
         return {"topic": self._runner.topics.count(pipeline.name)}
 
     def picture(self, request: Picture) -> Mapping[str, Any]:
         """Publish a picture again; return its topic."""
-        desk = self._following.desk
-        kept = None if desk is None else desk.evidence.find(request.event)
+        dispatcher = self._events.dispatcher
+        kept = None if dispatcher is None else dispatcher.evidence.find(request.event)
         if kept is None:
             raise RequestError(
                 f"event: there is no picture of {request.event}; "

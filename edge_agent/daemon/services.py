@@ -34,8 +34,8 @@ from .commands import AgentCommands
 from .control import Control
 from .deployment import Deployment
 from .event_commands import EventCommands
+from .event_service import EventService
 from .fast_start.plan_writer import PlanWriter
-from .following import Following
 from .inventory import Inventory
 from .reload import SettingsReload
 from .request_loop import RequestLoop
@@ -48,7 +48,7 @@ def compose(
     stops: Stops,
     reread: Callable[[], Settings],
     origins: tuple[str | None, str],
-    following: Following,
+    events: EventService,
 ) -> Control:
     """Build everything that runs beside the frames; nothing is started.
 
@@ -58,7 +58,7 @@ def compose(
         stops: where reasons to stop are left.
         reread: reads the settings again from where they came from.
         origins: the settings file and the digest of what the settings were made from.
-        following: makes events of results.
+        events: makes events of results.
 
     """
     lazy = inventory.match.profile.unload_idle_s > 0
@@ -70,7 +70,7 @@ def compose(
     announcements = _announcements(runner, inventory, ledger, upkeep, stops)
     commands = (
         *AgentCommands(runner, stops).commands,
-        *EventCommands(runner, following).commands,
+        *EventCommands(runner, events).commands,
         *deployer.commands.commands,
     )
     requests = _requests(runner, announcements, commands, transfers)
@@ -80,13 +80,13 @@ def compose(
     )
     services: list[Service] = [
         metrics,
-        following,
+        events,
         Deployment(runner, inventory.store, deployer, local_requests, stops, origins[1]),
         RequestLoop(runner.inbox, requests, transfers, local_requests, deployer, inventory.catalog),
         *upkeep.threads,
     ]
     background = Services(services)
-    health = _health(runner, inventory, requests, background, announcements, following)
+    health = _health(runner, inventory, requests, background, announcements, events)
     active = runner.active
     active.on_change.add(announcements.models, plan_writer.changed, upkeep.wake)
     form_ready.add(plan_writer.write, announcements.models)
@@ -94,7 +94,7 @@ def compose(
         *(runner, plan_writer, announcements, metrics, reread),
         file=origins[0],
         lazy=lazy,
-        gone=following.forget,
+        gone=events.forget,
     )
     return Control(
         runner,
@@ -195,7 +195,7 @@ def _health(
     requests: Requests,
     background: Services,
     announcements: Announcements,
-    following: Following,
+    events: EventService,
 ) -> Health:
     """Build the report of the device."""
     active = runner.active
@@ -214,7 +214,7 @@ def _health(
             announcements.problems,
             lambda: inventory.other_variants(s.model.folder for s in active.all() if s.model),
         ),
-        actions=following.health,
+        actions=events.health,
     )
 
 

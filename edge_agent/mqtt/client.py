@@ -233,6 +233,15 @@ class Client:
                 self._lock.wait(0.005 if self.connected else 0.1)
         return False
 
+    def wait_acknowledged(self, channel: Channel, seconds: float) -> bool:
+        """Return whether all on a channel is acknowledged; wait for that while connected."""
+        deadline = time.monotonic() + seconds
+        with self._lock:
+            while channel.pending and self.connected and time.monotonic() < deadline:
+                self._process_events()
+                self._lock.wait(0.005)  # polled, as for credit
+            return channel.pending == 0
+
     # Connection
 
     @property

@@ -1,11 +1,11 @@
-"""An event: what a rule has seen, on its way to the broker. Section 3 of the interface."""
+"""An event, on its way from a rule or anything else to the sinks. Section 3 of the interface."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ..config.settings import Rule
+from ..config.settings import Action
 from ..core.frozen import record
 from ..core.types import Array
 from ..mqtt import payloads
@@ -20,16 +20,26 @@ class Event:
 
     id: str
     """Unique, and safe in a topic."""
-    rule: Rule
+    rule: str
+    """The name of what has made it."""
+    when: str
+    """What kind of event it is: for a rule, its kind."""
     pipeline: str
+    """On whose topic it is published."""
     state: State
-    seq: int
+    seq: int | None
+    """Of the sample that it is about; None: of none."""
     time_ns: int
     began_ns: int
     facts: Mapping[str, Any]
     """What was seen, by key of the payload: label, score, track, box, zone, line, count …"""
+    qos: int = 1
+    actions: tuple[Action, ...] = ()
+    """What is to be done."""
     picture: Array | None = None
-    """The frame, uint8 (height, width, 3), BGR; where the rule wants a picture."""
+    """The frame, uint8 (height, width, 3), BGR; where a picture is to be published …"""
+    crop: bool = False
+    """… of what is around the box."""
 
     @property
     def label(self) -> str:
@@ -55,12 +65,14 @@ def payload(event: Event, device: str, session: str, *, clock: bool = True) -> d
         "seq": event.seq,
         "time": payloads.iso(event.time_ns),
         "event": event.id,
-        "rule": event.rule.name,
-        "when": event.rule.when,
+        "rule": event.rule,
+        "when": event.when,
         "state": event.state,
         "began": payloads.iso(event.began_ns),
         **event.facts,
     }
+    if event.seq is None:
+        del made["seq"]
     if not clock:
         made["clock"] = payloads.UNSET
     return made

@@ -112,14 +112,18 @@ class EventLog:
         self._emit(
             Event(
                 event.id,
-                rule,
+                rule.name,
+                rule.when,
                 self._pipeline,
                 state,
                 max(0, self.seq),
                 self.time_ns,
                 event.began_ns,
                 dict(facts),
+                rule.qos,
+                rule.do,
                 self.picture if pictured else None,
+                rule.picture == "crop",
             )
         )
 

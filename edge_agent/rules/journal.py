@@ -60,8 +60,8 @@ class Journal:
         self._fresh += [(math.inf, payload) for payload in (*fresh, *ends)]
         return fresh, ends
 
-    def lasting(self, pipeline: str, rule: str) -> list[Payload]:
-        """Return the latest message of each event of a rule that lasts now."""
+    def ongoing(self, pipeline: str, rule: str) -> list[Payload]:
+        """Return the latest message of each event of a rule that goes on now."""
         latest = [payload for _, payload in self._open.values()]
         return [each for each in latest if (each["pipeline"], each["rule"]) == (pipeline, rule)]
 

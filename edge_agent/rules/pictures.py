@@ -32,7 +32,7 @@ def render(event: Event) -> bytes:
     assert event.picture is not None  # noqa: S101 - the caller's business
     picture = event.picture
     box = event.facts.get("box")
-    if event.rule.picture == "crop" and box is not None:
+    if event.crop and box is not None:
         picture = crop(picture, box)
     return jpeg(picture, QUALITY)
 
@@ -54,6 +54,7 @@ class Evidence:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._failing = Latch()
+        self._keep_mb: int | None = None
 
     def keep(self, pipeline: str, event: str, data: bytes, keep_mb: int) -> None:
         """Keep a picture; the oldest go first."""
@@ -67,6 +68,12 @@ class Evidence:
         except OSError as problem:
             self._report("written", problem)
         self.prune(keep_mb)
+
+    def limit(self, keep_mb: int) -> None:
+        """Remove the pictures that the settings allow no more, at the start and after a reload."""
+        if keep_mb != self._keep_mb:
+            self._keep_mb = keep_mb
+            self.prune(keep_mb)
 
     def prune(self, keep_mb: int) -> None:
         """Remove half-written pictures, and the oldest until no more than so much is left."""

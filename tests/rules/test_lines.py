@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from tests.helpers.scenes import Stage, box
+from tests.helpers.rule_engines import Stage, box
 
 ACROSS = {"gate": [(0.2, 0.5), (0.8, 0.5)]}
 """From left to right: its right side, seen along it, is below."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import lap
 import numpy as np
 
-from tests.helpers.scenes import Box, Stage
+from tests.helpers.rule_engines import Box, Stage
 
 CASE = Path(__file__).with_name("bytetrack.txt")
 THRESHOLD = 0.5

@@ -10,7 +10,7 @@ import pytest
 
 from edge_agent.config.settings import Evidence as EvidenceSettings
 from edge_agent.rules.pictures import Evidence
-from tests.helpers.scenes import desk_without_broker
+from tests.helpers.rule_engines import dispatcher_without_broker
 
 PICTURE = bytes(200_000)
 
@@ -58,7 +58,7 @@ def test_a_limit_that_was_lowered_holds_from_the_start_on(
     """And not only once there is another picture."""
     for number in range(6):
         Evidence(tmp_path / "evidence").keep("p", f"e-{number}", PICTURE, 2)
-    desk = desk_without_broker(tmp_path, evidence=EvidenceSettings(keep_mb=keep_mb))
-    desk.close()
-    desk.run()
+    dispatcher = dispatcher_without_broker(tmp_path, evidence=EvidenceSettings(keep_mb=keep_mb))
+    dispatcher.close()
+    dispatcher.run()
     assert len(files(tmp_path / "evidence")) == left

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_agent.core.types import Anomaly, Classes, Values
-from tests.helpers.scenes import Stage, box
+from tests.helpers.rule_engines import Stage, box
 
 YARD = {"yard": [(0.3, 0.3), (1.0, 0.3), (1.0, 1.0), (0.3, 1.0)]}
 
@@ -268,7 +268,7 @@ def test_time_goes_on_while_nothing_moves() -> None:
     for _ in range(20):
         stage.still()
     assert sorted(stage.told()) == [("none", "begin"), ("r", "begin")]
-    begun = next(event for event in stage.events if event.rule.name == "r")
+    begun = next(event for event in stage.events if event.rule == "r")
     assert begun.facts["box"] == [55.0, 50.0, 65.0, 60.0]
     assert begun.picture is not None
     for _ in range(1000):

@@ -19,7 +19,7 @@ from edge_agent.models.manifest import ModelFolder
 from edge_agent.models.manifest import load as load_folder
 from edge_agent.mqtt.topics import Topics
 from edge_agent.rules.event import payload
-from tests.helpers.scenes import Stage
+from tests.helpers.rule_engines import Stage
 from tests.helpers.small_models import detector
 
 SETTINGS = """
@@ -96,7 +96,7 @@ def test_the_engine_fires_it_and_the_terminal_says_so(torn: Pipeline) -> None:
     for _ in range(3):
         stage.give(Classes(("cat", "dog"), (0.5, 0.45)))
     (event,) = stage.events
-    assert (event.rule.when, event.state) == ("torn", "begin")
+    assert (event.when, event.state) == ("torn", "begin")
     said = event_sentence(payload(event, "box", "session"))
     assert said == "r: torn between ['cat', 'dog']"
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from edge_agent.config.settings import Line, Pipeline
+from edge_agent.rules.engines import RuleEngines
 from edge_agent.rules.totals import LineTotals, TotalsFile
-from tests.helpers.scenes import desk_without_broker
+from edge_agent.runtime.pipelines.sinks import Sink, Sinks
 
 
 class BusyLock:
@@ -59,21 +60,26 @@ def test_a_pipeline_that_comes_while_the_totals_are_written(tmp_path: Path) -> N
 def test_counts_of_a_pipeline_that_goes_while_they_are_written_are_not_published(
     tmp_path: Path,
 ) -> None:
-    """They are retained: nobody would clear them once more."""
-    desk = desk_without_broker(tmp_path)
+    """Nobody would clear them once more."""
+    totals = TotalsFile(tmp_path / "counts.json")
+    counted: list[str] = []
+
+    class Heard(Sink):
+        def counts(self, pipeline: str, counts: Mapping[str, Any]) -> None:
+            del counts
+            counted.append(pipeline)
+
+    engines = RuleEngines(
+        totals, Sinks(Heard()), name_event=lambda: "e-1", emit=lambda _event: None
+    )
     gate = Line(name="gate", points=((0.0, 0.0), (1.0, 1.0)))
     settings = Pipeline(name="p", source="dir:.", model="m", lines=(gate,))
-    desk.open(settings, lossless=False)
-    retained = desk._client.retained
-
-    def reload() -> None:
-        desk.close_scene("p", "reloaded")
-        retained.clear_gone()
-
-    keep_busy(desk._totals.of("p"), reload)
-    desk._count()
-    assert "edge/box/count/p" not in retained._published
-    desk.open(settings, lossless=False)
-    desk._counted = 0.0
-    desk._count()
-    assert "edge/box/count/p" in retained._published
+    engines.open(settings, lossless=False)
+    keep_busy(totals.of("p"), lambda: engines.close("p", "reloaded"))
+    engines.publish_counts(at_once=True)
+    assert counted == []
+    engines.open(settings, lossless=False)
+    engines.publish_counts(at_once=True)
+    assert counted == ["p"]
+    engines.publish_counts(at_once=True)
+    assert counted == ["p"], "nothing has changed"

@@ -9,7 +9,7 @@ import pytest
 
 from edge_agent.rules.assignment import assign
 from edge_agent.rules.tracker import LOST_SECONDS
-from tests.helpers.scenes import Stage, box
+from tests.helpers.rule_engines import Stage, box
 
 
 def numbers(

@@ -43,7 +43,7 @@ def following_ms() -> dict[str, float]:
 def _measure(pipeline: Pipeline, count: int) -> float:
     rng = np.random.default_rng(count)
     engine = None
-    if pipeline.follows:
+    if pipeline.needs_rule_engine:
         engine = RuleEngine(
             pipeline,
             lossless=False,

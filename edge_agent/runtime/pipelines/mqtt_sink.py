@@ -87,10 +87,9 @@ class MqttSink(Sink):
         """Publish the picture of an event."""
         self._client.publish(self._topics.picture(pipeline, event), jpeg)
 
-    @property
-    def settled(self) -> bool:
-        """Whether the broker has acknowledged every event of QoS 1."""
-        return self._events[1].pending == 0
+    def settle(self, seconds: float) -> bool:
+        """Return whether the broker has acknowledged every event of QoS 1."""
+        return self._client.wait_acknowledged(self._events[1], seconds)
 
     # The rest
 

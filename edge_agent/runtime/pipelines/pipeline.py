@@ -171,7 +171,7 @@ class Pipeline:
         """Go on with settings that differ from the present ones in live keys; no frame is lost."""
         before, self.settings = self.settings, settings
         stage = self._route.path.stage
-        if not before.follows_like(settings):
+        if not before.has_rules_of(settings):
             stage = self._common.stages(settings, self.spec)
         self._route.path.apply(settings, stage)
         self._capture.apply(settings)

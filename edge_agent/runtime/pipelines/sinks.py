@@ -98,9 +98,14 @@ class Sink:
     def health(self, health: Mapping[str, Any]) -> None:
         """Take the health of the device."""
 
-    @property
-    def settled(self) -> bool:
-        """Whether every event has arrived where it must not get lost on the way."""
+    def settle(self, seconds: float) -> bool:
+        """Return whether every event has arrived where it must not get lost on the way.
+
+        Args:
+            seconds: for so long it may wait for that, where it can be waited for.
+
+        """
+        del seconds
         return True
 
 
@@ -164,10 +169,9 @@ class Sinks:
                 self._record(sink, problem)
         return True
 
-    @property
-    def settled(self) -> bool:
-        """Whether every event has arrived."""
-        return all(sink.settled for sink in self.all)
+    def settle(self, seconds: float = 0.0) -> bool:
+        """Return whether every event has arrived; each sink may wait so long for that."""
+        return all(sink.settle(seconds) for sink in self.all)
 
     def problems(self) -> list[str]:
         """Return why the device is degraded."""

@@ -16,7 +16,7 @@ from edge_agent.core.timeline import Timeline
 from edge_agent.core.types import Detections, Findings, Outcome, Sample, Timing
 from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.topics import Topics
-from edge_agent.rules.desk import Desk
+from edge_agent.rules.dispatcher import EventDispatcher
 from edge_agent.rules.event import Event
 from edge_agent.rules.rule_engine import RuleEngine
 from edge_agent.runtime.pipelines.mqtt_sink import MqttSink
@@ -127,18 +127,18 @@ class Stage:
 
     def told(self) -> list[tuple[str, str]]:
         """Give rule and state of all events so far."""
-        return [(event.rule.name, event.state) for event in self.events]
+        return [(event.rule, event.state) for event in self.events]
 
 
-def make_desk(client: Client, settings: Settings) -> Desk:
-    """Make the desk of an agent that publishes by a client."""
+def make_dispatcher(client: Client, settings: Settings) -> EventDispatcher:
+    """Make the dispatcher of an agent that publishes by a client."""
     topics = Topics("edge", "box")
     sinks = Sinks(MqttSink(client, Identity("box", "session", topics, Timeline())))
-    return Desk(sinks, client, topics, "session", lambda: settings, lambda _time: True)
+    return EventDispatcher(sinks, client, topics, "session", lambda: settings, lambda _time: True)
 
 
-def desk_without_broker(state: Path, **keys: Any) -> Desk:
-    """Make the desk of an agent with these settings whose broker is away."""
+def dispatcher_without_broker(state: Path, **keys: Any) -> EventDispatcher:
+    """Make the dispatcher of an agent with these settings whose broker is away."""
     settings = Settings(device_id="box", state_dir=str(state), **keys)
     client = Client(
         Broker(),
@@ -148,4 +148,4 @@ def desk_without_broker(state: Path, **keys: Any) -> Desk:
         filters=list,
         inbox=SimpleQueue(),
     )
-    return make_desk(client, settings)
+    return make_dispatcher(client, settings)

@@ -1,0 +1,95 @@
+"""The service for tracks, zones, lines, rules and events; imported code where they are used.
+
+Until a pipeline needs a rule engine, this is all there is of it: the rest is not even imported.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ..config.settings import Pipeline as PipelineSettings
+from ..runtime.pipelines.runner import Runner
+from ..runtime.pipelines.sinks import ResultStage
+from ..sources.spec import SourceSpec
+
+if TYPE_CHECKING:
+    from ..rules.dispatcher import EventDispatcher
+
+
+class EventService:
+    """Makes the rule engines of pipelines, and runs the dispatcher of events."""
+
+    name = "events"
+
+    def __init__(self) -> None:
+        self.dispatcher: EventDispatcher | None = None
+        """None: nothing has needed it."""
+        self._made = threading.Condition()
+        self._closing = False
+
+    def stage(
+        self, runner: Runner, settings: PipelineSettings, spec: SourceSpec
+    ) -> ResultStage | None:
+        """Make a pipeline's rule engine, instead of the one that it has; None: it needs none."""
+        self.forget(settings.name)
+        if not (settings.needs_rule_engine or self._left(runner)):
+            return None
+        engines = self.open(runner).engines
+        return (
+            engines.open(settings, lossless=spec.lossless) if settings.needs_rule_engine else None
+        )
+
+    def forget(self, name: str) -> None:
+        """End the events of a pipeline that is gone, or goes on with other settings."""
+        if self.dispatcher is not None:
+            self.dispatcher.engines.close(name, "reloaded")
+
+    def _left(self, runner: Runner) -> bool:
+        """Whether an earlier run may have left events that are to be ended."""
+        return self.dispatcher is None and (runner.settings.state / "events.json").exists()
+
+    def open(self, runner: Runner) -> EventDispatcher:
+        """Return where events go; made at the first call, by whoever has events."""
+        from ..rules.dispatcher import EventDispatcher
+
+        with self._made:
+            if self.dispatcher is None:
+                self.dispatcher = EventDispatcher(
+                    runner.sinks,
+                    runner.client,
+                    runner.topics,
+                    runner.identity.session,
+                    lambda: runner.settings,
+                    runner.identity.credible,
+                )
+                self._made.notify_all()
+            return self.dispatcher
+
+    # The service
+
+    def run(self) -> None:
+        """Dispatch events from the first need on, until closed."""
+        with self._made:
+            self._made.wait_for(lambda: self.dispatcher is not None or self._closing)
+            dispatcher = self.dispatcher
+        if dispatcher is None:
+            return
+        threading.Thread(target=dispatcher.actions.run, name="actions", daemon=True).start()
+        dispatcher.run()
+
+    def close(self) -> None:
+        """End the events that go on, then the thread."""
+        with self._made:
+            self._closing = True
+            self._made.notify_all()
+        if self.dispatcher is not None:
+            self.dispatcher.close()
+
+    def problems(self) -> list[str]:
+        """Return why the device is degraded."""
+        return [] if self.dispatcher is None else self.dispatcher.problems()
+
+    def health(self) -> dict[str, Any] | None:
+        """Return what health publishes of actions; None: there are none."""
+        return None if self.dispatcher is None else self.dispatcher.health()

@@ -1,0 +1,245 @@
+"""Where events go: journal, sinks, pictures, actions.
+
+One thread takes what rule engines and others submit; nothing of it is on the way of a frame.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ..config.settings import Action, Settings
+from ..core.errors import SampleError
+from ..mqtt.client import Client
+from ..mqtt.topics import Topics
+from ..runtime.pipelines.sinks import Sinks
+from .actions import MESSAGES, Actions
+from .engines import RuleEngines
+from .event import Event, payload
+from .journal import Journal, Payload
+from .pictures import Evidence, render
+from .totals import TotalsFile
+
+log = logging.getLogger(__name__)
+
+MOST = 10_000
+"""Events that may wait for the thread."""
+MOST_PICTURES = 8
+"""Of them with a picture: a frame takes megabytes."""
+TICK_SECONDS = 0.25
+END_SECONDS = 0.5
+"""For the broker to acknowledge the last events."""
+POST_SECONDS = 2.0
+"""For web servers to take what is posted of them."""
+
+
+class EventQueue:
+    """Events that wait for the dispatcher's thread. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self.lost = 0
+        """Events that found no room."""
+        self.closing = False
+        self._events: deque[Event] = deque()
+        self._pictures = 0
+        self._changed = threading.Condition()
+
+    def put(self, event: Event) -> None:
+        """Append an event, without its picture where too many wait."""
+        with self._changed:
+            if event.picture is not None:
+                if self._pictures >= MOST_PICTURES:
+                    event = replace(event, picture=None)
+                else:
+                    self._pictures += 1
+            if len(self._events) >= MOST:
+                self.lost += 1
+                return
+            self._events.append(event)
+            self._changed.notify()
+
+    def take(self, seconds: float) -> list[Event]:
+        """Return all events; wait for one, but no longer than *seconds*."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._events or self.closing, seconds)
+            events, self._events = list(self._events), deque()
+            self._pictures = 0
+        return events
+
+    def close(self) -> None:
+        """Let no `take` wait any more."""
+        with self._changed:
+            self.closing = True
+            self._changed.notify()
+
+
+class EventDispatcher:
+    """Writes events to the journal, publishes them and acts on them; `run` by one thread."""
+
+    def __init__(
+        self,
+        sinks: Sinks,
+        client: Client,
+        topics: Topics,
+        session: str,
+        settings: Callable[[], Settings],
+        credible: Callable[[int], bool],
+    ) -> None:
+        """Read what the last run has left.
+
+        Args:
+            sinks: take events, their pictures and counts.
+            client: publishes what actions say, and clears topics of what is gone.
+            topics: this device's.
+            session: of this run.
+            settings: returns those that hold.
+            credible: whether a time, in nanoseconds since 1970, can be right.
+
+        """
+        self.actions = Actions(
+            lambda topic, data, qos, retain: client.publish(topic, data, qos=qos, retain=retain),
+            lambda: topics.root,
+            client.feeds.topics,
+        )
+        state = settings().state
+        self.evidence = Evidence(state / "evidence")
+        self.engines = RuleEngines(
+            TotalsFile(state / "counts.json"), sinks, name_event=self.name_event, emit=self.submit
+        )
+        self._queue = EventQueue()
+        self._sinks = sinks
+        self._client = client
+        self._device = topics.device
+        self._session = session
+        self._settings = settings
+        self._credible = credible
+        self._journal = Journal(state / "events.json")
+        self._left = self._journal.left()
+        """Messages of the last run, and the ends of what had begun in it; until published."""
+        self._numbers = itertools.count(1)
+        client.retained.register(
+            topics.count(""), lambda: [topics.count(name) for name in self.engines.counting()]
+        )
+
+    # What any thread may call
+
+    def name_event(self) -> str:
+        """Return a name for another event, unique over devices and runs."""
+        return f"{self._session.replace('-', '')[:12]}-{next(self._numbers)}"
+
+    def submit(self, event: Event) -> None:
+        """Take an event, of a rule or of anything else; never waits.
+
+        All events come this way. One that belongs to no rule needs no engine and no settings: its
+        name (`name_event`), pipeline, `rule` and `when` are whatever its sender calls them. It is
+        journaled, published on `event/<pipeline>` with its QoS, and its actions are done.
+        """
+        self._queue.put(event)
+
+    # The thread
+
+    def run(self) -> None:
+        """Dispatch until closed, then what is left."""
+        while self.step(TICK_SECONDS):
+            pass
+        self.actions.close(POST_SECONDS)
+        self._journal.close(delivered=self._is_delivered(END_SECONDS))
+
+    def step(self, seconds: float = 0.0) -> bool:
+        """Dispatch the events that are there, or come within a time; False: nothing more comes."""
+        closing = self._queue.closing
+        events = self._queue.take(seconds)
+        self._publish_left()
+        keep_mb = self._settings().evidence.keep_mb
+        self.evidence.limit(keep_mb)
+        self._publish(events, keep_mb)
+        self.engines.publish_counts(at_once=self._queue.closing)
+        self.actions.flush()
+        self._journal.settle(delivered=self._is_delivered())
+        return not closing
+
+    def close(self) -> None:
+        """End the events that go on, and the thread."""
+        self.engines.close_all("stopped")
+        self._queue.close()
+
+    def _is_delivered(self, seconds: float = 0.0) -> bool:
+        return not any(self._left) and self._sinks.settle(seconds)
+
+    def _publish_left(self) -> None:
+        """Publish what an agent that was killed has left: possible copies, and ends."""
+        left, ended = self._left
+        if not (left or ended) or not self._client.connected:
+            return
+        self._left = ([], [])
+        for each in (*left, *ended):
+            self._send(each, 1, replayed=True)
+        rules = {
+            (pipeline.name, rule.name): rule
+            for pipeline in self._settings().pipelines
+            for rule in pipeline.rules
+        }
+        for each in ended:
+            place = each["pipeline"], each["rule"]
+            ongoing = self._journal.ongoing(*place)
+            # Where it holds again, what was switched on is to stay on, and who shows but one state
+            # of a rule has seen its end last.
+            for again in ongoing:
+                self._send(again, 1, replayed=True)
+            if place in rules and not ongoing:
+                self._act(rules[place].do, each)
+        words = "%d events that the last run has left are published again, or ended"
+        log.info(words, len(left) + len(ended))
+
+    def _publish(self, events: list[Event], keep_mb: int) -> None:
+        made = [
+            payload(event, self._device, self._session, clock=self._credible(event.time_ns))
+            for event in events
+        ]
+        if made:
+            self._journal.add([(each, event.qos) for event, each in zip(events, made, strict=True)])
+        for event, each in zip(events, made, strict=True):
+            self._send(each, event.qos)
+            self._act(event.actions, each)
+            if event.picture is not None:
+                self._publish_picture(event, keep_mb)
+
+    def _send(self, made: Payload, qos: int, *, replayed: bool = False) -> None:
+        self._sinks.give(lambda sink: sink.event(made, qos, replayed=replayed))
+
+    def _act(self, actions: tuple[Action, ...], made: Payload) -> None:
+        state = made["state"]
+        for action in actions:
+            if action.on in {"all", state} or (action.on, state) == ("begin", "once"):
+                self.actions.act(action, made)
+
+    def _publish_picture(self, event: Event, keep_mb: int) -> None:
+        try:
+            data = render(event)
+        except SampleError as problem:
+            log.warning("picture of %s: %s", event.id, problem)
+            return
+        if keep_mb:
+            self.evidence.keep(event.pipeline, event.id, data, keep_mb)
+        self._sinks.give(lambda sink: sink.event_picture(event.pipeline, event.id, data))
+
+    # For health
+
+    def problems(self) -> list[str]:
+        """Return why the device is degraded."""
+        to = {action.http or MESSAGES for action in self.engines.actions()}
+        why = self.actions.problem(to)
+        lost = self._queue.lost
+        return [
+            *([f"action: {why}"] if why else []),
+            *([f"events: {lost} were lost for want of room"] if lost else []),
+        ]
+
+    def health(self) -> dict[str, Any]:
+        """Return what health publishes of actions."""
+        return {"done": self.actions.done, "failed": self.actions.failed}

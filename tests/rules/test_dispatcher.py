@@ -1,0 +1,51 @@
+"""Events that belong to no rule: the smallest one, from its sender to the broker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from edge_agent.config.settings import Action, Settings
+from edge_agent.rules.event import Event
+from tests.helpers.mqtt_client import make_client
+from tests.helpers.rule_engines import make_dispatcher
+from tests.helpers.support import Listener, Mosquitto, wait_until
+
+
+def test_an_event_of_no_rule_is_published_and_acted_on(
+    tmp_path: Path, broker: Mosquitto, listen: Callable[..., Listener]
+) -> None:
+    """A camera that has seen something itself needs neither rule nor engine nor pipeline."""
+    heard = listen(broker.port, "#")
+    client = make_client(broker.url)
+    running = threading.Thread(target=client.run, daemon=True)
+    running.start()
+    wait_until(lambda: client.connected, "a connection")
+    dispatcher = make_dispatcher(client, Settings(device_id="box", state_dir=str(tmp_path)))
+    now = time.time_ns()
+    dispatcher.submit(
+        Event(
+            dispatcher.name_event(),
+            rule="doorbell",
+            when="pressed",
+            pipeline="porch",
+            state="once",
+            seq=None,
+            time_ns=now,
+            began_ns=now,
+            facts={"button": 2},
+            actions=(Action(publish="chime/{pipeline}", payload="RING"),),
+        )
+    )
+    dispatcher.step()
+    event = heard.wait_state("edge/box/event/porch", state="once")
+    assert (event["rule"], event["when"], event["state"]) == ("doorbell", "pressed", "once")
+    assert event["button"] == 2
+    assert "seq" not in event
+    dispatcher.close()
+    dispatcher.run()
+    client.close()
+    running.join()
+    assert [each.payload for each in heard.heard if each.topic == "chime/porch"] == [b"RING"]
