@@ -70,8 +70,7 @@ class Agent:
         timeline: Timeline,
         *,
         origins: tuple[str | None, str],
-        planned: tuple[Plan, Preload] | None = None,
-        drafted: bool = False,
+        planned: tuple[Plan, Preload, bool] | None = None,
     ) -> None:
         """Open what can be opened without waiting for anyone.
 
@@ -80,8 +79,8 @@ class Agent:
             reread: reads them again from where they came from.
             timeline: measures the start.
             origins: the settings file and the digest of what the settings were made from.
-            planned: a start from a plan, and what of it runs already.
-            drafted: the plan was made in this start, not in an earlier one.
+            planned: a start from a plan, what of it runs already, and whether the plan was made in
+                this start, not in an earlier one.
 
         Raises:
             UsageError: something the settings name is not as it should be.
@@ -94,7 +93,6 @@ class Agent:
         self._planned = planned
         self._stops = Stops()
         self._inventory: Inventory | None = None
-        self._drafted = drafted
         self._reading = threading.Lock()
         self._events = EventService()
         self._runner = Runner(
@@ -158,7 +156,7 @@ class Agent:
                 runner.threads.spawn("first", partial(self._begin_quick, *self._planned))
             # Not of the group: it publishes until the last of them is done.
             connecting = threading.Thread(
-                target=self._guarded, args=("client", runner.client.run), daemon=True
+                target=self._guarded, args=("client", runner.client.run), name="client", daemon=True
             )
             connecting.start()
             stack.callback(systemd.notify, "STOPPING=1")
@@ -193,7 +191,7 @@ class Agent:
 
     # A start from a plan
 
-    def _begin_quick(self, plan: Plan, early: Preload) -> None:
+    def _begin_quick(self, plan: Plan, early: Preload, drafted: bool) -> None:
         """Load what the plan names, wait for the first result, then start the rest."""
         self._runner.lazy(wanted=plan.lazy)
         for index, quick in enumerate(plan.models):
@@ -215,7 +213,7 @@ class Agent:
             else:
                 arm = Arm(quick.name, quick.version, 1)
                 self._runner.active.put(arm, quick.kind, model)
-                if self._drafted:
+                if drafted:
                     told = arm.reference, model.id, engine_words(model.engine.label)
                     log.info("model %s is live as %s on %s", *told)
                 if index == 0 and self._timeline.has("first_frame"):
@@ -407,10 +405,8 @@ def resume(
         return load(Path(config))
 
     origins = (config, plan.origins)
-    planned = plan, early
-    return _run(
-        lambda: Agent(settings, reread, timeline, origins=origins, planned=planned, drafted=drafted)
-    )
+    planned = plan, early, drafted
+    return _run(lambda: Agent(settings, reread, timeline, origins=origins, planned=planned))
 
 
 def _run(make: Callable[[], Agent]) -> int:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from .connection import Connection, Refusal, is_acknowledged
@@ -31,6 +32,22 @@ BARRIER_SECONDS = 0.25
 """Between two barriers, at most, while results are published."""
 OPEN_BARRIERS = 4
 """Barriers that may be unanswered."""
+
+
+@dataclass(slots=True)
+class _Flight:
+    """What the present connection was given, and does not outlive it."""
+
+    awaited: set[int] = field(default_factory=set)
+    """Message ids of QoS 1 that are not acknowledged."""
+    unwritten: deque[Any] = field(default_factory=deque)
+    """Receipts of QoS 0, from the first that was not known to be written to the socket on."""
+    foreign: set[int] = field(default_factory=set)
+    """Message ids of replies on topics that requesters have chosen."""
+    unacknowledged: dict[int, float] = field(default_factory=dict)
+    """By message id of QoS 1: when it was published, by the monotonic clock."""
+    too_large: set[str] = field(default_factory=set)
+    """Topics of messages that were too large for it, logged once each."""
 
 
 class Outbox:
@@ -54,20 +71,11 @@ class Outbox:
         """Published as possible copies."""
         self._lost = 0
         self._was_connected = False
-        self._awaited: set[int] = set()
-        """Message ids of QoS 1 that the present connection was given and are not acknowledged."""
-        self._unwritten: deque[Any] = deque()
-        """Receipts of QoS 0, from the first that was not known to be written to the socket on."""
+        self._flight = _Flight()
         self._barrier = Barrier(barrier_topic)
         self._retained: dict[str, bytes] = {}
         self._held: deque[Message] = deque()
         self._replies: deque[tuple[str, bytes, bytes | None, bool]] = deque(maxlen=HELD)
-        self._foreign: set[int] = set()
-        """Message ids of replies on topics that requesters have chosen."""
-        self._unacknowledged: dict[int, float] = {}
-        """By message id of QoS 1: when it was published, by the monotonic clock."""
-        self._too_large_topics: set[str] = set()
-        """Topics of messages that were too large for the present connection, logged once each."""
 
     @property
     def lost(self) -> int:
@@ -82,9 +90,9 @@ class Outbox:
 
     def silent_seconds(self) -> float:
         """Return how long the oldest message of QoS 1 has waited for its acknowledgement."""
-        if not self._unacknowledged:
+        if not self._flight.unacknowledged:
             return 0.0
-        return time.monotonic() - next(iter(self._unacknowledged.values()))
+        return time.monotonic() - next(iter(self._flight.unacknowledged.values()))
 
     # Publishing
 
@@ -133,7 +141,7 @@ class Outbox:
             return
         receipt = self._pass(connection, topic, payload, 1, correlation=correlation)
         if foreign:
-            self._foreign.add(receipt.mid)
+            self._flight.foreign.add(receipt.mid)
 
     def publish_message(self, message: Message) -> None:
         """Publish a result or event, with the delivery of its channel."""
@@ -208,11 +216,7 @@ class Outbox:
         """
         first = not self._was_connected
         self._was_connected = True
-        self._awaited.clear()
-        self._unwritten.clear()
-        self._foreign.clear()
-        self._unacknowledged.clear()
-        self._too_large_topics.clear()
+        self._flight = _Flight()
         self.connection = connection
         self._publish(connection, *status, 1, retain=True)
         for topic, payload in self._retained.items():
@@ -243,13 +247,13 @@ class Outbox:
 
     def published(self, mid: int, refusal: Refusal | None) -> None:
         """Record that a message of QoS 1 was acknowledged."""
-        self._awaited.discard(mid)
-        if not self._awaited and self.connection is not None:
+        self._flight.awaited.discard(mid)
+        if not self._flight.awaited and self.connection is not None:
             self.connection.hear_published(wanted=False)
-        self._unacknowledged.pop(mid, None)
+        self._flight.unacknowledged.pop(mid, None)
         self.inflight.acknowledged(mid)
-        foreign = mid in self._foreign
-        self._foreign.discard(mid)
+        foreign = mid in self._flight.foreign
+        self._flight.foreign.discard(mid)
         if refusal is not None and foreign:
             log.debug("broker: refused a reply on a response topic: %s", refusal.reason)
         elif refusal is not None:
@@ -284,7 +288,7 @@ class Outbox:
             return  # nothing is kept that could be cleared
         receipt = self._pass(connection, topic, payload, qos, retain=retain, about=about)
         if qos:
-            self._unacknowledged[receipt.mid] = time.monotonic()
+            self._flight.unacknowledged[receipt.mid] = time.monotonic()
 
     def _pass(
         self, connection: Connection, topic: str, payload: bytes, qos: int, **options: Any
@@ -292,13 +296,13 @@ class Outbox:
         """Hand a message to the connection; return its receipt."""
         if qos == 0:
             receipt = connection.publish(topic, payload, qos, **options)
-            self._unwritten.append(receipt)
+            self._flight.unwritten.append(receipt)
             self._forget_written()
             return receipt
-        if not self._awaited:
+        if not self._flight.awaited:
             connection.hear_published(wanted=True)
         receipt = connection.publish(topic, payload, qos, **options)
-        self._awaited.add(receipt.mid)
+        self._flight.awaited.add(receipt.mid)
         return receipt
 
     def _publish_message(
@@ -332,10 +336,10 @@ class Outbox:
     def _outstanding(self) -> int:
         """How many messages are neither acknowledged nor, at QoS 0, written to the socket."""
         self._forget_written()
-        return len(self._awaited) + len(self._unwritten)
+        return len(self._flight.awaited) + len(self._flight.unwritten)
 
     def _forget_written(self) -> None:
-        unwritten = self._unwritten
+        unwritten = self._flight.unwritten
         while unwritten and is_acknowledged(unwritten[0]):
             unwritten.popleft()
 
@@ -344,8 +348,8 @@ class Outbox:
         if limit is None or len(payload) + len(topic) + 64 <= limit:
             return False
         self.refused += 1
-        if topic not in self._too_large_topics:
-            self._too_large_topics.add(topic)
+        if topic not in self._flight.too_large:
+            self._flight.too_large.add(topic)
             log.warning(
                 "%s: not published: %d bytes are more than the broker accepts (%d); "
                 "raise its max_packet_size (logged once per topic and connection)",

@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,31 @@ GRACE = 10.0
 
 RowToWrite = tuple[Batch, list[InflightMessage], bytes]
 """A row, its messages, and their compressed payloads."""
+
+
+@dataclass(slots=True)
+class _File:
+    """The spool's file, as the thread knows it. Times are monotonic seconds."""
+
+    opened: bool = False
+    unsynced: bool = False
+    next_row: int = 1
+    written: float = float("-inf")
+    synced: float = float("-inf")
+    damaged: float = float("-inf")
+
+
+class _WriteRate:
+    """Bytes that may be written now: WRITE_RATE a second, and no more at a time."""
+
+    def __init__(self) -> None:
+        self.budget = float(WRITE_RATE)
+        self._at = time.monotonic()
+
+    def earn(self, now: float) -> None:
+        """Add what the time since the last call allows."""
+        self.budget = min(self.budget + (now - self._at) * WRITE_RATE, float(WRITE_RATE))
+        self._at = now
 
 
 class SpoolWriter:
@@ -86,12 +112,10 @@ class SpoolWriter:
         self._closing = threading.Event()
         self._checked_earlier = False
         """Whether it was checked if an earlier run has left a file."""
-        self._opened = False
+        self._file = _File()
+        self._rate = _WriteRate()
         self._more_work = False
-        self._unsynced = False
-        self._next_row = 1
-        self._retry_at = self._written = self._synced = self._damaged = float("-inf")
-        self._budget, self._budgeted = float(WRITE_RATE), time.monotonic()
+        self._retry_at = float("-inf")
 
     # For the client
 
@@ -169,9 +193,9 @@ class SpoolWriter:
             return RETRY
         if self._more_work:
             return PERIOD
-        if self._unsynced:
+        if self._file.unsynced:
             return SYNC
-        return IDLE if self._opened else None
+        return IDLE if self._file.opened else None
 
     def _process(self, spool: Spool, *, last: bool) -> None:
         """Do what is due; where the disk refuses, leave messages in memory."""
@@ -180,9 +204,9 @@ class SpoolWriter:
             if last or self.problem is None or time.monotonic() >= self._retry_at:
                 self._write_due(spool, last=last)
             # Also from a disk that is full.
-            if self._opened and not last:
+            if self._file.opened and not last:
                 self._read_ahead(spool)
-            if self._opened:
+            if self._file.opened:
                 self._sync_or_remove(spool, last=last)
         except SpoolDamagedError as damage:
             self._replace_damaged(spool, damage)
@@ -214,15 +238,15 @@ class SpoolWriter:
     def _sync_or_remove(self, spool: Spool, *, last: bool) -> None:
         """Sync what was written; remove the file when it is empty."""
         now = time.monotonic()
-        if self._unsynced and (last or now - self._synced >= SYNC):
+        if self._file.unsynced and (last or now - self._file.synced >= SYNC):
             spool.sync()
-            self._unsynced, self._synced = False, now
+            self._file.unsynced, self._file.synced = False, now
         with self._lock:
             inflight = self._inflight
             empty = not (inflight.batches or inflight.finished_rows or inflight.unsaved())
-        if empty and (last or now - self._written >= IDLE):
+        if empty and (last or now - self._file.written >= IDLE):
             spool.discard()
-            self._opened = False
+            self._file.opened = False
         elif last:
             spool.close()
 
@@ -240,14 +264,14 @@ class SpoolWriter:
             for batch in list(self._inflight.batches.values()):
                 self._inflight.drop_batch(batch)
             self._inflight.finished_rows.clear()
-        self._opened = self._unsynced = False
-        before, self._damaged = self._damaged, time.monotonic()
+        self._file.opened = self._file.unsynced = False
+        before, self._file.damaged = self._file.damaged, time.monotonic()
         try:
             aside = spool.set_aside()
         except SpoolError as stuck:
             self._report(str(stuck))
             return
-        if self._damaged - before < IDLE:
+        if self._file.damaged - before < IDLE:
             self._report(f"{damage}: the disk damages what is written to it")
             return
         log.warning("%s: damaged; set aside as %s, starting a new file", damage, aside.name)
@@ -255,18 +279,18 @@ class SpoolWriter:
 
     def _open(self, spool: Spool, *, wanted: bool, last: bool) -> bool:
         """Open the file where there is a reason to; return whether it is open."""
-        if self._opened:
+        if self._file.opened:
             return True
         if not wanted and (last or not spool.exists()):
             return False
         rows = spool.open()
         if rows:
-            self._next_row = max(self._next_row, rows[-1].id + 1)
+            self._file.next_row = max(self._file.next_row, rows[-1].id + 1)
             count = sum(row.count for row in rows)
             log.info("%s: publishing %d messages of an earlier run", spool.path, count)
         with self._lock:
             self._inflight.adopt(rows)
-        self._opened = True
+        self._file.opened = True
         return True
 
     def _save(self, spool: Spool, due: Iterable[InflightMessage], *, last: bool) -> bool:
@@ -283,7 +307,7 @@ class SpoolWriter:
         # What is too unimportant to be written stays in memory, where room is made likewise.
         written = [each for each in rows if each[0] not in chosen]
         evicted = [batch for batch in chosen if batch not in new]
-        tidy = finished and (last or now - self._written >= TIDY)
+        tidy = finished and (last or now - self._file.written >= TIDY)
         if not (written or evicted or tidy):
             self._more_work = self._more_work or bool(finished)
             return False
@@ -291,8 +315,8 @@ class SpoolWriter:
             [(batch.row, body) for batch, _, body in written],
             [*finished, *(batch.row.id for batch in evicted)],
         )
-        self._written = now
-        self._unsynced = self._unsynced or bool(written)
+        self._file.written = now
+        self._file.unsynced = self._file.unsynced or bool(written)
         with self._lock:
             del inflight.finished_rows[: len(finished)]
             for batch in evicted:
@@ -307,10 +331,9 @@ class SpoolWriter:
         """Make rows of what the write rate allows, in the order of publishing."""
         from .spool import Row, kind_of, pack
 
-        earned = (now - self._budgeted) * WRITE_RATE
-        self._budget, self._budgeted = min(self._budget + earned, float(WRITE_RATE)), now
+        self._rate.earn(now)
         for members in _group(due):
-            if self._budget <= 0 and not last:
+            if self._rate.budget <= 0 and not last:
                 self._more_work = True
                 return
             first = members[0].message
@@ -321,9 +344,9 @@ class SpoolWriter:
                     for m in (member.message for member in members)
                 ]
             )
-            self._budget -= len(body)
-            row = Row(self._next_row, kind_of(first), first.topic, len(members), len(body))
-            self._next_row += 1
+            self._rate.budget -= len(body)
+            row = Row(self._file.next_row, kind_of(first), first.topic, len(members), len(body))
+            self._file.next_row += 1
             yield Batch(row, first.channel), members, body
 
     def _read_ahead(self, spool: Spool) -> None:

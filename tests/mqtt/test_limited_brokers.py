@@ -254,7 +254,7 @@ def test_a_refused_reply_is_no_problem_of_the_device(
     client.publish_reply("callers/me", b"{}", foreign=True)
     wait_until(lambda: client.counters().waiting == 0, "nothing to wait")
     client.publish_reply("edge/box/reply/a", b"{}")
-    wait_until(lambda: not client._outbox._foreign, "the refusal")
+    wait_until(lambda: not client._outbox._flight.foreign, "the refusal")
     assert client.counters().unauthorized == 0
     client.publish_reply("forbidden/too", b"{}")
     wait_until(lambda: client.counters().unauthorized == 1, "a refusal that counts")

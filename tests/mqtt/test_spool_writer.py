@@ -302,7 +302,7 @@ class World:
             self.turn()
             self.publish_waiting(1000)
             self.acknowledge(1000)
-            if self.spool.exists() == self.writer._opened and not self.inflight.has_waiting:
+            if self.spool.exists() == self.writer._file.opened and not self.inflight.has_waiting:
                 break
         self.spool.close()
 

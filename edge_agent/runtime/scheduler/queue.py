@@ -90,6 +90,45 @@ class Job(Generic[M]):
     """How many are inferred together, itself included."""
 
 
+class _InOrder:
+    """Hands results over in the order in which their frames were taken."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._delivered = 0
+        self._waiting: dict[int, Callable[[], None]] = {}
+        """By ticket: results that wait for an older one."""
+        self._delivering = False
+        """A lane is handing results over."""
+
+    def ticket(self) -> int:
+        """Return the number of a frame that is taken."""
+        self._taken += 1
+        return self._taken - 1
+
+    def put(self, ticket: int, deliver: Callable[[], None] | None) -> None:
+        """Keep what delivers a result; None: there is none."""
+        self._waiting[ticket] = deliver or _nothing
+
+    def next(self) -> Callable[[], None] | None:
+        """Return what delivers the next one; None: it is missing, or another lane delivers."""
+        if self._delivering:
+            return None
+        ready = self._waiting.pop(self._delivered, None)
+        self._delivering = ready is not None
+        return ready
+
+    def delivered(self) -> None:
+        """Record that what `next` has returned was called."""
+        self._delivered += 1
+        self._delivering = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether every result was handed over."""
+        return self._delivered == self._taken
+
+
 class FrameQueue(Generic[M]):
     """The captures of one pipeline that wait for a lane."""
 
@@ -133,12 +172,7 @@ class FrameQueue(Generic[M]):
         self.is_new = False
         """No frame of it has been taken since the agent started."""
         self._changed: threading.Condition
-        self._taken = 0
-        self._delivered = 0
-        self._undelivered: dict[int, Callable[[], None]] = {}
-        """By ticket: results that wait for an older one."""
-        self._delivering = False
-        """A lane is handing results over."""
+        self._results = _InOrder()
 
     # The capture side
 
@@ -229,8 +263,7 @@ class FrameQueue(Generic[M]):
         """Take the first frame for a lane; the model is in use until `complete`."""
         self.route.advance()
         model.users += 1
-        job = Job(self, self.frames.popleft(), model, self._taken, now, charged)
-        self._taken += 1
+        job = Job(self, self.frames.popleft(), model, self._results.ticket(), now, charged)
         self.is_new = False
         return job
 
@@ -252,28 +285,23 @@ class FrameQueue(Generic[M]):
             self.account.dropped["error"] += 1
         else:
             self.account.inferred += 1
-        self._undelivered[job.ticket] = deliver or _nothing
+        self._results.put(job.ticket, deliver)
 
     def next_delivery(self) -> Callable[[], None] | None:
         """Return what delivers the next result; None: it is missing, or another lane delivers.
 
         The lane that gets one calls it without the lock, then `delivered`.
         """
-        if self._delivering:
-            return None
-        ready = self._undelivered.pop(self._delivered, None)
-        self._delivering = ready is not None
-        return ready
+        return self._results.next()
 
     def delivered(self) -> None:
         """Record that the result of `next_delivery` was handed over."""
-        self._delivered += 1
-        self._delivering = False
+        self._results.delivered()
 
     @property
     def at_rest(self) -> bool:
         """Whether every capture is inferred and handed over, or dropped."""
-        return self.account.waiting == 0 and self._delivered == self._taken
+        return self.account.waiting == 0 and self._results.complete
 
 
 def _nothing() -> None:
