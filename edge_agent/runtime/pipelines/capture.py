@@ -63,6 +63,39 @@ class MisfitError(SourceError):
     """What the source gives does not fit the model: opening it again would not help."""
 
 
+class Rate:
+    """Most captures a second."""
+
+    def __init__(self, most: float | None) -> None:
+        self.most = most
+        """None: as many as come."""
+        self._due = 0.0
+
+    def restart(self) -> None:
+        """Allow the next capture at once."""
+        self._due = 0.0
+
+    def due(self, now: float) -> bool:
+        """Whether another capture of a live source is allowed now."""
+        if self.most is None:
+            return True
+        period = 1.0 / self.most
+        if now < self._due:
+            return False
+        # Keeping to the grid makes the average exact; a pause starts another grid.
+        self._due = self._due + period if now - self._due < period else now + period
+        return True
+
+    def pause(self, now: float) -> float:
+        """Return how long a lossless source waits for its next capture, seconds."""
+        return 0.0 if self.most is None else self._due - now
+
+    def take(self, now: float) -> None:
+        """Record that it gives a capture now."""
+        if self.most is not None:
+            self._due = max(self._due, now) + 1.0 / self.most
+
+
 class Capture:
     """Keeps a source open, through every loss of it."""
 
@@ -97,25 +130,16 @@ class Capture:
             context: what the source is opened with, but for `closing`.
 
         """
-        self.name = settings.name
         self.spec = spec
         self.queue = queue
         self.servings = servings
-        self.rate = settings.rate
+        self.rate = Rate(settings.rate)
         self.board = board
         self.wait_credit = wait_credit
-        self._region = region
-        self._snapshots = snapshots
+        self.pictures = Pictures(self, settings, region, snapshots)
         self._status = status
         self._errors = errors
         self._context = context
-        self.on_still: Callable[[Sample], object] = lambda _sample: None
-        """Called with each picture that is left out because nothing has moved in it."""
-        self._motion = settings.motion
-        self._masks = masks_of(settings)
-        """Replaced as a whole while frames go on."""
-        self._gate: MotionGate | None = None
-        self._due = 0.0
         self.counts: Counts | None = None
         """What has come of a live signal."""
         self._misfit = False
@@ -128,10 +152,9 @@ class Capture:
 
         The next picture has the new masks.
         """
-        self._masks = masks_of(settings)
-        if settings.rate != self.rate:
-            self.rate = settings.rate
-            self._due = 0.0
+        self.pictures.masks = masks_of(settings)
+        if settings.rate != self.rate.most:
+            self.rate = Rate(settings.rate)
 
     def halt(self) -> None:
         """Stop capturing."""
@@ -142,7 +165,7 @@ class Capture:
         """Start capturing."""
         attempt = Attempt()
         before, self._attempt = self._attempt, attempt
-        self._due = 0.0
+        self.rate.restart()
 
         def capture() -> None:
             left = before is not None and before in self._stuck
@@ -151,7 +174,7 @@ class Capture:
                 before.thread.join(CLOSE_SECONDS)
             self._capture(attempt)
 
-        attempt.thread = threads.spawn(f"capture-{self.name}", capture)
+        attempt.thread = threads.spawn(f"capture-{self.queue.name}", capture)
 
     def watch(self, threads: ThreadGroup) -> None:
         """Abandon a camera that hangs in its driver, where no time-out helps (opencv#22677).
@@ -193,7 +216,7 @@ class Capture:
             pause = backoff.pause()
             attempt.beat, attempt.limit, attempt.opening = began, OPEN_SECONDS, True
             try:
-                context = replace(self._context, closing=attempt.closing, rate=self.rate)
+                context = replace(self._context, closing=attempt.closing, rate=self.rate.most)
                 with closing(open_source(self.spec, context)) as source:
                     attempt.limit, attempt.opening = self.spec.stall_seconds, False
                     self.counts = getattr(source, "counts", None)
@@ -246,7 +269,7 @@ class Capture:
                 return
             if recorded and not self.pace(attempt):
                 return
-            if recorded and not self.board.wait_turn(self.queue, burst=self.rate is None):
+            if recorded and not self.board.wait_turn(self.queue, burst=self.rate.most is None):
                 return
             attempt.beat = time.monotonic()
             if not source.grab():
@@ -257,13 +280,13 @@ class Capture:
                 self._status.first_frame(time.monotonic() - attempt.began)
                 self._status.set("running", None)
             # Of a signal it is windows that have a rate.
-            if not lossless and windows is None and not self._is_due(time.monotonic()):
+            if not lossless and windows is None and not self.rate.due(time.monotonic()):
                 self.board.drop(self.queue, "rate")
                 continue
             try:
                 reading = source.retrieve()
                 if windows is None:
-                    self._check_region(reading.data)
+                    self.pictures.check(reading.data)
                 elif not windows.put(reading, attempt):
                     return
             except SampleError as problem:
@@ -271,7 +294,7 @@ class Capture:
                 continue
             if windows is not None:
                 self._misfit = False
-            elif not self._put_picture(reading):
+            elif not self.pictures.put(reading):
                 return
         if windows is not None:
             windows.end()
@@ -286,7 +309,46 @@ class Capture:
             # A looped recording of nothing but damage must not spin.
             attempt.closing.wait(0.005)
 
-    def _check_region(self, picture: Array) -> None:
+    def pace(self, attempt: Attempt) -> bool:
+        """Wait as long as `rate` asks for, of a lossless source; False when it shall stop."""
+        # In small steps: `rate` may change meanwhile.
+        while (pause := self.rate.pause(time.monotonic())) > 0:
+            if attempt.closing.wait(min(pause, 0.5)):
+                return False
+        self.rate.take(time.monotonic())
+        return True
+
+
+def masks_of(settings: PipelineSettings) -> Masks | None:
+    """Return what blackens the areas of a picture; None: nothing does."""
+    if not settings.masks:
+        return None
+    from .masks import Masks
+
+    return Masks(settings.masks)
+
+
+class Pictures:
+    """Puts the pictures of a source on the board: masked, and those in which something moves."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        settings: PipelineSettings,
+        region: Region | None,
+        snapshots: Snapshots,
+    ) -> None:
+        self.on_still: Callable[[Sample], object] = lambda _sample: None
+        """Called with each picture that is left out because nothing has moved in it."""
+        self.masks = masks_of(settings)
+        """Replaced as a whole while frames go on."""
+        self._capture = capture
+        self._region = region
+        self._snapshots = snapshots
+        self._gated = settings.motion
+        self._gate: MotionGate | None = None
+
+    def check(self, picture: Array) -> None:
         """Check that the region is inside the picture: a camera may change its size, and back.
 
         Raises:
@@ -297,19 +359,21 @@ class Capture:
         if why is not None:
             raise SampleError(why)
 
-    def _put_picture(self, reading: Reading) -> bool:
-        if self._masks is not None:
-            reading = replace(reading, data=self._masks.apply(reading.data))
-        needed = self._snapshots.needs(reading.data, self.queue.account.dropped["deadline"])
+    def put(self, reading: Reading) -> bool:
+        """Put a picture on the board, or leave it out; False when the capture shall stop."""
+        queue, board = self._capture.queue, self._capture.board
+        if self.masks is not None:
+            reading = replace(reading, data=self.masks.apply(reading.data))
+        needed = self._snapshots.needs(reading.data, queue.account.dropped["deadline"])
         # The gate gets each one, to know the background.
-        if self._motion and not self._moved(reading.data) and not needed:
-            seq = self.queue.seq
-            self.board.drop(self.queue, "still")
+        if self._gated and not self._moved(reading.data) and not needed:
+            seq = queue.seq
+            board.drop(queue, "still")
             self.on_still(Sample(reading.data, seq, reading.time_ns, reading.since, reading.file))
             return True
         early = self._prepare_early(reading)
-        return self.board.put(
-            self.queue,
+        return board.put(
+            queue,
             lambda seq: Sample(
                 reading.data, seq, reading.time_ns, reading.since, reading.file, early=early
             ),
@@ -321,9 +385,10 @@ class Capture:
         One that will not wait is left to its lane, beside which the next can be decoded meanwhile;
         and one that may give way to a newer one is not worth it.
         """
-        if len(self.servings) > 1 or not self.queue.pacing.bursting:
+        servings = self._capture.servings
+        if len(servings) > 1 or not self._capture.queue.pacing.bursting:
             return None
-        model = self.servings[0].model
+        model = servings[0].model
         if model is None or model.together > 1:
             return None
         try:
@@ -339,40 +404,6 @@ class Capture:
         # What moves elsewhere cannot be found.
         seen = picture if self._region is None else cut(picture, self._region)[0]
         return self._gate.moved(seen)
-
-    def due(self) -> bool:
-        """Whether `rate` allows another capture of a live source now."""
-        return self._is_due(time.monotonic())
-
-    def _is_due(self, now: float) -> bool:
-        """Whether `rate` allows another capture now."""
-        if self.rate is None:
-            return True
-        period = 1.0 / self.rate
-        if now < self._due:
-            return False
-        # Keeping to the grid makes the average exact; a pause starts another grid.
-        self._due = self._due + period if now - self._due < period else now + period
-        return True
-
-    def pace(self, attempt: Attempt) -> bool:
-        """Wait as long as `rate` asks for, of a lossless source; False when it shall stop."""
-        # In small steps: `rate` may change meanwhile.
-        while self.rate is not None and (pause := self._due - time.monotonic()) > 0:
-            if attempt.closing.wait(min(pause, 0.5)):
-                return False
-        if self.rate is not None:
-            self._due = max(self._due, time.monotonic()) + 1.0 / self.rate
-        return True
-
-
-def masks_of(settings: PipelineSettings) -> Masks | None:
-    """Return what blackens the areas of a picture; None: nothing does."""
-    if not settings.masks:
-        return None
-    from .masks import Masks
-
-    return Masks(settings.masks)
 
 
 class Windows:
@@ -421,7 +452,7 @@ class Windows:
         """Put a window on the board; False when it shall stop."""
         capture = self._capture
         if not capture.spec.lossless:
-            if capture.due():
+            if capture.rate.due(time.monotonic()):
                 return capture.board.put(capture.queue, window.sample)
             capture.board.drop(capture.queue, "rate")
             return True

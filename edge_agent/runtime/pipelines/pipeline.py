@@ -154,7 +154,7 @@ class Pipeline:
             errors=self.errors,
             context=common.context,
         )
-        self._capture.on_still = self._stay
+        self._capture.pictures.on_still = self._stay
 
     # Life
 
@@ -249,7 +249,7 @@ class Pipeline:
     @property
     def rate(self) -> float | None:
         """Most captures a second."""
-        return self._capture.rate
+        return self._capture.rate.most
 
     @property
     def threshold(self) -> float | None:
