@@ -11,6 +11,8 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
+MOST_OFFER_SECONDS = 60
+"""Age of an offer that is still accepted; brokers of MQTT 5 keep nothing of a push for longer."""
 LIST_PART_BYTES = 64 * 1024
 """Of a package's block list, in one message."""
 WINDOW = 32

@@ -16,8 +16,8 @@ from ..core.errors import BrokerError
 from ..models.packages.build import Package
 from ..mqtt.connection import ReceivedMessage
 from ..mqtt.one_shot import OneShotClient
-from ..mqtt.payloads import SCHEMA
-from .protocol import ENDED, LIST_PART_BYTES, numbers_in
+from ..mqtt.payloads import SCHEMA, iso
+from .protocol import ENDED, LIST_PART_BYTES, MOST_OFFER_SECONDS, numbers_in
 
 OFFER_AGAIN_SECONDS = 3.0
 RECENT_SECONDS = 1.5
@@ -83,12 +83,13 @@ class Sender:
         offer: dict[str, Any] = {
             "schema": SCHEMA,
             "package": base64.b64encode(self._package.front.header).decode(),
+            "time": iso(time.time_ns()),
         }
         if self._package.front.signature is not None:
             offer["signature"] = base64.b64encode(self._package.front.signature).decode()
         self._offered_at = time.monotonic()
         self._sent.clear()  # what was on its way may have been lost
-        self._client.publish(f"{self._prefix}/offer", json.dumps(offer).encode())
+        self._publish(f"{self._prefix}/offer", json.dumps(offer).encode())
 
     def step(self, timeout: float) -> str | None:
         """Answer one message, or offer again after a silence; return the device that was heard.
@@ -154,4 +155,8 @@ class Sender:
                 "raise its max_packet_size"
             )
         self.bytes_sent += len(payload)
-        self._client.publish(topic, payload)
+        self._publish(topic, payload)
+
+    def _publish(self, topic: str, payload: bytes) -> None:
+        """Publish for who is there now: a device that comes back later gets nothing uninvited."""
+        self._client.publish(topic, payload, expires_s=MOST_OFFER_SECONDS)

@@ -198,6 +198,7 @@ class Connection:
         retain: bool = False,
         correlation: bytes | None = None,
         about: Mapping[str, str] | None = None,
+        expires_s: int | None = None,
     ) -> Any:
         """Publish, as far as the broker's abilities go.
 
@@ -208,17 +209,23 @@ class Connection:
             retain: whether the broker is to keep it.
             correlation: of the request that this answers.
             about: user properties, which MQTT 3.1.1 has not.
+            expires_s: how long the broker keeps it for who is away; MQTT 3.1.1 keeps it for ever.
 
         Returns:
             paho's receipt, whose `mid` is the message id passed to the hooks.
 
         """
         qos, retain = min(qos, self.abilities.qos), retain and self.abilities.retain
+        said: dict[str, Any] = {}
+        if correlation is not None:
+            said["CorrelationData"] = correlation
+        if about is not None:
+            said["UserProperty"] = list(about.items())
+        if expires_s is not None:
+            said["MessageExpiryInterval"] = expires_s
         properties = None
-        if self.protocol == 5 and correlation is not None:
-            properties = paho_client.properties("PUBLISH", CorrelationData=correlation)
-        elif self.protocol == 5 and about is not None:
-            properties = paho_client.properties("PUBLISH", UserProperty=list(about.items()))
+        if said and self.protocol == 5:
+            properties = paho_client.properties("PUBLISH", **said)
         return self._client.publish(topic, payload, qos, retain=retain, properties=properties)
 
     def hear_published(self, *, wanted: bool) -> None:

@@ -94,9 +94,17 @@ class OneShotClient:
         self._filters.extend(filters)
         self._connection.subscribe(filters)
 
-    def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> Any:
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        qos: int = 1,
+        *,
+        retain: bool = False,
+        expires_s: int | None = None,
+    ) -> Any:
         """Publish; return paho's receipt. A refusal is raised by `next` or `wait_published`."""
-        receipt = self._connection.publish(topic, payload, qos, retain=retain)
+        receipt = self._connection.publish(topic, payload, qos, retain=retain, expires_s=expires_s)
         self._topics[receipt.mid] = topic
         return receipt
 

@@ -375,6 +375,23 @@ def test_agent_restart_keeps_what_has_arrived(box: Box, tmp_path: Path) -> None:
     assert len(total) - len(set(total)) <= 32
 
 
+def test_an_offer_that_waited_for_a_device_is_refused(box: Box, tmp_path: Path) -> None:
+    """What a broker has kept for a device that was away installs nothing, uninvited, later."""
+    new = plain_package(model_folder(tmp_path / "2", "2"), "level", "2")
+    assert box.agent.stop() == 0
+    with PlainSender(box.broker.port, "edge-01", new) as sender:
+        sender.offer(age_s=600)
+        box.agent.restart()
+        end = sender.wait("live", "rejected")
+        assert end["state"] == "rejected"
+        assert "old" in end["why"]
+        assert "clocks" in end["why"]
+        assert not sender.sent
+        sender.said.clear()
+        sender.offer(age_s=1)
+        assert sender.wait("live", "rejected")["state"] == "live"
+
+
 def test_offered_twice_is_one_push(box: Box, tmp_path: Path) -> None:
     """Two pushers of the same package both succeed, and it is tried once.
 

@@ -606,7 +606,15 @@ class _Deaf(OneShotClient):
         """Anything goes."""
         return None
 
-    def publish(self, topic: str, payload: bytes, qos: int = 1, *, retain: bool = False) -> None:
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        qos: int = 1,
+        *,
+        retain: bool = False,
+        expires_s: int | None = None,
+    ) -> None:
         """Say it to nobody."""
 
 

@@ -17,6 +17,7 @@ import threading
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
@@ -277,10 +278,17 @@ class PlainSender:
         self.client.loop_start()
         assert ready.wait(PATIENCE), "the broker does not take a subscription"
 
-    def offer(self) -> PlainSender:
-        body = {"schema": 1, "package": base64.b64encode(self.package.header).decode()}
+    def offer(self, *, age_s: float | None = None) -> PlainSender:
+        """Offer the package, as if it had been sent so long ago; None: without a time."""
+        body: dict[str, Any] = {
+            "schema": 1,
+            "package": base64.b64encode(self.package.header).decode(),
+        }
         if self.package.signature is not None:
             body["signature"] = base64.b64encode(self.package.signature).decode()
+        if age_s is not None:
+            sent = datetime.now(UTC) - timedelta(seconds=age_s)
+            body["time"] = sent.isoformat()
         self.client.publish(f"{self._base}/offer", json.dumps(body), 1)
         return self
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import logging
 import time
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 
 from ...core.errors import MalformedError, ModelError
@@ -16,7 +16,7 @@ from ...models.packages.package import PackageHeader, transfer_id
 from ...models.store.catalog import Library
 from ...models.store.incoming import interrupted_transfers
 from ...models.store.store import Store
-from ..protocol import MAX_OFFER_BYTES
+from ..protocol import MAX_OFFER_BYTES, MOST_OFFER_SECONDS
 from ..rollout.ledger import Candidate, Ledger
 from .admission import Admission
 from .blocks import MAX_TRANSFERS, BlockReceiver
@@ -68,7 +68,9 @@ class Offers:
             MalformedError: it is not one; that has been published to its sender.
         """
         try:
-            header, signature = _parse(transfer, payload)
+            header, signature, sent = _parse(transfer, payload)
+            if sent is not None and self._admission.clock_is_set():
+                _check_age(sent, time.time())
         except ModelError as problem:
             self._status.reject(transfer, str(problem))
             raise MalformedError(str(problem)) from None
@@ -167,8 +169,22 @@ class Offers:
             log.error("push %s: not removed: %s", transfer, problem)  # noqa: TRY400 - one line, no traceback
 
 
-def _parse(transfer: str, payload: bytes) -> tuple[bytes, bytes | None]:
-    """Return header and signature of an offer; nothing in it is trusted yet.
+def _check_age(sent: float, now: float) -> None:
+    """Check that an offer was not kept by a broker while this device was away.
+
+    Raises:
+        ModelError: it is too old: nobody sends its blocks any more, and it may be withdrawn.
+
+    """
+    if now - sent > MOST_OFFER_SECONDS:
+        raise ModelError(
+            f"offer: is {now - sent:.0f} s old, and at most {MOST_OFFER_SECONDS} s are accepted; "
+            "push it again, and where that is refused, too, compare the clocks of both machines"
+        )
+
+
+def _parse(transfer: str, payload: bytes) -> tuple[bytes, bytes | None, float | None]:
+    """Return header, signature and time of an offer; nothing in it is trusted yet.
 
     Raises:
         ModelError: it is not an offer.
@@ -181,10 +197,15 @@ def _parse(transfer: str, payload: bytes) -> tuple[bytes, bytes | None]:
         signature = (
             base64.b64decode(body["signature"], validate=True) if body.get("signature") else None
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error):
+        sent = (
+            None
+            if body.get("time") is None
+            else datetime.fromisoformat(body["time"]).astimezone().timestamp()
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ModelError(
-            'offer: expected {"schema": 1, "package": base64, "signature"?: base64}'
+            'offer: expected {"schema": 1, "package": base64, "signature"?: base64, "time"}'
         ) from None
     if transfer_id(header) != transfer:
         raise ModelError("offer: the transfer is not named after its package")
-    return header, signature
+    return header, signature, sent
