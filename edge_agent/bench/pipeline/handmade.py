@@ -10,7 +10,6 @@ is terminated.
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -20,15 +19,12 @@ from queue import Queue
 from typing import Any
 
 import cv2
-import paho.mqtt.client as mqtt
-from paho.mqtt.enums import CallbackAPIVersion
 
-from ...core.types import Array, Detections, TensorSpec
-from ...inference.decode.registry import build_decoder
+from ...core.types import Array, TensorSpec
 from ...models.manifest import load
 from ..common.recipe import recipe
 from ..common.start_script import Way, prepare
-from .plain import specs, to_frame
+from .plain import publisher, specs
 
 ROOM = 4
 """Frames decoded ahead."""
@@ -85,27 +81,12 @@ def main(clip: str, model: str, engine: str, threads: str, port: str, topic: str
     folder = load(Path(model))
     given, outputs, infer = ENGINES[engine](folder.network, int(threads))
     how = recipe(folder, given)
-    size = how["width"], how["height"]
-    decode = build_decoder(folder.manifest, folder.labels, (given,), outputs, size)
-    client = mqtt.Client(CallbackAPIVersion.VERSION2)
-    client.connect("127.0.0.1", int(port))
-    client.loop_start()
+    publish = publisher(folder, (given, outputs), how, int(port), topic)
     ahead: Queue[tuple[float, Array, Way]] = Queue(ROOM)
     threading.Thread(target=_decode, args=(clip, how, ahead), daemon=True).start()
-    seq = 0
     while True:
         taken, tensor, way = ahead.get()
-        results = infer(tensor)
-        found = decode(
-            {o.name: r for o, r in zip(outputs, results, strict=True)},
-            {given.name: tensor},
-            how["threshold"],
-        )
-        if isinstance(found, Detections):
-            to_frame(found, way)
-        payload = {"seq": seq, "time": taken, "model": folder.manifest.id, **found.as_json()}
-        client.publish(topic, json.dumps(payload))
-        seq += 1
+        publish(taken, tensor, way, infer(tensor))
 
 
 def _decode(clip: str, how: dict[str, Any], ahead: Queue[tuple[float, Array, Way]]) -> None:

@@ -7,9 +7,11 @@ until it is terminated.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,9 @@ import onnxruntime as ort
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
-from ...core.types import Detections, TensorSpec
+from ...core.types import Array, Detections, TensorSpec
 from ...inference.decode.registry import build_decoder
-from ...models.manifest import load
+from ...models.manifest import ModelFolder, load
 from ..common.recipe import recipe
 from ..common.start_script import Way, prepare
 
@@ -52,6 +54,42 @@ def to_frame(found: Detections, way: Way) -> None:
     found.boxes[...] /= np.array(way[:2] * 2, np.float32)
 
 
+def publisher(
+    folder: ModelFolder,
+    tensors: tuple[TensorSpec, tuple[TensorSpec, ...]],
+    how: dict[str, Any],
+    port: int,
+    topic: str,
+) -> Callable[[float, Array, Way, Sequence[Array]], None]:
+    """Connect; return what decodes and publishes a frame's outputs.
+
+    Args:
+        folder: of the model.
+        tensors: its input, and its outputs.
+        how: the recipe of its pictures.
+        port: of the broker on loopback.
+        topic: of the results.
+
+    """
+    given, outputs = tensors
+    size = how["width"], how["height"]
+    decode = build_decoder(folder.manifest, folder.labels, (given,), outputs, size)
+    client = mqtt.Client(CallbackAPIVersion.VERSION2)
+    client.connect("127.0.0.1", port)
+    client.loop_start()
+    numbers = itertools.count()
+
+    def publish(taken: float, tensor: Array, way: Way, results: Sequence[Array]) -> None:
+        named = {o.name: r for o, r in zip(outputs, results, strict=True)}
+        found = decode(named, {given.name: tensor}, how["threshold"])
+        if isinstance(found, Detections):
+            to_frame(found, way)
+        payload = {"seq": next(numbers), "time": taken, "model": folder.manifest.id}
+        client.publish(topic, json.dumps(payload | found.as_json()))
+
+    return publish
+
+
 def main(clip: str, model: str, port: str, topic: str) -> None:
     """Play the clip through the model and publish every result, for ever."""
     folder = load(Path(model))
@@ -60,13 +98,8 @@ def main(clip: str, model: str, port: str, topic: str) -> None:
     (given,) = specs(session.get_inputs())
     outputs = specs(session.get_outputs())
     how = recipe(folder, given)
-    size = how["width"], how["height"]
-    decode = build_decoder(folder.manifest, folder.labels, (given,), outputs, size)
-    client = mqtt.Client(CallbackAPIVersion.VERSION2)
-    client.connect("127.0.0.1", int(port))
-    client.loop_start()
+    publish = publisher(folder, (given, outputs), how, int(port), topic)
     capture = cv2.VideoCapture(clip)
-    seq = 0
     while True:
         read, frame = capture.read()
         if not read:
@@ -74,17 +107,7 @@ def main(clip: str, model: str, port: str, topic: str) -> None:
             continue
         taken = time.time()
         tensor, way = prepare(frame, how)
-        results = session.run(None, {given.name: tensor})
-        found = decode(
-            {o.name: r for o, r in zip(outputs, results, strict=True)},
-            {given.name: tensor},
-            how["threshold"],
-        )
-        if isinstance(found, Detections):
-            to_frame(found, way)
-        payload = {"seq": seq, "time": taken, "model": folder.manifest.id, **found.as_json()}
-        client.publish(topic, json.dumps(payload))
-        seq += 1
+        publish(taken, tensor, way, session.run(None, {given.name: tensor}))
 
 
 if __name__ == "__main__":

@@ -99,18 +99,8 @@ def tuned(tuning: TuningResults, choices: Sequence[EngineChoice]) -> Iterator[st
 
 # What decides between profiles, and what INT8 speed depends on.
 NOTED = frozenset(
-    [
-        "avx2",
-        "avx512f",
-        "avx512_vnni",
-        "avx_vnni",
-        "amx_int8",
-        "amx_bf16",
-        "asimd",
-        "asimddp",
-        "i8mm",
-        "bf16",
-        "fphp",
-        "sve",
-    ]
+    {
+        *("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "amx_bf16"),
+        *("asimd", "asimddp", "i8mm", "bf16", "fphp", "sve"),
+    }
 )
