@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> int:
-    """Run the command line; gives the exit status."""
+    """Run the command line; return the exit status."""
     _mind_signals(sys.argv[1:])
     # Before the limit on open files may be reached, which keeps anything from being imported.
     from .core.errors import print_error, system_limit

@@ -34,7 +34,7 @@ class Attendant:
     """Waits for work that is done in a thread, one piece after the other."""
 
     def __init__(self, patience_s: float | None = None) -> None:
-        """Have no work yet.
+        """Start without work.
 
         Args:
             patience_s: how long one call may take; None: until Ctrl-C.
@@ -150,7 +150,7 @@ class Attendant:
             raise ended[0]
 
     def _mention(self, said: float) -> float:
-        """Say what is waited for, if it is time; return the seconds after which it is said next.
+        """Print what is waited for, if it is time; return the seconds until the next time.
 
         Raises:
             AgentError: it has taken too long.
@@ -170,7 +170,7 @@ class Attendant:
         return said * 2
 
     def _leave(self, thread: threading.Thread) -> None:
-        """Let the thread end; leave it behind if it does not."""
+        """Wait for the thread to end; abandon it if it does not."""
         if not thread.is_alive():
             return
         self.closing.set()

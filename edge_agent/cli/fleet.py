@@ -26,7 +26,7 @@ class Fleet:
     """The devices, by what they have left on their retained topics."""
 
     def __init__(self, client: OneShotClient, root: str) -> None:
-        """Know nothing yet.
+        """Start without any messages.
 
         Args:
             client: subscribed to the topics that are of interest.
@@ -46,7 +46,7 @@ class Fleet:
         """All that hold something, by device."""
 
     def look(self) -> None:
-        """Take in what is retained, until nothing more of it comes.
+        """Collect the retained messages until no more of them arrive.
 
         Raises:
             BrokerError: the connection is lost.
@@ -64,7 +64,7 @@ class Fleet:
                 quiet = time.monotonic() + QUIET_SECONDS
 
     def take(self, topic: str, payload: bytes) -> None:
-        """Take in a message; an empty one says nothing."""
+        """Record a message; an empty one is ignored."""
         device, *levels = topic.removeprefix(f"{self._root}/").split("/")
         if not payload:
             return
@@ -137,7 +137,7 @@ def online_targets(fleet: Fleet, target: str, *, wait: bool, timeout: float) -> 
 
 
 def absence(fleet: Fleet, target: str) -> str:
-    """Say why there is nobody to talk to."""
+    """Return why no device can be reached."""
     if target.startswith("@"):
         members = fleet.members(target[1:])
         return f"no online device is in group {target}" + (
@@ -149,12 +149,12 @@ def absence(fleet: Fleet, target: str) -> str:
 
 
 def unknown(fleet: Fleet, device: str) -> str:
-    """Say that a device is unknown, and which are known."""
+    """Return that a device is unknown, and which are known."""
     return f"device {device} is unknown; known: {', '.join(sorted(fleet.status)) or 'none'}"
 
 
 def offline_since(fleet: Fleet, device: str) -> str:
-    """Say since when a device is offline, and whether it was stopped or lost.
+    """Return since when a device is offline, and whether it was stopped or lost.
 
     The last will of one that was lost bears the time of its connecting, so the last that was heard
     of it is the best that is known.

@@ -136,7 +136,7 @@ class LiveView:
             self._kept.close()
 
     def result(self, payload: Mapping[str, Any]) -> None:
-        """Take in a result."""
+        """Record a result."""
         now = time.monotonic()
         name = str(payload["pipeline"])
         row = self.rows.setdefault(name, Row(began=now))
@@ -192,7 +192,7 @@ class LiveView:
         self._live.update(self.draw(width, height - 1), refresh=True)
 
     def draw(self, width: int, height: int) -> Any:
-        """Return the view in so many columns, at most so many lines; it is always as high.
+        """Return the view in this many columns, at most this many lines; it is always as high.
 
         Each pipeline has one line. Columns that do not fit are left out, never cut.
         """
@@ -223,7 +223,7 @@ class LiveView:
         return self.trace.height
 
     def _middle(self, width: int, height: int) -> list[str]:
-        """Return just so many lines: what is wrong in full, then the latest results."""
+        """Return just this many lines: what is wrong in full, then the latest results."""
         from textwrap import wrap
 
         trouble = wrap(printable(self.trouble), width)[: max(0, height)]
@@ -248,7 +248,7 @@ class LiveView:
 
 
 def _kinds(name: str, row: Row) -> list[str]:
-    """Say how often each class was the best, or each verdict given; nothing of other results."""
+    """Count how often each class was the best, or each verdict given; nothing of other results."""
     if not row.kinds:
         return []
     shown = row.kinds.most_common(MOST_KINDS)

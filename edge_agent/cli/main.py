@@ -195,7 +195,7 @@ def main(arguments: Sequence[str], timeline: Timeline | None = None) -> int:
 
 
 def _write_anywhere(stream: TextIO | None) -> None:
-    """Have a stream write in its own letters what its locale has none for; stderr does already."""
+    """Make a stream escape what its locale cannot encode, as stderr does already."""
     # In tests, and where there is no stdout at all, it is another thing.
     if isinstance(stream, TextIOWrapper):
         codecs.register_error("edge-agent", encodable)
@@ -249,7 +249,7 @@ class _TopParser(CommandParser):
 
 
 def _grouped(width: int) -> str:
-    """List the commands in their groups, in lines of at most so many columns."""
+    """List the commands in their groups, in lines of at most this many columns."""
     wide = max(len(command.name) for command in COMMANDS)
     lines = []
     for title, commands in GROUPS:

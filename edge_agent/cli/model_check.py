@@ -28,7 +28,7 @@ class Checked:
     passed_over: list[str]
     """Engines that do not serve, and why."""
     golden: str | None
-    """How its golden outputs agree; None: it has none."""
+    """How its golden outputs agree, or None if it has none."""
 
 
 def check_model(settings: Settings, config: str | None, folder: ModelFolder, kind: Kind) -> Checked:

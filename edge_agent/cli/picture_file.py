@@ -59,7 +59,7 @@ class PictureFile:
             self.trouble = problem.strerror or str(problem)
 
     def note(self) -> str:
-        """Say where it is, or why it is not."""
+        """Return where it is, or why it is not there."""
         if self.trouble:
             return f"no {self._what}: {self.path} cannot be written here: {self.trouble}"
         own = f"; {self._usual} is a file of your own, and stays" * (self.path != self._usual)

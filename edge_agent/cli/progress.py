@@ -20,7 +20,7 @@ class Progress:
     """
 
     def __init__(self, every: float | None = None) -> None:
-        """Say nothing yet.
+        """Start without output.
 
         Args:
             every: seconds after which a step is said to go on; None: as suits where it is read.
@@ -38,7 +38,7 @@ class Progress:
         self._thread: threading.Thread | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Say what is being done, how much of it is done, and of how much; 0: not known."""
+        """Show what is being done, how much of it is done, and the total; 0: not known."""
         count = f" {done}" if done or total else ""
         with self._lock:
             new = what != self._what
@@ -75,7 +75,7 @@ class Progress:
         self._open = True
 
     def close(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self._thread is not None:
             self._closed.set()
             self._thread.join()

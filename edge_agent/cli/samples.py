@@ -64,7 +64,7 @@ class Samples:
         self._closing = closing
         self._tell = tell
         self.trouble: str | None = None
-        """Why the source is lost at the moment; None: it is not."""
+        """Why the source is lost at the moment, or None if it is not."""
         self.latest = time.monotonic()
         """Monotonic clock of its latest sample, or when it was opened."""
         self.columns: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ RED: Color = (40, 40, 220)
 
 
 def plot(trace: SignalTrace, title: str) -> Array:
-    """Return a picture: what came by channel, and below it the score with its threshold."""
+    """Return a picture (height, width, 3): the channels, and below them score and threshold."""
     strips = len(trace.names) + 1
     canvas: Any = np.full((30 + strips * STRIP + 10, WIDTH, 3), PAPER, np.uint8)
     _text(canvas, title, (10, 20))
@@ -53,7 +53,7 @@ def plot(trace: SignalTrace, title: str) -> Array:
 
 
 def png(picture: Array) -> bytes:
-    """Encode as PNG."""
+    """Encode a picture (height, width, 3) as PNG."""
     done, data = cv2.imencode(".png", picture)
     if not done:
         raise ValueError(f"a picture of shape {picture.shape} cannot be encoded as PNG")
@@ -69,7 +69,7 @@ def _span(values: Floats) -> tuple[float, float]:
 
 
 def _across(count: int, most: int) -> Floats:
-    """Return the columns of so many points, the latest at the right edge."""
+    """Return the columns of this many points, the latest at the right edge."""
     step = (WIDTH - 10 - EDGE) / max(1, most - 1)
     return WIDTH - 10 - step * np.arange(count - 1, -1, -1, dtype=np.float64)
 

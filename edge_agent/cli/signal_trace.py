@@ -31,7 +31,7 @@ class SignalTrace:
     """The latest windows of a sensor, and what was found in them."""
 
     def __init__(self, first: Sample, names: Sequence[str], hop: int, threshold: float) -> None:
-        """Begin.
+        """Set up.
 
         Args:
             first: a window as they will come.
@@ -84,7 +84,7 @@ class SignalTrace:
         return len(self.names) + 2
 
     def lines(self, width: int) -> list[Text]:
-        """Return levels and scores as lines of at most so many columns, `height` of them."""
+        """Return levels and scores as lines of at most this many columns, `height` of them."""
         from rich.text import Text
 
         room = max(8, width - NAME_WIDTH - 40)
@@ -115,7 +115,7 @@ class SignalTrace:
 def sparkline(
     values: Sequence[float] | deque[float], width: int, middle: float | None = None
 ) -> str:
-    """Return numbers as bars, the latest to the right, in so many columns.
+    """Return numbers as bars, the latest to the right, in this many columns.
 
     Args:
         values: oldest first.

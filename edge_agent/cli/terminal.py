@@ -135,7 +135,7 @@ def brief(payload: Mapping[str, Any]) -> str:
 
 
 def verdict(payload: Mapping[str, Any]) -> str | None:
-    """Return the best class of a result, or whether it is anomalous; None: it has neither."""
+    """Return the best class of a result, or whether it is anomalous, or None if it has neither."""
     if payload.get("classes"):
         return str(payload["classes"][0]["label"])
     anomaly = payload.get("anomaly")
@@ -149,7 +149,7 @@ def _verdict(anomaly: Mapping[str, Any]) -> str:
 
 
 def _learning(anomaly: Mapping[str, Any]) -> str:
-    """Say that there is no threshold yet, and how far it is where a pipeline learns it."""
+    """Return that there is no threshold yet, and how far it is where a pipeline learns it."""
     if "learning" not in anomaly:
         return "no threshold: an agent learns it"
     return f"learns its threshold, {anomaly['learning']:.0%}"

@@ -71,7 +71,7 @@ class TriedPipeline:
         *,
         lossless: bool,
     ) -> None:
-        """Begin with nothing seen.
+        """Start with nothing seen.
 
         Args:
             pipeline: its settings; source and model in them do not matter.

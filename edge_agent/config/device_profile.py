@@ -89,7 +89,7 @@ class DeviceProfile:
     memory_budget_mb: Count = 0
     """What all models together may take; 0: no bound."""
     unload_idle_s: Annotated[float, Plain(), Ge(0), Le(366 * 86400)] = 0.0
-    """Second-stage models are loaded when first needed, and unloaded after so many idle seconds;
+    """Second-stage models are loaded when first needed, and unloaded after this many idle seconds;
     0: they are always loaded."""
     swap: Literal["overlap", "replace"] = "overlap"
     """Whether the old model serves until the new one does, or is unloaded first to make room."""
@@ -317,7 +317,7 @@ def _choice(profile: DeviceProfile, line: EngineLine, facts: Facts) -> EngineCho
 
 
 def unlisted(profile: DeviceProfile, engine: EngineName, wanted: WantedEngine) -> str | None:
-    """Return why a model runs on an engine that the profile does not list; None: it lists it.
+    """Return why a model runs on an engine that the profile does not list, or None if it lists it.
 
     A file of a format that no other engine reads is run in that way.
 

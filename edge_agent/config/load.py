@@ -315,7 +315,7 @@ def _check(settings: Settings, origins: Origins) -> None:
 
 
 def _unreadable(path: Path) -> str | None:
-    """Return why a file cannot be read; None: it can."""
+    """Return why a file cannot be read, or None if it can."""
     try:
         path.open("rb").close()
     except OSError as problem:

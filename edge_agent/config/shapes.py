@@ -20,7 +20,7 @@ Points = Sequence[Sequence[float]]
 
 
 def polygon_trouble(points: Points) -> str | None:
-    """Return why a list of points is no area; None: it is one."""
+    """Return why a list of points is no area, or None if it is one."""
     trouble = _points_trouble(points, 3, "a polygon")
     if trouble is not None:
         return trouble
@@ -46,7 +46,7 @@ def polygon_trouble(points: Points) -> str | None:
 
 
 def line_trouble(points: Points) -> str | None:
-    """Return why a list of points is no line; None: it is one."""
+    """Return why a list of points is no line, or None if it is one."""
     trouble = _points_trouble(points, 2, "a line")
     if trouble is not None:
         return trouble

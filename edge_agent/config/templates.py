@@ -16,7 +16,7 @@ _WORD = re.compile(r"\{([a-z_]+)\}")
 
 
 def trouble(text: str) -> str | None:
-    """Return which words of a text there are not; None: there are all.
+    """Return which words of a text there are not, or None if there are all.
 
     Braces that hold anything but one word of small letters are text: JSON has many.
     """
@@ -28,7 +28,7 @@ def trouble(text: str) -> str | None:
 
 
 def braces_trouble(topic: str) -> str | None:
-    """Return that a topic has braces around no word, which in a topic are a mistake; None: none."""
+    """Return that a topic has braces around no word, which in a topic are a mistake, or None."""
     left = _WORD.sub("", topic)
     if "{" not in left and "}" not in left:
         return None
@@ -41,7 +41,7 @@ def fill(text: str, values: Mapping[str, object]) -> str:
 
 
 def topic_trouble(topic: str, root: str) -> str | None:
-    """Return why nothing may be published on a topic; None: it may.
+    """Return why nothing may be published on a topic, or None if it may.
 
     Args:
         topic: as written, or filled.
@@ -63,7 +63,7 @@ def topic_trouble(topic: str, root: str) -> str | None:
 
 
 def source_trouble(topic: str, values: Mapping[str, str], given: str | None) -> str | None:
-    """Return that what is published would be the pipeline's own readings; None: it would not.
+    """Return that what is published would be the pipeline's own readings, or None if it would not.
 
     Args:
         topic: as written.
@@ -77,7 +77,7 @@ def source_trouble(topic: str, values: Mapping[str, str], given: str | None) -> 
 
 
 def url_trouble(url: str) -> str | None:
-    """Return why nothing can be posted to a URL; None: it can."""
+    """Return why nothing can be posted to a URL, or None if it can."""
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -7,7 +7,7 @@ class Backoff:
     """Pauses that double up to a limit, jittered so that many devices do not retry at once."""
 
     def __init__(self, first: float = 0.5, most: float = 60.0) -> None:
-        """Begin with the shortest pause.
+        """Start with the shortest pause.
 
         Args:
             first: the shortest pause, seconds.
@@ -26,5 +26,5 @@ class Backoff:
         return pause
 
     def reset(self) -> None:
-        """Begin with the shortest pause again."""
+        """Start with the shortest pause again."""
         self._next = self._first

@@ -37,7 +37,7 @@ class ChildError(AgentError):
 
 
 class ChildStoppedError(ChildError):
-    """A child that was killed because its answer is not wanted any more."""
+    """A child that was killed because its answer is no longer wanted."""
 
 
 class Child:

@@ -44,7 +44,7 @@ def Le(limit: float) -> Bound:  # noqa: N802
 
 
 def MinLength(limit: int) -> Bound:  # noqa: N802
-    """At least so many items."""
+    """At least this many items."""
     return Bound("min_length", operator.ge, limit)
 
 

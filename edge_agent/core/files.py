@@ -329,7 +329,7 @@ def take_lock(path: Path, *, wait: bool = False, like: Path | None = None) -> in
 
 
 def drop_lock(descriptor: int) -> None:
-    """Give back what `take_lock` has taken.
+    """Release what `take_lock` has taken.
 
     Closing it is not enough: a child that another thread is just starting has it open, too, until
     its program runs, and would keep the lock for that long.

@@ -38,7 +38,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known word that a mistyped one is most like; None: there is none like it.
+    """Return the known word that a mistyped one is most like, or None if there is none like it.
 
     Args:
         word: as somebody wrote it.
@@ -56,7 +56,7 @@ def naming(name: str, path: object) -> str:
 
 
 def label_trouble(text: str) -> str | None:
-    """Return why a text cannot be a label; None: it can. A tab may be in one."""
+    """Return why a text cannot be a label, or None if it can. A tab may be in one."""
     if half_letter(text) is not None:
         return "holds half of a letter; write it as UTF-8"
     if re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", text):

@@ -110,7 +110,7 @@ class Request:
     region: tuple[int, int, int, int] | None = None
     """Of a picture, only this part: x1, y1, x2, y2 in its pixels."""
     state: State | None = None
-    """What a model with a state knows of the windows before; None: nothing."""
+    """What a model with a state knows of the windows before, or None."""
     least: float | None = None
     """What is found above this is wanted too, be the threshold higher."""
 
@@ -421,9 +421,9 @@ class Second:
     crops: int
     """Crops that were inferred …"""
     together: int
-    """… of which so many at a time, at most …"""
+    """… of which this many at a time, at most …"""
     took_ms: float
-    """… in so many milliseconds, preparing and decoding included."""
+    """… in this many milliseconds, preparing and decoding included."""
 
 
 @record(quick=True, eq=False)

@@ -91,5 +91,5 @@ class EventService:
         return [] if self.dispatcher is None else self.dispatcher.problems()
 
     def health(self) -> dict[str, Any] | None:
-        """Return what health publishes of actions; None: there are none."""
+        """Return what health publishes of actions, or None."""
         return None if self.dispatcher is None else self.dispatcher.health()

@@ -90,7 +90,7 @@ def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
 
 
 def _draft(early: Preload, config: str, origins: str, timeline: Timeline) -> Plan | None:
-    """Have a plan made while what every start needs is imported, and begin with it.
+    """Draft a plan while what every start needs is imported, and begin with it.
 
     Raises:
         ImportError: a library is not installed any more.

@@ -79,7 +79,7 @@ def numbers_in(ranges: Any) -> list[int]:
 
 
 def agreement_words(details: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """Say how far a version that went live had agreed with the one before.
+    """Describe how far a version that went live had agreed with the one before.
 
     Args:
         details: of its way there, as they are published; from any device, so of any shape.

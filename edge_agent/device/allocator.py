@@ -44,7 +44,7 @@ def return_freed_memory() -> None:
 
 
 def _map_from(size: int) -> Any:
-    """Map blocks of so many bytes by themselves, if not smaller ones are already.
+    """Map blocks of this many bytes by themselves, if not smaller ones are already.
 
     Returns:
         The GNU library; None: it is another one.

@@ -102,7 +102,7 @@ class _Machine:
         self._thermometer = Thermometer(root)
 
     def celsius(self) -> float | None:
-        """Return the temperature of the hottest sensor; None: there is none."""
+        """Return the temperature of the hottest sensor, or None."""
         return self._thermometer.read().celsius
 
     def disk_free_mb(self) -> int:

@@ -421,7 +421,7 @@ def compare_on_noise(reference: Model, model: Model, tensors: Tensors) -> Agreem
 
 
 def distance_within(name: str, expected: Array, found: Array, margin: Margin) -> float:
-    """Return the relative distance of an output; 0 where the margin on its scale allows it."""
+    """Return the relative distance of an output of any shape; 0 within the margin of its scale."""
     distance = relative_distance(expected, found)
     near = distance > margin.tolerance and _near(name, expected, found, margin)
     return 0.0 if near else distance
@@ -472,7 +472,7 @@ def _distance(expected: Array, found: Array, least: float) -> float:
 
 
 def cosine(one: Array, other: Array) -> float:
-    """Return the cosine similarity of two tensors of one size; 1 where one is zero."""
+    """Return the cosine similarity of two tensors of any one shape; 1 where one is zero."""
     first, second = one.astype(np.float64).ravel(), other.astype(np.float64).ravel()
     norm = float(np.linalg.norm(first) * np.linalg.norm(second))
     return float(first @ second) / norm if norm > 0 else 1.0

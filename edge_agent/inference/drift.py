@@ -112,7 +112,7 @@ class Learner:
         return self._results
 
     def add(self, some: Array, score: float | None) -> None:
-        """Add the `values` of a sample and the score of its result."""
+        """Add the values (n, channels) of a sample and the score of its result."""
         if not self._blocks or self._filled + len(some) > len(self._blocks[-1]):
             if self._blocks:
                 self._blocks[-1] = self._blocks[-1][: self._filled]
@@ -180,7 +180,7 @@ class Histogram:
     """Recent values by the bins of usual ones; older ones fade."""
 
     def __init__(self, usual: Sequence[Distribution]) -> None:
-        """Begin with none, given a distribution for each row (channel)."""
+        """Start with none, given a distribution for each row (channel)."""
         most = max(len(one.edges) for one in usual)
         # Rows are filled up with bins in which nothing ever lies.
         self._edges = np.full((len(usual), most), np.inf)
@@ -199,7 +199,7 @@ class Histogram:
             self._counts[row] += np.bincount(bins, minlength=self._bins)
 
     def indices(self, floor: float | None = None) -> Floats:
-        """Return the population stability index of each row.
+        """Return the population stability index of each row, (rows,).
 
         Args:
             floor: present values below it count as 0: all bins that reach below it are one.

@@ -41,7 +41,7 @@ def check_fit(folder: ModelFolder, facts: NetworkFacts) -> None:
 
 
 def _misfit(folder: ModelFolder, facts: NetworkFacts, kind: Kind) -> str | None:
-    """Return what does not fit where a source gives samples of a kind; None: all does."""
+    """Return what does not fit where a source gives samples of a kind, or None if all does."""
     spec = folder.manifest.input
     left = set(spec.state.values())
     outputs = tuple(one for one in facts.outputs if one.name not in left)

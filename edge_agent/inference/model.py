@@ -93,7 +93,7 @@ class Witness(Protocol):
     """Stands beside an engine until it is known to compute its model rightly; see `trust`."""
 
     why: str | None
-    """Why the engine is not to serve; None: nothing speaks against it so far."""
+    """Why the engine is not to serve, or None if nothing speaks against it so far."""
 
     @property
     def settled(self) -> bool:
@@ -458,7 +458,7 @@ def default_threshold(folder: ModelFolder) -> float:
 
 
 def outside(data: Array, region: Region) -> str | None:
-    """Return that nothing of a region lies inside a picture; None: something does."""
+    """Return why nothing of a region is inside a picture (height, width, 3), or None if some is."""
     height, width = data.shape[:2]
     x1, y1, x2, y2 = region
     if x1 < width and y1 < height and x2 > 0 and y2 > 0:
@@ -471,7 +471,7 @@ def outside(data: Array, region: Region) -> str | None:
 
 
 def cut(data: Array, region: Region) -> tuple[Array, int, int]:
-    """Cut a region out of a picture, as far as it lies inside; gives its corner too.
+    """Cut a region out of a picture, as far as it lies inside; return its corner too.
 
     Raises:
         SampleError: nothing of it lies inside.

@@ -63,7 +63,7 @@ class PlainWitness:
     """
 
     def __init__(self, plain: Model) -> None:
-        """Have heard nothing yet.
+        """Start without any results.
 
         Args:
             plain: see `open_plain`; the witness owns it from now on.
@@ -190,7 +190,7 @@ def state(plain: Model, tensors: Tensors) -> Statement:
 
 
 def why_unlike(statements: Sequence[Statement], model: Model) -> str | None:
-    """Return why an engine must not serve a model; None: it agrees with what was stated.
+    """Return why an engine must not serve a model, or None if it agrees with what was stated.
 
     Args:
         statements: by a session without optimisation.
@@ -244,7 +244,7 @@ def is_confirmed(model: Model, kind: Kind, inputs: Sequence[Tensors]) -> bool:
 
 
 def why_wrong(reference: Model, model: Model, kind: Kind, inputs: Iterable[Tensors]) -> str | None:
-    """Return why an engine must not serve a model; None: it may.
+    """Return why an engine must not serve a model, or None if it may.
 
     It may where it agrees with the reference, and where another engine agrees with it.
 
@@ -261,7 +261,7 @@ def why_wrong(reference: Model, model: Model, kind: Kind, inputs: Iterable[Tenso
 
 
 def why_unlike_session(reference: Model, model: Model, inputs: Iterable[Tensors]) -> str | None:
-    """Return how a model on one engine differs from a session beside it; None: it does not."""
+    """Return how a model on one engine differs from a session beside it, or None if it does not."""
     for tensors in inputs:
         try:
             expected = answer_of(reference, tensors)

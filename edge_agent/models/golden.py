@@ -52,7 +52,7 @@ def _as_given(spec: TensorSpec, array: Array) -> TensorSpec:
 def read_arrays(
     path: Path, where: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> dict[str, Array]:
-    """Read the arrays input/<tensor> and output/<tensor>.
+    """Read the arrays input/<tensor> and output/<tensor>, of the shapes that the specs give.
 
     Args:
         path: of the file, which is there.

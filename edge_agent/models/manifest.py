@@ -129,7 +129,7 @@ class InputSpec:
     logmel: LogMel | None = None
     """Of transform logmel and mfcc."""
     resample_hz: Annotated[float, Ge(0), Le(1e6)] = 0.0
-    """Readings are brought to so many a second; 0: as they come."""
+    """Readings are brought to this many a second; 0: as they come."""
     lead: Annotated[int, Ge(0), Le(10_000_000)] = 0
     """Zeros before the first sample."""
     state: Mapping[str, str] = field(default_factory=dict)
@@ -447,7 +447,7 @@ def idle_keys(manifest: Manifest) -> str | None:
 
 
 def threshold_trouble(task: Task, threshold: float) -> str | None:
-    """Return why a threshold makes no sense for a task; None: it does. `set` asks too."""
+    """Return why a threshold makes no sense for a task, or None if it does. `set` asks too."""
     if task not in SCORED or 0 <= threshold <= 1:
         return None
     return f"expected a number from 0 to 1, as the scores of task {task} are, found {threshold:g}"

@@ -111,7 +111,7 @@ class CommandMemory:
         return Repeatable(request, sent, hashlib.sha256(content).hexdigest()[:32])
 
     def find(self, asked: Repeatable) -> dict[str, Any] | None:
-        """Find the reply to a command that was carried out before; None: it was not.
+        """Find the reply to a command that was carried out before, or None if it was not.
 
         Raises:
             RequestError: its id was given to another command, or there are too many to remember.

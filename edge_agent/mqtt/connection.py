@@ -229,7 +229,7 @@ class Connection:
         return self._client.publish(topic, payload, qos, retain=retain, properties=properties)
 
     def hear_published(self, *, wanted: bool) -> None:
-        """Have `Hooks.published` called from now on, or not.
+        """Turn the calls of `Hooks.published` on or off.
 
         It is for acknowledgements. At QoS 0 it says no more than the receipt does, and paho takes
         30 µs for each call (MQTT 5 properties and a reason, measured).

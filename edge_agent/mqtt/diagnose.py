@@ -16,7 +16,7 @@ ACCESS_LIST = "see its access list"
 
 
 def username_of(broker: Broker) -> str | None:
-    """Return the user name that we connect with; None: none, or the one in a certificate."""
+    """Return the user name that we connect with, or None if none, or the one in a certificate."""
     return broker.username or broker.address.username
 
 

@@ -28,7 +28,7 @@ class Inbox(SimpleQueue["ReceivedMessage | None"]):
     """A queue of messages; None ends it."""
 
     def __init__(self, *, messages: int = MAX_MESSAGES, size: int = MAX_BYTES) -> None:
-        """Begin empty.
+        """Start empty.
 
         Args:
             messages: of QoS 0 that may wait.

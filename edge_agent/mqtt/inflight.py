@@ -175,7 +175,7 @@ class Inflight:
         return InflightMessage(message, self.added)
 
     def enqueue(self, entry: InflightMessage) -> None:
-        """Let a message wait for its turn."""
+        """Queue a message."""
         entry.message.replayed = self._interrupted
         entry.message.encode_to_wait()
         self._waiting.append(entry)

@@ -54,7 +54,7 @@ class Outbox:
     """Everything in flight to the broker, and what waits for a connection."""
 
     def __init__(self, barrier_topic: str) -> None:
-        """Begin without a connection.
+        """Start without a connection.
 
         Args:
             barrier_topic: one that is never subscribed to; see `Barrier`.
@@ -375,7 +375,7 @@ class Barrier:
     """
 
     def __init__(self, topic: str) -> None:
-        """Begin without barriers.
+        """Start without barriers.
 
         Args:
             topic: one that is never subscribed to.

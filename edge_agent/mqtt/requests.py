@@ -65,7 +65,7 @@ class _Request:
     id: str | None
     message: ReceivedMessage
     trouble: str | None = None
-    """Why nothing of it may be used but its id; None: all may."""
+    """Why nothing of it may be used but its id, or None if all may."""
 
     def __str__(self) -> str:
         """Return the command in one line, cut, with control characters escaped."""

@@ -46,7 +46,7 @@ class Retained:
         """Held while the ledger is compared and written."""
 
     def register(self, prefix: str, current: Current) -> None:
-        """Have the topics below a prefix cleared once *current* does not return them any more.
+        """Clear the topics below a prefix once *current* no longer returns them.
 
         Args:
             prefix: of topics, with its last slash; also outside the device's own.

@@ -142,7 +142,7 @@ class SpoolWriter:
             self.wake()
 
     def wake(self) -> None:
-        """Let the thread look for work; with the lock."""
+        """Wake the thread to look for work; the caller holds the lock."""
         if self._closing.is_set() or self._work.is_set():
             return
         self._work.set()

@@ -20,7 +20,7 @@ class Subscriptions:
     """The prefixes of topics that are subscribed to."""
 
     def __init__(self, topics: Topics, groups: Callable[[], Iterable[str]]) -> None:
-        """Begin with the inboxes.
+        """Start with the inboxes only.
 
         Args:
             topics: this device's.

@@ -56,7 +56,7 @@ class Actions:
         root: Callable[[], str],
         read: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """Begin with nothing to do.
+        """Start with nothing to do.
 
         Args:
             publish: publishes topic, payload, QoS, retained or not; False without a connection.

@@ -13,7 +13,7 @@ Floats = NDArray[np.float32]
 
 
 def assign(rows: Indices, columns: Indices, gain: Floats) -> NDArray[np.bool_]:
-    """Choose pairs so that their gain is the greatest, each row and column in one at most.
+    """Choose pairs of rows and columns (n,) of greatest total gain, each in one pair at most.
 
     Args:
         rows: of each pair that is possible …

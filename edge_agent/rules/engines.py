@@ -72,7 +72,7 @@ class RuleEngines:
             engine.close(why)
 
     def reset(self, name: str) -> bool:
-        """Begin to count a pipeline's lines anew; False: it has none."""
+        """Reset the line counts of a pipeline; return False if it has none."""
         _, settings = self._engines.get(name, (None, None))
         if settings is None or not settings.lines:
             return False

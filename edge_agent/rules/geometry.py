@@ -190,7 +190,7 @@ class Gates:
     """
 
     def __init__(self, lines: Sequence[Line], needed: Sequence[tuple[int, int]], room: int) -> None:
-        """Begin with nobody seen.
+        """Start with no object seen.
 
         Args:
             lines: one for each gate.
@@ -215,7 +215,7 @@ class Gates:
         """… and in which results since then it was seen beyond, a bit for each."""
 
     def grow(self, room: int) -> None:
-        """Make room for so many slots."""
+        """Make room for this many slots."""
         if room > self._known.shape[1]:
             arrays = (self._known, self._last_x, self._last_y, self._pending, self._seen)
             self._known, self._last_x, self._last_y, self._pending, self._seen = grown(
@@ -223,7 +223,7 @@ class Gates:
             )
 
     def forget(self, slots: NDArray[np.intp]) -> None:
-        """Forget where objects were: the slots are others' now."""
+        """Forget where the objects in slots (n,) were: others have them now."""
         self._known[:, slots] = False
         self._pending[:, slots] = 0
 
@@ -319,7 +319,7 @@ class Gates:
 
 
 def where(flags: NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Return row and column of all that is true or not 0, of two dimensions."""
+    """Yield row and column of all that is true or not 0 in an array (rows, columns)."""
     # `nonzero` of two dimensions takes ten times as long.
     width = flags.shape[1]
     for place in np.flatnonzero(flags).tolist():
@@ -327,6 +327,6 @@ def where(flags: NDArray[Any]) -> Iterator[tuple[int, int]]:
 
 
 def ones(bits: NDArray[Any]) -> NDArray[np.uint8]:
-    """Count the bits that are set."""
+    """Count the bits that are set in each number; any shape."""
     found: NDArray[np.uint8] = np.bitwise_count(bits)
     return found

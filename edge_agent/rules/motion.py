@@ -51,7 +51,7 @@ class Motion:
         return place
 
     def begin(self, slots: NDArray[np.intp], places: Floats) -> None:
-        """Put new boxes into slots."""
+        """Put new boxes (n, 4) into slots (n,)."""
         sides = places.T[[2, 3, 2, 3]]
         self._place[:, slots] = places.T
         self._speed[:, slots] = 0.0
@@ -91,7 +91,7 @@ class Motion:
         return np.concatenate([sides, sides])
 
     def distance(self, slots: NDArray[np.intp], seen: Floats) -> Floats:
-        """Return how far each seen center is from each predicted one: squared, in its spread."""
+        """Return (n, m): squared distances of seen centers from predicted ones, in their spread."""
         x, y, wide, high = self._place[:, slots, None]
         spread_x, spread_y, _, _ = self._pp[:, slots, None]
         spread_x = spread_x + (POSITION * wide) ** 2
@@ -107,7 +107,7 @@ class Motion:
 
 
 def places(boxes: NDArray[np.float32]) -> Floats:
-    """Return boxes x1, y1, x2, y2 as center, width and height."""
+    """Return boxes (n, 4) x1, y1, x2, y2 as center, width and height."""
     sides = (boxes[:, 2:] - boxes[:, :2]).astype(np.float64)
     return np.concatenate([boxes[:, :2] + sides / 2, sides], axis=1)
 
@@ -115,7 +115,7 @@ def places(boxes: NDArray[np.float32]) -> Floats:
 def overlaps(
     one: NDArray[np.float32], other: NDArray[np.float32]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
-    """Return which of *one* overlap which of *other*, and their intersection over union.
+    """Return which of *one* (n, 4) overlap which of *other* (m, 4), and by what IoU (k,).
 
     Returns:
         The index in each, and the overlap, of the pairs that have one.

@@ -38,7 +38,7 @@ def render(event: Event) -> bytes:
 
 
 def crop(picture: Array, box: tuple[float, float, float, float]) -> Array:
-    """Return what is around a box, which is in the middle."""
+    """Return what is around a box in a picture (height, width, 3), with the box in the middle."""
     height, width = picture.shape[:2]
     x1, y1 = min(max(0, round(box[0])), width - 1), min(max(0, round(box[1])), height - 1)
     x2, y2 = max(min(width, round(box[2])), x1 + 1), max(min(height, round(box[3])), y1 + 1)
@@ -101,7 +101,7 @@ class Evidence:
             log.warning("%s: cannot be %s: %s; pictures are not kept", self._folder, what, why)
 
     def find(self, event: str) -> tuple[str, bytes] | None:
-        """Return the pipeline and the picture of an event; None: there is none."""
+        """Return the pipeline and the picture of an event, or None."""
         if not is_name(event):
             return None
         for path in self._folder.glob(f"*/{event}.jpg"):

@@ -40,7 +40,7 @@ class RuleEngine:
         emit: Callable[[Event], None],
         totals: Totals,
     ) -> None:
-        """Begin with nothing seen.
+        """Start with nothing seen.
 
         Args:
             settings: the pipeline's.

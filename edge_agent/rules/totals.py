@@ -43,7 +43,7 @@ class LineTotals:
             self.changed = True
 
     def reset(self) -> None:
-        """Begin anew from nothing."""
+        """Start over from nothing."""
         with self._lock:
             self._lines.clear()
             self._since = payloads.iso(time.time_ns())

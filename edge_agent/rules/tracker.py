@@ -37,7 +37,7 @@ CUT = 0.1
 """… and says so much less of what it is."""
 LOST_SECONDS = 1.0
 LOST_RESULTS = 3
-"""At low rates a track outlives so many results without it."""
+"""At low rates a track outlives this many results without it."""
 FRAMES_PER_SECOND = 30.0
 LONGEST = 3 * FRAMES_PER_SECOND
 """Frames: no farther is extrapolated."""
@@ -133,7 +133,7 @@ class Tracker:
         rows_left: Flags,
         columns_left: Flags,
     ) -> None:
-        """Give detections to tracks: by overlap, then to what is near."""
+        """Assign detections to tracks: by overlap, then by distance."""
         alive = self.alive
         rows, columns, fit = overlaps(self.motion.boxes(alive), found.boxes)
         label = self.label_of(alive)
@@ -180,7 +180,7 @@ class Tracker:
         self._next += len(new)
 
     def _carry_on(self, alive: Slots, rows_left: Flags, weak: Detections) -> None:
-        """Give weak detections to known tracks that were seen in the result before."""
+        """Assign weak detections to known tracks that the previous result had."""
         there = np.flatnonzero(
             rows_left & (self.number[alive] > 0) & (self._missed[alive] <= LOST_RESULTS)
         )
@@ -216,7 +216,7 @@ class Tracker:
         kinds: Slots,
         said: NDArray[np.float32],
     ) -> None:
-        """Begin tracks of what belongs to none."""
+        """Start tracks for what belongs to none."""
         new = np.flatnonzero(columns_left)
         if new.size and len(found) > 1:
             # Best first: of two detections of one object the better one begins the track.

@@ -57,7 +57,7 @@ class ArrayRows:
         self._next = 0
 
     def read(self, limit: int) -> Array | None:
-        """Read up to *limit* rows, ending before one that holds a value that is not finite."""
+        """Read up to *limit* rows (n, channels), ending before one with NaN or infinity."""
         start, shape = self._next, self._layout.shape
         count = min(limit, self._most, shape[0] - start)
         if count == 0:

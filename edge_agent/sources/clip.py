@@ -90,7 +90,7 @@ class Clip:
 
     @property
     def trouble(self) -> str | None:
-        """What was wrong with the file, of which some frames may have come; None: nothing."""
+        """What was wrong with the file, of which some frames may have come, or None."""
         said = []
         if self._damaged:
             said.append(

@@ -18,9 +18,9 @@ from ..core.frozen import record
 from ..core.types import Array, Reading
 
 USUAL = 3
-"""A silence of so many usual intervals is a gap …"""
+"""A silence of this many usual intervals is a gap …"""
 LEARNED = 4
-"""… once so many intervals have been seen."""
+"""… once this many intervals have been seen."""
 ARRIVAL_SECONDS = 0.5
 """… but none shorter than this where readings have no times of their own: a network holds messages
 up and then gives them at once."""
@@ -67,7 +67,7 @@ class Continuity:
     """Judges what comes, in the order in which it comes. Used by one thread at a time."""
 
     def __init__(self, gap_s: float | None, counts: Counts | None = None) -> None:
-        """Begin.
+        """Set up.
 
         Args:
             gap_s: the longest silence that is no gap, seconds; None: by what is usual.
@@ -84,7 +84,7 @@ class Continuity:
         self._backwards = 0
 
     def judge(self, rows: Rows) -> Reading | None:
-        """Return what may be handed on, with times; None: nothing of it.
+        """Return what may be handed on, with times, or None if nothing of it.
 
         Raises:
             SampleError: its times cannot be.

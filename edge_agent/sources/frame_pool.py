@@ -44,7 +44,7 @@ class FramePool:
         self._idle: dict[tuple[int, ...], deque[Array]] = {}
 
     def lend(self, shape: tuple[int, ...]) -> Array:
-        """Return an uninitialized picture, uint8, whose memory comes back when it is freed."""
+        """Return an uninitialized uint8 array of this shape; its memory is reused when freed."""
         idle = self._idle.setdefault(shape, deque())
         try:
             memory = idle.pop()

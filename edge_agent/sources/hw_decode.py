@@ -65,7 +65,7 @@ class Hardware:
         )
 
     def decoder(self, software: Any, name: str) -> Any:
-        """Return a decoder on hardware that does what one in software would; None: there is none.
+        """Return a decoder on hardware that does what one in software would, or None.
 
         Args:
             software: the decoder of a stream, an `av.VideoCodecContext`.

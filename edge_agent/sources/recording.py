@@ -43,7 +43,7 @@ class Rows(Protocol):
 
     @property
     def flaw(self) -> Callable[[int, int], SampleError] | None:
-        """What says why numbers are missing in the rows read last; None: none ever is."""
+        """What says why numbers are missing in the rows read last, or None if none ever is."""
 
     def rewind(self) -> None:
         """Go back to the first row."""

@@ -132,14 +132,14 @@ def _sound_rate(text: str) -> int:
 
 
 def _pcm(text: str) -> str | None:
-    """Return what is wrong with the name of a PCM; None: nothing."""
+    """Return what is wrong with the name of a PCM, or None."""
     if text.isascii() and text.isprintable() and len(text) <= 200:
         return None
     return "is no PCM's name; `arecord -L` lists them"
 
 
 def _topic(text: str) -> str | None:
-    """Return what is wrong with a topic to read; None: nothing."""
+    """Return what is wrong with a topic to read, or None."""
     if text.startswith("//"):
         return "names a broker; readings come over the agent's own connection, write mqtt:TOPIC"
     if any(mark in text for mark in "+#"):

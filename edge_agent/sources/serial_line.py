@@ -105,7 +105,7 @@ class SerialLines:
         return found
 
     def _parse(self, line: bytes) -> list[float] | None:
-        """Return the numbers of a line; None: it is empty, a header, or may be half a line."""
+        """Return the numbers of a line, or None if it is empty, a header, or may be half a line."""
         text = line.decode("utf-8", "replace").strip("\r\0 \t")
         first, self._first = self._first, False
         if not text or text.startswith("#"):
@@ -152,7 +152,7 @@ def _looks_wrong(cell: str) -> bool:
 
 
 def _reason(problem: Exception) -> str:
-    """Say why a port cannot be used, in the system's words rather than pyserial's around them."""
+    """Return why a port is unusable, in the system's words rather than pyserial's around them."""
     number = getattr(problem, "errno", None)
     cause = problem.__context__
     if number is None and isinstance(cause, termios.error):

@@ -97,7 +97,7 @@ class Shared:
         """
         self.producer: Producer | None = None
         self.ended = False
-        """Nobody may join any more."""
+        """Refuse further readers."""
         self._name = name
         self._limit = limit
         self._taps: list[Tap] = []

@@ -61,7 +61,7 @@ class Source(Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """What was wrong with it so far, though it could go on; None: nothing."""
+        """What was wrong with it so far, though it could go on, or None."""
 
     def grab(self) -> bool:
         """Wait for the next reading; False when the source has ended or is to be closed.

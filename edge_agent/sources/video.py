@@ -130,7 +130,7 @@ class Video:
         return frame is not None
 
     def picture(self) -> Array:
-        """Convert the frame that `advance` has decoded.
+        """Return the frame that `advance` has decoded, uint8 BGR (height, width, 3).
 
         A frame coded as two fields is woven: what stands still keeps its full height, nothing
         waits for the next frame, and only what moves has frayed edges.

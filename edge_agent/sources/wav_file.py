@@ -89,7 +89,7 @@ class WavRows:
             raise SourceError(f"{name}: holds no samples")
 
     def read(self, limit: int) -> Array | None:
-        """Read up to *limit* rows, ending before one that holds a value that is not finite."""
+        """Read up to *limit* rows (n, channels), ending before one with NaN or infinity."""
         count = min(limit, self._count - self._next)
         if count == 0:
             return None

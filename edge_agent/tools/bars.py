@@ -37,7 +37,7 @@ def check_installed() -> None:
 
 
 def plots(rows: Sequence[int]) -> tuple[Any, list[Axes]]:
-    """Return a figure and one plot below the other, for so many bars each, first bar on top."""
+    """Return a figure and one plot below the other, for this many bars each, first bar on top."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

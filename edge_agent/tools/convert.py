@@ -48,7 +48,7 @@ class Conversion:
     left: tuple[str, ...]
     """What is to be decided in the manifest before it is right."""
     needed: str | None
-    """Why it cannot serve before that; None: it can."""
+    """Why it cannot serve before that, or None if it can."""
     golden: str
     """What the golden cases are, in words."""
     distances: Mapping[str, float]
@@ -162,7 +162,7 @@ def _check_installed(kind: str) -> None:
 def _make(
     path: Path, kind: str, inputs: Sequence[TensorSpec], folder: Path, progress: Progress
 ) -> dict[str, Any]:
-    """Have the folder made by a child: a damaged file may take it down."""
+    """Make the folder in a child process, which a damaged file may crash."""
     progress(f"converting {path.name}", 0, 0)
     question = {
         "path": str(path),

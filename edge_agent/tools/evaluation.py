@@ -55,7 +55,7 @@ class Evaluator:
         samples: Sequence[Sample],
         truths: Sequence[Truth] | None,
     ) -> None:
-        """Have nothing judged yet.
+        """Set up; nothing is judged yet.
 
         Args:
             folder: of the float model.
@@ -130,7 +130,7 @@ _METRICS: dict[Metric, Callable[[Sequence[Findings], Sequence[Truth]], float]] =
 
 
 def metric_of(folder: ModelFolder) -> Metric | None:
-    """Return how a model's findings are compared with the truth; None: they are not."""
+    """Return how a model's findings are compared with the truth, or None if they are not."""
     by_task: dict[str, Metric] = {"classification": "top-1", "detection": "mAP", "anomaly": "AUC"}
     return by_task.get(folder.manifest.task)
 

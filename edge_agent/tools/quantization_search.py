@@ -41,7 +41,7 @@ ONNX_RUNTIME, NNCF = "ONNX Runtime", "NNCF"
 
 
 def best_of(good: Sequence[Candidate]) -> Candidate | None:
-    """Return the one to take of networks that lose little enough; None: there are none.
+    """Return the one to take of networks that lose little enough, or None.
 
     Of those that are about as fast as the fastest, the one that loses least; of those that lose
     the same, the fastest over all engines: a box may have the other one.
@@ -63,7 +63,7 @@ class Search:
         max_drop: float,
         place: Path,
     ) -> None:
-        """Have nothing tried yet.
+        """Set up; nothing is tried yet.
 
         Args:
             comparison: with the float model.
@@ -91,7 +91,7 @@ class Search:
         return self._comparison.evaluator.kind
 
     def run(self) -> Candidate | None:
-        """Return the best network that loses no more than it may; None: there is none."""
+        """Return the best network that loses no more than it may, or None."""
         for recipe in self._recipes():
             self._try(recipe)
         if not self.candidates:

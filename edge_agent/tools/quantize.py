@@ -308,7 +308,7 @@ def size_of_network(folder: ModelFolder) -> int:
 
 
 def _notes(floats: Sequence[Row], rows: Sequence[Row], target: Target, foreign: bool) -> list[str]:
-    """Say where an engine computes something else than the file says."""
+    """List where an engine computes something other than the file says."""
     exact = next(row for row in rows if row.cost is None)
     notes = []
     if foreign:

@@ -207,7 +207,7 @@ class _Bench:
     def _first_result(
         self, client: OneShotClient, start: Start, process: subprocess.Popen[bytes]
     ) -> tuple[dict[str, Any], float]:
-        """Wait for a result; gives it, and when it was here."""
+        """Wait for a result; return it, and when it was here."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             heard = client.next(1.0)
@@ -239,7 +239,7 @@ class _Bench:
 
     @contextmanager
     def _process(self, start: Start) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
-        """Run a process, and end it; gives when it began, by the monotonic clock."""
+        """Run a process, and end it; return when it began, by the monotonic clock."""
         with self._log.open("wb") as output:
             begun = time.monotonic()
             process = subprocess.Popen(

@@ -57,7 +57,7 @@ class Start:
     topic: str
     """Of its results."""
     place: Path | None = None
-    """The agent's own folder; None: it is a script."""
+    """The agent's own folder, or None if it is a script."""
     ready: Callable[[], None] = lambda: None
     """Called before each start, untimed."""
     cwd: Path | None = None

@@ -63,7 +63,7 @@ def check(model: dict[str, Any], clip: str, claims: list[dict[str, Any]]) -> lis
 
 
 def frames(clip: str, wanted: Collection[int]) -> Iterator[tuple[int, Array]]:
-    """Yield some frames of a clip that repeats for ever, by their number from 0."""
+    """Yield some frames (height, width, 3) of a clip that repeats forever, by their number."""
     for number, frame in enumerate(_endless(clip)):
         if number in wanted:
             yield number, frame

@@ -33,7 +33,7 @@ Infer = Callable[[Array], list[Array]]
 
 
 def on_onnxruntime(network: Path, threads: int) -> tuple[TensorSpec, tuple[TensorSpec, ...], Infer]:
-    """Load a network; gives its input, its outputs, and what runs it."""
+    """Load a network; return its input, its outputs, and what runs it."""
     import onnxruntime as ort
 
     ort.set_default_logger_severity(3)
@@ -46,7 +46,7 @@ def on_onnxruntime(network: Path, threads: int) -> tuple[TensorSpec, tuple[Tenso
 
 
 def on_openvino(network: Path, threads: int) -> tuple[TensorSpec, tuple[TensorSpec, ...], Infer]:
-    """Load a network; gives its input, its outputs, and what runs it."""
+    """Load a network; return its input, its outputs, and what runs it."""
     import openvino as ov
 
     core = ov.Core()

@@ -74,7 +74,7 @@ def _csv(path: Path) -> tuple[Array, list[str]]:
 
 
 def windows_of(rows: Array, wanted: InputSpec) -> Iterator[Array]:
-    """Cut windows as the manifest says; without `window` each row is an input."""
+    """Cut windows (window, channels) as the manifest says; without `window`, rows."""
     rows = rows[:: wanted.every]
     if wanted.window is None:
         yield from rows

@@ -85,7 +85,7 @@ class Player:
         self._client = client
 
     def heard(self, seconds: float) -> Iterator[ReceivedMessage]:
-        """Return the results that arrive within so many seconds.
+        """Return the results that arrive within this many seconds.
 
         Raises:
             AgentError: the program has ended.

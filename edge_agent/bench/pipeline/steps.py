@@ -159,7 +159,7 @@ def measure_signal(
 
 
 def _windows(model: Model, source: str, seconds: float) -> tuple[list[Sample], float, float]:
-    """Read for so long; gives some windows, and time and processor time of one, ms."""
+    """Read for so long; return some windows, and time and processor time of one, ms."""
     opened = open_source(parse_source(source, Path.cwd()))
     windower = Windower(model.folder.manifest.input)
     kept: list[Sample] = []
@@ -203,7 +203,7 @@ def _open(model: str, choice: EngineChoice, loader: ModelLoader, kind: Kind) -> 
 
 
 def _decode(source: str, seconds: float) -> tuple[list[Reading], float, float]:
-    """Decode for so long; gives some frames, and time and processor time of a frame, ms."""
+    """Decode for so long; return some frames, and time and processor time of a frame, ms."""
     opened = open_source(parse_source(source, Path.cwd()))
     kept: list[Reading] = []
     took = []
@@ -270,7 +270,7 @@ def _again(prepare: Callable[[], object], seconds: float) -> float:
 
 
 def _lanes(infer: Callable[[], object], lanes: int, seconds: float) -> tuple[float, float]:
-    """Run the engine alone in so many threads; gives runs a second and processor ms of a run."""
+    """Run the engine alone in this many threads; return runs a second and processor ms of a run."""
     counts = [0] * lanes
     infer()
     deadline = time.perf_counter() + seconds

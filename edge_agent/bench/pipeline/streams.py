@@ -43,7 +43,7 @@ class Place:
 
 
 def together(place: Place, setup: PipelineSetup, count: int) -> Iterator[tuple[Turn, Turn]]:
-    """Play at full pace through one model in so many pipelines, and in one beside them.
+    """Play at full pace through one model in this many pipelines, and in one beside them.
 
     Both are there all the time and take turns of a second, in which the other stands still: what
     disturbs the device for longer disturbs both.
@@ -173,7 +173,7 @@ def most_served(served: Callable[[int], bool], guess: int) -> tuple[int, int]:
 
 
 def attempt(place: Place, setup: PipelineSetup, count: int) -> tuple[float, str]:
-    """Run so many streams; gives the p99 of their ages, and why that is too many, if it is."""
+    """Run this many streams; return the p99 of their ages, and why that is too many, if it is."""
     rate = min(setup.rate, clip_rate(setup.clip))
     lines = [Line(endless(setup.clip, "real"), setup.rate)] * count
     try:

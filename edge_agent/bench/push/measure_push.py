@@ -237,7 +237,7 @@ def _push(
 def _agent(
     place: Path, loopback: Loopback, setup: PushSetup, pipelines: str
 ) -> Iterator[OneShotClient]:
-    """Run an agent on a fresh state_dir; gives a connection to its broker once it listens."""
+    """Run an agent on a fresh state_dir; return a connection to its broker once it listens."""
     place.mkdir(parents=True)
     settings = place / "edge-agent.toml"
     settings.write_text(

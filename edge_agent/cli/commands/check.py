@@ -305,7 +305,7 @@ def _broker(settings: Settings) -> str:
 
 
 def _taken(port: int) -> str | None:
-    """Return that a port of loopback is in use; None: it is free."""
+    """Return that a port of loopback is in use, or None if it is free."""
     import socket
 
     with socket.socket() as probe:

@@ -227,7 +227,7 @@ def _show(
     names: list[str],
     file: PictureFile | None,
 ) -> None:
-    """Take in results until the time is over; it counts once each pipeline has given one."""
+    """Show results until the time is over, counted from when each pipeline has given one."""
     deadline = time.monotonic() + START_SECONDS
     waiting = set(names)
     while time.monotonic() < deadline:

@@ -141,7 +141,7 @@ def _install(config: Path | None, bundle: Bundle | None, *, image: bool) -> int:
 
 
 def _go_back() -> int:
-    """Let the other installation run that is there."""
+    """Switch to the other installation."""
     now = current()
     others = [each for each in installations() if each != now]
     if now is None or not others:
@@ -159,7 +159,7 @@ def _go_back() -> int:
 
 
 def _switch(to: Installation, before: Installation | None, config: Path | None) -> None:
-    """Let an installation run.
+    """Switch to an installation.
 
     Raises:
         AgentError: its service does not stay up; all is as it was.
@@ -221,7 +221,7 @@ class _Kept:
         self._before = {path: path.read_bytes() if path.is_file() else None for path in paths}
 
     def put_back(self) -> bool:
-        """Write what was there, remove what was not; gives whether anything was changed."""
+        """Write what was there, remove what was not; return whether anything was changed."""
         changed = False
         for path, content in self._before.items():
             found = path.read_bytes() if path.is_file() else None

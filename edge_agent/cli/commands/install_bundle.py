@@ -67,7 +67,7 @@ class Bundle:
                 )
 
     def unpack(self, folder: Path) -> tuple[Path, Path]:
-        """Unpack the wheels; gives pip's and the file of requirements."""
+        """Unpack the wheels; return pip's and the file of requirements."""
         with zipfile.ZipFile(self.path) as archive:
             for name in archive.namelist():
                 if name == REQUIREMENTS or name.startswith(WHEELS):

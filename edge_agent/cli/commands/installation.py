@@ -107,7 +107,7 @@ class Installation:
         return _MOUNT.format(name=self.version, image=self.image, place=self.place)
 
     def remove(self) -> None:
-        """Take away all of it."""
+        """Remove all of it."""
         unit = self._unit
         if unit.exists():
             output("systemctl", "disable", "--now", unit.name)

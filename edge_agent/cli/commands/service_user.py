@@ -80,7 +80,7 @@ class ServiceUser:
         return None
 
     def trouble_writing(self, folder: Path) -> str | None:
-        """Return what keeps the user from writing to a folder, or to what is in it; None: nothing.
+        """Return what keeps the user from writing to a folder, or to what is in it, or None.
 
         The folder is there.
         """

@@ -29,5 +29,5 @@ def output(*command: str) -> str:
 
 
 def progress(text: str) -> None:
-    """Say how far it is, on stderr."""
+    """Print progress on stderr."""
     print(text, file=sys.stderr, flush=True)

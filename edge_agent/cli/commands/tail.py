@@ -110,7 +110,7 @@ def _heard(client: OneShotClient, until: float) -> Iterator[ReceivedMessage]:
 
 
 def _warn_of_absence(broker: Broker, device: str) -> None:
-    """Say on stderr that a device is unknown or offline, if it is; it may come yet."""
+    """Warn on stderr if a device is unknown or offline; it may still appear."""
     root = broker.topic_root
     with OneShotClient(broker, [f"{root}/+/status"]) as client:
         fleet = Fleet(client, root)

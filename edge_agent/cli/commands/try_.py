@@ -427,7 +427,7 @@ class _SourceWatch:
         samples.latest = time.monotonic()  # the engines were timed meanwhile
 
     def look(self) -> None:
-        """Say what has changed."""
+        """Print what has changed."""
         why = self._samples.trouble
         silent = time.monotonic() - self._samples.latest
         if why is not None:

@@ -163,7 +163,7 @@ def _seal(body: bytes) -> bytes:
 
 
 def forget(state: Path) -> None:
-    """Remove the plan: it is not valid any more."""
+    """Remove the plan: it is no longer valid."""
     (state / FILE).unlink(missing_ok=True)
 
 

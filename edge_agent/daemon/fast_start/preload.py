@@ -158,7 +158,7 @@ class PreloadedModel:
         self._done.set()
 
     def result(self) -> Any:
-        """Wait for the load and return it; None: it is not preloaded.
+        """Wait for the load and return it, or None if it is not preloaded.
 
         Raises:
             AgentError: it cannot be loaded so.

@@ -182,7 +182,7 @@ class BlockReceiver:
     # From one step to the next
 
     def _begin_blocks(self, transfer: Transfer, block_list: bytes) -> None:
-        """Begin to receive blocks; those that are on the device already are copied."""
+        """Start receiving blocks; those that are on the device already are copied."""
         front = Front(transfer.header_bytes, transfer.signature, block_list)
         try:
             blocks = transfer.header.block_list(block_list)

@@ -47,7 +47,7 @@ class Flusher:
                 pass
 
     def failed(self, incoming: Incoming) -> str | None:
-        """Return, once, the error of the disk for a transfer; None: there was none."""
+        """Return, once, the error of the disk for a transfer, or None if there was none."""
         return self._failed.pop(incoming, None)
 
     def _run(self) -> None:

@@ -40,7 +40,7 @@ class Offers:
         blocks: BlockReceiver,
         submit: Callable[[Candidate, int], None],
     ) -> None:
-        """Begin without offers.
+        """Start without offers.
 
         Args:
             store: where packages go.
@@ -106,7 +106,7 @@ class Offers:
         return True
 
     def _consider(self, transfer: str, header_bytes: bytes, signature: bytes | None) -> None:
-        """Begin to receive a package, continue, or publish why not."""
+        """Start receiving a package, continue, or publish why not."""
         began = time.monotonic()
         if transfer in self._blocks:
             self._blocks.answer_offer(transfer)

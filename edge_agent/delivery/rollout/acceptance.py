@@ -56,7 +56,7 @@ class Watch:
 
     @property
     def fault(self) -> str | None:
-        """What is wrong with it by now; None: nothing."""
+        """What is wrong with it by now, or None."""
         limit = self.bounds.max_infer_ms
         for model in self.models:
             if model.errors >= MOST_ERRORS:

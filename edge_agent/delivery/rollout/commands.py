@@ -21,7 +21,7 @@ from .swap import Swap, exchange_details, log_live
 
 @record
 class Rollback:
-    """Go back to the version before."""
+    """Go back to the previous version."""
 
     model: Name
 
@@ -70,7 +70,7 @@ class VersionCommands:
         )
 
     def rollback(self, request: Rollback) -> Mapping[str, Any]:
-        """Go back to the version before."""
+        """Go back to the previous version."""
         name = request.model
         with self._swap.changing:
             self._ledger.cancel(name, "rolled back by command")

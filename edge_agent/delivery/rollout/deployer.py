@@ -96,7 +96,7 @@ class Deployer:
         """What operators decide about versions."""
 
     def expect(self, header: PackageHeader) -> EarlyTrial | None:
-        """Begin the trial of a package that is about to arrive, where that is worth it."""
+        """Start the trial of a package that is about to arrive, where that is worth it."""
         return self._early_trials.begin(header)
 
     def submit(self, candidate: Candidate) -> None:

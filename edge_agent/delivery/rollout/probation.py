@@ -61,7 +61,7 @@ class Probations:
             self._ledger.finish(candidate, "live", None)
 
     def _fail(self, candidate: Candidate, why: str) -> None:
-        """Roll back to the version before; the caller has the lock."""
+        """Roll back to the previous version; the caller has the lock."""
         log.warning("%s: failed on probation: %s", candidate.id, why)
         try:
             self._rollback.roll_back(candidate.name, why)

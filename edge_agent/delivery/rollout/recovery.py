@@ -71,7 +71,7 @@ class Recovery:
         return [self._stored(name, version) for version in untried[-1:]]
 
     def _try_again(self, name: str, mark: Mark) -> list[Candidate]:
-        """Begin a trial again that the agent's end has interrupted; not again and again."""
+        """Restart a trial that the agent's end has interrupted; not again and again."""
         starts = mark.starts + 1
         candidate = self._stored(name, mark.version)
         candidate.starts = starts

@@ -1,4 +1,4 @@
-"""Back to the version before: by command, or because the live one fails on probation."""
+"""Back to the previous version: by command, or because the live one fails on probation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rollbacks:
         self._swap = swap
 
     def roll_back(self, name: str, why: str) -> str:
-        """Make the version before live.
+        """Make the previous version live.
 
         Returns:
             The version that is live now.

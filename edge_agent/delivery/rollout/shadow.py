@@ -27,7 +27,7 @@ class Comparison:
     """Counts how far a candidate agrees with the incumbent."""
 
     def __init__(self, model: Model, wanted: int) -> None:
-        """Begin with no frames.
+        """Start without frames.
 
         Args:
             model: the candidate.

@@ -170,7 +170,7 @@ class EarlyTrials:
         self._latest: EarlyTrial | None = None
 
     def begin(self, header: PackageHeader) -> EarlyTrial | None:
-        """Begin the trial of a package that is about to arrive, where that is worth it."""
+        """Start the trial of a package that is about to arrive, where that is worth it."""
         if (
             header.size < WORTH_BYTES
             # Which of its networks it is, is known when it is complete.

@@ -47,7 +47,7 @@ class LiveFrames:
     """Watches what goes through a model that serves, until it is closed."""
 
     def __init__(self, serving: Serving | None, folder: Path) -> None:
-        """Begin to watch.
+        """Start watching.
 
         Args:
             serving: whose frames they are; None: there are none.

@@ -266,7 +266,7 @@ class TrialProcess:
         self._send(frame=layout)
 
     def _check_limits(self) -> None:
-        """Kill a child that hangs, takes too much memory, or is not needed any more."""
+        """Kill a child that hangs, takes too much memory, or is no longer needed."""
         import psutil
 
         if self._unsent is not None:

@@ -8,7 +8,7 @@ from .decoder import Floats
 
 
 def sigmoid(logits: Floats) -> Floats:
-    """Return the probability of each logit by itself."""
+    """Return the probability of each logit by itself; any shape."""
     # By tanh, which does not overflow where exp does.
     half = np.float32(0.5)
     chances: Floats = half + half * np.tanh(logits * half)
@@ -16,7 +16,7 @@ def sigmoid(logits: Floats) -> Floats:
 
 
 def softmax(logits: Floats) -> Floats:
-    """Share a chance of 1 among the logits of the last axis."""
+    """Return probabilities (…, classes) that sum to 1 along the last axis."""
     weights: Floats = np.exp(logits - logits.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     return weights

@@ -39,7 +39,7 @@ class Selection:
     agnostic: bool
     """Whatever their classes are; else only boxes of one class suppress each other."""
     most: int
-    """The best so many stay in the end."""
+    """The best this many stay in the end."""
 
 
 def selection_of(

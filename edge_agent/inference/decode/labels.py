@@ -26,13 +26,13 @@ class Labels:
         return len(self.names) + self.first if self.names else None
 
     def is_named(self, indices: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return for each class whether it has a label; only those are reported."""
+        """Return for each class (n,) whether it has a label; only those are reported."""
         if not self.names:
             return np.ones(indices.shape, np.bool_)
         return indices >= max(self.first, 0)
 
     def of(self, indices: NDArray[np.intp]) -> tuple[str, ...]:
-        """Return the labels of classes that have one.
+        """Return the labels of classes (n,) that all have one.
 
         Raises:
             SampleError: the network found a class beyond the last label.

@@ -82,7 +82,7 @@ class _Level:
     sides: Output
 
     def read(self, outputs: Tensors, threshold: float) -> tuple[Hits, Floats]:
-        """Find the cells whose best class reaches the threshold, and their boxes."""
+        """Find the cells whose best class reaches the threshold, and their boxes (n, 4)."""
         table = self.scores.read(outputs)
         ensure_finite(self.scores.spec.name, table)
         hits = best_classes(table.reshape(len(self.grid.cells), -1), threshold)

@@ -14,7 +14,7 @@ class CheckedNetwork(NamedTuple):
 
     choice: EngineChoice
     path: Path
-    """Of its file, which is not looked at any more."""
+    """Of its file, which is no longer looked at."""
     data: bytes | mmap
     """The file's content; the engine uses the weights where they lie."""
     graph: bytes

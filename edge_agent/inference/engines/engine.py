@@ -54,7 +54,7 @@ class PreparedForm(Protocol):
     """The prepared form that a network was loaded from, and what becomes of it."""
 
     damaged: str | None
-    """What was found to be wrong with it; None: nothing."""
+    """What was found to be wrong with it, or None."""
 
     @property
     def folder(self) -> str:

@@ -137,7 +137,7 @@ def run_stages(
 
 
 def release_early(stages: Sequence[Stage], outputs: Collection[str]) -> None:
-    """Have each stage release the tensors that no later one takes: where memory is scarce."""
+    """Make each stage release the tensors that no later one takes: where memory is scarce."""
     needed = set(outputs)
     for stage in reversed(stages):
         names = dict.fromkeys((*stage.inputs, *stage.outputs))

@@ -172,7 +172,7 @@ def compile_network(
     copies: int,
     cut: InputCut | None = None,
 ) -> Compiled:
-    """Compile a network so many times, folded where it can be and the device is the CPU.
+    """Compile a network this many times, folded where it can be and the device is the CPU.
 
     Raises:
         EngineError: as for `open_network`.
@@ -242,7 +242,7 @@ def _joins(choice: EngineChoice) -> bool:
 
 
 def _folded(model: ov.Model, cut: InputCut | None) -> Fold | None:
-    """Cut off what may be; gives what was."""
+    """Cut off what may be; return what was."""
     if cut is None:
         return None
     from .ov_fold import cut_quantiser

@@ -175,7 +175,7 @@ def _users(output: Any) -> list[Any]:
 
 
 def _only(nodes: Iterable[Any]) -> Any | None:
-    """Return the only node; None: there are none or several."""
+    """Return the only node, or None if there are none or several."""
     found = list(nodes)
     return found[0] if len(found) == 1 else None
 

@@ -162,7 +162,7 @@ def exclusive_formats() -> Iterator[tuple[str, EngineName]]:
 
 
 def prepared_kind(choice: EngineChoice) -> PreparedKind | None:
-    """Return the kind of prepared form that can be made for *choice*; None: none."""
+    """Return the kind of prepared form that can be made for *choice*, or None."""
     return capabilities(choice.engine).prepared if choice.device.upper() == "CPU" else None
 
 

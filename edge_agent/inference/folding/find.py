@@ -41,7 +41,7 @@ _ATTRIBUTES = frozenset({"axis", "saturate", "output_dtype", "block_size"})
 
 
 def cut_for(folder: ModelFolder, kind: Kind) -> InputCut | None:
-    """Find the cut for the network of a model; None: there is none, and the log says why.
+    """Find the cut for the network of a model, or None if there is none, and the log says why.
 
     Only for pictures: their pixels have so few values. Only where the decoder does not compare the
     outputs with the inputs, whose numbers it needs.

@@ -48,7 +48,7 @@ class Fold:
         return steps.astype(self.dtype)
 
     def restore(self, steps: Array) -> Array:
-        """Return float32 numbers that become these steps."""
+        """Return float32 numbers of the same shape that become these steps."""
         return (steps.astype(np.float32) - np.float32(self.zero_point)) * np.float32(self.scale)
 
     def specs(self, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

@@ -72,7 +72,7 @@ def spare_core() -> str:
 
 
 def prefetch(folder: str) -> None:
-    """Have the kernel read an artifact's files; may wait for the disk, so call it in a thread."""
+    """Let the kernel read an artifact's files; may wait for the disk, so call it in a thread."""
     for name in (GRAPH, WEIGHTS):
         try:
             weights = MappedWeights(f"{folder}/{name}")

@@ -36,7 +36,7 @@ class MappedWeights:
         self.buffer: mmap.mmap | bytes = self._map or b""
 
     def fetch(self, start: int, end: int) -> None:
-        """Have the kernel read a range ahead, without waiting where the kernel does not make us."""
+        """Let the kernel read a range ahead, without waiting where the kernel does not make us."""
         os.posix_fadvise(self._file, start, end - start, os.POSIX_FADV_WILLNEED)
 
     def check(self, start: int, end: int, expected: str) -> None:

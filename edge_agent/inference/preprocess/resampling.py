@@ -28,7 +28,7 @@ class Resampler:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Start over."""
         self._rows: NDArray[np.float32] | None = None
         """Those that are still needed, the first of them being the `_first`-th."""
         self._first = 0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .resampling import Resampler
 
 ROWS = 1024
-"""Of a block, at least: so many windows of one row each share it."""
+"""Of a block, at least: this many windows of one row each share it."""
 
 
 class Window(NamedTuple):
@@ -196,7 +196,7 @@ class Windower:
         return done
 
     def _begin(self, window: int, channels: int, times: NDArray[np.int64]) -> None:
-        """Begin the first block, with the zeros of `lead`."""
+        """Start the first block, with the zeros of `lead`."""
         self._block, self._times = _allocate(window, channels)
         self._start, self._end, self._shared = 0, 0, 0
         lead = min(self._spec.lead, window - 1)

@@ -56,7 +56,7 @@ def externalize_weights(data: Data, location: str, others: set[str] | None = Non
 
 
 def externalized(data: Sliceable, tensor: Tensor, location: str) -> bytes | None:
-    """Encode a tensor with a reference instead of its raw numbers; None: it stays as it is.
+    """Encode a tensor with a reference instead of its raw numbers, or None if it stays as it is.
 
     Quantizers write where numbers lie also where they lie in the file: the last word counts.
     """

@@ -73,7 +73,7 @@ class Table:
         return cls(data, at, vtable, (length - 4) // 2, size, budget)
 
     def place(self, field: int, size: int) -> int | None:
-        """Return where a field of so many bytes lies; None: it is left out."""
+        """Return where a field of this many bytes lies, or None if it is left out."""
         if field >= self.fields:
             return None
         offset = int(_read(self.data, "<H", self.vtable + 4 + 2 * field))

@@ -146,7 +146,7 @@ def read_value(data: Sliceable, span: Span) -> Value:
 
 
 def _size(data: Sliceable, span: Span) -> int | None:
-    """Read one size of a shape; None: it is open, or is none that an array can have."""
+    """Read one size of a shape, or None if it is open, or is none that an array can have."""
     size = read_integer(data, span, proto.SIZE_NUMBER)
     return size if 0 < size < 2**31 else None
 

@@ -276,7 +276,7 @@ def _input_in_steps(given: InputSpec, spec: TensorSpec, facts: NetworkFacts) -> 
 
 
 def teachable_machine(network: Path, facts: NetworkFacts) -> tuple[Said, list[str]] | None:
-    """Describe what the zip of a Teachable Machine image project holds; None: it is none.
+    """Describe what the zip of a Teachable Machine image project holds, or None if it is none.
 
     Beside its network it has a labels.txt, each line a number from 0 on and a label. Source:
     github.com/googlecreativelab/teachablemachine-community, its snippets for Python.

@@ -186,7 +186,7 @@ def verified(
 
 
 def reader_of(parts: Iterator[bytes]) -> Callable[[int], bytes]:
-    """Read from consecutive parts as from a file: at most so many bytes, none at the end."""
+    """Read from consecutive parts as from a file: at most this many bytes, none at the end."""
     rest = memoryview(b"")
 
     def read(count: int) -> bytes:

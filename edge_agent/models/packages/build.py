@@ -189,7 +189,7 @@ def describe(
 
 
 def _shares(model: ModelFolder, layout: Layout, blocks: BlockList) -> dict[str, Mapping[str, Any]]:
-    """Say which blocks the devices of each variant take: all but those of others' files alone.
+    """List which blocks the devices of each variant take: all but those of others' files alone.
 
     Raises:
         ModelError: a variant names a file that is not there, or no network.

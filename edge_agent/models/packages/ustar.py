@@ -187,7 +187,7 @@ class TarReader:
         return data
 
     def _exactly(self, count: int) -> bytes:
-        """Read so many bytes, no fewer."""
+        """Read this many bytes, no fewer."""
         parts: list[bytes] = []
         missing = count
         while missing:

@@ -208,7 +208,7 @@ def _clean_model(store: Store, name: str) -> list[str]:
 
 
 def _useless(path: Path, installed: Collection[str], now: float) -> str | None:
-    """Return why a transfer need not be kept; None: it may be resumed."""
+    """Return why a transfer need not be kept, or None if it may be resumed."""
     try:
         header = (path / HEADER).read_bytes()
     except FileNotFoundError:

@@ -130,7 +130,7 @@ def _files_of(share: Share, blocks: BlockList) -> Callable[[int, int], bool]:
 
 
 def _kept(model: ModelFolder) -> str | None:
-    """Return the variant that is to be noted; None: it has none."""
+    """Return the variant that is to be noted, or None if it has none."""
     return model.variant if model.manifest.variants else None
 
 

@@ -54,7 +54,7 @@ class PipelineCommands:
     """Carried out by the thread of requests."""
 
     def __init__(self, runner: Runner, changed: Callable[[], object]) -> None:
-        """Carry out nothing yet.
+        """Set up.
 
         Args:
             runner: has the pipelines.

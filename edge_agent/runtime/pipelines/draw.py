@@ -66,7 +66,7 @@ def color_of(label: str) -> Color:
 
 
 def jpeg(picture: Array, quality: int = 80) -> bytes:
-    """Encode as JPEG."""
+    """Encode a picture (height, width, 3) as JPEG."""
     done, data = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, quality])
     if not done:
         raise SampleError(f"a picture of shape {picture.shape} cannot be encoded as JPEG")
@@ -74,7 +74,7 @@ def jpeg(picture: Array, quality: int = 80) -> bytes:
 
 
 def shrunk(picture: Array, width: int) -> Array:
-    """Return a picture no wider than so many pixels, in its proportions; 0: as it is."""
+    """Return a picture no wider than this many pixels, in its proportions; 0: as it is."""
     if not 0 < width < picture.shape[1]:
         return picture
     height = max(1, round(picture.shape[0] * width / picture.shape[1]))

@@ -31,7 +31,7 @@ class Drift:
     def __init__(
         self, pipeline: str, learned: Learned[Usual] | None, source: str, region: Region | None
     ) -> None:
-        """Begin.
+        """Set up.
 
         Args:
             pipeline: its name.
@@ -94,7 +94,7 @@ class Drift:
             self._scores.clear()
 
     def report(self) -> dict[str, Any] | None:
-        """Return what health says of it; None: nothing has come yet."""
+        """Return what health says of it, or None if nothing has come yet."""
         learner, usual = self._learner, self._usual
         if learner is not None:
             return {"against": "learned", "learning": round(len(learner) / self._learn, 3)}

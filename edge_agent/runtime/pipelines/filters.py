@@ -17,7 +17,7 @@ class Filter:
         width, height = settings.min_box
         self._min_box = (width, height) if width or height else None
         self.least = min(self._thresholds.values(), default=None)
-        """What a model has to be asked for, at least; None: nothing below the threshold."""
+        """What a model has to be asked for, at least, or None if nothing below the threshold."""
 
     def __bool__(self) -> bool:
         """Whether anything can be left out."""

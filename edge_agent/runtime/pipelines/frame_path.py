@@ -34,7 +34,7 @@ class FramePath:
         stage: ResultStage | None,
         learned: LearnedValues | None = None,
     ) -> None:
-        """Begin with nothing seen.
+        """Start with nothing seen.
 
         Args:
             settings: the pipeline's.
@@ -70,7 +70,7 @@ class FramePath:
         return model.threshold if self.threshold is None else self.threshold
 
     def lowest(self, model: Model) -> float | None:
-        """Return the threshold that holds for a model; None: it is being learned."""
+        """Return the threshold that holds for a model, or None if it is being learned."""
         spec = model.manifest.output
         if self.threshold is None and isinstance(spec.threshold, str):
             return self._decisions.learned(model.id, spec)
@@ -78,7 +78,7 @@ class FramePath:
 
     @property
     def _least(self) -> float | None:
-        """What is asked for below the threshold; None: nothing."""
+        """What is asked for below the threshold, or None."""
         least, stage = self._filter.least, self.stage
         if stage is None or stage.tracking_score is None:
             return least

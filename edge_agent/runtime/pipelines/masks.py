@@ -20,7 +20,7 @@ class Masks:
         self._corners: list[Array] = []
 
     def apply(self, picture: Array) -> Array:
-        """Blacken the areas, in place where the picture may be written to, and return it."""
+        """Blacken areas of a picture (height, width, 3), in place if it is writable; return it."""
         height, width = picture.shape[:2]
         if (height, width) != self._size:
             self._size = (height, width)

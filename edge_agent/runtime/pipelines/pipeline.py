@@ -200,7 +200,7 @@ class Pipeline:
             stage.source_lost(switched_off=switched_off, at=time.monotonic())
 
     def _stay(self, sample: Sample) -> None:
-        """Let time go on for what is followed from result to result."""
+        """Advance the time of what is followed from result to result."""
         stage = self._route.path.stage
         # Else a result is on its way of what was there before.
         if stage is not None and self.queue.at_rest:
@@ -243,7 +243,7 @@ class Pipeline:
 
     @property
     def drift(self) -> dict[str, Any] | None:
-        """How far inputs and scores are from what is usual; None: nothing is known yet."""
+        """How far inputs and scores are from what is usual, or None if nothing is known yet."""
         return self._route.path.drift.report()
 
     @property

@@ -61,7 +61,7 @@ def infer(stage: SecondStage, model: Model, sample: Sample, first: Detections) -
 
 
 def regions(stage: SecondStage, first: Detections) -> Sequence[Region | None]:
-    """Return the crop of each detection; None: it is left out."""
+    """Return the crop of each detection, or None if it is left out."""
     left = stage.limit
     found: list[Region | None] = []
     for label, (x1, y1, x2, y2) in zip(first.labels, first.boxes.tolist(), strict=True):

@@ -105,7 +105,7 @@ class Snapshots:
 
 
 def _form(settings: PipelineSettings) -> Form | None:
-    """Return how pictures are made without being requested; None: they are not."""
+    """Return how pictures are made without being requested, or None if they are not."""
     if isinstance(settings.snapshot, Form):
         return settings.snapshot
     return Form() if settings.snapshot else None

@@ -35,7 +35,7 @@ class Board(Generic[M]):
         clock: Callable[[], float] = time.monotonic,
         starting: bool = False,
     ) -> None:
-        """Begin empty.
+        """Start empty.
 
         Args:
             max_delay: how long a lane waits for frames that may go together with what it has,

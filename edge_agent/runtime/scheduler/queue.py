@@ -47,7 +47,7 @@ class Route(Protocol[M]):
     """What a pipeline decides about its frames. `choose` and `advance` hold the board's lock."""
 
     def choose(self) -> M | None:
-        """Return the model for the next frame, the same until `advance`; None: there is none."""
+        """Return the model for the next frame, the same until `advance`, or None."""
 
     def advance(self) -> None:
         """Record that the next frame goes through the chosen model."""
@@ -111,7 +111,7 @@ class _InOrder:
         self._waiting[ticket] = deliver or _nothing
 
     def next(self) -> Callable[[], None] | None:
-        """Return what delivers the next one; None: it is missing, or another lane delivers."""
+        """Return what delivers the next one, or None if it is missing, or another lane delivers."""
         if self._delivering:
             return None
         ready = self._waiting.pop(self._delivered, None)
@@ -143,7 +143,7 @@ class FrameQueue(Generic[M]):
         deadline: float = 0.0,
         cost: Cost | None = None,
     ) -> None:
-        """Begin empty.
+        """Start empty.
 
         Args:
             name: the pipeline's.
@@ -288,7 +288,7 @@ class FrameQueue(Generic[M]):
         self._results.put(job.ticket, deliver)
 
     def next_delivery(self) -> Callable[[], None] | None:
-        """Return what delivers the next result; None: it is missing, or another lane delivers.
+        """Return what delivers the next result, or None if it is missing, or another lane delivers.
 
         The lane that gets one calls it without the lock, then `delivered`.
         """

@@ -86,7 +86,7 @@ class ActiveModels:
         flows: Callable[[str], bool] = lambda _name: True,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Begin without any model.
+        """Start without any model.
 
         Args:
             board: whose frames go through them.

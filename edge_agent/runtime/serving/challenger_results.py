@@ -76,7 +76,7 @@ def read_decision(notes: Path, name: str) -> Decision | None:
 
 
 def write_decision(notes: Path, name: str, decision: Decision) -> None:
-    """Keep a decision with a form; where that has gone meanwhile, it is not needed any more."""
+    """Keep a decision with a form; where that has gone meanwhile, it is no longer needed."""
     if notes.is_dir():
         entry = asdict(decision)
         entry[_CHALLENGER_MS] = entry.pop("challenger_ms")

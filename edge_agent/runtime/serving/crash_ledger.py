@@ -61,7 +61,7 @@ class CrashLedger:
             self._save()
 
     def barred(self, what: str) -> str | None:
-        """Return why a model may not be loaded on an engine; None: it may.
+        """Return why a model may not be loaded on an engine, or None if it may.
 
         Args:
             what: model and engine as `core.flight_recorder.call_target` names them.

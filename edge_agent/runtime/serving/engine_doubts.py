@@ -48,7 +48,7 @@ class EngineDoubts:
         self._record(folder, choice, "")
 
     def why(self, folder: Path, choice: EngineChoice) -> str | None:
-        """Return why an engine must not serve a model; None: nothing speaks against it."""
+        """Return why an engine must not serve a model, or None if nothing speaks against it."""
         why = self._found(folder, choice)
         return f"computes it wrongly here: {why}" if why else None
 

@@ -134,14 +134,14 @@ class ModelLoader:
         if tuning is None and store is not None:
             tuning = TuningResults(store.root, profile, facts)
         self.tuning = tuning
-        """What a tune has measured; None: nothing is known, nor to be kept."""
+        """What a tune has measured, or None if nothing is known, nor to be kept."""
         self._profile = profile
         self._facts = facts
         self._wanted = wanted
         self.batching = Batching() if batching is None else batching
         self._crashes = crashes
         self.doubts = None if store is None else EngineDoubts(store.root)
-        """Which engines compute a model wrongly here; None: nothing is kept."""
+        """Which engines compute a model wrongly here, or None if nothing is kept."""
 
     @property
     def profile(self) -> DeviceProfile:
@@ -177,7 +177,7 @@ class ModelLoader:
             return choices  # what is wrong with its files is reported when they are loaded
 
     def best_way(self, folder: ModelFolder) -> Way | None:
-        """Return how a model runs best, as a tune has measured; None: nothing is known."""
+        """Return how a model runs best, as a tune has measured, or None if nothing is known."""
         if self.tuning is None:
             return None
         try:
@@ -364,7 +364,7 @@ class ModelLoader:
     def prepared_form(
         self, folder: ModelFolder, kind: Kind, *, make: bool = False
     ) -> Artifact | None:
-        """Find the prepared form of a model, or make it; None: there is none.
+        """Find the prepared form of a model, or make it, or None.
 
         Raises:
             ModelError: a file of the model cannot be read.
@@ -429,7 +429,7 @@ class ModelLoader:
         return self._profile.swap != "replace" and not self.exceeds_budget(folder)
 
     def prepared_choice(self, folder: ModelFolder) -> EngineChoice | None:
-        """Return how a start runs a model; None: nothing can be prepared for it.
+        """Return how a start runs a model, or None if nothing can be prepared for it.
 
         On an engine whose prepared form is a graph, wherever it stands in the profile, with all
         cores for its first frame; else on the first engine, if that imports a prepared blob.
@@ -469,7 +469,7 @@ class ModelLoader:
         return [f"{c.engine}:{c.device}: {why}" for c, why in absent]
 
     def out_of_core(self, folder: ModelFolder) -> OutOfCore | None:
-        """Return how a model is loaded that exceeds the memory budget; None: it does not.
+        """Return how a model is loaded that exceeds the memory budget, or None if it does not.
 
         Raises:
             EngineError: it is, and nothing here can run it.

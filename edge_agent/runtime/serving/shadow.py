@@ -18,4 +18,4 @@ class Shadow(Protocol):
         threshold: float | None,
         region: Region | None,
     ) -> None:
-        """Compare on a frame that the incumbent has inferred; None: it has failed on it."""
+        """Compare on a frame that the incumbent has inferred, or None if it has failed on it."""

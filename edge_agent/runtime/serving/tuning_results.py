@@ -78,7 +78,7 @@ class Tune:
     ways: tuple[Way, ...]
 
     def best(self, lanes: int, choices: Sequence[EngineChoice]) -> Way | None:
-        """Return the best way with so many lanes, among the engines that are there.
+        """Return the best way with this many lanes, among the engines that are there.
 
         What comes first in the profile is kept unless another is clearly quicker.
         """
@@ -121,7 +121,7 @@ class TuningResults:
 
     @property
     def problem(self) -> str | None:
-        """Why what is in the file is not used; None: it is, or there is none."""
+        """Why what is in the file is not used, or None if it is, or there is none."""
         return self._read()[1]
 
     def all(self) -> list[Tune]:
@@ -145,7 +145,7 @@ class TuningResults:
         return max(scores, key=lambda lanes: scores[lanes])
 
     def best(self, folder: Path, lanes: int, choices: Sequence[EngineChoice]) -> Way | None:
-        """Return the best way to run a model; None: nothing is known of it.
+        """Return the best way to run a model, or None if nothing is known of it.
 
         Raises:
             ModelError: a file of the model cannot be read.
@@ -180,7 +180,7 @@ class TuningResults:
         return ordered
 
     def write(self, folder: Path, model: str, ways: Sequence[Way]) -> None:
-        """Write what was measured of a model; what does not count any more is dropped.
+        """Write what was measured of a model; what no longer counts is dropped.
 
         Raises:
             ModelError: a file of the model cannot be read.
@@ -260,7 +260,7 @@ def _stale(there: Any, here: Mapping[str, Any]) -> str:
 
 
 def _score(tunes: Sequence[Tune], lanes: int) -> float:
-    """Return the geometric mean of the share of each model's best with so many lanes."""
+    """Return the geometric mean of the share of each model's best with this many lanes."""
     logs = []
     for tune in tunes:
         most = max(way.fps for way in tune.ways)
@@ -305,6 +305,6 @@ def _count(value: Any, most: int) -> int | None:
 
 
 def _number(value: Any) -> float | None:
-    """Parse a number that can be a time or a rate; None: it is none."""
+    """Parse a number that can be a time or a rate, or None if it is none."""
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if plain and 0 <= value <= _MOST else None

@@ -223,7 +223,7 @@ class Challenger:
     """One challenge at a time: a challenger takes as much memory as what serves."""
 
     def __init__(self, active: ActiveModels) -> None:
-        """Begin without a challenge.
+        """Start without a challenge.
 
         Args:
             active: the models that serve.
@@ -254,7 +254,7 @@ class Challenger:
         faster: str | None = None,
         verified: bool = False,
     ) -> None:
-        """Begin a challenge of the model that serves; the other arguments are those of `Challenge`.
+        """Start a challenge of the model that serves; the other arguments are those of `Challenge`.
 
         There must be none, see `busy`.
         """
@@ -283,7 +283,7 @@ class Challenger:
         return decision
 
     def step(self) -> float:
-        """End a challenge whose incumbent does not serve any more."""
+        """End a challenge whose incumbent no longer serves."""
         if self._model is not None and not self._active.serves(self._model):
             self.close()
         return math.inf

@@ -106,7 +106,7 @@ class EngineCheck:
         return self._look(doubts, serving, model)
 
     def step(self) -> float:
-        """Give up a check whose model does not serve any more."""
+        """Give up a check whose model no longer serves."""
         if self._check is not None and not self._active.serves(self._check.model):
             self.close()
         return IDLE_SECONDS
@@ -173,7 +173,7 @@ class EngineCheck:
         said: list[Statement],
         wrong: list[str],
     ) -> Model | None:
-        """Load the first engine that agrees with what was said; None: none may serve.
+        """Load the first engine that agrees with what was said, or None if none may serve.
 
         Adds what there is to say of those that do not to *wrong*.
         """
@@ -279,7 +279,7 @@ class EngineCheck:
 
 
 def why_not_golden(model: Model) -> str | None:
-    """Return how a model differs from its golden outputs; None: it does not, or has none."""
+    """Return how a model differs from its golden outputs, or None if it does not, or has none."""
     try:
         agreement = compare_golden(model)
     except SampleError as problem:

@@ -85,7 +85,7 @@ class EngineUpgrade:
         return 0.0 if left and not decision.takes_over else None
 
     def _begin(self, serving: Serving, model: Model, choice: EngineChoice) -> None:
-        """Begin the challenge of a model by an engine."""
+        """Start the challenge of a model by an engine."""
         prepared = model.engine.prepared
         best = self._loader.best_way(model.folder)
         known = best is not None and best.engine == choice.engine

@@ -51,7 +51,7 @@ class Breaker:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Begin closed.
+        """Start closed.
 
         Args:
             clock: monotonic seconds.
@@ -105,7 +105,7 @@ class Failover:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin with every breaker closed.
+        """Start with every breaker closed.
 
         Args:
             active: the models that serve.
@@ -260,7 +260,7 @@ class Failover:
     def _better(
         self, serving: Serving, model: Model, choice: EngineChoice, failure: Failure | None
     ) -> Model | None:
-        """Load a model on an engine that succeeds where another failed; None: it does not."""
+        """Load a model on an engine that succeeds where another failed, or None if it does not."""
         if self._loader.exceeds_budget(model.folder):
             return None  # there is no room for the whole of it
         try:

@@ -48,7 +48,7 @@ class FormCheck:
         self._inputs: list[Tensors] = []
 
     def run(self, serving: Serving, model: Model) -> float | None:
-        """Compare the form of a model with what serves; None: there is nothing to compare."""
+        """Compare the form of a model with what serves, or None if there is nothing to compare."""
         if self._beside is not None and not self._active.serves(self._beside):
             self.close()
         doubts, folder = self._loader.doubts, model.folder

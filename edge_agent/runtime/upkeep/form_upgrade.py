@@ -102,7 +102,7 @@ class FormUpgrade:
         return None
 
     def _find(self, serving: Serving, model: Model) -> tuple[Artifact, EngineChoice] | None:
-        """Find the form that could take over, and what runs it; None: there is none."""
+        """Find the form that could take over, and what runs it, or None."""
         if self._loader.profile.swap == "replace":
             return None  # where memory does not hold two versions it does not hold one twice
         choice = self._loader.prepared_choice(model.folder)

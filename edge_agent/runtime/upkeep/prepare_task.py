@@ -46,7 +46,7 @@ class _Making:
     ) -> None:
         self.folder = folder
         self.measured = measured
-        """The form that is being measured; None: one is being made."""
+        """The form that is being measured, or None if one is being made."""
         self._make = make
         self._form: Artifact | None = None
         self._problem: AgentError | OSError | None = None

@@ -102,7 +102,7 @@ class TaskThread:
         """Models that a task has failed on, and why."""
 
     def wake(self) -> None:
-        """Begin a round at once: something has changed."""
+        """Start a round at once: something has changed."""
         self._woken.set()
 
     def close(self) -> None:

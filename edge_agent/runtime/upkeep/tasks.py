@@ -47,7 +47,7 @@ class Upkeep:
         prepared: Callable[[], None],
         plan: ClosedTask,
     ) -> None:
-        """Begin with the models that serve now.
+        """Start with the models that serve now.
 
         Args:
             active: the models that serve.
@@ -113,7 +113,7 @@ class Upkeep:
         return self._prompt, self._slow
 
     def wake(self) -> None:
-        """Begin with another model that serves."""
+        """Start over with another model that serves."""
         self._slow.wake()
 
     def prepared(self, name: str) -> str | None:

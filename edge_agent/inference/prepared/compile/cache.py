@@ -32,7 +32,7 @@ UNFINISHED = "unfinished.json"
 
 
 def never() -> bool:
-    """Say that others do not need the processor more."""
+    """Return that nothing else needs the processor more."""
     return False
 
 
@@ -197,7 +197,7 @@ def _work(
     stopped: Callable[[], str | None],
     yields: Callable[[], bool] = never,
 ) -> None:
-    """Have a child do a task.
+    """Run a task in a child process.
 
     Raises:
         StoppedError: *stopped* gave a reason.

@@ -140,12 +140,12 @@ class Constants:
         return name in self._known
 
     def kind(self, name: str) -> int | None:
-        """Return the type of a constant's numbers, as ONNX counts them; None: it is none."""
+        """Return the type of a constant's numbers, as ONNX counts them, or None if it is none."""
         tensor = self._known.get(name)
         return None if tensor is None else int(tensor.data_type)
 
     def array(self, name: str) -> Array:
-        """Return a constant's numbers."""
+        """Return a constant's numbers, in its own shape."""
         tensor = self._known[name]
         file, offset, length = location(tensor)
         if not file:
@@ -210,7 +210,7 @@ def location(tensor: TensorProto) -> tuple[str, int, int]:
 
 
 def refer(tensor: TensorProto, file: str, offset: int, length: int) -> None:
-    """Have a tensor refer to bytes of a file, and to no others."""
+    """Make a tensor refer to bytes of a file only."""
     del tensor.external_data[:]
     for key, value in (("location", file), ("offset", str(offset)), ("length", str(length))):
         tensor.external_data.add(key=key, value=value)

@@ -26,7 +26,7 @@ _UINT8 = 2
 
 
 def rewrite(network: MappedNetwork, folder: Path) -> ModelProto | None:
-    """Return a network's graph with signed weights; None: it has no others.
+    """Return a network's graph with signed weights, or None if it has no others.
 
     Args:
         network: to rewrite; gets one more file, with the changed weights.

@@ -127,7 +127,7 @@ def weigh(graph: GraphProto, sizes: Mapping[str, int]) -> list[int]:
 
 
 def plan_cuts(graph: GraphProto, sizes: Mapping[str, int], stages: int) -> list[Cut]:
-    """Cut a graph into at most so many stages of about the same cost.
+    """Cut a graph into at most this many stages of about the same cost.
 
     Args:
         graph: its nodes are in order of execution.

@@ -41,7 +41,7 @@ _JOIN = frozenset({"Add", "Mul"})
 """Operations on channels of the same number of two inputs."""
 _LEAST, _MOST = -128, 127
 _SHARE = 8
-"""Of so many channels one may be repeated; more would cost what it saves."""
+"""Of this many channels one may be repeated; more would cost what it saves."""
 _TOGETHER = 4
 """Channels that ONNX Runtime's kernels multiply together; they want no other number of them."""
 _EIGHT_BITS = (2, 3)
@@ -108,7 +108,7 @@ class _Layer:
 def rewrite(
     network: MappedNetwork, folder: Path, in_floats: Callable[[], Container[str]]
 ) -> ModelProto | None:
-    """Return a network's graph with weights about zero; None: they are already, or cannot be.
+    """Return a network's graph with weights about zero, or None if they are already, or cannot be.
 
     Args:
         network: to rewrite; gets one more file, with the changed weights.
